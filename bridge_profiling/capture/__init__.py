@@ -1,0 +1,10 @@
+"""Profiling inside a rank: the hook a training loop calls, its backends, and what they leave behind.
+
+Runs in the job. Imports torch only when a profiler is asked for, megatron-core only where it is installed, and
+never nemo_run.
+"""
+
+from bridge_profiling.capture.hook import ProfilingHook
+from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
+
+__all__ = ["ParallelLayout", "ProfilingHook", "select_ranks"]

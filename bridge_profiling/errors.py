@@ -1,0 +1,33 @@
+"""The errors users see. Each message says what is wrong, why, and what to type instead."""
+
+from __future__ import annotations
+
+
+class ProfilingConfigError(ValueError):
+    """A request that cannot be carried out, raised before anything is changed or submitted.
+
+    Args:
+        what: what is wrong, naming the setting and its value.
+        why: the reason it cannot work.
+        instead: what to type instead.
+    """
+
+    def __init__(self, what: str, *, why: str = "", instead: str = "") -> None:
+        self.what, self.why, self.instead = what, why, instead
+        super().__init__(" ".join(part.rstrip(".") + "." for part in (what, why, instead) if part))
+
+    def __reduce__(self) -> tuple:
+        # Exceptions pickle as cls(*args); ours take keywords, and NeMo-Run moves exceptions between processes.
+        return (_rebuild, (type(self), self.what, self.why, self.instead))
+
+
+class CaptureError(RuntimeError):
+    """A capture that failed inside a job. Logged and written to the manifest; never raised into the training."""
+
+
+class TraceError(RuntimeError):
+    """A capture file that cannot be read. The message names the file."""
+
+
+def _rebuild(cls: type[ProfilingConfigError], what: str, why: str, instead: str) -> ProfilingConfigError:
+    return cls(what, why=why, instead=instead)
