@@ -1,0 +1,1 @@
+"""What to train: configurations, executors, and the Megatron-Core training loop. Not part of the wheel."""
