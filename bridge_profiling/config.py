@@ -213,9 +213,7 @@ def normalize_ranks(ranks: object, *, name: str = "profiling.profile_ranks") -> 
         raise ProfilingConfigError(f"{name}=[] names no rank", why="an empty list could mean all or none", instead=either)
     wrong = [rank for rank in ranks if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0]
     if wrong:
-        raise ProfilingConfigError(
-            f"{name} holds {_listing(wrong)}", why="a rank is an integer from 0 upwards", instead=either
-        )
+        raise ProfilingConfigError(f"{name} holds {_listing(wrong)}", why="a rank is an integer from 0 upwards", instead=either)
     return list(dict.fromkeys(ranks))
 
 

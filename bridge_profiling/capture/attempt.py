@@ -1,0 +1,106 @@
+"""Which attempt of a run this is, so that a restart into the same directory never overwrites what is there.
+
+All ranks of one attempt must agree. Under Slurm they agree by the job's identity, which every rank reads from its
+environment; elsewhere rank 0 chooses and tells the others once, when the hook opens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from bridge_profiling.capture.files import folder_name
+from bridge_profiling.config import Window
+
+_KINDS = ("torch", "nsys", "memory", "manifest")
+
+#: A Slurm job may run several steps, and a step several torchruns: together these name one attempt of one launch.
+_IDENTITY_VARIABLES = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "MASTER_PORT",
+)
+
+
+def job_id(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The launcher's name for this job: Slurm's job id, else torchrun's run id."""
+    return environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID") or None
+
+
+def choose_attempt(root: Path, window: Window, rank: int, environ: Mapping[str, str] = os.environ) -> int:
+    """The number of this attempt: 0 for the first capture of `window` into `root`, then 1, 2, …
+
+    Every rank of the job must call it when torch.distributed is up and no Slurm step names the launch, because then
+    rank 0's choice is broadcast; that is the only communication profiling ever does.
+
+    Raises:
+        OSError: `root` cannot be written.
+    """
+    if environ.get("SLURM_JOB_ID") and environ.get("SLURM_STEP_ID"):
+        return _claim(root, window, rank, "/".join(environ.get(name, "") for name in _IDENTITY_VARIABLES))
+    distributed = _distributed()
+    if distributed is None:
+        # No way to ask the others: torchrun's run id, where there is one, still keeps ranks together.
+        run_id = environ.get("TORCHELASTIC_RUN_ID")
+        restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return _claim(root, window, rank, f"{run_id}/{restart}" if run_id else str(uuid.uuid4()))
+    choice: list[object] = [None]
+    if rank == 0:
+        try:
+            choice = [_claim(root, window, rank, str(uuid.uuid4()))]
+        except OSError as error:
+            choice = [error]
+    distributed.broadcast_object_list(choice, src=0)
+    if isinstance(choice[0], OSError):
+        raise choice[0]
+    assert isinstance(choice[0], int)
+    return choice[0]
+
+
+def _claim(root: Path, window: Window, rank: int, identity: str) -> int:
+    """The first attempt that is free, or that this identity holds already and this rank has not written to."""
+    for attempt in itertools.count():
+        folder = folder_name(window, attempt)
+        claim = root / "manifest" / folder / "attempt.json"
+        if not claim.exists() and any((root / kind / folder).exists() for kind in _KINDS if kind != "manifest"):
+            continue
+        claim.parent.mkdir(parents=True, exist_ok=True)
+        if _create(claim, identity) or (_holder(claim) == identity and not (claim.parent / f"rank-{rank}.json").exists()):
+            return attempt
+    raise AssertionError("unreachable")
+
+
+def _create(claim: Path, identity: str) -> bool:
+    """Create `claim` holding `identity`, if it is not there; whole or not at all, also on a shared file system."""
+    temporary = claim.with_name(f".attempt.{os.getpid()}.{uuid.uuid4().hex}.tmp")
+    temporary.write_text(json.dumps({"held_by": identity}), encoding="utf-8")
+    try:
+        os.link(temporary, claim)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def _holder(claim: Path) -> str | None:
+    try:
+        return json.loads(claim.read_text(encoding="utf-8"))["held_by"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _distributed():  # type: ignore[no-untyped-def]  # torch may be absent, and with it the type
+    """torch.distributed, when several ranks are connected through it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    return torch.distributed if torch.distributed.get_world_size() > 1 else None

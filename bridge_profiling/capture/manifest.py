@@ -1,0 +1,161 @@
+"""The manifest: what was asked of a rank, what was captured, and why. Every capture has one, also one that failed.
+
+It is written when the hook opens, when the window opens, when it closes and when the hook closes, each time true for
+that moment: a process that is killed leaves the truth about itself behind.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from bridge_profiling.capture.attempt import job_id
+from bridge_profiling.capture.backend import Backend
+from bridge_profiling.capture.files import CaptureFiles, write_json
+from bridge_profiling.capture.ranks import ParallelLayout
+from bridge_profiling.config import ProfilingConfig
+
+SCHEMA_VERSION = 1
+
+#: From best to worst: everything asked for; some of it; nothing, as the window never opened; nothing, as something broke.
+STATUSES = ("complete", "partial", "missed", "failed")
+
+_PACKAGES = ("bridge-profiling", "torch", "megatron-core", "nemo_run", "nvtx", "transformer-engine")
+
+
+@dataclass
+class Outcome:
+    """What became of one profiler.
+
+    Args:
+        backend: the profiler.
+        status: one of STATUSES.
+        reason: why it is not `complete`.
+    """
+
+    backend: Backend
+    status: str = "missed"
+    reason: str | None = None
+
+    def as_json(self, root: Path) -> dict[str, object]:
+        """The profiler's entry in the manifest."""
+        return {
+            "name": self.backend.name,
+            "status": self.status,
+            "reason": self.reason,
+            "artifacts": [
+                {"path": _relative(path, root), "bytes": path.stat().st_size}
+                for path in self.backend.artifacts
+                if path.exists()
+            ],
+        }
+
+
+@dataclass
+class Manifest:
+    """Everything one rank writes down about its capture.
+
+    Args:
+        config: what was asked.
+        files: where things lie.
+        rank: global rank.
+        layout: the job's parallel layout.
+        outcomes: one per profiler.
+        captured: iterations in the capture, in order.
+        interrupted: iterations that an exception ended inside the window.
+        reason: why the whole is not `complete`, when it is not one profiler's fault.
+    """
+
+    config: ProfilingConfig
+    files: CaptureFiles
+    rank: int
+    layout: ParallelLayout
+    outcomes: list[Outcome]
+    captured: list[int] = field(default_factory=list)
+    interrupted: list[int] = field(default_factory=list)
+    reason: str | None = None
+
+    @property
+    def status(self) -> str:
+        """The whole: what all profilers have in common, else `partial` when at least one captured something."""
+        statuses = {outcome.status for outcome in self.outcomes}
+        if len(statuses) == 1:
+            return statuses.pop()
+        if statuses & {"complete", "partial"}:
+            return "partial"
+        return "failed"
+
+    def write(self, durations: Iterable[tuple[int, int]]) -> None:
+        """Write it.
+
+        Args:
+            durations: `(iteration, nanoseconds)` of the last iterations.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_json(self.files.manifest, self.as_json(list(durations)))
+
+    def as_json(self, durations: Sequence[tuple[int, int]]) -> dict[str, object]:
+        """The manifest's content. Paths are relative to the output directory, times in nanoseconds."""
+        window = self.files.window
+        reasons = [outcome.reason for outcome in self.outcomes if outcome.reason]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "status": self.status,
+            "reason": self.reason or (reasons[0] if reasons else None),
+            "window": {"start": window.start, "end": window.end},
+            "captured": {"first": self.captured[0], "last": self.captured[-1], "iterations": self.captured}
+            if self.captured
+            else None,
+            "interrupted": self.interrupted,
+            "profilers": [outcome.as_json(self.files.root) for outcome in self.outcomes],
+            "rank": self.rank,
+            "world_size": self.layout.world_size,
+            "local_rank": _integer(os.environ.get("LOCAL_RANK")),
+            "coordinates": {name: list(place) for name, place in self.layout.coordinates(self.rank).items()},
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "job": {
+                "id": job_id(),
+                "attempt": self.files.attempt,
+                "restarts": _integer(os.environ.get("TORCHELASTIC_RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT")),
+            },
+            "config": asdict(self.config),
+            "versions": _versions(),
+            "durations_ns": {
+                "iteration": [iteration for iteration, _ in durations],
+                "duration_ns": [duration for _, duration in durations],
+            },
+            "clock": {"unix_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()},
+        }
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # The installed version's metadata leaves the build out: 2.11.0, not 2.11.0+cu130.
+        found["torch"] = str(torch.__version__)
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def _relative(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None

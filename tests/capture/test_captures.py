@@ -1,0 +1,176 @@
+"""What a capture holds beside its window: shapes, stacks, memory, Chakra; the manifest; the names of the files."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from bridge_profiling.capture import ParallelLayout
+from bridge_profiling.capture.attempt import choose_attempt
+from bridge_profiling.config import Window
+
+
+@pytest.mark.parametrize("flag", ["record_shapes", "pytorch_profiler_collect_shapes"])
+def test_shapes_are_recorded_when_asked_for(run, flag):
+    run.train(run.config(1, 2, **{flag: True}), range(3))
+    linear = next(event for event in run.trace("iter-1-2")["traceEvents"] if event.get("name") == "aten::linear")
+    assert linear["args"]["Input Dims"][0] == [4, 8]
+
+
+def test_shapes_are_left_out_otherwise(run):
+    run.train(run.config(1, 2), range(3))
+    linear = next(event for event in run.trace("iter-1-2")["traceEvents"] if event.get("name") == "aten::linear")
+    assert "Input Dims" not in linear["args"]
+
+
+def test_call_stacks_are_recorded_when_asked_for(run):
+    run.train(run.config(1, 2, pytorch_profiler_collect_callstack=True), range(3))
+    categories = {event.get("cat") for event in run.trace("iter-1-2")["traceEvents"]}
+    assert "python_function" in categories
+
+
+def test_memory_events_are_recorded_when_asked_for(run):
+    run.train(run.config(1, 2, pytorch_profiler_profile_memory=True), range(3))
+    assert any(event.get("name") == "[memory]" for event in run.trace("iter-1-2")["traceEvents"])
+
+
+def test_a_chakra_execution_trace_is_written_when_asked_for(run):
+    run.train(run.config(1, 3, pytorch_profiler_collect_chakra=True), range(5))
+    trace = json.loads((run.root / "torch" / "iter-1-3" / "rank-0.et.json").read_text())
+    assert sum(node["name"] == "aten::linear" for node in trace["nodes"]) == 2
+    artifacts = run.manifest("iter-1-3")["profilers"][0]["artifacts"]
+    assert [artifact["path"] for artifact in artifacts] == [
+        "torch/iter-1-3/rank-0.pt.trace.json.gz",
+        "torch/iter-1-3/rank-0.et.json",
+    ]
+
+
+def test_the_trace_itself_says_which_rank_and_window_it_is(run):
+    layout = ParallelLayout(world_size=4, tp=2)
+    run.train(run.config(1, 2, profile_ranks="all"), range(3), rank=3, layout=layout)
+    about = run.trace("iter-1-2", rank=3)["bridge_profiling"]
+    assert about["rank"] == 3
+    assert about["window"] == [1, 2]
+    assert about["coordinates"]["tp"] == [1, 2]
+
+
+def test_the_manifest_names_the_capture(run, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run-7")
+    run.train(run.config(4, 6, profile_ranks=[3]), range(8), rank=3, layout=ParallelLayout(world_size=4, tp=2))
+    manifest = run.manifest("iter-4-6", rank=3)
+    assert manifest["rank"] == 3
+    assert manifest["coordinates"] == {"tp": [1, 2], "cp": [0, 1], "dp": [1, 2], "pp": [0, 1], "ep": [0, 1]}
+    assert manifest["job"]["id"] == "run-7"
+    assert manifest["versions"]["torch"]
+    trace = run.root / manifest["profilers"][0]["artifacts"][0]["path"]
+    assert trace.stat().st_size == manifest["profilers"][0]["artifacts"][0]["bytes"]
+    assert manifest["durations_ns"]["iteration"] == list(range(8))
+    assert all(duration > 0 for duration in manifest["durations_ns"]["duration_ns"])
+    assert manifest["clock"]["unix_ns"] > 1_700_000_000 * 10**9
+
+
+def test_the_manifest_keeps_the_last_thousand_durations(run):
+    run.train(run.config(1, 2), range(1100))
+    iterations = run.manifest("iter-1-2")["durations_ns"]["iteration"]
+    assert (len(iterations), iterations[0], iterations[-1]) == (1000, 100, 1099)
+
+
+def test_nothing_but_whole_files_is_left(run):
+    run.train(run.config(1, 3, pytorch_profiler_collect_chakra=True), range(5))
+    assert not [path for path in run.root.rglob("*") if ".tmp" in path.name or path.name.startswith(".")]
+
+
+def test_a_second_run_into_the_same_directory_gets_a_folder_of_its_own(run):
+    for _ in range(3):
+        run.train(run.config(1, 2), range(3))
+    assert sorted(path.name for path in (run.root / "torch").iterdir()) == ["iter-1-2", "iter-1-2.1", "iter-1-2.2"]
+    assert [run.manifest(f"iter-1-2{suffix}")["job"]["attempt"] for suffix in ("", ".1", ".2")] == [0, 1, 2]
+
+
+def test_memory_history_without_a_gpu_says_so_and_leaves_the_torch_trace(run):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    run.train(run.config(1, 2, record_memory_history=True), range(3))
+    manifest = run.manifest("iter-1-2")
+    assert manifest["status"] == "partial"
+    outcomes = {profiler["name"]: profiler for profiler in manifest["profilers"]}
+    assert outcomes["memory"]["status"] == "failed"
+    assert "no CUDA device" in outcomes["memory"]["reason"]
+    assert outcomes["torch"]["status"] == "complete"
+
+
+def test_nsys_without_a_gpu_says_so(run):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    run.train(run.config(1, 2, use_pytorch_profiler=False, use_nsys_profiler=True), range(3))
+    manifest = run.manifest("iter-1-2")
+    assert manifest["status"] == "failed"
+    assert "no CUDA device" in manifest["reason"]
+
+
+def slurm(**more):
+    return {"SLURM_JOB_ID": "11", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "0", **more}
+
+
+def test_ranks_of_one_slurm_step_share_an_attempt_and_a_requeued_job_gets_the_next(tmp_path):
+    window = Window(1, 2)
+    assert [choose_attempt(tmp_path, window, rank, slurm()) for rank in (1, 0, 2)] == [0, 0, 0]
+    requeued = slurm(SLURM_RESTART_COUNT="1")
+    assert [choose_attempt(tmp_path, window, rank, requeued) for rank in (0, 1)] == [1, 1]
+    assert choose_attempt(tmp_path, window, 0, slurm(SLURM_JOB_ID="12")) == 2
+
+
+def test_a_restart_by_torchrun_gets_the_next_attempt(tmp_path):
+    window = Window(1, 2)
+    first = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
+    again = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "1"}
+    assert [choose_attempt(tmp_path, window, rank, first) for rank in (0, 1)] == [0, 0]
+    assert [choose_attempt(tmp_path, window, rank, again) for rank in (0, 1)] == [1, 1]
+
+
+def test_an_attempt_never_lands_on_files_that_have_no_manifest(tmp_path):
+    (tmp_path / "torch" / "iter-1-2").mkdir(parents=True)
+    assert choose_attempt(tmp_path, Window(1, 2), 0, {}) == 1
+
+
+def test_connected_ranks_take_rank_zeros_choice(tmp_path):
+    """Rank 1 sees another directory, as on a node-local file system, and still writes to the same folder's name."""
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, pathlib, sys, torch
+        from bridge_profiling.capture.attempt import choose_attempt
+        from bridge_profiling.config import Window
+        torch.distributed.init_process_group("gloo")
+        rank = torch.distributed.get_rank()
+        root = pathlib.Path(sys.argv[1]) / f"node-{rank}"
+        if rank == 0:
+            (root / "torch" / "iter-1-2").mkdir(parents=True)
+        attempt = choose_attempt(root, Window(1, 2), rank)
+        (pathlib.Path(sys.argv[1]) / f"attempt-{rank}").write_text(str(attempt))
+        torch.distributed.destroy_process_group()
+        """)
+    )
+    launch = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+    ]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
+    done = subprocess.run(
+        [sys.executable, *launch, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"attempt-{rank}").read_text() for rank in (0, 1)] == ["1", "1"]

@@ -1,0 +1,82 @@
+"""finalize() refuses what cannot be carried out, and says what to type instead."""
+
+import pickle
+
+import pytest
+
+from bridge_profiling import ProfilingConfig, ProfilingConfigError
+
+
+def test_the_defaults_are_megatron_bridges():
+    config = ProfilingConfig()
+    assert (config.use_nsys_profiler, config.use_pytorch_profiler) == (False, False)
+    assert (config.profile_step_start, config.profile_step_end, config.profile_ranks) == (10, 12, [0])
+    assert config.memory_snapshot_path == "snapshot.pickle"
+    config.finalize()
+
+
+def test_fields_are_keyword_only():
+    with pytest.raises(TypeError):
+        ProfilingConfig(True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"use_nsys_profiler": True, "use_pytorch_profiler": True}, "Keep one of them"),
+        ({"profile_step_start": -1}, "profile_step_start=0 or more"),
+        ({"profile_step_end": -3}, "profile_step_end=0 or more"),
+        ({"profile_step_start": 5, "profile_step_end": 5}, "empty.*are both 5.*profile_step_end=6"),
+        ({"profile_step_start": 9, "profile_step_end": 5}, "Swap them"),
+        ({"profile_step_start": 1.5}, "not an integer"),
+        ({"profile_step_start": True}, "not an integer"),
+        ({"profile_ranks": []}, r"names no rank.*profile_ranks=all"),
+        ({"profile_ranks": [0, -1]}, "holds -1"),
+        ({"profile_ranks": ["0"]}, "holds '0'"),
+        ({"profile_ranks": "every"}, "the words are 'all' and 'pp'"),
+        ({"profile_ranks": None}, "not a list of ranks"),
+    ],
+)
+def test_a_contradiction_is_refused_before_anything_runs(asked, told):
+    config = ProfilingConfig(**asked)
+    with pytest.raises(ProfilingConfigError, match=told):
+        config.finalize()
+
+
+def test_a_window_past_the_end_of_training_is_refused():
+    config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=8, profile_step_end=11)
+    config.finalize(train_iters=11)
+    with pytest.raises(ProfilingConfigError, match=r"train_iters=10.*at most 10"):
+        config.finalize(train_iters=10)
+
+
+def test_ranks_outside_the_world_are_refused():
+    config = ProfilingConfig(use_pytorch_profiler=True, profile_ranks=[0, 4, 7])
+    config.finalize(world_size=8)
+    with pytest.raises(ProfilingConfigError, match="names 4, 7, but the job has 4 ranks"):
+        config.finalize(world_size=4)
+
+
+def test_without_a_profiler_a_short_run_may_keep_the_default_window():
+    ProfilingConfig().finalize(train_iters=3, world_size=1)
+
+
+@pytest.mark.parametrize("ranks", ["all", "pp"])
+def test_words_for_ranks_stay(ranks):
+    config = ProfilingConfig(profile_ranks=ranks)
+    config.finalize(world_size=2)
+    assert config.profile_ranks == ranks
+
+
+def test_ranks_take_one_form():
+    for given, kept in ((3, [3]), ((0, 1), [0, 1]), ([1, 1, 0], [1, 0])):
+        config = ProfilingConfig(profile_ranks=given)
+        config.finalize()
+        assert config.profile_ranks == kept
+
+
+def test_an_error_keeps_its_parts_across_processes():
+    error = ProfilingConfigError("x is wrong", why="because", instead="Type y")
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error) == "x is wrong. because. Type y."
+    assert (copy.what, copy.why, copy.instead) == ("x is wrong", "because", "Type y")
