@@ -14,6 +14,9 @@ from bridge_profiling.errors import ProfilingConfigError
 #: The words `profile_ranks` accepts beside a list: every rank, or one rank per pipeline stage.
 RANK_WORDS = ("all", "pp")
 
+#: Set by the plugins in the job's environment, so that a loop which knows nothing of them finds the place too.
+OUTPUT_DIR_VARIABLE = "BRIDGE_PROFILING_DIR"
+
 #: `memory_snapshot_path` as Megatron Bridge sets it when the user does not; then our own folder layout is used.
 DEFAULT_MEMORY_SNAPSHOT_PATH = "snapshot.pickle"
 

@@ -14,7 +14,8 @@ class ProfilingConfigError(ValueError):
 
     def __init__(self, what: str, *, why: str = "", instead: str = "") -> None:
         self.what, self.why, self.instead = what, why, instead
-        super().__init__(" ".join(part.rstrip(".") + "." for part in (what, why, instead) if part))
+        reason = f"{what.rstrip('.')}; {why.rstrip('.')}." if why else f"{what.rstrip('.')}."
+        super().__init__(f"{reason} {instead.rstrip('.')}." if instead else reason)
 
     def __reduce__(self) -> tuple:
         # Exceptions pickle as cls(*args); ours take keywords, and NeMo-Run moves exceptions between processes.

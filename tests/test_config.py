@@ -26,7 +26,7 @@ def test_fields_are_keyword_only():
         ({"use_nsys_profiler": True, "use_pytorch_profiler": True}, "Keep one of them"),
         ({"profile_step_start": -1}, "profile_step_start=0 or more"),
         ({"profile_step_end": -3}, "profile_step_end=0 or more"),
-        ({"profile_step_start": 5, "profile_step_end": 5}, "empty.*are both 5.*profile_step_end=6"),
+        ({"profile_step_start": 5, "profile_step_end": 5}, "empty: .*are both 5.*profile_step_end=6"),
         ({"profile_step_start": 9, "profile_step_end": 5}, "Swap them"),
         ({"profile_step_start": 1.5}, "not an integer"),
         ({"profile_step_start": True}, "not an integer"),
@@ -78,5 +78,5 @@ def test_ranks_take_one_form():
 def test_an_error_keeps_its_parts_across_processes():
     error = ProfilingConfigError("x is wrong", why="because", instead="Type y")
     copy = pickle.loads(pickle.dumps(error))
-    assert str(copy) == str(error) == "x is wrong. because. Type y."
+    assert str(copy) == str(error) == "x is wrong; because. Type y."
     assert (copy.what, copy.why, copy.instead) == ("x is wrong", "because", "Type y")

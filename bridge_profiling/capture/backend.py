@@ -16,7 +16,7 @@ class Backend:
 
     The hook calls, in this order: `open`, `warm_up` (only with `needs_warm_up`, in the iteration before the window),
     `start`, for each captured iteration `iteration_range`, then `stop`, and `close` in any case, also after an error
-    and where the window never opened.
+    and where the window never opened; at the end of the training `leave`.
 
     Args:
         config: what was asked.
@@ -58,3 +58,6 @@ class Backend:
 
     def close(self) -> None:
         """Called once when the window has closed, whatever happened before."""
+
+    def leave(self) -> None:
+        """Called once when the hook closes, after `close`: the process may exit next."""

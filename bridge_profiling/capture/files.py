@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, ProfilingConfig, Window
+from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, OUTPUT_DIR_VARIABLE, ProfilingConfig, Window
 
-#: Set by the plugins in the job's environment, so that a loop which knows nothing of them finds the place too.
-OUTPUT_DIR_VARIABLE = "BRIDGE_PROFILING_DIR"
 DEFAULT_OUTPUT_DIR = "profiles"
 
 

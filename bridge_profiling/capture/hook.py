@@ -245,7 +245,9 @@ class ProfilingHook:
             self._each("stop", lambda backend: backend.stop(cut))
         manifest.reason = None
         for outcome in self._active:
-            outcome.status, outcome.reason = status, reason
+            # A memory backend may have written snapshots of OOMs before its window.
+            wrote = status == "missed" and outcome.backend.artifacts
+            outcome.status, outcome.reason = "partial" if wrote else status, reason
         self._each("close", lambda backend: backend.close(), every=True)
         self._active = []
         self._write_manifest()
@@ -274,6 +276,7 @@ class ProfilingHook:
             self._close_window(self._ending_reason(ending))
         else:
             self._write_manifest()
+        self._each("leave", lambda backend: backend.leave(), every=True)
         self._manifest = None
 
     def _ending_reason(self, ending: str) -> str:

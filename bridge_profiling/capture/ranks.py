@@ -56,7 +56,7 @@ class ParallelLayout:
     def _check_divisible(self, what: str, size: int) -> None:
         if self.world_size % size:
             raise ProfilingConfigError(
-                f"{self.world_size} ranks cannot be split by {what} parallel size {size}",
+                f"a world of {self.world_size} cannot be split by {what} parallel size {size}",
                 why="every rank needs a place in the layout",
                 instead=f"Start a multiple of {size} ranks, or choose smaller parallel sizes",
             )

@@ -1,0 +1,78 @@
+# Every target sets up what it needs. Nothing outside this checkout is changed, except by `test-system`,
+# which installs Debian packages where a test needs a system.
+
+# The interpreter of the environment: 3.11 or 3.12.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+# Caches, temporary files and NeMo-Run's experiments stay in the checkout.
+export UV_CACHE_DIR   := $(CURDIR)/.cache/uv
+export TMPDIR         := $(CURDIR)/.cache/tmp
+export NEMORUN_HOME   ?= $(CURDIR)/.runs
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup setup-dev profile test test-system lint docs bench clean
+
+help:
+	@echo "make profile      train gpt_tiny on 2 CPU ranks under the torch profiler, and show what was captured"
+	@echo "make setup        build .venv with everything a training needs"
+	@echo "make test         unit and integration tests (REQUIRE=a,b fails what would be skipped for want of a or b)"
+	@echo "make test-system  tests in fresh environments and clones; later Slurm, nsys, Ray and a browser"
+	@echo "make lint         ruff, mypy, import-linter"
+	@echo "make docs         build the documentation into site/"
+	@echo "make bench        the benchmarks that back the figures in docs/"
+
+setup: $(VENV)/.installed
+setup-dev: $(VENV)/.installed-dev
+
+# uv resolves and unpacks in seconds what takes pip minutes; what pip is told about packages is passed on to it.
+define install
+	@mkdir -p $(TMPDIR)
+	@$(BIN)/python tools/install.py --constraint constraints.txt --editable '.[$(1)]'
+endef
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+		|| { echo "error: $(PYTHON) is not Python 3.11 or 3.12. Type: make PYTHON=/path/to/python3.11 …" >&2; exit 2; }
+	@mkdir -p $(TMPDIR)
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	$(call install,megatron)
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(call install,megatron$(comma)dev)
+	@touch $@
+
+comma := ,
+
+profile: $(VENV)/.installed
+	@mkdir -p $(TMPDIR)
+	@$(BIN)/python launch/experiment.py --recipe gpt_tiny --executor local_torchrun --nproc-per-node 2 \
+		--profiler torch --steps 4:6 --ranks 0,1 train.train_iters=12
+
+test: $(VENV)/.installed-dev
+	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not system" --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
+
+test-system: $(VENV)/.installed-dev
+	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
+	$(BIN)/python -m pytest -m system --basetemp $(TMPDIR)/pytest tests/system $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/hook_overhead.py
+
+clean:
+	rm -rf $(VENV) .cache .runs site

@@ -1,0 +1,115 @@
+"""The options of `nsys profile`: merged by option name, and checked before they reach a command line.
+
+Never runs nsys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from bridge_profiling.errors import ProfilingConfigError
+
+#: Options that NeMo-Run itself writes, and how to set them instead.
+_RESERVED = {
+    "--trace": 'Pass nsys_trace=["nvtx", "cuda"]',
+    "--output": "Leave it out; the report goes to the job's directory",
+}
+#: nsys' short options that mean the same as a long one.
+_LONG_NAMES = {
+    "-b": "--backtrace",
+    "-c": "--capture-range",
+    "-d": "--duration",
+    "-e": "--env-var",
+    "-f": "--force-overwrite",
+    "-n": "--inherit-environment",
+    "-o": "--output",
+    "-p": "--nvtx-capture",
+    "-s": "--sample",
+    "-t": "--trace",
+    "-w": "--show-output",
+    "-x": "--stop-on-exit",
+    "-y": "--delay",
+}
+
+
+def check_trace(trace: object) -> None:
+    """Refuse an `nsys_trace` that is no list of API names.
+
+    Raises:
+        ProfilingConfigError: a string, an empty list, or entries that are no names.
+    """
+    names = trace if isinstance(trace, list) else []
+    if not names or not all(isinstance(name, str) and re.fullmatch(r"[a-z0-9-]+", name) for name in names):
+        raise ProfilingConfigError(
+            f"nsys_trace={trace!r} is not a list of APIs to trace",
+            why="each entry is one name that `nsys profile --trace` knows",
+            instead='Type nsys_trace=["nvtx", "cuda"], or leave it out for the same',
+        )
+
+
+def check_extra_args(extra_args: object) -> None:
+    """Refuse `nsys_extra_args` that cannot be passed on.
+
+    Raises:
+        ProfilingConfigError: not a list of strings, a value without its option, an option NeMo-Run writes itself, or
+            text that Slurm's shell and a plain process would read differently.
+    """
+    example = 'Type for example nsys_extra_args=["--cuda-graph-trace=graph", "--gpu-metrics-device=0"]'
+    if not isinstance(extra_args, list) or not all(isinstance(arg, str) and arg for arg in extra_args):
+        raise ProfilingConfigError(f"nsys_extra_args={extra_args!r} is not a list of options", instead=example)
+    for arg in extra_args:
+        if re.search(r"[\s'\"]", arg):
+            raise ProfilingConfigError(
+                f"nsys_extra_args holds {arg!r}, with a space or a quote",
+                why="NeMo-Run gives it to a shell on Slurm and to nsys itself elsewhere, which read it differently",
+                instead="Give an option and its value as two entries, without quotes",
+            )
+    for name, tokens in _options(extra_args):
+        if not name.startswith("-"):
+            raise ProfilingConfigError(f"nsys_extra_args starts with {tokens[0]!r}, a value without an option", instead=example)
+        if name in _RESERVED:
+            raise ProfilingConfigError(
+                f"nsys_extra_args holds {tokens[0]!r}", why="NeMo-Run writes that option itself", instead=_RESERVED[name]
+            )
+
+
+def merge_options(defaults: Sequence[str], extra_args: Sequence[str]) -> list[str]:
+    """The launcher's options with the user's over them, by option name.
+
+    `--flag=value`, `--flag value` and nsys' short form name the same option. The user's keep their order, after what is
+    left of the defaults. Merging the same options twice gives the same list.
+    """
+    given = {name for name, _ in _options(extra_args)}
+    kept = [token for name, tokens in _options(defaults) if name not in given for token in tokens]
+    return [*kept, *extra_args]
+
+
+def with_sqlite(extra_args: Sequence[str]) -> list[str]:
+    """The user's options, with the export that writes an SQLite file beside the report.
+
+    Raises:
+        ProfilingConfigError: the options ask for an export of another kind alone.
+    """
+    exports = [" ".join(tokens) for name, tokens in _options(extra_args) if name == "--export"]
+    if not exports:
+        return [*extra_args, "--export=sqlite"]
+    if not any("sqlite" in export for export in exports):
+        raise ProfilingConfigError(
+            f"export_sqlite=True, but nsys_extra_args holds {exports[-1]}",
+            why="nsys takes one --export, and this one writes no SQLite file",
+            instead="Leave out export_sqlite, or type --export=sqlite,… in nsys_extra_args",
+        )
+    return list(extra_args)
+
+
+def _options(args: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Options with the tokens they were written as: `--flag value` is one option of two tokens."""
+    options: list[tuple[str, list[str]]] = []
+    for token in args:
+        if token.startswith("-") or not options:
+            name = token.split("=", 1)[0]
+            options.append((_LONG_NAMES.get(name, name), [token]))
+        else:
+            options[-1][1].append(token)
+    return options

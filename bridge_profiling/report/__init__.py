@@ -1,0 +1,1 @@
+"""What people read: the answer on the terminal."""

@@ -1,0 +1,1 @@
+"""Reading what captures left: manifests and traces, on a desk that has no torch."""

@@ -1,0 +1,148 @@
+"""What a rank runs: a recipe, a YAML file, overrides, and then the training.
+
+    python launch/pretrain.py --recipe gpt_tiny --config run.yaml train.train_iters=30 profiling.profile_ranks=[0,1]
+    torchrun --nproc-per-node 2 launch/pretrain.py --recipe gpt_tiny model.tensor_model_parallel_size=2
+
+`pretrain` is also what a `run.Partial` names. Exit codes: 2 for a request that cannot be carried out (one line says
+what, why, and what to type instead), 1 for a training that failed. Never submits anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+if __name__ == "__main__":
+    # Started by its path, as torchrun and NeMo-Run do, Python looks for modules in launch/ only.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.overrides import apply_overrides, apply_yaml, unquote
+
+if TYPE_CHECKING:
+    from recipes.config import ConfigContainer
+
+
+def pretrain(config: ConfigContainer) -> None:
+    """Train as the config says, in this rank; the captures of a profiler are written on every way out.
+
+    Args:
+        config: what to train; overrides are in it already.
+
+    Raises:
+        ProfilingConfigError: the configuration cannot be carried out.
+        SystemExit: SIGTERM came; the code is 143.
+    """
+    # Imported late: a wrong option is answered at once, and this module costs a submit host no torch.
+    from recipes.megatron.train import pretrain as train
+
+    with _messages_shown(), unwinding_on_sigterm():
+        train(config)
+
+
+@contextmanager
+def unwinding_on_sigterm() -> Iterator[None]:
+    """Turn the first SIGTERM into SystemExit(143), so that `with` blocks unwind and write what they hold.
+
+    Only the first: under Slurm, torchrun's workers get the signal twice, and a second SystemExit would end the writing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python lets only the main thread handle signals.
+        return
+    received = False
+
+    def unwind(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        if not received:
+            received = True
+            raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def _messages_shown() -> Iterator[None]:
+    """Print what the hook reports (a capture starts, ends, lies there) among the lines of progress, failures on stderr."""
+    logger = logging.getLogger("bridge_profiling")
+    before = logger.level, logger.propagate
+    progress, trouble = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
+    progress.addFilter(lambda record: record.levelno < logging.WARNING)
+    trouble.setLevel(logging.WARNING)
+    for handler in (progress, trouble):
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        for handler in (progress, trouble):
+            logger.removeHandler(handler)
+        logger.level, logger.propagate = before
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports usage errors as one line with the mend, like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ProfilingConfigError(message, instead="Type --help for the options; settings are typed section.field=value")
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="launch/pretrain.py", description="Train a recipe in this rank.", allow_abbrev=False)
+    parser.add_argument("--recipe", default="gpt_tiny", help="name of a recipe (default: %(default)s)")
+    parser.add_argument("--config", action="append", default=[], metavar="FILE", help="YAML file over the recipe's values")
+    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings over both; the later wins")
+    return parser.parse_intermixed_args([unquote(argument) for argument in arguments])
+
+
+def build_config(recipe: str, files: Sequence[str] = (), overrides: Sequence[str] = ()) -> ConfigContainer:
+    """The recipe's configuration with YAML files and overrides applied, in this order.
+
+    Raises:
+        ProfilingConfigError: no such recipe, or a setting that does not fit it.
+    """
+    from recipes.gpt import get_recipe
+
+    config = get_recipe(recipe)()
+    for file in files:
+        apply_yaml(config, file)
+    apply_overrides(config, overrides)
+    return config
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a rank from its command line.
+
+    Args:
+        arguments: without the program's name; None takes the process's own.
+
+    Returns:
+        The exit code of a request that cannot be carried out, 2, else 0. Failures propagate, and Python exits with 1.
+    """
+    try:
+        options = _parse(sys.argv[1:] if arguments is None else arguments)
+        pretrain(build_config(options.recipe, options.config, options.overrides))
+    except ProfilingConfigError as error:
+        # Every rank comes to the same end; one of each machine says so.
+        if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Recipes as NeMo-Run tasks: `run.Partial(pretrain, config=…)` that can be edited and submitted.
+
+Submit host only; on the NeMo-Run command line they are `--factory gpt_tiny` and `gpt_125m`.
+"""
+
+# No `from __future__ import annotations`: NeMo-Run reads the return annotations of factories.
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import nemo_run as run
+from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.overrides import apply_overrides
+from launch.pretrain import pretrain
+from recipes.gpt import get_recipe
+from recipes.tasks import as_config
+
+
+def pretrain_partial(recipe: str | Callable[[], Any], overrides: Sequence[str] = ()) -> run.Partial:
+    """The training of a recipe, as a task for an experiment.
+
+    Args:
+        recipe: a recipe's name (`gpt_tiny`, `gpt_125m`), or a function that returns a ConfigContainer.
+        overrides: Hydra-style settings applied to it, for example `train.train_iters=8`.
+
+    Raises:
+        ProfilingConfigError: an unknown recipe or setting, or a value that cannot be sent to the job.
+    """
+    config = (get_recipe(recipe) if isinstance(recipe, str) else recipe)()
+    apply_overrides(config, overrides)
+    task = run.Partial(pretrain, config=as_config(config))
+    try:
+        ZlibJSONSerializer().serialize(task)
+    except Exception as error:
+        raise ProfilingConfigError(
+            f"the recipe {recipe if isinstance(recipe, str) else recipe.__name__} cannot be sent to the job: {error}",
+            why="NeMo-Run sends plain values, lists, enums and functions of modules, but no torch.dtype or local function",
+            instead="Leave that field to be derived in the job, or submit launch/pretrain.py as a run.Script",
+        ) from error
+    return task
+
+
+@run.cli.factory(target=pretrain)
+def gpt_tiny() -> run.Partial[pretrain]:
+    """A GPT for two CPU cores."""
+    return pretrain_partial("gpt_tiny")
+
+
+@run.cli.factory(target=pretrain)
+def gpt_125m() -> run.Partial[pretrain]:
+    """A GPT of 125 million parameters."""
+    return pretrain_partial("gpt_125m")

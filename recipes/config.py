@@ -1,0 +1,232 @@
+"""What a training is made of: one dataclass a concern, on megatron-core's own config classes where it has them.
+
+Building a config checks nothing, so that overrides may arrive in any order; `finalize()` checks all of it and derives
+what follows from it. Every field has an effect: what the loop cannot do is refused there, never ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from bridge_profiling.capture.ranks import ParallelLayout
+from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
+from recipes import checks
+
+
+@dataclass(kw_only=True)
+class GPTModelConfig(TransformerConfig):
+    """The `model` section: megatron-core's TransformerConfig, and what its GPTModel takes beside it.
+
+    `bf16` and `fp16` choose the precision; `params_dtype`, `pipeline_dtype` and the optimizer's follow from them.
+    """
+
+    vocab_size: int = 0
+    """Rows of the embedding, padding included."""
+
+    seq_length: int = 0
+    """Tokens in a sequence, and the length of learned position embeddings."""
+
+    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "learned_absolute"
+    """How positions enter the model."""
+
+    rotary_percent: float = 1.0
+    """Share of a head's channels that rotary embeddings turn (`rope` only)."""
+
+    rotary_base: int = 10000
+    """Base period of rotary embeddings (`rope` only)."""
+
+    share_embeddings_and_output_weights: bool = True
+    """Use the input embedding as the output layer's weight."""
+
+    transformer_impl: Literal["local", "transformer_engine", "inference_optimized"] = "local"
+    """Whose layers: only megatron-core's own, `local`, which run on CPU and GPU alike."""
+
+    def __post_init__(self) -> None:
+        """Nothing yet: megatron-core derives and checks fields here, and overrides still have to arrive."""
+
+    def finalize(self) -> None:
+        """Derive what megatron-core derives (ffn_hidden_size, kv_channels, …), and let it check the rest.
+
+        Raises:
+            ProfilingConfigError: megatron-core refuses the combination; the message is its own.
+        """
+        with checks.megatron_errors("model"):
+            super().__post_init__()
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    """The `train` section: how long, in what batches, and how often to evaluate."""
+
+    train_iters: int = 20
+    """Iterations of the whole training; the last one is `train_iters - 1`."""
+
+    start_iteration: int = 0
+    """First iteration to run: 0-based. Data and learning rate go on from there, as after a resume; weights start anew."""
+
+    micro_batch_size: int = 2
+    """Sequences a rank works on at a time."""
+
+    global_batch_size: int = 8
+    """Sequences an iteration consumes over all data-parallel ranks."""
+
+    eval_interval: int | None = None
+    """Evaluate after every so many iterations; null never does."""
+
+    eval_iters: int = 2
+    """Global batches in one evaluation."""
+
+
+@dataclass(kw_only=True)
+class SchedulerConfig:
+    """The `scheduler` section: the learning rate over the iterations, up to `optimizer.lr` and down to `optimizer.min_lr`."""
+
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root"] = "constant"
+    """Shape of the decay after the warm-up."""
+
+    lr_warmup_iters: int = 0
+    """Iterations over which the learning rate rises."""
+
+    lr_warmup_init: float = 0.0
+    """Learning rate at the start of the warm-up."""
+
+    lr_decay_iters: int | None = None
+    """Iteration at which the decay reaches `optimizer.min_lr`; null is `train.train_iters`."""
+
+
+@dataclass(kw_only=True)
+class DatasetConfig:
+    """The `dataset` section: megatron-core's mock GPT data, made up in memory from a seed."""
+
+    random_seed: int = 1234
+    """Seed of the order in which samples come."""
+
+    reset_position_ids: bool = False
+    """Count positions anew after each end of document."""
+
+    reset_attention_mask: bool = False
+    """Keep attention within a document; a mask then travels with each batch."""
+
+    eod_mask_loss: bool = False
+    """Leave end-of-document tokens out of the loss."""
+
+
+@dataclass(kw_only=True)
+class TokenizerConfig:
+    """The `tokenizer` section: megatron-core's null tokenizer, for data that are token ids already."""
+
+    vocab_size: int | None = None
+    """Distinct tokens, the end-of-document token not counted; null is `model.vocab_size - 1`."""
+
+
+@dataclass(kw_only=True)
+class LoggerConfig:
+    """The `logger` section: what a run says about its progress."""
+
+    log_interval: int = 1
+    """Print a line after every so many iterations."""
+
+    loss_file: str | None = None
+    """Also write one JSON line an iteration here, with the loss as a hexadecimal float, so that runs compare bit for bit."""
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    """The `checkpoint` section. It has no fields: the loop neither saves nor loads checkpoints yet."""
+
+
+@dataclass(kw_only=True)
+class RNGConfig:
+    """The `rng` section."""
+
+    seed: int = 1234
+    """Seed of the weights and of dropout."""
+
+
+@dataclass(kw_only=True)
+class DistributedConfig:
+    """The `dist` section: how ranks talk."""
+
+    distributed_backend: Literal["nccl", "gloo"] | None = None
+    """torch.distributed's backend; null is nccl on GPUs and gloo on CPUs."""
+
+    distributed_timeout_minutes: int = 10
+    """Minutes after which a collective that does not finish ends the job."""
+
+    use_tp_pp_dp_mapping: bool = False
+    """Lay pipeline stages out before data-parallel replicas (rank order tp-cp-ep-pp-dp, not tp-cp-ep-dp-pp)."""
+
+
+@dataclass(kw_only=True)
+class ConfigContainer:
+    """Everything a training needs to know, one section a concern."""
+
+    model: GPTModelConfig = field(default_factory=GPTModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-3))
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    ddp: DistributedDataParallelConfig = field(default_factory=DistributedDataParallelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    rng: RNGConfig = field(default_factory=RNGConfig)
+    dist: DistributedConfig = field(default_factory=DistributedConfig)
+    ft: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
+    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
+
+    def layout(self, world_size: int) -> ParallelLayout:
+        """Where each of `world_size` ranks stands.
+
+        Raises:
+            ProfilingConfigError: the ranks cannot be divided so.
+        """
+        model = self.model
+        return ParallelLayout(
+            world_size=world_size,
+            tp=model.tensor_model_parallel_size,
+            pp=model.pipeline_model_parallel_size,
+            cp=model.context_parallel_size,
+            ep=model.expert_model_parallel_size,
+            etp=model.expert_tensor_parallel_size,
+            order="tp-cp-ep-pp-dp" if self.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+        )
+
+    def num_microbatches(self, world_size: int) -> int:
+        """Microbatches of a rank in one iteration."""
+        return self.train.global_batch_size // (self.train.micro_batch_size * self.layout(world_size).dp)
+
+    def finalize(self, world_size: int) -> None:
+        """Check every section against the others and the job, and fill in what follows from them. May be called again.
+
+        Args:
+            world_size: number of ranks of the job.
+
+        Raises:
+            ProfilingConfigError: the first thing found that cannot work. Fields derived so far may have been filled in.
+        """
+        checks.check_sizes(self)
+        checks.check_supported(self)
+        layout = self.layout(world_size)
+        checks.check_model_split(self.model)
+        checks.check_batch(self, layout)
+        checks.check_iterations(self.train)
+        checks.check_schedule(self)
+        checks.check_tokenizer(self)
+        self.profiling.finalize(train_iters=self.train.train_iters, world_size=world_size)
+        checks.derive_precision(self)
+        checks.derive_distributed_optimizer(self)
+        self.model.finalize()
+        with checks.megatron_errors("optimizer"):
+            self.optimizer.__post_init__()
+        with checks.megatron_errors("ddp"):
+            self.ddp.__post_init__()
+        if self.scheduler.lr_decay_iters is None:
+            self.scheduler.lr_decay_iters = self.train.train_iters
+        if self.tokenizer.vocab_size is None:
+            self.tokenizer.vocab_size = self.model.vocab_size - 1

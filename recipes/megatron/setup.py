@@ -1,0 +1,185 @@
+"""What stands before the first iteration: process groups, seeds, the model, its optimizer and its schedule."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import numpy
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.module import Float16Module, MegatronModule
+
+from bridge_profiling.errors import ProfilingConfigError
+from recipes.config import ConfigContainer
+from recipes.megatron.process import Process
+
+
+@contextmanager
+def distributed(config: ConfigContainer, process: Process) -> Iterator[None]:
+    """Process groups and seeds, for as long as the block lasts. A default group that exists already is used, and kept.
+
+    Args:
+        config: a finalized configuration.
+        process: this process.
+
+    Raises:
+        ProfilingConfigError: nccl is asked for where there is no GPU, or there are more local ranks than GPUs.
+    """
+    backend = _backend(config, process)
+    ours = not torch.distributed.is_initialized()
+    if ours:
+        _init_process_group(backend, config, process)
+    try:
+        _initialize_model_parallel(config)
+        _seed(config.rng.seed)
+        yield
+    except BaseException:
+        # NCCL waits for peers when it is taken down, and after an error they may never come.
+        _destroy(process_group=ours and backend != "nccl")
+        raise
+    _destroy(process_group=ours)
+
+
+def _init_process_group(backend: str, config: ConfigContainer, process: Process) -> None:
+    options: dict = {"backend": backend, "timeout": timedelta(minutes=config.dist.distributed_timeout_minutes)}
+    if backend == "nccl":
+        options["device_id"] = process.device
+    if process.world_size == 1:
+        # Alone, nobody needs an address or a port.
+        options |= {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}
+    elif process.address is not None:
+        options |= {"init_method": process.address, "rank": process.rank, "world_size": process.world_size}
+    torch.distributed.init_process_group(**options)
+
+
+def _backend(config: ConfigContainer, process: Process) -> str:
+    asked = config.dist.distributed_backend
+    if process.device.type == "cpu":
+        if asked == "nccl":
+            raise ProfilingConfigError(
+                "dist.distributed_backend=nccl needs GPUs",
+                why="there are none here",
+                instead="Type dist.distributed_backend=gloo",
+            )
+        return "gloo"
+    if process.local_rank >= torch.cuda.device_count():
+        raise ProfilingConfigError(
+            f"local rank {process.local_rank} has no GPU",
+            why=f"this machine shows {torch.cuda.device_count()}",
+            instead=f"Start at most {torch.cuda.device_count()} ranks on it",
+        )
+    # Before CUDA is up: with one hardware queue, communication starts in the order in which it was launched.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    torch.cuda.set_device(process.device)
+    return asked or "nccl"
+
+
+def _initialize_model_parallel(config: ConfigContainer) -> None:
+    model = config.model
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=model.tensor_model_parallel_size,
+        pipeline_model_parallel_size=model.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
+        num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
+        distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
+        order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+    )
+
+
+def _seed(seed: int) -> None:
+    # Stages draw their layers' weights from different seeds; otherwise each would start as a copy of the first.
+    seed += 100 * parallel_state.get_pipeline_model_parallel_rank()
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+    # megatron-core's training tracker reads CUDA's generators; the inference one does without.
+    model_parallel_cuda_manual_seed(seed, inference_rng_tracker=not torch.cuda.is_available())
+
+
+def _destroy(*, process_group: bool) -> None:
+    parallel_state.destroy_model_parallel()
+    if process_group:
+        torch.distributed.destroy_process_group()
+
+
+def build_model(config: ConfigContainer, device: torch.device) -> list[DistributedDataParallel]:
+    """This rank's part of the model: one chunk, or one for each virtual pipeline stage; gradients reduced by Megatron's DDP."""
+    virtual = config.model.virtual_pipeline_model_parallel_size
+    chunks = []
+    for index, stage in enumerate(range(virtual) if virtual else [None]):
+        module: MegatronModule = _build_chunk(config, stage).to(device)
+        if config.model.bf16 or config.model.fp16:
+            module = Float16Module(config.model, module)
+        # Only the first chunk's buckets overlap with its own backward; the others' do with the chunks before them.
+        chunk = DistributedDataParallel(config.model, config.ddp, module, disable_bucketing=index > 0)
+        chunk.broadcast_params()
+        chunks.append(chunk)
+    return chunks
+
+
+def _build_chunk(config: ConfigContainer, stage: int | None) -> GPTModel:
+    model = config.model
+    return GPTModel(
+        config=model,
+        transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=model.qk_layernorm, normalization=model.normalization),
+        vocab_size=model.vocab_size,
+        max_sequence_length=model.seq_length,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+        share_embeddings_and_output_weights=model.share_embeddings_and_output_weights,
+        position_embedding_type=model.position_embedding_type,
+        rotary_percent=model.rotary_percent,
+        rotary_base=model.rotary_base,
+        vp_stage=stage,
+    )
+
+
+def build_optimizer(
+    config: ConfigContainer, model: list[DistributedDataParallel]
+) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+    """The optimizer and its schedule, standing at `train.start_iteration`; the model's config learns how to use them."""
+    optimizer = get_megatron_optimizer(config.optimizer, model)
+    settings = config.scheduler
+    scheduler = OptimizerParamScheduler(
+        optimizer,
+        init_lr=settings.lr_warmup_init,
+        max_lr=config.optimizer.lr,
+        min_lr=config.optimizer.min_lr or 0.0,
+        lr_warmup_steps=settings.lr_warmup_iters,
+        lr_decay_steps=settings.lr_decay_iters,
+        lr_decay_style=settings.lr_decay_style,
+        start_wd=config.optimizer.weight_decay,
+        end_wd=config.optimizer.weight_decay,
+        wd_incr_steps=settings.lr_decay_iters,
+        wd_incr_style="constant",
+    )
+    scheduler.step(config.train.start_iteration)
+    _connect(config, model, optimizer)
+    return optimizer, scheduler
+
+
+def _connect(config: ConfigContainer, model: list[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
+    """Give the pipeline schedules the functions they call around a step."""
+    config.model.grad_scale_func = optimizer.scale_loss
+    config.model.finalize_model_grads_func = finalize_model_grads
+    hooks: dict[str, list] = {}
+    if config.ddp.overlap_grad_reduce:
+        hooks |= {
+            "no_sync_func": [chunk.no_sync for chunk in model],
+            "grad_sync_func": [chunk.start_grad_sync for chunk in model],
+        }
+    if config.ddp.overlap_param_gather and config.ddp.align_param_gather:
+        hooks["param_sync_func"] = [chunk.start_param_sync for chunk in model]
+    for name, functions in hooks.items():
+        setattr(config.model, name, functions if len(functions) > 1 else functions[0])

@@ -1,0 +1,200 @@
+"""The training loop: real megatron-core steps under tensor, pipeline and data parallelism, with evaluations between them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from time import perf_counter
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_attr_wrapped_model
+
+from bridge_profiling.capture import ProfilingHook
+from recipes.config import ConfigContainer
+from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
+from recipes.megatron.data import Batch, Data, build_data
+from recipes.megatron.process import Process
+from recipes.megatron.progress import Progress
+from recipes.megatron.setup import build_model, build_optimizer, distributed
+
+
+def pretrain(config: ConfigContainer) -> list[float]:
+    """Train as the config says, on the ranks that the launcher's environment names.
+
+    Args:
+        config: a configuration, finalized or not; it is left as it is.
+
+    Returns:
+        The loss of every iteration, the mean over the global batch's tokens; empty on ranks outside the last pipeline
+        stage.
+
+    Raises:
+        ProfilingConfigError: the configuration does not fit together, or not to this job. Nothing has started then.
+    """
+    config, process = copy.deepcopy(config), Process.from_environment()
+    changed = adapt_to_cpu(config) if process.device.type == "cpu" else []
+    config.finalize(process.world_size)
+    with ExitStack() as stack:
+        stack.enter_context(megatron_on_cpu())
+        stack.enter_context(distributed(config, process))
+        if process.rank == 0:
+            print("\n".join(_opening_lines(config, process, changed)), flush=True)
+        progress = stack.enter_context(_progress(config))
+        hook = stack.enter_context(
+            ProfilingHook(
+                config.profiling,
+                rank=process.rank,
+                world_size=process.world_size,
+                layout=config.layout(process.world_size),
+            )
+        )
+        Loop(config, process, hook, progress).run()
+    return progress.losses
+
+
+def _opening_lines(config: ConfigContainer, process: Process, changed_for_cpu: list[str]) -> Iterator[str]:
+    """What a run says before its first iteration."""
+    layout, train = config.layout(process.world_size), config.train
+    yield (
+        f"training iterations {train.start_iteration} to {train.train_iters - 1} on {process.world_size}"
+        f" {process.device.type} rank(s): tp={layout.tp} pp={layout.pp} dp={layout.dp},"
+        f" {config.num_microbatches(process.world_size)} microbatches of {train.micro_batch_size} x"
+        f" {config.model.seq_length} tokens, {str(config.model.params_dtype).removeprefix('torch.')}"
+    )
+    if changed_for_cpu:
+        yield f"on CPU: {', '.join(changed_for_cpu)}"
+    if config.ft.enable_ft_package:
+        yield "fault tolerance: the launcher restarts ranks that die; this loop sends it no heartbeats"
+
+
+def _progress(config: ConfigContainer) -> Progress:
+    first_of_last_stage = (
+        parallel_state.is_pipeline_last_stage()
+        and parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    )
+    return Progress(
+        train_iters=config.train.train_iters,
+        tokens=config.train.global_batch_size * config.model.seq_length,
+        log_interval=config.logger.log_interval,
+        loss_file=config.logger.loss_file,
+        speaks=first_of_last_stage,
+        append=config.train.start_iteration > 0,
+    )
+
+
+class Loop:
+    """The state of one training: model, optimizer, schedule and data, and the steps over them.
+
+    Args:
+        config: a finalized configuration.
+        process: this process.
+        hook: an open profiling hook; opened before the model is built, so that memory histories hold the weights.
+        progress: where losses go.
+    """
+
+    def __init__(self, config: ConfigContainer, process: Process, hook: ProfilingHook, progress: Progress) -> None:
+        self.config, self.device, self.hook, self.progress = config, process.device, hook, progress
+        self.num_microbatches = config.num_microbatches(process.world_size)
+        self.model: list[DistributedDataParallel] = build_model(config, process.device)
+        self.optimizer: MegatronOptimizer
+        self.scheduler: OptimizerParamScheduler
+        self.optimizer, self.scheduler = build_optimizer(config, self.model)
+        self.data: Data = build_data(config)
+        self.forward_backward = get_forward_backward_func()
+
+    def run(self) -> None:
+        """Every iteration from `train.start_iteration` to the last."""
+        train = self.config.train
+        iterators = self._iterators(lambda: self.data.train_batches(train.start_iteration))
+        for iteration in range(train.start_iteration, train.train_iters):
+            with self.hook.iteration(iteration):
+                started = perf_counter()
+                loss = self._step(iterators)
+                self.progress.iteration(iteration, loss, perf_counter() - started)
+            if train.eval_interval is not None and (iteration + 1) % train.eval_interval == 0:
+                with self.hook.range("evaluation"):
+                    self.progress.evaluation(iteration, self._evaluate())
+
+    def _step(self, iterators: Sequence[Iterator[Batch] | None]) -> torch.Tensor | None:
+        for chunk in self.model:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        with self.hook.range("forward-backward"):
+            reports = self._run_schedule(iterators, forward_only=False)
+        with self.hook.range("optimizer"):
+            updated, _, _ = self.optimizer.step()
+            if updated:
+                self.scheduler.step(1)
+        return _mean_loss(reports)
+
+    def _evaluate(self) -> torch.Tensor | None:
+        overlapped = self.config.ddp.overlap_param_gather
+        for chunk in self.model:
+            chunk.eval()
+            if overlapped:
+                # Outside a training step nothing would start the gathers that these hooks wait for.
+                chunk.disable_forward_pre_hook()
+        iterators = self._iterators(self.data.evaluation_batches)
+        reports = []
+        with torch.no_grad():
+            for _ in range(self.config.train.eval_iters):
+                reports += self._run_schedule(iterators, forward_only=True)
+        for chunk in self.model:
+            chunk.train()
+            if overlapped:
+                chunk.enable_forward_pre_hook()
+        return _mean_loss(reports)
+
+    def _run_schedule(self, iterators: Sequence[Iterator[Batch] | None], *, forward_only: bool) -> list[torch.Tensor]:
+        """All microbatches of one global batch; gives their (summed loss, tokens) on the last pipeline stage."""
+        return self.forward_backward(
+            forward_step_func=self._forward_step,
+            data_iterator=list(iterators) if len(iterators) > 1 else iterators[0],
+            model=self.model if len(self.model) > 1 else self.model[0],
+            num_microbatches=self.num_microbatches,
+            seq_length=self.config.model.seq_length,
+            micro_batch_size=self.config.train.micro_batch_size,
+            forward_only=forward_only,
+        )
+
+    def _iterators(self, batches: Callable[[], Iterator[Batch]]) -> list[Iterator[Batch] | None]:
+        """One iterator a model chunk; chunks in the pipeline's middle get none, unless they need an attention mask."""
+        everywhere = self.config.dataset.reset_attention_mask
+        ends = [
+            get_attr_wrapped_model(chunk, "pre_process") or get_attr_wrapped_model(chunk, "post_process")
+            for chunk in self.model
+        ]
+        return [batches() if end or everywhere else None for end in ends]
+
+    def _forward_step(self, batches: Iterator[Batch] | None, chunk: torch.nn.Module) -> tuple[torch.Tensor, Callable]:
+        """One microbatch through one chunk, and the function that turns its output into a loss."""
+        batch: Batch = {}
+        if batches is not None:
+            with self.hook.range("data-loading"):
+                batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in next(batches).items()}
+        output = chunk(batch.get("tokens"), batch.get("position_ids"), batch.get("attention_mask"), labels=batch.get("labels"))
+        return output, partial(_loss, batch.get("loss_mask"))
+
+
+def _loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The summed loss of a microbatch, its tokens, and both as a report."""
+    mask = mask.float().view(-1)
+    loss, tokens = (output.float().view(-1) * mask).sum(), mask.sum()
+    return loss, tokens.int(), torch.stack([loss.detach(), tokens])
+
+
+def _mean_loss(reports: list[torch.Tensor]) -> torch.Tensor | None:
+    """The loss a token, over all microbatches of all data-parallel ranks; None where the pipeline's last stage is not."""
+    if not reports:
+        return None
+    total = torch.stack(reports).double().sum(dim=0)
+    torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    return total[0] / total[1].clamp(min=1)

@@ -1,0 +1,53 @@
+"""What a test needs of the machine: `@pytest.mark.needs("cuda")` skips with the reason, or fails where REQUIRE names it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+
+def _package(name: str) -> str | None:
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        found = False
+    return None if found else f"{name} is not installed"
+
+
+def _cuda() -> str | None:
+    if _package("torch"):
+        return "torch is not installed"
+    import torch
+
+    return None if torch.cuda.is_available() else "torch sees no CUDA device"
+
+
+#: What can be needed: each check returns why it is missing, or None.
+NEEDS = {
+    "megatron": lambda: _package("megatron.core"),
+    "nemo_run": lambda: _package("nemo_run"),
+    "cuda": _cuda,
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(name, …): what the machine must have for this test")
+    unknown = _required() - NEEDS.keys()
+    if unknown:
+        raise pytest.UsageError(f"REQUIRE names {', '.join(sorted(unknown))}; known are {', '.join(NEEDS)}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            missing = NEEDS[name]()
+            if missing and name in _required():
+                pytest.fail(f"REQUIRE names {name}, and {missing}", pytrace=False)
+            if missing:
+                pytest.skip(missing)
+
+
+def _required() -> set[str]:
+    return set(filter(None, os.environ.get("REQUIRE", "").split(",")))

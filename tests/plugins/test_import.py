@@ -1,0 +1,55 @@
+"""`import bridge_profiling.plugins` works on a login node that has no torch and no megatron."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+REFUSE = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Refuse(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "megatron"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_importing_the_package_loads_neither_torch_nor_megatron_nor_nemo_run():
+    code = "import sys, bridge_profiling.plugins; print({'torch', 'megatron', 'nemo_run'} & set(sys.modules))"
+    assert python(code).stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", ["NsysPlugin", "PyTorchProfilerPlugin", "FaultTolerancePlugin"])
+def test_a_plugin_sets_up_a_script_where_torch_and_megatron_are_missing(name):
+    steps = "" if name == "FaultTolerancePlugin" else "profile_step_start=1, profile_step_end=2"
+    code = f"""{REFUSE}
+from bridge_profiling.plugins import {name}
+import nemo_run as run
+script = run.Script(path="a.py", entrypoint="python")
+{name}({steps}).setup(script, run.LocalExecutor(launcher="torchrun"))
+print(len(script.args), {{'torch', 'megatron'}} & set(sys.modules))
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    count, loaded = done.stdout.strip().splitlines()[-1].split(" ", 1)
+    assert int(count) > 0
+    assert loaded == "set()"
+
+
+def test_every_public_name_can_be_taken_and_is_listed():
+    import bridge_profiling.plugins as plugins
+
+    assert set(plugins.__all__) <= set(dir(plugins))
+    assert all(getattr(plugins, name).__name__ == name for name in plugins.__all__)
+    with pytest.raises(AttributeError, match="Nope"):
+        _ = plugins.Nope

@@ -1,0 +1,32 @@
+"""Runs several trainings of gpt_tiny one after the other in one process, since loading megatron-core takes seconds.
+
+    run_cases.py FOLDER '{"name": ["section.field=value", …], …}'
+
+Each case's losses are in FOLDER/name.jsonl.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import torch
+
+from bridge_profiling.overrides import apply_overrides
+from recipes.gpt import gpt_tiny
+from recipes.megatron.train import pretrain
+
+
+def main(folder: str, cases: dict[str, list[str]]) -> None:
+    if "RANK" in os.environ:
+        # One group for all cases: under torchrun a process can join its first one only.
+        torch.distributed.init_process_group("gloo")
+    for name, overrides in cases.items():
+        config = gpt_tiny()
+        apply_overrides(config, ["train.train_iters=6", f"logger.loss_file={folder}/{name}.jsonl", *overrides])
+        pretrain(config)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

@@ -1,0 +1,153 @@
+"""The container of every setting: what builds, what finalize() derives, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+
+from bridge_profiling import ProfilingConfigError
+from bridge_profiling.overrides import apply_overrides
+
+pytestmark = pytest.mark.needs("megatron")
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+from recipes.config import ConfigContainer  # noqa: E402
+from recipes.gpt import gpt_tiny  # noqa: E402
+
+
+def tiny(*overrides: str) -> ConfigContainer:
+    config = gpt_tiny()
+    apply_overrides(config, overrides)
+    return config
+
+
+def test_every_section_builds_from_nothing():
+    for section in dataclasses.fields(ConfigContainer):
+        type(getattr(ConfigContainer(), section.name))()
+
+
+def test_an_empty_container_says_what_is_missing():
+    with pytest.raises(ProfilingConfigError, match=r"model.num_layers=0 is too small.*start from a recipe"):
+        ConfigContainer().finalize(1)
+
+
+def test_building_a_model_config_derives_nothing_so_that_overrides_may_follow():
+    config = gpt_tiny()
+    assert config.model.ffn_hidden_size is None
+    apply_overrides(config, ["model.hidden_size=128"])
+    config.finalize(1)
+    assert (config.model.ffn_hidden_size, config.model.kv_channels) == (512, 32)
+
+
+def test_finalizing_twice_is_finalizing_once():
+    config = tiny("model.bf16=true", "ddp.use_distributed_optimizer=true")
+    config.finalize(2)
+    once = copy.deepcopy(config)
+    config.finalize(2)
+    assert _plain(config) == _plain(once)
+
+
+def _plain(config: ConfigContainer) -> dict:
+    """The container as a dict, its initializers (functions made anew each time) by name."""
+    values = dataclasses.asdict(config)
+    return {
+        section: {name: getattr(value, "__name__", type(value)) if callable(value) else value for name, value in fields.items()}
+        for section, fields in values.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "dtype"),
+    [("model.bf16=true", torch.bfloat16), ("model.fp16=true", torch.float16), ("model.bf16=false", torch.float32)],
+)
+def test_the_precision_of_everything_follows_the_models(override, dtype):
+    config = tiny(override)
+    config.finalize(1)
+    assert {config.model.params_dtype, config.model.pipeline_dtype, config.optimizer.params_dtype} == {dtype}
+    assert (config.optimizer.bf16, config.optimizer.fp16) == (config.model.bf16, config.model.fp16)
+
+
+@pytest.mark.parametrize("section", ["ddp", "optimizer"])
+def test_the_distributed_optimizer_is_on_in_both_sections_or_in_none(section):
+    config = tiny(f"{section}.use_distributed_optimizer=true")
+    config.finalize(1)
+    assert config.ddp.use_distributed_optimizer
+    assert config.optimizer.use_distributed_optimizer
+
+
+def test_the_layout_is_megatron_cores():
+    config = tiny("model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2")
+    layout = config.layout(8)
+    assert (layout.tp, layout.pp, layout.dp) == (2, 2, 2)
+    assert layout.coordinates(2)["dp"] == (1, 2)
+    apply_overrides(config, ["dist.use_tp_pp_dp_mapping=true"])
+    assert config.layout(8).coordinates(2)["pp"] == (1, 2)
+
+
+def test_microbatches_divide_the_global_batch_among_data_parallel_ranks():
+    assert tiny().num_microbatches(1) == 4
+    assert tiny().num_microbatches(2) == 2
+    assert tiny("model.tensor_model_parallel_size=2").num_microbatches(2) == 4
+
+
+@pytest.mark.parametrize(
+    ("world_size", "overrides", "told"),
+    [
+        (1, ["train.train_iters=0"], "train.train_iters=0 is too small"),
+        (1, ["train.eval_interval=0"], "train.eval_interval=null"),
+        (1, ["train.global_batch_size=7"], "train.global_batch_size=8"),
+        (2, ["train.global_batch_size=6"], "times the data-parallel size 2, 4.*train.global_batch_size=8"),
+        (1, ["train.start_iteration=20"], "leaves nothing to train.*iterations run from 0 to 19"),
+        (1, ["train.start_iteration=-1"], "leaves nothing to train"),
+        (3, ["model.tensor_model_parallel_size=2"], "a world of 3 cannot be split"),
+        (3, ["model.tensor_model_parallel_size=3"], "model.num_attention_heads=4 is no multiple.*num_attention_heads=6"),
+        (4, ["model.pipeline_model_parallel_size=4"], "model.num_layers=2 is no multiple.*model.num_layers=4"),
+        (
+            2,
+            ["model.pipeline_model_parallel_size=2", "model.virtual_pipeline_model_parallel_size=2"],
+            "virtual_pipeline_model_parallel_size, 4.*model.num_layers=4",
+        ),
+        (1, ["model.virtual_pipeline_model_parallel_size=2"], "without a pipeline"),
+        (
+            2,
+            [
+                "model.pipeline_model_parallel_size=2",
+                "model.virtual_pipeline_model_parallel_size=2",
+                "model.num_layers=4",
+                "train.global_batch_size=6",
+            ],
+            "3 microbatches cannot be interleaved over 2.*train.global_batch_size=8",
+        ),
+        (1, ["model.hidden_size=66"], "model.hidden_size=66 is no multiple of model.num_attention_heads"),
+        (1, ["model.bf16=true", "model.fp16=true"], "both on"),
+        (1, ["optimizer.bf16=true"], "model.bf16=true"),
+        (1, ["model.params_dtype=bfloat16"], "model.params_dtype=torch.bfloat16 contradicts.*model.bf16"),
+        (1, ["optimizer.lr=null"], "optimizer.lr=None is no learning rate"),
+        (1, ["optimizer.lr=1e-3", "optimizer.min_lr=1"], "optimizer.min_lr=1.0 does not lie"),
+        (1, ["scheduler.lr_warmup_iters=20"], "scheduler.lr_warmup_iters=20 does not end before"),
+        (1, ["tokenizer.vocab_size=128"], "tokenizer.vocab_size=128 does not fit model.vocab_size=128"),
+        (1, ["ddp.overlap_param_gather=true"], "ddp.overlap_grad_reduce=true as well"),
+        (1, ["optimizer.optimizer=lion"], "optimizer.optimizer=lion is not supported.*optimizer.optimizer=adam"),
+        (2, ["model.context_parallel_size=2"], "model.context_parallel_size=2 is not supported"),
+        (1, ["model.num_moe_experts=4"], "model.num_moe_experts=4 is not supported.*model.num_moe_experts=null"),
+        (2, ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"], "model.sequence_parallel=false"),
+        (1, ["model.transformer_impl=transformer_engine"], "model.transformer_impl=local"),
+        (1, ["model.recompute_granularity=full"], "megatron-core refuses the model section; .*recompute_method"),
+        (1, ["profiling.use_pytorch_profiler=true", "profiling.profile_step_end=21"], "lies past train.train_iters=20"),
+        (1, ["profiling.use_pytorch_profiler=true", "profiling.profile_ranks=[1]"], "the job has 1 rank"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(world_size, overrides, told):
+    with pytest.raises(ProfilingConfigError, match=told):
+        tiny(*overrides).finalize(world_size)
+
+
+def test_every_field_of_a_section_of_ours_can_be_set_by_an_override():
+    config = tiny(
+        "train.eval_interval=5", "logger.log_interval=2", "logger.loss_file=/x", "rng.seed=3", "dataset.random_seed=4"
+    )
+    assert (config.train.eval_interval, config.logger.log_interval, config.logger.loss_file) == (5, 2, "/x")
+    assert (config.rng.seed, config.dataset.random_seed) == (3, 4)

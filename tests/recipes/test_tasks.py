@@ -1,0 +1,126 @@
+"""A recipe as a NeMo-Run task builds the very config it came from, and can still be edited."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import fiddle as fdl
+import nemo_run as run
+import pytest
+
+from recipes.tasks import as_config
+
+
+@dataclass
+class Inner:
+    sizes: list[int] = field(default_factory=lambda: [1])
+    name: str = "a"
+
+
+@dataclass
+class Model:
+    width: int
+    depth: int = 2
+    hidden: int | None = None
+    init: object = None
+    inner: Inner = field(default_factory=Inner)
+    other: Inner | None = None
+
+    def __post_init__(self):
+        self.hidden = self.hidden if self.hidden is not None else 4 * self.width
+        self.init = self.init or functools.partial(round, ndigits=self.depth)
+
+
+def test_only_fields_that_differ_are_kept_and_sections_stay_editable():
+    config = as_config(Model(width=3, inner=Inner(name="b")))
+    assert config.__arguments__ == {"width": 3, "inner": run.Config(Inner, name="b")}
+    config.inner.sizes = [2]
+    assert fdl.build(config).inner == Inner(sizes=[2], name="b")
+
+
+def test_what_post_init_derives_is_derived_again():
+    config = as_config(Model(width=3))
+    config.width = 5
+    assert fdl.build(config).hidden == 20
+
+
+def test_what_was_given_over_the_derivation_is_kept():
+    assert as_config(Model(width=3, hidden=7)).hidden == 7
+
+
+def test_a_section_that_is_none_by_default_stays_none():
+    assert fdl.build(as_config(Model(width=3))).other is None
+    assert fdl.build(as_config(Model(width=3, other=Inner()))).other == Inner()
+
+
+megatron = pytest.mark.skipif(
+    not __import__("importlib").util.find_spec("megatron"), reason="needs megatron-core (extra `megatron`)"
+)
+
+
+@megatron
+@pytest.mark.parametrize("name", ["gpt_tiny", "gpt_125m"])
+def test_a_recipe_survives_the_way_to_the_job(name):
+    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+    from launch.tasks import pretrain_partial
+    from recipes.gpt import get_recipe
+
+    serializer = ZlibJSONSerializer()
+    task = pretrain_partial(name, ["train.train_iters=8"])
+    config = fdl.build(serializer.deserialize(serializer.serialize(task)).config)
+    expected = get_recipe(name)()
+    expected.train.train_iters = 8
+    assert config == expected
+
+
+@megatron
+def test_a_recipe_finalized_already_can_be_sent_and_built_again():
+    from recipes.gpt import gpt_tiny
+
+    config = gpt_tiny()
+    config.finalize(1)
+    rebuilt = fdl.build(as_config(config))
+    rebuilt.finalize(1)
+    assert rebuilt.model.ffn_hidden_size == config.model.ffn_hidden_size
+
+
+@megatron
+def test_what_cannot_be_sent_to_the_job_is_refused():
+    import torch
+
+    from bridge_profiling.errors import ProfilingConfigError
+    from launch.tasks import pretrain_partial
+    from recipes.gpt import gpt_tiny
+
+    def recipe():
+        config = gpt_tiny()
+        config.model.params_dtype = torch.bfloat16
+        return config
+
+    with pytest.raises(ProfilingConfigError, match=r"torch\.bfloat16"):
+        pretrain_partial(recipe)
+
+
+@megatron
+@pytest.mark.parametrize("plugin", ["nsys", "pytorch", "ft", "nsys+ft", "ft+nsys", "pytorch+ft"])
+def test_a_partial_and_a_script_end_in_the_same_training(plugin):
+    from bridge_profiling.overrides import apply_overrides
+    from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
+    from launch.tasks import pretrain_partial
+    from recipes.gpt import gpt_tiny
+
+    window = {"profile_step_start": 4, "profile_step_end": 6, "profile_ranks": [0, 1]}
+    make = {
+        "nsys": lambda: NsysPlugin(**window),
+        "pytorch": lambda: PyTorchProfilerPlugin(**window, record_shapes=True, memory_snapshot_path="/a/b.pickle"),
+        "ft": FaultTolerancePlugin,
+    }
+    partial, script = pretrain_partial("gpt_tiny"), run.Script(path="launch/pretrain.py", entrypoint="python")
+    for name in plugin.split("+"):
+        for task in (partial, script):
+            make[name]().setup(task, run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"))
+    config = gpt_tiny()
+    apply_overrides(config, script.args)
+    assert fdl.build(partial.config) == config

@@ -1,0 +1,275 @@
+"""`section.field=value` and YAML files over any tree of dataclasses: what is accepted, what is refused and how."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
+
+import pytest
+
+from bridge_profiling import FaultToleranceConfig, ProfilingConfig, ProfilingConfigError
+from bridge_profiling.overrides import apply_overrides, apply_yaml, load_yaml, unquote
+
+
+class Color(enum.Enum):
+    red = 1
+    blue = "b"
+
+
+@dataclass
+class Train:
+    iterations: int = 1
+    rate: float = 0.1
+    on: bool = False
+    name: str = "x"
+    note: str | None = None
+    folder: Path = Path("/")
+    style: Literal["linear", "cosine"] = "linear"
+    color: Color = Color.red
+    function: Callable | None = None
+    shape: tuple[int, int] = (1, 2)
+    sizes: Optional[list[int]] = None  # noqa: UP045  # megatron-core's configs are written so
+    frequency: Union[int, list[int]] = 1  # noqa: UP007
+    labels: dict[str, int] = field(default_factory=dict)
+    nested: dict[str, dict[str, int]] | None = None
+    anything: Any = None
+    derived: int = field(init=False, default=0)
+
+
+@dataclass
+class Empty:
+    pass
+
+
+@dataclass
+class Config:
+    train: Train = field(default_factory=Train)
+    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
+    ft: FaultToleranceConfig | None = None
+    checkpoint: Empty = field(default_factory=Empty)
+
+
+def overridden(*overrides: str) -> Config:
+    config = Config()
+    apply_overrides(config, overrides)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("override", "name", "value"),
+    [
+        ("train.iterations=5", "iterations", 5),
+        ("train.iterations = 5", "iterations", 5),
+        ("++train.iterations=5", "iterations", 5),
+        ("train.rate=1e-3", "rate", 0.001),
+        ("train.rate=3", "rate", 3.0),
+        ("train.on=true", "on", True),
+        ("train.on=True", "on", True),
+        ("train.name=all", "name", "all"),
+        ("train.name='null'", "name", "null"),
+        ('train.name="a b"', "name", "a b"),
+        ("train.name=007", "name", "007"),
+        ("train.name=12:30", "name", "12:30"),
+        ("train.name=%q{RANK}", "name", "%q{RANK}"),
+        ("train.name=a=b", "name", "a=b"),
+        ("train.name=", "name", ""),
+        ("train.note=null", "note", None),
+        ("train.note=~", "note", None),
+        ("train.folder=/a/b", "folder", Path("/a/b")),
+        ("train.style=cosine", "style", "cosine"),
+        ("train.color=blue", "color", Color.blue),
+        ("train.color=Color.blue", "color", Color.blue),
+        ("train.color=b", "color", Color.blue),
+        ("train.shape=[3,4]", "shape", (3, 4)),
+        ("train.sizes=[1,2]", "sizes", [1, 2]),
+        ("train.sizes=null", "sizes", None),
+        ("train.frequency=2", "frequency", 2),
+        ("train.frequency=[0,1]", "frequency", [0, 1]),
+        ("train.labels.a=1", "labels", {"a": 1}),
+        ("train.labels={a: 1, b: 2}", "labels", {"a": 1, "b": 2}),
+        ("train.nested.a.b=1", "nested", {"a": {"b": 1}}),
+        ("train.anything=[1,{a: b}]", "anything", [1, {"a": "b"}]),
+    ],
+)
+def test_a_value_takes_the_type_its_field_declares(override, name, value):
+    got = getattr(overridden(override).train, name)
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_profile_ranks_may_be_a_list_or_a_word():
+    assert overridden("profiling.profile_ranks=[0,1]").profiling.profile_ranks == [0, 1]
+    assert overridden("profiling.profile_ranks=all").profiling.profile_ranks == "all"
+
+
+def test_of_two_settings_the_later_wins():
+    assert overridden("train.iterations=5", "train.iterations=7").train.iterations == 7
+
+
+def test_interpolations_of_the_environment_are_resolved(monkeypatch):
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    assert overridden("profiling.output_dir=${oc.env:SCRATCH}/run").profiling.output_dir == "/scratch/run"
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["'profiling.profile_ranks=[0,1]'", '"profiling.profile_ranks=[0,1]"', "'++profiling.profile_ranks=[0,1]'"],
+)
+def test_quotes_that_a_launcher_left_around_an_argument_are_taken_off(argument):
+    assert overridden(argument).profiling.profile_ranks == [0, 1]
+
+
+def test_shell_quoted_quotes_come_back_as_they_were():
+    assert unquote("'train.note='\"'\"'a b'\"'\"''") == "train.note='a b'"
+    assert unquote("train.note='a b'") == "train.note='a b'"
+    assert unquote("'unbalanced") == "'unbalanced"
+
+
+def test_the_empty_argument_that_nemo_run_appends_is_passed_over():
+    assert overridden("train.iterations=5", "", "''") == overridden("train.iterations=5")
+
+
+def test_a_section_that_is_none_is_made_when_a_setting_inside_it_is_given():
+    assert overridden("ft.enable_ft_package=true").ft == FaultToleranceConfig(enable_ft_package=True)
+    assert overridden("ft.enable_ft_package=true", "ft=null").ft is None
+
+
+def test_a_section_may_be_given_as_a_mapping():
+    assert overridden("profiling={use_pytorch_profiler: true}").profiling.use_pytorch_profiler
+
+
+def test_entries_are_merged_into_a_dict_field():
+    assert overridden("train.labels={a: 1}", "train.labels.b=2").train.labels == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("profiling.profile_step_strt=1", "profiling has no field 'profile_step_strt'.*Type profiling.profile_step_start=1"),
+        ("profilling.profile_step_start=1", "Type profiling.profile_step_start=1"),
+        ("profile_step_start=1", "Type profiling.profile_step_start=1"),
+        ("profiling.iterations=1", "Type train.iterations=1"),
+        ("ft.enable_package=true", "Type ft.enable_ft_package=true"),
+        ("train.zzz=1", "Fields of train: iterations, rate"),
+        ("train.derived=1", "train has no field 'derived'"),
+        ("checkpoint.save=/x", "checkpoint has no fields yet"),
+        ("train.iterations.x=1", "it is a value.*not a section"),
+        ("train.iterations=x", "expected int, got x .str"),
+        ("train.iterations=1e3", "expected int.*Type for example train.iterations=1000"),
+        ("train.iterations=true", "expected int, got true .bool"),
+        ("train.iterations=null", "expected int, got null"),
+        ("train.iterations=", "expected int, got nothing"),
+        ("train.rate=fast", "expected float, got fast"),
+        ("train.on=2", "expected true or false, got 2"),
+        ("train.name=null", "expected str, got null"),
+        ("train.name=[1]", "expected str, got .1. .list"),
+        ("train.style=cosin", "one of linear, cosine.*Type for example train.style=cosine"),
+        ("train.color=rde", "one of red, blue.*train.color=red"),
+        ("train.function=print", "cannot be set by an override.*Python code"),
+        ("train.shape=[3]", "tuple.int, int.*train.shape=.10,10"),
+        ("train.sizes=[a]", "list.int. or null"),
+        ("train.frequency=x", "int or list.int"),
+        ("train.labels.a=x", "train.labels.a=x has the wrong type; expected int"),
+        ("profiling.profile_ranks=0", r"expected list\[int\] or str, got 0 .*profile_ranks=\[0\]"),
+        ("profiling.profile_ranks=[0,", "cannot be parsed"),
+        ("train=3", "train is a section, and cannot be 3"),
+        ("train=null", "train is a section, and cannot be null"),
+        ("train.name=${nothing}", "cannot be resolved"),
+        ("profiling", "there is no '='"),
+        ("=3", "nothing stands before the '='"),
+        ("+train.iterations=1", "would add a setting.*Leave the . out: train.iterations=1"),
+        ("~train.iterations", "would remove a setting"),
+    ],
+)
+def test_what_cannot_be_set_is_refused_with_what_to_type_instead(override, told):
+    with pytest.raises(ProfilingConfigError, match=told) as caught:
+        overridden(override)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_wrong_setting_leaves_all_of_them_undone():
+    config = Config()
+    with pytest.raises(ProfilingConfigError):
+        apply_overrides(config, ["train.iterations=5", "ft.enable_ft_package=true", "train.labels.a=1", "train.rate=x"])
+    assert config == Config()
+
+
+def test_overrides_work_on_the_objects_that_are_there():
+    config = Config()
+    section = config.train
+    apply_overrides(config, ["train.iterations=5"])
+    assert config.train is section
+
+
+def test_yaml_settings_apply_like_overrides(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("train:\n  iterations: 5\n  rate: 1e-3\n  sizes: [1, 2]\nft:\n  enable_ft_package: true\n")
+    config = Config()
+    apply_yaml(config, file)
+    assert (config.train.iterations, config.train.rate, config.train.sizes) == (5, 0.001, [1, 2])
+    assert config.ft == FaultToleranceConfig(enable_ft_package=True)
+
+
+def test_an_empty_yaml_file_changes_nothing(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("# nothing yet\n")
+    config = Config()
+    apply_yaml(config, file)
+    assert config == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("train: [", "is not valid YAML.*line"),
+        ("- train\n", "holds a list"),
+        ("5\n", "run.yaml"),
+        ("train\n", "run.yaml"),
+        ("a: 1\na: 2\n", "is not valid YAML.*duplicate"),
+        ("train:\n  iteration: 5\n", "run.yaml: train.iteration does not exist.*train.iterations"),
+        ("train:\n  iterations: many\n", "run.yaml: train.iterations=many.*expected int"),
+        ("train: 5\n", "run.yaml: train is a section"),
+        ("train:\n  name: ${nothing.here}\n", "run.yaml"),
+    ],
+)
+def test_a_wrong_yaml_file_is_refused_and_named(tmp_path, text, told):
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    config = Config()
+    with pytest.raises(ProfilingConfigError, match=told):
+        apply_yaml(config, file)
+    assert config == Config()
+
+
+def test_a_missing_yaml_file_is_named_with_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProfilingConfigError, match=f"no.yaml does not exist; looked for it from {tmp_path}"):
+        load_yaml("no.yaml")
+
+
+def test_a_folder_or_bytes_in_place_of_a_yaml_file_are_refused(tmp_path):
+    with pytest.raises(ProfilingConfigError, match="cannot be read"):
+        load_yaml(tmp_path)
+    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00train")
+    with pytest.raises(ProfilingConfigError, match=r"run\.yaml"):
+        load_yaml(tmp_path / "run.yaml")
+
+
+@pytest.mark.needs("megatron")
+def test_torch_dtypes_are_given_by_name():
+    torch = pytest.importorskip("torch")
+
+    @dataclass
+    class Precision:
+        dtype: torch.dtype = torch.float32
+        maybe: torch.dtype | None = None
+
+    Precision.__annotations__ = {"dtype": torch.dtype, "maybe": torch.dtype | None}
+    config = Precision()
+    apply_overrides(config, ["dtype=bfloat16", "maybe=torch.float16"])
+    assert (config.dtype, config.maybe) == (torch.bfloat16, torch.float16)
+    with pytest.raises(ProfilingConfigError, match="the name of a torch dtype"):
+        apply_overrides(config, ["dtype=bf17"])

@@ -1,0 +1,40 @@
+"""Installs into the interpreter that runs it: with uv, told what pip is configured with, else with pip itself.
+
+    python tools/install.py --constraint constraints.txt --editable '.[megatron]'
+
+Imports nothing but the standard library: it runs in an environment that has only pip.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def main(arguments: list[str]) -> int:
+    """Install; the exit code is the installer's."""
+    pip = [sys.executable, "-m", "pip"]
+    if subprocess.run([*pip, "install", "--quiet", "--no-cache-dir", "uv"]).returncode == 0:
+        uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
+        if subprocess.run([*uv, "--quiet", *_pip_settings(pip), *arguments]).returncode == 0:
+            return 0
+        print("uv could not install this; trying pip, which takes minutes where uv takes seconds", file=sys.stderr)
+    return subprocess.run([*pip, "install", "--quiet", "--no-cache-dir", *arguments]).returncode
+
+
+def _pip_settings(pip: list[str]) -> list[str]:
+    """pip's package sources, as uv's options: uv does not read pip's configuration."""
+    options = []
+    for setting, option in (("index-url", "--default-index"), ("find-links", "--find-links")):
+        found = os.environ.get(f"PIP_{setting.upper().replace('-', '_')}")
+        if not found:
+            asked = subprocess.run([*pip, "config", "get", f"global.{setting}"], capture_output=True, text=True)
+            found = asked.stdout.strip() if asked.returncode == 0 else ""
+        for place in found.split():
+            options += [option, place]
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
