@@ -14,6 +14,7 @@ import argparse
 import json
 import platform
 import statistics
+import tempfile
 from time import perf_counter_ns
 
 from bridge_profiling import ProfilingConfig
@@ -72,9 +73,11 @@ def main() -> None:
     # The window lies past everything that runs: the ordinary state of a training that will be, or was, profiled.
     far = 10**12
     config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=far, profile_step_end=far + 2)
-    waiting = ProfilingHook(config, rank=0, output_dir="/dev/null/nowhere")
-    waiting._edge = far
-    idle = ProfilingHook(None, rank=0)
+    with tempfile.TemporaryDirectory() as folder, ProfilingHook(config, rank=0, output_dir=folder) as waiting:
+        measure(config, waiting, ProfilingHook(None, rank=0), arguments)
+
+
+def measure(config: ProfilingConfig, waiting: ProfilingHook, idle: ProfilingHook, arguments: argparse.Namespace) -> None:
     sides = {
         "pair of calls (baseline)": lambda: time_pair(config, arguments.iterations),
         "hook, before its window": lambda: time_hook(waiting, arguments.iterations),
@@ -83,8 +86,8 @@ def main() -> None:
     }
     measured: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(arguments.rounds):
-        for name, measure in sides.items():
-            measured[name].append(measure())
+        for name, side in sides.items():
+            measured[name].append(side())
 
     loop = statistics.median(measured.pop("empty loop"))
     medians = {name: statistics.median(times) - loop for name, times in measured.items()}

@@ -8,6 +8,7 @@ usage error ends with exit code 2, a job that fails with 1.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shlex
@@ -136,8 +137,11 @@ def main(
                 why="the job would run here, and start with `nsys profile`",
                 instead="Install Nsight Systems, or type --profiler torch",
             )
-        submitted = _task(task, recipe, config, overrides or [])
-        succeeded, output_dir = _submit(name, submitted, executor_config, plugins, dry_run=dry_run)
+        packaged = executor is ExecutorName.slurm
+        submitted = _task(task, recipe, config, overrides or [], packaged=packaged)
+        # NeMo-Run packages the git repository of the working directory.
+        with contextlib.chdir(ROOT) if packaged else contextlib.nullcontext():
+            succeeded, output_dir = _submit(name, submitted, executor_config, plugins, dry_run=dry_run)
     except ProfilingConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
@@ -223,7 +227,9 @@ def _executor(name: ExecutorName, nproc_per_node: int, nodes: int, slurm: dict[s
     return executors.local_torchrun(ntasks_per_node=nproc_per_node)
 
 
-def _task(kind: TaskKind, recipe: str, config: Path | None, overrides: Sequence[str]) -> run.Script | run.Partial:
+def _task(
+    kind: TaskKind, recipe: str, config: Path | None, overrides: Sequence[str], *, packaged: bool
+) -> run.Script | run.Partial:
     import nemo_run as run
 
     if kind is TaskKind.partial:
@@ -232,7 +238,9 @@ def _task(kind: TaskKind, recipe: str, config: Path | None, overrides: Sequence[
 
         return pretrain_partial(lambda: build_config(recipe, [str(config)] if config else [], overrides))
     arguments = ["--recipe", recipe, *(["--config", str(config.resolve())] if config else []), *overrides]
-    return run.Script(path=str(ROOT / "launch" / "pretrain.py"), entrypoint="python", args=arguments)
+    # A cluster gets a copy of this checkout and starts there; this machine has the checkout itself.
+    path = Path("launch", "pretrain.py") if packaged else ROOT / "launch" / "pretrain.py"
+    return run.Script(path=str(path), entrypoint="python", args=arguments)
 
 
 def _submit(

@@ -1,4 +1,4 @@
-"""What a test needs of the machine: `@pytest.mark.needs("cuda")` skips with the reason, or fails where REQUIRE names it."""
+"""What a test needs of the machine: `@pytest.mark.needs("cuda")` skips with the reason; REQUIRE makes that an error."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = _required() - NEEDS.keys()
     if unknown:
         raise pytest.UsageError(f"REQUIRE names {', '.join(sorted(unknown))}; known are {', '.join(NEEDS)}")
+    for name in sorted(_required()):
+        missing = NEEDS[name]()
+        if missing:
+            raise pytest.UsageError(f"REQUIRE names {name}, and {missing}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             missing = NEEDS[name]()
-            if missing and name in _required():
-                pytest.fail(f"REQUIRE names {name}, and {missing}", pytrace=False)
             if missing:
                 pytest.skip(missing)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("megatron"), reason="needs megatron-core (extra `megatron`)")
+pytestmark = pytest.mark.needs("megatron", "nemo_run")
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +37,7 @@ where.mkdir(parents=True, exist_ok=True)
 NSYS = '#!/bin/bash\nwhile [[ "$1" != bash ]]; do shift; done\nexec "$@"\n'
 
 
+@pytest.mark.needs("megatron")
 @pytest.mark.parametrize("profiler", ["torch", "nsys"])
 def test_list_overrides_arrive_and_nothing_is_added(profiler, tmp_path):
     environment = {
@@ -45,8 +45,6 @@ def test_list_overrides_arrive_and_nothing_is_added(profiler, tmp_path):
         "NEMORUN_HOME": str(tmp_path),
         "PATH": f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin",
     }
-    if not shutil.which("torchrun", path=environment["PATH"]):
-        pytest.skip("needs torchrun (extra `megatron`)")
     for name, text in (("driver.py", DRIVER), ("script.py", SCRIPT), ("nsys", NSYS)):
         (tmp_path / name).write_text(text)
     (tmp_path / "nsys").chmod(0o755)

@@ -2,7 +2,7 @@
 
     run_cases.py FOLDER '{"name": ["section.field=value", …], …}'
 
-Each case's losses are in FOLDER/name.jsonl.
+Each case's losses are in FOLDER/name.jsonl, its captures in FOLDER/name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def main(folder: str, cases: dict[str, list[str]]) -> None:
         torch.distributed.init_process_group("gloo")
     for name, overrides in cases.items():
         config = gpt_tiny()
-        apply_overrides(config, ["train.train_iters=6", f"logger.loss_file={folder}/{name}.jsonl", *overrides])
+        places = [f"logger.loss_file={folder}/{name}.jsonl", f"profiling.output_dir={folder}/{name}"]
+        apply_overrides(config, ["train.train_iters=6", *places, *overrides])
         pretrain(config)
 
 

@@ -65,46 +65,18 @@ TWO_RANKS = {
 }
 
 
-class Losses:
-    """What a case wrote: iteration to loss as a hexadecimal float, for training and evaluation."""
-
-    def __init__(self, file: Path) -> None:
-        self.folder = file.parent
-        records = [json.loads(line) for line in file.read_text().splitlines()]
-        self.train = {r["iteration"]: r["hex"] for r in records if r["split"] == "train"}
-        self.evaluation = {r["iteration"]: r["hex"] for r in records if r["split"] == "evaluation"}
-
-    @property
-    def values(self) -> list[float]:
-        return [float.fromhex(loss) for loss in self.train.values()]
-
-
-def run_cases(folder: Path, cases: dict[str, list[str]], launcher: list[str]) -> tuple[dict[str, Losses], str]:
-    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    done = subprocess.run(
-        [sys.executable, *launcher, str(Path(__file__).with_name("run_cases.py")), str(folder), json.dumps(cases)],
-        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {name: Losses(folder / f"{name}.jsonl") for name in cases}, done.stdout
-
-
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory) -> tuple[dict[str, Losses], str]:
+def one_rank(tmp_path_factory, run_cases):
     return run_cases(tmp_path_factory.mktemp("one_rank"), ONE_RANK, [])
 
 
 @pytest.fixture(scope="module")
-def one(one_rank) -> dict[str, Losses]:
+def one(one_rank):
     return one_rank[0]
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory) -> dict[str, Losses]:
+def two(tmp_path_factory, run_cases):
     return run_cases(tmp_path_factory.mktemp("two_ranks"), TWO_RANKS, TORCHRUN)[0]
 
 
@@ -182,7 +154,7 @@ def test_evaluations_work_over_a_pipeline_and_with_overlapped_gathers(one, two):
 def test_profiling_changes_no_bit_of_any_loss(one):
     assert one["profiled"].train == one["evaluated"].train
     assert one["profiled"].evaluation == one["evaluated"].evaluation
-    assert list(one["profiled"].folder.glob("profiles/torch/iter-1-4/rank-0.pt.trace.json.gz"))
+    assert list(one["profiled"].folder.glob("profiled/torch/iter-1-4/rank-0.pt.trace.json.gz"))
 
 
 @pytest.mark.skipif(metadata.version("megatron-core") != "0.16.1", reason="the list is megatron-core 0.16.1's")
@@ -240,7 +212,8 @@ def test_the_tasks_of_a_slurm_step_find_each_other_without_torchrun(tmp_path):
         for task in ("0", "1")
     ]
     assert [task.wait(timeout=240) for task in tasks] == [0, 0]
-    assert list(Losses(tmp_path / "losses").train) == [0, 1]
+    losses = [json.loads(line) for line in (tmp_path / "losses").read_text().splitlines()]
+    assert [record["iteration"] for record in losses if record["split"] == "train"] == [0, 1]
 
 
 def test_nccl_without_a_gpu_is_refused(monkeypatch):

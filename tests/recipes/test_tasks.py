@@ -54,9 +54,7 @@ def test_a_section_that_is_none_by_default_stays_none():
     assert fdl.build(as_config(Model(width=3, other=Inner()))).other == Inner()
 
 
-megatron = pytest.mark.skipif(
-    not __import__("importlib").util.find_spec("megatron"), reason="needs megatron-core (extra `megatron`)"
-)
+megatron = pytest.mark.needs("megatron")
 
 
 @megatron

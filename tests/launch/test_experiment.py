@@ -1,0 +1,125 @@
+"""launch/experiment.py: a Script and a Partial train alike under NeMo-Run, and a wrong request is refused beforehand."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytestmark = pytest.mark.needs("megatron", "nemo_run")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def experiment(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "NEMORUN_HOME": str(home), "PATH": "/usr/bin:/bin"}  # no environment is activated
+    command = [sys.executable, str(ROOT / "launch" / "experiment.py"), *arguments]
+    return subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture(scope="module", params=["script", "partial"])
+def finished(request, tmp_path_factory):
+    """A run of each kind: two ranks under torchrun, the window 2-4 on both."""
+    home = tmp_path_factory.mktemp(request.param)
+    run = ["--task", request.param, "--steps", "2:4", "--ranks", "0,1", "--record-shapes", "train.train_iters=6"]
+    losses = home / "losses.jsonl"
+    return home, losses, experiment(home, *run, f"logger.loss_file={losses}")
+
+
+def test_it_trains_and_shows_what_was_captured(finished):
+    _, _, done = finished
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "window 2-4" in done.stdout
+    assert "aten::mm" in done.stdout
+    traces = [line for line in done.stdout.splitlines() if line.endswith(".pt.trace.json.gz")]
+    shown = [line for line in traces if line.startswith("/")]
+    assert [Path(line).name for line in shown] == [f"rank-{rank}.pt.trace.json.gz" for rank in (0, 1)]
+    assert all(Path(line).is_file() for line in shown)
+
+
+def test_the_progress_is_shown_while_it_runs(finished):
+    _, _, done = finished
+    assert "capturing iterations 2 to 3 with torch" in done.stdout + done.stderr
+    assert "tokens/s" in done.stdout + done.stderr
+
+
+def test_every_rank_was_asked_for_the_same_thing(finished):
+    home, losses, _ = finished
+    manifests = [json.loads(path.read_text()) for path in home.rglob("manifest/iter-2-4/rank-*.json")]
+    assert sorted(manifest["rank"] for manifest in manifests) == [0, 1]
+    for manifest in manifests:
+        assert manifest["status"] == "complete"
+        assert manifest["coordinates"]["dp"] == [manifest["rank"], 2]
+        assert manifest["config"]["record_shapes"] is True
+        assert manifest["config"]["profile_ranks"] == [0, 1]
+    assert len(losses.read_text().splitlines()) == 6
+
+
+@pytest.fixture
+def refused(monkeypatch, tmp_path):
+    """Runs the command in this process, and makes sure that nothing was submitted."""
+    monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    from launch.experiment import app
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(app, list(arguments))
+        assert result.exit_code == 2, result.output
+        assert not list(tmp_path.iterdir())
+        return " ".join(result.output.split())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--steps", "4"], "Type --steps 10:12"),
+        (["--steps", "a:b"], "Type --steps 10:12"),
+        (["--steps", "6:6"], "the window is empty"),
+        (["--steps", "19:21"], "lies past train.train_iters=20"),
+        (["--ranks", "x"], "Type --ranks 0,1"),
+        (["--ranks", "0,2"], "names 2, but the job has 2 ranks"),
+        (["--ranks", ""], "not a list of ranks"),
+        (["--recipe", "gpt_tny"], "Type gpt_tiny"),
+        (["train.train_iter=5"], "Type train.train_iters=5"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--nproc-per-node", "3"], "train.global_batch_size=12"),
+        (["--executor", "local"], "Type --executor local_torchrun"),
+        (["--nodes", "2"], "Type --executor slurm"),
+        (["--executor", "slurm"], "Type --account NAME"),
+        (["--profiler", "nsys"], "nsys is not on this machine's PATH"),
+        (["--profiler", "none", "--memory"], "--memory does not go with --profiler none"),
+        (["profiling.use_nsys_profiler=true"], "Keep one of them"),
+        (["--flag"], "No such option"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_anything_is_submitted(refused, arguments, told):
+    assert told in refused(*arguments)
+
+
+def test_a_failing_job_exits_with_1(tmp_path):
+    (tmp_path / "blocker").write_text("")
+    losses = f"logger.loss_file={tmp_path}/blocker/losses.jsonl"
+    done = experiment(tmp_path, "--profiler", "none", "--executor", "local", "--nproc-per-node", "1", losses)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the job failed" in done.stderr
+
+
+def test_a_dry_run_prints_what_would_run(tmp_path):
+    done = experiment(tmp_path, "--dry-run", "--steps", "2:4", "--ranks", "all")
+    assert done.returncode == 0, done.stderr
+    assert "launch/pretrain.py --recipe gpt_tiny" in done.stdout
+    assert "profiling.profile_ranks=all" in done.stdout
+    assert not list(tmp_path.rglob("rank-*.json"))
+
+
+def test_a_slurm_dry_run_shows_the_batch_script(tmp_path):
+    slurm = ["--executor", "slurm", "--account", "me", "--partition", "gpu", "--nodes", "2", "--nproc-per-node", "8"]
+    done = experiment(tmp_path, "--dry-run", *slurm, "--ranks", "0,15", "train.global_batch_size=32")
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --nodes=2" in done.stdout
+    assert "profiling.profile_ranks=[0,15]" in done.stdout
