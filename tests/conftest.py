@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
+import subprocess
+import tempfile
 
 import pytest
 
@@ -24,11 +27,20 @@ def _cuda() -> str | None:
     return None if torch.cuda.is_available() else "torch sees no CUDA device"
 
 
+def _mount() -> str | None:
+    with tempfile.TemporaryDirectory() as folder:
+        if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True).returncode:
+            return "this user may not mount a file system"
+        subprocess.run(["umount", folder], check=True)
+    return None
+
+
 #: What can be needed: each check returns why it is missing, or None.
 NEEDS = {
     "megatron": lambda: _package("megatron.core"),
     "nemo_run": lambda: _package("nemo_run"),
     "cuda": _cuda,
+    "mount": functools.cache(_mount),
 }
 
 

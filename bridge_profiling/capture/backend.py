@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,12 +50,16 @@ class Backend:
         """A range around a phase of a captured iteration."""
         return None
 
-    def stop(self, interrupted: list[int]) -> None:
-        """Stop recording and write. The device is idle.
+    def stop(self, interrupted: list[int]) -> Callable[[], None] | None:
+        """Stop recording and write. The device is idle, and training waits.
 
         Args:
             interrupted: iterations an exception ended, which the capture must not show as iterations done.
+
+        Returns:
+            What is left to write and can be written while training goes on, or None. It is called once, in another thread.
         """
+        return None
 
     def close(self) -> None:
         """Called once when the window has closed, whatever happened before."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from threading import Thread
 from time import perf_counter_ns
 from types import TracebackType
 from typing import ClassVar
@@ -22,11 +23,13 @@ from typing import ClassVar
 from bridge_profiling.capture.attempt import choose_attempt, job_id
 from bridge_profiling.capture.backend import Backend
 from bridge_profiling.capture.files import CaptureFiles, resolve_output_dir
-from bridge_profiling.capture.manifest import Manifest, Outcome
+from bridge_profiling.capture.manifest import Manifest
 from bridge_profiling.capture.memory import MemoryBackend
 from bridge_profiling.capture.nsys import NsysBackend
 from bridge_profiling.capture.nvtx import NvtxRange, range_functions
+from bridge_profiling.capture.profilers import Profilers, one_line
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
+from bridge_profiling.capture.signals import signals_held
 from bridge_profiling.capture.torch_profiler import TorchProfilerBackend
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
@@ -89,11 +92,12 @@ class ProfilingHook:
         self._output_dir = output_dir
         self._window = self._config.window
         self._manifest: Manifest | None = None
-        self._active: list[Outcome] = []
+        self._profilers = Profilers(rank, [])
         self._state = "closed"
         self._edge = 0 if self._config.nvtx_ranges else _NEVER
         self._timer = _IterationTimer(self)
         self._iteration_ranges: ExitStack | None = None
+        self._writer: Thread | None = None
 
     # -- what a training loop calls ------------------------------------------------------------------------------
 
@@ -133,22 +137,21 @@ class ProfilingHook:
             files = CaptureFiles(root, self._window, attempt, self._rank, self._config.memory_snapshot_path)
             if not self._selected:
                 return
-            manifest = Manifest(self._config, files, self._rank, self._layout, outcomes=[])
-            manifest.outcomes = [Outcome(backend) for backend in self._backends(files)]
+            profilers = Profilers(self._rank, self._backends(files))
+            manifest = Manifest(self._config, files, self._rank, self._layout, profilers)
             manifest.reason = f"the process ended before it reached iteration {self._window.start}"
             manifest.write(())
         except Exception as error:
             if self._selected:
-                logger.error("rank %d: profiling failed, nothing is captured: %s. Training goes on.", self._rank, _text(error))
+                logger.error("rank %d: nothing will be captured: %s. Training goes on.", self._rank, one_line(error))
             return
-        self._manifest = manifest
-        self._active = list(manifest.outcomes)
-        self._each("open", lambda backend: backend.open())
+        self._manifest, self._profilers = manifest, profilers
+        profilers.open()
         self._state = "waiting"
         self._edge = 0 if self._config.nvtx_ranges else self._first_edge
         # The interpreter crashes when it exits with a live Kineto trace.
         atexit.register(self._close, "the process exited without leaving the hook")
-        if not self._active:
+        if not profilers.active:
             self._close_window(None)
 
     def _backends(self, files: CaptureFiles) -> list[Backend]:
@@ -169,8 +172,7 @@ class ProfilingHook:
     @property
     def _first_edge(self) -> int:
         """The iteration before the window when a profiler warms up in it, else the window's first."""
-        warms_up = any(outcome.backend.needs_warm_up for outcome in self._active)
-        return max(self._window.start - 1, 0) if warms_up else self._window.start
+        return max(self._window.start - 1, 0) if self._profilers.warm_up_needed else self._window.start
 
     def _reach(self, iteration: int) -> None:
         """Do what `iteration` calls for before it runs: warm up, open the window, close it, name the iteration."""
@@ -194,26 +196,22 @@ class ProfilingHook:
     def _warm_up(self) -> None:
         self._state = "armed"
         self._edge = 0 if self._config.nvtx_ranges else self._window.start
-        self._each("warm up", lambda backend: backend.warm_up(), only=lambda backend: backend.needs_warm_up)
+        self._profilers.warm_up()
 
     def _open_window(self, iteration: int) -> None:
         if self._state == "waiting":
             self._warm_up()
         assert self._manifest is not None
         self._manifest.reason = "the process died inside the window, before the capture was written"
-        for outcome in self._active:
-            outcome.status = "failed"
+        self._profilers.start()
         self._write_manifest()
-        self._synchronize()
-        self._each("start", lambda backend: backend.start())
-        if not self._active:
+        if not self._profilers.active:
             self._close_window(None)
             return
         self._state = "capturing"
         logger.info(
-            "rank %d: capturing iterations %d to %d with %s",
-            self._rank, iteration, self._window.last, " and ".join(outcome.backend.name for outcome in self._active),
-        )  # fmt: skip
+            "rank %d: capturing iterations %d to %d with %s", self._rank, iteration, self._window.last, self._profilers.names
+        )
 
     def _leave(self, iteration: int, error: BaseException | None) -> None:
         """Called when an iteration inside the window, or one with ranges, has ended."""
@@ -229,7 +227,7 @@ class ProfilingHook:
             self._close_window(None)
 
     def _close_window(self, ending: str | None) -> None:
-        """Stop what is recording and write it.
+        """Stop what is recording, and write it: what can be written beside the training goes to a thread.
 
         Args:
             ending: why the window ends before its last iteration, or None.
@@ -238,20 +236,25 @@ class ProfilingHook:
         assert manifest is not None
         self._edge = 0 if self._config.nvtx_ranges else _NEVER
         status, reason = "missed", ending
-        if state == "capturing":
-            status, reason = self._completeness(ending)
-            self._synchronize()
-            cut = [iteration for iteration in manifest.interrupted if iteration not in manifest.captured]
-            self._each("stop", lambda backend: backend.stop(cut))
-        manifest.reason = None
-        for outcome in self._active:
-            # A memory backend may have written snapshots of OOMs before its window.
-            wrote = status == "missed" and outcome.backend.artifacts
-            outcome.status, outcome.reason = "partial" if wrote else status, reason
-        self._each("close", lambda backend: backend.close(), every=True)
-        self._active = []
+        with signals_held():
+            if state == "capturing":
+                status, reason = self._completeness(ending)
+                self._profilers.stop([iteration for iteration in manifest.interrupted if iteration not in manifest.captured])
+            self._profilers.close()
+            if self._profilers.unwritten:
+                # Not a daemon: an interpreter that exits waits for it.
+                self._writer = Thread(target=self._finish_window, args=(status, reason), name="bridge_profiling writer")
+                self._writer.start()
+            else:
+                self._finish_window(status, reason)
+
+    def _finish_window(self, status: str, reason: str | None) -> None:
+        """Write the rest, and only then say in the manifest that it is there."""
+        assert self._manifest is not None
+        self._profilers.finish(status, reason)
+        self._manifest.reason = None
         self._write_manifest()
-        self._report()
+        self._profilers.report(self._manifest.captured)
 
     def _completeness(self, ending: str | None) -> tuple[str, str | None]:
         assert self._manifest is not None
@@ -274,9 +277,11 @@ class ProfilingHook:
             self._leave(self._timer.iteration, SystemExit())
         if self._state != "closed":
             self._close_window(self._ending_reason(ending))
-        else:
+        with signals_held():
+            if self._writer is not None:
+                self._writer.join()
             self._write_manifest()
-        self._each("leave", lambda backend: backend.leave(), every=True)
+            self._profilers.leave()
         self._manifest = None
 
     def _ending_reason(self, ending: str) -> str:
@@ -292,7 +297,7 @@ class ProfilingHook:
         stack = ExitStack()
         kinds = set()
         try:
-            for outcome in self._active if self._state == "capturing" else ():
+            for outcome in self._profilers.active if self._state == "capturing" else ():
                 one = of_backend(outcome.backend)
                 if one is not None:
                     stack.enter_context(one)
@@ -302,7 +307,7 @@ class ProfilingHook:
                 if type(own) not in kinds:
                     stack.enter_context(own)
         except Exception as error:
-            logger.error("rank %d: no range %r: %s", self._rank, name, _text(error))
+            logger.error("rank %d: no range %r: %s", self._rank, name, one_line(error))
         return stack
 
     @cached_property
@@ -315,81 +320,24 @@ class ProfilingHook:
             return lambda name: NvtxRange(name, push, pop)
         return torch.profiler.record_function
 
-    def _each(
-        self,
-        action: str,
-        call: Callable[[Backend], None],
-        *,
-        only: Callable[[Backend], bool] = lambda backend: True,
-        every: bool = False,
-    ) -> None:
-        """Call every active profiler; one that raises is marked failed and dropped, and training goes on.
-
-        Args:
-            action: what is done, for the log.
-            call: does it.
-            only: which profilers it concerns.
-            every: also those that failed before.
-        """
-        assert self._manifest is not None
-        for outcome in list(self._manifest.outcomes if every else self._active):
-            if not only(outcome.backend):
-                continue
-            try:
-                call(outcome.backend)
-            except Exception as error:
-                if outcome in self._active:
-                    self._active.remove(outcome)
-                # The first failure is the one that explains the others.
-                outcome.status, outcome.reason = "failed", outcome.reason or f"{action}: {_text(error)}"
-                logger.error(
-                    "rank %d: %s could not %s: %s. Training goes on without it.",
-                    self._rank, outcome.backend.name, action, _text(error),
-                )  # fmt: skip
-
     def _safely(self, step: Callable[..., None], *arguments: object) -> None:
         """Take one step of the hook; whatever goes wrong in it ends the profiling, never the training."""
         try:
             step(*arguments)
         except Exception as error:
-            logger.exception("rank %d: profiling failed: %s. Training goes on.", self._rank, _text(error))
-            self._state, self._edge, self._active, self._timer.watched = "closed", _NEVER, [], False
+            logger.exception("rank %d: profiling failed: %s. Training goes on.", self._rank, one_line(error))
+            self._state, self._edge, self._timer.watched = "closed", _NEVER, False
+            self._profilers.fail(one_line(error))
             if self._manifest is not None:
-                for outcome in self._manifest.outcomes:
-                    outcome.status, outcome.reason = "failed", _text(error)
-                self._each("close", lambda backend: backend.close(), every=True)
                 self._write_manifest()
 
     def _write_manifest(self) -> None:
         assert self._manifest is not None
         try:
-            self._manifest.write(self._timer.durations)
+            # A copy: the writer's thread gets here while iterations go on.
+            self._manifest.write(self._timer.durations.copy())
         except OSError as error:
             logger.error("rank %d: the manifest could not be written: %s. Training goes on.", self._rank, error)
-
-    def _synchronize(self) -> None:
-        torch = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
-            return
-        try:
-            torch.cuda.synchronize()
-        except Exception as error:
-            # A device that has failed already: the training will hear of it, and what was recorded is still written.
-            logger.error("rank %d: the device did not synchronize: %s", self._rank, _text(error))
-
-    def _report(self) -> None:
-        assert self._manifest is not None
-        manifest = self._manifest
-        for outcome in manifest.outcomes:
-            if outcome.status in ("complete", "partial"):
-                where = ", ".join(str(path) for path in outcome.backend.artifacts) or "nsys' own report"
-                logger.info(
-                    "rank %d: %s captured iterations %s (%s): %s",
-                    self._rank, outcome.backend.name, _span(manifest.captured),
-                    outcome.reason or outcome.status, where,
-                )  # fmt: skip
-            elif outcome.status == "missed":
-                logger.warning("rank %d: %s captured nothing: %s", self._rank, outcome.backend.name, outcome.reason)
 
 
 class _IterationTimer:
@@ -423,15 +371,4 @@ def _ending(error: BaseException | None) -> str:
         return f"the process was told to exit (code {error.code})"
     if isinstance(error, KeyboardInterrupt):
         return "training was interrupted from the keyboard"
-    return f"training raised {_text(error)}"
-
-
-def _text(error: BaseException) -> str:
-    """One line naming the error."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
-
-
-def _span(iterations: list[int]) -> str:
-    if not iterations:
-        return "none"
-    return f"{iterations[0]} to {iterations[-1]}" if len(iterations) > 1 else str(iterations[0])
+    return f"training raised {one_line(error)}"

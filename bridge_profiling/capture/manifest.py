@@ -17,45 +17,14 @@ from importlib import metadata
 from pathlib import Path
 
 from bridge_profiling.capture.attempt import job_id
-from bridge_profiling.capture.backend import Backend
 from bridge_profiling.capture.files import CaptureFiles, write_json
+from bridge_profiling.capture.profilers import Outcome, Profilers
 from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.config import ProfilingConfig
 
 SCHEMA_VERSION = 1
 
-#: From best to worst: everything asked for; some of it; nothing, as the window never opened; nothing, as something broke.
-STATUSES = ("complete", "partial", "missed", "failed")
-
 _PACKAGES = ("bridge-profiling", "torch", "megatron-core", "nemo_run", "nvtx", "transformer-engine")
-
-
-@dataclass
-class Outcome:
-    """What became of one profiler.
-
-    Args:
-        backend: the profiler.
-        status: one of STATUSES.
-        reason: why it is not `complete`.
-    """
-
-    backend: Backend
-    status: str = "missed"
-    reason: str | None = None
-
-    def as_json(self, root: Path) -> dict[str, object]:
-        """The profiler's entry in the manifest."""
-        return {
-            "name": self.backend.name,
-            "status": self.status,
-            "reason": self.reason,
-            "artifacts": [
-                {"path": _relative(path, root), "bytes": path.stat().st_size}
-                for path in self.backend.artifacts
-                if path.exists()
-            ],
-        }
 
 
 @dataclass
@@ -67,7 +36,7 @@ class Manifest:
         files: where things lie.
         rank: global rank.
         layout: the job's parallel layout.
-        outcomes: one per profiler.
+        profilers: the profilers and what became of them.
         captured: iterations in the capture, in order.
         interrupted: iterations that an exception ended inside the window.
         reason: why the whole is not `complete`, when it is not one profiler's fault.
@@ -77,20 +46,10 @@ class Manifest:
     files: CaptureFiles
     rank: int
     layout: ParallelLayout
-    outcomes: list[Outcome]
+    profilers: Profilers
     captured: list[int] = field(default_factory=list)
     interrupted: list[int] = field(default_factory=list)
     reason: str | None = None
-
-    @property
-    def status(self) -> str:
-        """The whole: what all profilers have in common, else `partial` when at least one captured something."""
-        statuses = {outcome.status for outcome in self.outcomes}
-        if len(statuses) == 1:
-            return statuses.pop()
-        if statuses & {"complete", "partial"}:
-            return "partial"
-        return "failed"
 
     def write(self, durations: Iterable[tuple[int, int]]) -> None:
         """Write it.
@@ -106,17 +65,17 @@ class Manifest:
     def as_json(self, durations: Sequence[tuple[int, int]]) -> dict[str, object]:
         """The manifest's content. Paths are relative to the output directory, times in nanoseconds."""
         window = self.files.window
-        reasons = [outcome.reason for outcome in self.outcomes if outcome.reason]
+        reasons = [outcome.reason for outcome in self.profilers.outcomes if outcome.reason]
         return {
             "schema_version": SCHEMA_VERSION,
-            "status": self.status,
+            "status": self.profilers.status,
             "reason": self.reason or (reasons[0] if reasons else None),
             "window": {"start": window.start, "end": window.end},
             "captured": {"first": self.captured[0], "last": self.captured[-1], "iterations": self.captured}
-            if self.captured
+            if self.captured and self.profilers.status in ("complete", "partial")
             else None,
             "interrupted": self.interrupted,
-            "profilers": [outcome.as_json(self.files.root) for outcome in self.outcomes],
+            "profilers": [self._outcome(outcome) for outcome in self.profilers.outcomes],
             "rank": self.rank,
             "world_size": self.layout.world_size,
             "local_rank": _integer(os.environ.get("LOCAL_RANK")),
@@ -135,6 +94,15 @@ class Manifest:
                 "duration_ns": [duration for _, duration in durations],
             },
             "clock": {"unix_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()},
+        }
+
+    def _outcome(self, outcome: Outcome) -> dict[str, object]:
+        written = [path for path in outcome.backend.artifacts if path.exists()]
+        return {
+            "name": outcome.backend.name,
+            "status": outcome.status,
+            "reason": outcome.reason,
+            "artifacts": [{"path": _relative(path, self.files.root), "bytes": path.stat().st_size} for path in written],
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from bridge_profiling.capture.backend import Backend
@@ -41,9 +42,10 @@ class MemoryBackend(Backend):
             # The allocator calls this in the middle of its own error; a second one would hide the first.
             print(f"bridge_profiling: no snapshot of the out-of-memory error: {error}", flush=True)
 
-    def stop(self, interrupted: list[int]) -> None:
+    def stop(self, interrupted: list[int]) -> Callable[[], None] | None:
         """Write the snapshot of the window's end."""
         self._write(self.files.memory_snapshot)
+        return None
 
     def _write(self, path: Path) -> None:
         import torch

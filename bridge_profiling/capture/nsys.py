@@ -60,7 +60,7 @@ class NsysBackend(Backend):
         """An NVTX range."""
         return NvtxRange(name, self._push, self._pop)
 
-    def stop(self, interrupted: list[int]) -> None:
+    def stop(self, interrupted: list[int]) -> Callable[[], None] | None:
         """Close the capture range."""
         import torch
 
@@ -69,3 +69,4 @@ class NsysBackend(Backend):
                 self._emit.__exit__(None, None, None)
         finally:
             torch.cuda.check_error(int(torch.cuda.cudart().cudaProfilerStop()))
+        return None

@@ -6,10 +6,12 @@ shifts the window after a resume, and starts one iteration early.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,12 @@ from typing import Any
 from bridge_profiling.capture.backend import Backend
 from bridge_profiling.capture.files import write_whole
 from bridge_profiling.errors import CaptureError
+
+#: Where a trace's end, with its name, is looked for.
+_TAIL_BYTES = 1 << 14
+
+#: Bytes packed at a time.
+_PIECE_BYTES = 1 << 20
 
 #: Kineto's traces shrink 13-fold at level 6 and 11-fold at level 1, which takes half the time (237 MB: 0.4 s, 0.84 s).
 _GZIP_LEVEL = 1
@@ -83,28 +91,34 @@ class TorchProfilerBackend(Backend):
 
         return record_function(name)
 
-    def stop(self, interrupted: list[int]) -> None:
-        """Stop recording, export, compress."""
+    def stop(self, interrupted: list[int]) -> Callable[[], None]:
+        """Stop recording and export; compressing is left for later.
+
+        The export holds the interpreter's lock even in a thread, and compressing does not: a trace of 237 MB is exported
+        in 1.8 s, and compressed in 0.4 s that training need not wait for. torch's own `.json.gz` takes 16 s for both.
+        """
         # First: a second stop_trace after one that raised would crash the process.
         self._phase = "idle"
         self._profile.stop_trace()
-        self._export(interrupted)
-        self._publish_chakra()
-
-    def _export(self, interrupted: list[int]) -> None:
         target = self.files.torch_trace
         target.parent.mkdir(parents=True, exist_ok=True)
-        # torch compresses its own .json.gz at level 9 line by line: 16 s where this takes 2.
         raw = target.with_name(f".{target.name}.{os.getpid()}.json")
         try:
             self._profile.export_chrome_trace(str(raw))
-            # Kineto only logs a path that it cannot write.
-            if not raw.is_file() or raw.stat().st_size == 0:
-                raise CaptureError(f"torch wrote no trace to {target.parent}: is it writable, and is there room?")
-            write_whole(target, lambda temporary: _compress(raw, temporary, interrupted))
-        finally:
-            raw.unlink(missing_ok=True)
-        self.artifacts.append(target)
+            _check_whole(raw)
+            self._publish_chakra()
+        except BaseException:
+            _remove(raw)
+            raise
+
+        def compress() -> None:
+            try:
+                write_whole(target, lambda temporary: _compress(raw, temporary, interrupted, target.name))
+                self.artifacts.insert(0, target)
+            finally:
+                _remove(raw)
+
+        return compress
 
     def _publish_chakra(self) -> None:
         if self._observer is not None:
@@ -138,18 +152,51 @@ class TorchProfilerBackend(Backend):
             self._chakra_temporary.unlink(missing_ok=True)
 
 
-def _compress(raw: Path, target: Path, interrupted: list[int]) -> None:
-    """Gzip `raw` into `target`, with interrupted iterations renamed so that no reader takes them for whole ones."""
+def _check_whole(raw: Path) -> None:
+    """Refuse an export that is missing or cut off: Kineto only logs a path that it cannot write, or a disk that is full.
+
+    Raises:
+        CaptureError: there is no file, or its end is not a trace's.
+    """
+    tail = b""
+    if raw.is_file():
+        with raw.open("rb") as file:
+            file.seek(max(raw.stat().st_size - _TAIL_BYTES, 0))
+            tail = file.read().rstrip()
+    # A trace cut off behind an event also ends with a brace, but an indented one.
+    if not tail.endswith(b"}") or not (b'"traceName"' in tail or tail.endswith(b"\n}")):
+        raise CaptureError(f"torch could not write the whole trace to {raw.parent}; there is no room, or no permission")
+
+
+def _remove(raw: Path) -> None:
+    """Remove an export, and what Kineto leaves of a failed one: a file it keeps open, whose space must be given back first."""
+    for path in (raw, raw.with_name(f"{raw.name}.tmp")):
+        with contextlib.suppress(FileNotFoundError):
+            os.truncate(path, 0)
+            path.unlink()
+
+
+def _compress(raw: Path, target: Path, interrupted: list[int], name: str) -> None:
+    """Gzip `raw` into `target`.
+
+    Args:
+        raw: the exported trace.
+        target: the file to write.
+        interrupted: iterations to rename, so that no reader takes them for whole ones.
+        name: what the trace calls itself; Kineto wrote the name of `raw`.
+    """
     renamed = {
         f'"ProfilerStep#{iteration}"'.encode(): f'"interrupted ProfilerStep#{iteration}"'.encode() for iteration in interrupted
     }
+    renamed[raw.name.encode()] = name.encode()
     with raw.open("rb") as source, gzip.open(target, "wb", compresslevel=_GZIP_LEVEL) as packed:
-        if not renamed:
-            while chunk := source.read(1 << 20):
-                packed.write(chunk)
-            return
+        if not interrupted:
+            # All but the end in large pieces, which are read and packed without the interpreter's lock.
+            left = max(raw.stat().st_size - _TAIL_BYTES, 0)
+            while left and (piece := source.read(min(left, _PIECE_BYTES))):
+                packed.write(piece)
+                left -= len(piece)
         for line in source:
-            for whole, cut in renamed.items():
-                if whole in line:
-                    line = line.replace(whole, cut)
+            for old, new in renamed.items():
+                line = line.replace(old, new)
             packed.write(line)

@@ -1,0 +1,94 @@
+"""Writing a trace: what training waits for, what it does not, and signals that arrive meanwhile."""
+
+import gzip
+import os
+import signal
+import threading
+
+import pytest
+
+from bridge_profiling.capture import torch_profiler
+from bridge_profiling.capture.signals import signals_held
+
+
+def test_training_goes_on_while_a_trace_is_compressed(run, monkeypatch):
+    """Compression here ends only after iteration 5 has begun: a training that waited for it would wait for ever."""
+    reached, compress = threading.Event(), torch_profiler._compress
+
+    def held_up(*arguments):
+        assert reached.wait(timeout=60), "training waited for the compression"
+        compress(*arguments)
+
+    monkeypatch.setattr(torch_profiler, "_compress", held_up)
+    statuses = []
+
+    def on_iteration(iteration):
+        if iteration == 4:
+            statuses.append(run.manifest("iter-1-3")["status"])
+        if iteration == 5:
+            reached.set()
+
+    run.train(run.config(1, 3), range(7), on_iteration=on_iteration)
+    assert statuses == ["failed"], "the manifest said more than was true before the trace was there"
+    assert run.manifest("iter-1-3")["status"] == "complete"
+    assert run.iterations("iter-1-3") == [1, 2]
+
+
+def test_a_compression_that_fails_is_in_the_manifest(run, monkeypatch):
+    def fails(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch_profiler, "_compress", fails)
+    run.train(run.config(1, 3), range(5))
+    manifest = run.manifest("iter-1-3")
+    assert manifest["status"] == "failed"
+    assert "No space left on device" in manifest["reason"]
+    assert not list((run.root / "torch").rglob("*.*"))
+
+
+def test_the_trace_is_called_by_its_own_name(run):
+    run.train(run.config(1, 2), range(3))
+    name = run.trace("iter-1-2").get("traceName", "rank-0.pt.trace.json.gz")
+    assert name.endswith("/rank-0.pt.trace.json.gz") or name == "rank-0.pt.trace.json.gz"
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.999])
+def test_an_export_that_is_cut_off_is_refused(run, tmp_path, kept):
+    run.train(run.config(1, 3), range(4))
+    whole = gzip.decompress((run.root / "torch" / "iter-1-3" / "rank-0.pt.trace.json.gz").read_bytes())
+    raw = tmp_path / "raw.json"
+    raw.write_bytes(whole)
+    torch_profiler._check_whole(raw)
+    raw.write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(torch_profiler.CaptureError, match="whole trace"):
+        torch_profiler._check_whole(raw)
+
+
+def test_a_signal_during_writing_is_delivered_after_it(run, monkeypatch):
+    """Ctrl-C while the last iteration's trace is written: the trace is whole, and the interrupt arrives all the same."""
+    stop = torch_profiler.TorchProfilerBackend.stop
+
+    def interrupted(self, cut):
+        os.kill(os.getpid(), signal.SIGINT)
+        return stop(self, cut)
+
+    monkeypatch.setattr(torch_profiler.TorchProfilerBackend, "stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(run.config(1, 3), range(6))
+    assert run.manifest("iter-1-3")["status"] == "complete"
+    assert run.iterations("iter-1-3") == [1, 2]
+
+
+def test_handlers_are_the_users_own_again_afterwards():
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        mine = signal.getsignal(signal.SIGTERM)
+        with signals_held():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert seen == []
+        assert seen == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
