@@ -39,8 +39,8 @@ from bridge_profiling import plugins
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import apply_overrides
 from launch.pretrain import pretrain
+from recipes.catalog import RECIPES, get_recipe
 from recipes.executors import check_executor
-from recipes.gpt import RECIPES, get_recipe
 from recipes.tasks import as_config
 
 USAGE_ERROR, FAILURE = 2, 1

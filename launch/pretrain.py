@@ -115,7 +115,7 @@ def build_config(recipe: str, files: Sequence[str] = (), overrides: Sequence[str
     Raises:
         ProfilingConfigError: no such recipe, or a setting that does not fit it.
     """
-    from recipes.gpt import get_recipe
+    from recipes.catalog import get_recipe
 
     config = get_recipe(recipe)()
     for file in files:

@@ -1,6 +1,6 @@
 """Recipes as NeMo-Run tasks: `run.Partial(pretrain, config=…)` that can be edited and submitted.
 
-Submit host only; on the NeMo-Run command line they are `--factory gpt_tiny` and `gpt_125m`.
+Submit host only; on the NeMo-Run command line they are `--factory gpt_tiny`, `llama3_8b` and so on.
 """
 
 # No `from __future__ import annotations`: NeMo-Run reads the return annotations of factories.
@@ -14,7 +14,7 @@ from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import apply_overrides
 from launch.pretrain import pretrain
-from recipes.gpt import get_recipe
+from recipes.catalog import get_recipe
 from recipes.tasks import as_config
 
 
@@ -22,7 +22,7 @@ def pretrain_partial(recipe: str | Callable[[], Any], overrides: Sequence[str] =
     """The training of a recipe, as a task for an experiment.
 
     Args:
-        recipe: a recipe's name (`gpt_tiny`, `gpt_125m`), or a function that returns a ConfigContainer.
+        recipe: a recipe's name (`gpt_tiny`, `llama3_8b`), or a function that returns a ConfigContainer.
         overrides: Hydra-style settings applied to it, for example `train.train_iters=8`.
 
     Raises:
@@ -52,3 +52,21 @@ def gpt_tiny() -> run.Partial[pretrain]:
 def gpt_125m() -> run.Partial[pretrain]:
     """A GPT of 125 million parameters."""
     return pretrain_partial("gpt_125m")
+
+
+@run.cli.factory(target=pretrain)
+def llama32_1b() -> run.Partial[pretrain]:
+    """Llama 3.2 1B, for one GPU or more."""
+    return pretrain_partial("llama32_1b")
+
+
+@run.cli.factory(target=pretrain)
+def llama3_8b() -> run.Partial[pretrain]:
+    """Llama 3 8B, for 8 GPUs or a multiple."""
+    return pretrain_partial("llama3_8b")
+
+
+@run.cli.factory(target=pretrain)
+def qwen3_30b_a3b() -> run.Partial[pretrain]:
+    """Qwen3 30B-A3B, a mixture of experts, for 16 GPUs or a multiple."""
+    return pretrain_partial("qwen3_30b_a3b")

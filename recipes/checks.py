@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.errors import ProfilingConfigError
 
 if TYPE_CHECKING:
-    from recipes.config import ConfigContainer, GPTModelConfig, TrainConfig
+    from recipes.config import ConfigContainer, DatasetConfig, GPTModelConfig, TrainConfig
 
 _AT_LEAST_ONE = {
     "model": (
@@ -24,6 +26,8 @@ _AT_LEAST_ONE = {
         "seq_length",
         "tensor_model_parallel_size",
         "pipeline_model_parallel_size",
+        "context_parallel_size",
+        "expert_model_parallel_size",
     ),
     "train": ("train_iters", "micro_batch_size", "global_batch_size", "eval_iters"),
     "logger": ("log_interval",),
@@ -47,6 +51,30 @@ def megatron_errors(section: str) -> Iterator[None]:
         ) from error
 
 
+_SHARE = re.compile(r"\s*\d+(\.\d+)?\s*")
+
+#: Settings that megatron-core compares with the Transformer Engine installed here, and what makes it skip that.
+_COMPARED_WITH_TRANSFORMER_ENGINE = {"apply_rope_fusion": False, "moe_permute_fusion": False, "fp8": None}
+
+
+@contextmanager
+def without_checks_of_a_local_transformer_engine(model: GPTModelConfig) -> Iterator[None]:
+    """Where Transformer Engine is missing, hide the settings that megatron-core would refuse for want of it.
+
+    A submit host may well be without; whether the job's machines can do it is checked there, by `recipes.megatron.layers`.
+    """
+    hidden = {}
+    if importlib.util.find_spec("transformer_engine") is None:
+        hidden = {name: getattr(model, name) for name in _COMPARED_WITH_TRANSFORMER_ENGINE}
+        for name, value in _COMPARED_WITH_TRANSFORMER_ENGINE.items():
+            setattr(model, name, value)
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(model, name, value)
+
+
 def check_sizes(config: ConfigContainer) -> None:
     """Refuse counts below one."""
     for section, names in _AT_LEAST_ONE.items():
@@ -65,24 +93,31 @@ def check_sizes(config: ConfigContainer) -> None:
             instead="Type train.eval_interval=null to switch evaluation off",
         )
 
+    if config.train.manual_gc_interval < 0 or (config.train.manual_gc_interval and not config.train.manual_gc):
+        raise ProfilingConfigError(
+            f"train.manual_gc_interval={config.train.manual_gc_interval} with train.manual_gc="
+            f"{str(config.train.manual_gc).lower()}",
+            why="it counts the iterations between two collections, when Python leaves them to this loop",
+            instead="Type train.manual_gc_interval=0, or 1 or more with train.manual_gc=true",
+        )
+
 
 def check_supported(config: ConfigContainer) -> None:
     """Refuse what megatron-core's configs can say but this loop cannot do."""
     model = config.model
+    scope = str(model.cuda_graph_scope)
     refusals = (
-        (model.transformer_impl != "local", f"model.transformer_impl={model.transformer_impl}", "local"),
-        (model.context_parallel_size != 1, f"model.context_parallel_size={model.context_parallel_size}", "1"),
-        (model.sequence_parallel, "model.sequence_parallel=true", "false"),
-        # megatron-core 0.16's own router and activation offloading stop with a NameError and an AssertionError there.
-        (model.num_moe_experts is not None, f"model.num_moe_experts={model.num_moe_experts}", "null"),
-        (model.expert_model_parallel_size != 1, f"model.expert_model_parallel_size={model.expert_model_parallel_size}", "1"),
+        (model.transformer_impl == "inference_optimized", "model.transformer_impl=inference_optimized", "null"),
         (model.cpu_offloading, "model.cpu_offloading=true", "false"),
-        (model.fp8 is not None, f"model.fp8={model.fp8}", "null"),
+        (model.fp8_param, "model.fp8_param=true", "false"),
         (model.fp4 is not None, f"model.fp4={model.fp4}", "null"),
         (model.multi_latent_attention, "model.multi_latent_attention=true", "false"),
         (model.mtp_num_layers is not None, f"model.mtp_num_layers={model.mtp_num_layers}", "null"),
-        (model.cuda_graph_impl != "none", f"model.cuda_graph_impl={model.cuda_graph_impl}", "none"),
-        (model.attention_backend.name in ("flash", "fused"), f"model.attention_backend={model.attention_backend.name}", "auto"),
+        (model.hybrid_context_parallel, "model.hybrid_context_parallel=true", "false"),
+        (model.enable_cuda_graph, "model.enable_cuda_graph=true", "false"),
+        (model.external_cuda_graph, "model.external_cuda_graph=true", "false"),
+        (model.cuda_graph_impl not in ("none", "local"), f"model.cuda_graph_impl={model.cuda_graph_impl}", "local"),
+        ("full_iteration" in scope, "model.cuda_graph_scope=full_iteration", "full"),
         (config.ddp.use_megatron_fsdp, "ddp.use_megatron_fsdp=true", "false"),
         (config.optimizer.optimizer not in ("adam", "sgd"), f"optimizer.optimizer={config.optimizer.optimizer}", "adam"),
     )
@@ -90,7 +125,8 @@ def check_supported(config: ConfigContainer) -> None:
         if refused:
             raise ProfilingConfigError(
                 f"{setting} is not supported",
-                why="this loop trains with megatron-core's own layers (no Transformer Engine) and its DistributedDataParallel",
+                why="this loop has nothing that would carry it out: it trains GPT layers under megatron-core's"
+                " DistributedDataParallel",
                 instead=f"Type {setting.partition('=')[0]}={value}",
             )
 
@@ -98,12 +134,12 @@ def check_supported(config: ConfigContainer) -> None:
 def check_model_split(model: GPTModelConfig) -> None:
     """Refuse sizes that tensor or pipeline parallelism cannot divide."""
     tensor, pipeline = model.tensor_model_parallel_size, model.pipeline_model_parallel_size
-    for name, value, divisor, other in (
-        ("num_attention_heads", model.num_attention_heads, tensor, "model.tensor_model_parallel_size"),
-        ("vocab_size", model.vocab_size, tensor, "model.tensor_model_parallel_size"),
-        ("hidden_size", model.hidden_size, model.num_attention_heads, "model.num_attention_heads"),
-    ):
-        _check_multiple(f"model.{name}", value, divisor, other)
+    _check_multiple("model.num_attention_heads", model.num_attention_heads, tensor, "model.tensor_model_parallel_size")
+    _check_multiple("model.vocab_size", model.vocab_size, tensor, "model.tensor_model_parallel_size")
+    if model.kv_channels is None:
+        _check_multiple("model.hidden_size", model.hidden_size, model.num_attention_heads, "model.num_attention_heads")
+    _check_sequence_split(model)
+    _check_experts(model)
     if model.virtual_pipeline_model_parallel_size is not None and pipeline == 1:
         raise ProfilingConfigError(
             f"model.virtual_pipeline_model_parallel_size={model.virtual_pipeline_model_parallel_size} without a pipeline",
@@ -115,6 +151,34 @@ def check_model_split(model: GPTModelConfig) -> None:
     stages = pipeline * (model.virtual_pipeline_model_parallel_size or 1)
     virtual = " times model.virtual_pipeline_model_parallel_size" if stages != pipeline else ""
     _check_multiple("model.num_layers", model.num_layers, stages, f"model.pipeline_model_parallel_size{virtual}")
+
+
+def _check_sequence_split(model: GPTModelConfig) -> None:
+    if model.context_parallel_size > 1:
+        # Each rank gets one share from the front and one from the back, since later tokens cost more attention.
+        shares = 2 * model.context_parallel_size
+        _check_multiple("model.seq_length", model.seq_length, shares, "model.context_parallel_size times 2")
+    if model.tp_comm_overlap and not model.sequence_parallel:
+        raise ProfilingConfigError(
+            "model.tp_comm_overlap is on and model.sequence_parallel is off",
+            why="what is overlapped are the gathers and scatters of sequence parallelism",
+            instead="Type model.sequence_parallel=true as well",
+        )
+    if model.sequence_parallel:
+        shares = model.context_parallel_size * model.tensor_model_parallel_size
+        _check_multiple("model.seq_length", model.seq_length, shares, "model.tensor_model_parallel_size, with context parallel")
+
+
+def _check_experts(model: GPTModelConfig) -> None:
+    ranks = model.expert_model_parallel_size
+    if model.num_moe_experts is not None:
+        _check_multiple("model.num_moe_experts", model.num_moe_experts, ranks, "model.expert_model_parallel_size")
+    elif ranks > 1:
+        raise ProfilingConfigError(
+            f"model.expert_model_parallel_size={ranks} without experts",
+            why="model.num_moe_experts is null",
+            instead="Type model.expert_model_parallel_size=1",
+        )
 
 
 def _uneven_pipeline(model: GPTModelConfig) -> bool:
@@ -191,6 +255,37 @@ def check_schedule(config: ConfigContainer) -> None:
         )
 
 
+def check_dataset(dataset: DatasetConfig) -> None:
+    """Refuse weights without data sets, and loader settings that contradict each other. Looks at no file."""
+    if dataset.blend is not None and not dataset.blend:
+        raise ProfilingConfigError("dataset.blend=[] names no data set", instead="Type dataset.blend=null for mock data")
+    if dataset.blend_weights is not None and len(dataset.blend_weights) != len(dataset.blend or ()):
+        raise ProfilingConfigError(
+            f"dataset.blend_weights has {len(dataset.blend_weights)} entries and dataset.blend {len(dataset.blend or ())}",
+            why="each data set has one weight",
+            instead="Type dataset.blend_weights=null to weigh them by their sizes",
+        )
+    if dataset.blend_weights is not None and (min(dataset.blend_weights) < 0 or sum(dataset.blend_weights) <= 0):
+        raise ProfilingConfigError(
+            f"dataset.blend_weights={dataset.blend_weights} are no shares", instead="Type numbers above 0, such as [0.7,0.3]"
+        )
+    shares = dataset.split.split(",")
+    if not all(map(_SHARE.fullmatch, shares)) or len(shares) > 3 or not sum(map(float, shares)):
+        raise ProfilingConfigError(
+            f"dataset.split={dataset.split} gives no shares",
+            why="it is up to three numbers: training, evaluation and test",
+            instead="Type dataset.split=90,10,0",
+        )
+    if dataset.num_workers < 0:
+        raise ProfilingConfigError(f"dataset.num_workers={dataset.num_workers}", instead="Type dataset.num_workers=0 or more")
+    if dataset.prefetch_factor is not None and (dataset.num_workers == 0 or dataset.prefetch_factor < 1):
+        raise ProfilingConfigError(
+            f"dataset.prefetch_factor={dataset.prefetch_factor} with dataset.num_workers={dataset.num_workers}",
+            why="it counts what each worker process loads ahead",
+            instead="Type dataset.prefetch_factor=null, or 1 or more with dataset.num_workers=1 or more",
+        )
+
+
 def check_tokenizer(config: ConfigContainer) -> None:
     """Refuse more tokens than the embedding has rows."""
     tokens, rows = config.tokenizer.vocab_size, config.model.vocab_size
@@ -243,5 +338,17 @@ def derive_distributed_optimizer(config: ConfigContainer) -> None:
             "ddp.overlap_param_gather is on without the settings it needs",
             why="parameters are gathered by the distributed optimizer, after gradients reduced with overlap",
             instead="Type ddp.use_distributed_optimizer=true ddp.overlap_grad_reduce=true as well",
+        )
+    if ddp.overlap_param_gather and config.model.torch_compile:
+        raise ProfilingConfigError(
+            "model.torch_compile and ddp.overlap_param_gather are both on",
+            why="the gathers are waited for in hooks of the modules inside a layer, which is compiled as a whole",
+            instead="Type ddp.overlap_param_gather=false",
+        )
+    if config.model.torch_compile and config.model.cuda_graph_impl != "none":
+        raise ProfilingConfigError(
+            "model.torch_compile and model.cuda_graph_impl are both on",
+            why="each takes over the call of a layer",
+            instead="Type model.cuda_graph_impl=none",
         )
     optimizer.overlap_param_gather = ddp.overlap_param_gather

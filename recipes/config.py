@@ -15,7 +15,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
-from recipes import checks
+from recipes import checks, run_checks
 
 
 @dataclass(kw_only=True)
@@ -40,11 +40,20 @@ class GPTModelConfig(TransformerConfig):
     rotary_base: int = 10000
     """Base period of rotary embeddings (`rope` only)."""
 
+    rope_scaling: bool = False
+    """Stretch rotary embeddings beyond the 8,192 tokens they were trained on, as Llama 3.1 and later do (`rope` only)."""
+
+    rope_scaling_factor: float = 8.0
+    """How far they are stretched (`rope_scaling` only)."""
+
     share_embeddings_and_output_weights: bool = True
     """Use the input embedding as the output layer's weight."""
 
-    transformer_impl: Literal["local", "transformer_engine", "inference_optimized"] = "local"
-    """Whose layers: only megatron-core's own, `local`, which run on CPU and GPU alike."""
+    transformer_impl: Literal["local", "transformer_engine"] | None = None
+    """Whose layers: Transformer Engine's, or megatron-core's own; null takes the first where the job can import them."""
+
+    torch_compile: bool = False
+    """Compile each transformer layer's forward and backward with torch.compile."""
 
     def __post_init__(self) -> None:
         """Nothing yet: megatron-core derives and checks fields here, and overrides still have to arrive."""
@@ -55,7 +64,7 @@ class GPTModelConfig(TransformerConfig):
         Raises:
             ProfilingConfigError: megatron-core refuses the combination; the message is its own.
         """
-        with checks.megatron_errors("model"):
+        with checks.megatron_errors("model"), checks.without_checks_of_a_local_transformer_engine(self):
             super().__post_init__()
 
 
@@ -67,7 +76,8 @@ class TrainConfig:
     """Iterations of the whole training; the last one is `train_iters - 1`."""
 
     start_iteration: int = 0
-    """First iteration to run: 0-based. Data and learning rate go on from there, as after a resume; weights start anew."""
+    """First iteration to run: 0-based. Data and learning rate go on from there; weights start anew, unlike after a resume
+    from `checkpoint.load`, which sets this field itself."""
 
     micro_batch_size: int = 2
     """Sequences a rank works on at a time."""
@@ -80,6 +90,25 @@ class TrainConfig:
 
     eval_iters: int = 2
     """Global batches in one evaluation."""
+
+    manual_gc: bool = False
+    """Keep Python from collecting garbage when it likes, which would stall one rank and with it all that wait for it."""
+
+    manual_gc_interval: int = 0
+    """With `manual_gc`, collect on every rank after every so many iterations; 0 collects at the start only."""
+
+    exit_signal_handler: bool = False
+    """On `exit_signal`, finish the iteration, save a checkpoint where `checkpoint.save` is set, and end with exit code 0.
+    Ranks exchange 8 bytes in each iteration for it. Off, the first SIGTERM ends the training at once with exit code 143."""
+
+    exit_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
+    """The signal of `exit_signal_handler`, on any rank; Slurm sends SIGUSR1 some time before the end with --signal=USR1@120."""
+
+    exit_duration_in_mins: float | None = None
+    """Minutes after which to stop likewise, counted from the start of this process; null never does."""
+
+    exit_interval: int | None = None
+    """Stop likewise when the number of completed iterations is a multiple of this; null never does."""
 
 
 @dataclass(kw_only=True)
@@ -101,7 +130,19 @@ class SchedulerConfig:
 
 @dataclass(kw_only=True)
 class DatasetConfig:
-    """The `dataset` section: megatron-core's mock GPT data, made up in memory from a seed."""
+    """The `dataset` section: Megatron's indexed token files, or mock data made up in memory from a seed."""
+
+    blend: list[str] | None = None
+    """Indexed data sets by their path without `.bin` and `.idx`; null is megatron-core's mock data."""
+
+    blend_weights: list[float] | None = None
+    """Share of each of them in the samples; null takes them in proportion to their sizes."""
+
+    split: str = "90,10,0"
+    """Shares of the documents for training, evaluation and test (indexed data only)."""
+
+    path_to_cache: str | None = None
+    """Directory of the sample indices, which global rank 0 builds and every node must see; null is beside the data."""
 
     random_seed: int = 1234
     """Seed of the order in which samples come."""
@@ -114,6 +155,15 @@ class DatasetConfig:
 
     eod_mask_loss: bool = False
     """Leave end-of-document tokens out of the loss."""
+
+    num_workers: int = 0
+    """Processes of each rank that load its data; 0 loads in the training process."""
+
+    prefetch_factor: int | None = None
+    """Microbatches each of these processes loads ahead; null is torch's own, 2."""
+
+    pin_memory: bool = True
+    """Load into pinned memory, from which copies to a GPU overlap with its work; nothing without a GPU."""
 
 
 @dataclass(kw_only=True)
@@ -137,7 +187,19 @@ class LoggerConfig:
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    """The `checkpoint` section. It has no fields: the loop neither saves nor loads checkpoints yet."""
+    """The `checkpoint` section: where the training's state is kept, so that a restarted job goes on."""
+
+    save: str | None = None
+    """Directory for checkpoints, which every rank must see: one at each exit that is no failure, and at `save_interval`."""
+
+    save_interval: int | None = None
+    """Also save after every so many iterations; null does not."""
+
+    most_recent_k: int | None = None
+    """Keep only so many of the checkpoints under `save`, those written last; null keeps all."""
+
+    load: str | None = None
+    """Directory to resume from, at its newest checkpoint; without one there yet, training starts from scratch."""
 
 
 @dataclass(kw_only=True)
@@ -216,8 +278,11 @@ class ConfigContainer:
         checks.check_model_split(self.model)
         checks.check_batch(self, layout)
         checks.check_iterations(self.train)
+        run_checks.check_exits(self.train)
+        run_checks.check_checkpoint(self)
         checks.check_schedule(self)
         checks.check_tokenizer(self)
+        checks.check_dataset(self.dataset)
         self.profiling.finalize(train_iters=self.train.train_iters, world_size=world_size)
         checks.derive_precision(self)
         checks.derive_distributed_optimizer(self)
@@ -226,6 +291,9 @@ class ConfigContainer:
             self.optimizer.__post_init__()
         with checks.megatron_errors("ddp"):
             self.ddp.__post_init__()
+        if self.optimizer.min_lr is None:
+            # megatron-core's parameter groups carry it, and its schedules other than `constant` calculate with it.
+            self.optimizer.min_lr = 0.0
         if self.scheduler.lr_decay_iters is None:
             self.scheduler.lr_decay_iters = self.train.train_iters
         if self.tokenizer.vocab_size is None:

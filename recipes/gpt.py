@@ -1,14 +1,10 @@
-"""GPT recipes: plain functions that return a ConfigContainer, and the names under which a command line finds them."""
+"""GPT recipes: plain functions that return a ConfigContainer."""
 
 from __future__ import annotations
-
-import difflib
-from collections.abc import Callable
 
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
-from bridge_profiling.errors import ProfilingConfigError
 from recipes.config import ConfigContainer, GPTModelConfig, SchedulerConfig, TrainConfig
 
 
@@ -48,23 +44,4 @@ def gpt_125m() -> ConfigContainer:
         optimizer=OptimizerConfig(lr=6e-4, min_lr=6e-5, weight_decay=0.1, adam_beta2=0.95, clip_grad=1.0),
         scheduler=SchedulerConfig(lr_decay_style="cosine", lr_warmup_iters=10),
         ddp=DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=True, use_distributed_optimizer=True),
-    )
-
-
-RECIPES: dict[str, Callable[[], ConfigContainer]] = {"gpt_tiny": gpt_tiny, "gpt_125m": gpt_125m}
-
-
-def get_recipe(name: str) -> Callable[[], ConfigContainer]:
-    """The recipe of that name.
-
-    Raises:
-        ProfilingConfigError: there is none; the message names the nearest.
-    """
-    if name in RECIPES:
-        return RECIPES[name]
-    nearest = difflib.get_close_matches(name, RECIPES, n=1)
-    raise ProfilingConfigError(
-        f"there is no recipe {name!r}",
-        why=f"the recipes are {', '.join(RECIPES)}",
-        instead=f"Type {nearest[0] if nearest else next(iter(RECIPES))}",
     )

@@ -98,11 +98,14 @@ def adapt_to_cpu(config: ConfigContainer) -> list[str]:
     model = config.model
     for asked, setting, value in (
         (model.recompute_granularity is not None, "model.recompute_granularity", "null"),
+        # It works, but compiles for a minute: the counts that CudaToCpu keeps are part of what is compiled.
+        (model.torch_compile, "model.torch_compile", "false"),
+        (model.cuda_graph_impl != "none", "model.cuda_graph_impl", "none"),
         (config.optimizer.optimizer_cpu_offload, "optimizer.optimizer_cpu_offload", "false"),
     ):
         if asked:
             raise ProfilingConfigError(
-                f"{setting} is set, and there is no GPU here", why="it works on CUDA memory", instead=f"Type {setting}={value}"
+                f"{setting} is set, and there is no GPU here", why="it is made for CUDA", instead=f"Type {setting}={value}"
             )
     settings = dict(_WITHOUT_CUDA)
     if model.tensor_model_parallel_size > 1:

@@ -1,20 +1,33 @@
-"""Batches by the number of samples consumed, so that iteration k sees the same data wherever a run starts."""
+"""Batches by the number of samples consumed, so that iteration k sees the same data wherever a run starts.
+
+Samples are megatron-core's: mock ones, or those of indexed token files. Reads token files, and never writes them.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset
+from megatron.core.datasets.blended_megatron_dataset_config import (
+    convert_split_vector_to_split_matrix,
+    parse_and_normalize_split,
+)
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.tokenizers import MegatronTokenizer
 
-from recipes.config import ConfigContainer
+from bridge_profiling.errors import ProfilingConfigError
+from recipes.config import ConfigContainer, DatasetConfig
 
 Batch = dict[str, torch.Tensor]
+
+#: Tokens at the beginning of a data set that are compared with the vocabulary before the training starts.
+_TOKENS_LOOKED_AT = 1_000_000
 
 # It warns of every mock data set that it cannot save its index, which takes a tenth of a second to make.
 logging.getLogger("megatron.core.datasets.gpt_dataset").setLevel(logging.ERROR)
@@ -24,10 +37,11 @@ logging.getLogger("megatron.core.datasets.gpt_dataset").setLevel(logging.ERROR)
 class Data:
     """The training and evaluation samples of a run, and how they are dealt out to data-parallel ranks."""
 
-    train: MockGPTDataset
-    evaluation: MockGPTDataset | None
+    train: torch.utils.data.Dataset
+    evaluation: torch.utils.data.Dataset | None
     global_batch_size: int
     micro_batch_size: int
+    settings: DatasetConfig
 
     def train_batches(self, start_iteration: int) -> Iterator[Batch]:
         """This rank's microbatches from the first of `start_iteration` on."""
@@ -37,7 +51,7 @@ class Data:
         """This rank's microbatches of an evaluation: the same samples every time."""
         return self._batches(self.evaluation, consumed=0)
 
-    def _batches(self, dataset: MockGPTDataset, consumed: int) -> Iterator[Batch]:
+    def _batches(self, dataset: torch.utils.data.Dataset, consumed: int) -> Iterator[Batch]:
         sampler = ConsumedSampler(
             total=len(dataset),
             consumed=consumed,
@@ -45,9 +59,14 @@ class Data:
             rank=parallel_state.get_data_parallel_rank(),
             ranks=parallel_state.get_data_parallel_world_size(),
         )
-        # A generator of its own: the loader would draw a seed from the one that dropout uses.
         loader = torch.utils.data.DataLoader(
-            dataset, batch_sampler=sampler, pin_memory=torch.cuda.is_available(), generator=torch.Generator()
+            dataset,
+            batch_sampler=sampler,
+            num_workers=self.settings.num_workers,
+            prefetch_factor=self.settings.prefetch_factor,
+            pin_memory=self.settings.pin_memory and torch.cuda.is_available(),
+            # A generator of its own: the loader would draw a seed from the one that dropout uses.
+            generator=torch.Generator(),
         )
         return iter(loader)
 
@@ -74,12 +93,28 @@ class ConsumedSampler:
 
 
 def build_data(config: ConfigContainer) -> Data:
-    """Mock GPT samples for the whole training and for one evaluation."""
+    """GPT samples for the whole training and for one evaluation.
+
+    Every rank calls it; for indexed data, global rank 0 builds the sample indices while the others wait.
+    """
     train, dataset = config.train, config.dataset
+    # A blend with weights cannot be asked for as many samples as there are, which is what None means.
+    kind, unused = (MockGPTDataset, None) if dataset.blend is None else (GPTDataset, 1)
+    evaluated = train.eval_iters * train.global_batch_size if train.eval_interval is not None else unused
+    sizes = [train.train_iters * train.global_batch_size, evaluated, unused]
+    samples, evaluation, _ = BlendedMegatronDatasetBuilder(kind, sizes, lambda: True, _megatron_settings(config)).build()
+    return Data(samples, evaluation, train.global_batch_size, train.micro_batch_size, dataset)
+
+
+def _megatron_settings(config: ConfigContainer) -> GPTDatasetConfig:
+    dataset = config.dataset
     tokenizer = MegatronTokenizer.from_pretrained(metadata_path={"library": "null"}, vocab_size=config.tokenizer.vocab_size)
-    settings = GPTDatasetConfig(
+    return GPTDatasetConfig(
         random_seed=dataset.random_seed,
         sequence_length=config.model.seq_length,
+        blend=None if dataset.blend is None else (dataset.blend, _weights(dataset)),
+        split=None if dataset.blend is None else dataset.split,
+        path_to_cache=dataset.path_to_cache,
         reset_position_ids=dataset.reset_position_ids,
         reset_attention_mask=dataset.reset_attention_mask,
         eod_mask_loss=dataset.eod_mask_loss,
@@ -87,7 +122,75 @@ def build_data(config: ConfigContainer) -> Data:
         create_attention_mask=dataset.reset_attention_mask,
         tokenizer=tokenizer,
     )
-    evaluated = train.eval_iters * train.global_batch_size if train.eval_interval is not None else None
-    sizes = [train.train_iters * train.global_batch_size, evaluated, None]
-    samples, evaluation, _ = BlendedMegatronDatasetBuilder(MockGPTDataset, sizes, lambda: True, settings).build()
-    return Data(samples, evaluation, train.global_batch_size, train.micro_batch_size)
+
+
+def _weights(dataset: DatasetConfig) -> list[float] | None:
+    assert dataset.blend is not None
+    if dataset.blend_weights is not None or len(dataset.blend) == 1:
+        return dataset.blend_weights
+    # Without weights, megatron-core ends a blend after one pass over it, however long the training.
+    return [float(os.path.getsize(f"{prefix}.bin")) for prefix in dataset.blend]
+
+
+def check_data(config: ConfigContainer) -> None:
+    """Refuse indexed data that this machine does not have, or whose tokens the model does not know.
+
+    Raises:
+        ProfilingConfigError: says which data set, and what to type.
+    """
+    rows, parts = config.model.vocab_size, _parts(config)
+    for prefix in config.dataset.blend or ():
+        missing = [name for name in (f"{prefix}.bin", f"{prefix}.idx") if not os.path.isfile(name)]
+        if missing:
+            raise ProfilingConfigError(
+                f"dataset.blend names {prefix}, and there is no {' and no '.join(missing)}",
+                why="an indexed data set is a .bin and an .idx file, and dataset.blend their path without the ending",
+                instead=f"Type python launch/build_indexed_data.py --text FILE --output {prefix} to make them from a text",
+            )
+        sequences = IndexedDataset(prefix)
+        _check_parts(config.dataset, parts, len(sequences), prefix)
+        highest = _highest_token(sequences)
+        if highest >= rows:
+            raise ProfilingConfigError(
+                f"{prefix} holds token {highest}, and model.vocab_size={rows}",
+                why="every token needs a row of the embedding",
+                instead=f"Type model.vocab_size={highest + 1} or more",
+            )
+
+
+def _parts(config: ConfigContainer) -> list[tuple[float, float] | None]:
+    """Where training, evaluation and test begin and end in the documents, as shares of them; None has no share."""
+    dataset = config.dataset
+    parts = convert_split_vector_to_split_matrix(parse_and_normalize_split(dataset.split))
+    wanted = {"training": parts[0]} | ({"evaluation": parts[1]} if config.train.eval_interval is not None else {})
+    for name, part in wanted.items():
+        if dataset.blend is not None and part is None:
+            raise ProfilingConfigError(
+                f"dataset.split={dataset.split} leaves nothing for {name}",
+                why="it gives the shares of training, evaluation and test in the documents",
+                instead="Type dataset.split=90,10,0",
+            )
+    return parts
+
+
+def _check_parts(dataset: DatasetConfig, parts: Sequence[tuple[float, float] | None], documents: int, prefix: str) -> None:
+    for part in parts:
+        # megatron-core rounds so, and looks for samples in a part without documents for ever.
+        if part is not None and round(part[0] * documents) == round(part[1] * documents):
+            raise ProfilingConfigError(
+                f"dataset.split={dataset.split} gives a part of {prefix} no document",
+                why=f"it has {documents}",
+                instead="Type dataset.split=100,0,0 to train on all of them, without evaluation",
+            )
+
+
+def _highest_token(sequences: IndexedDataset) -> int:
+    """The highest token id among the first ones of an indexed data set, 0 if it is empty."""
+    highest, seen = 0, 0
+    for index in range(len(sequences)):
+        if seen >= _TOKENS_LOOKED_AT:
+            break
+        tokens = sequences.get(index, length=min(int(sequences.sequence_lengths[index]), _TOKENS_LOOKED_AT - seen))
+        seen += len(tokens)
+        highest = max(highest, int(tokens.max(initial=0)))
+    return highest

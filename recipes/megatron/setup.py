@@ -13,7 +13,6 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -22,6 +21,7 @@ from megatron.core.transformer.module import Float16Module, MegatronModule
 
 from bridge_profiling.errors import ProfilingConfigError
 from recipes.config import ConfigContainer
+from recipes.megatron.layers import compile_layers, layer_spec
 from recipes.megatron.process import Process
 
 
@@ -42,7 +42,8 @@ def distributed(config: ConfigContainer, process: Process) -> Iterator[None]:
         _init_process_group(backend, config, process)
     try:
         _initialize_model_parallel(config)
-        _seed(config.rng.seed)
+        _seed(config)
+        _initialize_userbuffers(config)
         yield
     except BaseException:
         # NCCL waits for peers when it is taken down, and after an error they may never come.
@@ -79,10 +80,18 @@ def _backend(config: ConfigContainer, process: Process) -> str:
             why=f"this machine shows {torch.cuda.device_count()}",
             instead=f"Start at most {torch.cuda.device_count()} ranks on it",
         )
-    # Before CUDA is up: with one hardware queue, communication starts in the order in which it was launched.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    _set_cuda_environment(config)
     torch.cuda.set_device(process.device)
     return asked or "nccl"
+
+
+def _set_cuda_environment(config: ConfigContainer) -> None:
+    """What CUDA and its profiler read when they start; what the user has set stays."""
+    # With one hardware queue, communication starts in the order in which it was launched.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    if config.model.cuda_graph_impl != "none":
+        # A profiler that takes CUPTI down at the end of its window breaks the graphs that were captured.
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
 
 
 def _initialize_model_parallel(config: ConfigContainer) -> None:
@@ -91,20 +100,44 @@ def _initialize_model_parallel(config: ConfigContainer) -> None:
         tensor_model_parallel_size=model.tensor_model_parallel_size,
         pipeline_model_parallel_size=model.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
+        context_parallel_size=model.context_parallel_size,
+        hierarchical_context_parallel_sizes=model.hierarchical_context_parallel_sizes,
+        expert_model_parallel_size=model.expert_model_parallel_size,
+        expert_tensor_parallel_size=model.expert_tensor_parallel_size,
         num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
         distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
         order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
     )
 
 
-def _seed(seed: int) -> None:
+def _seed(config: ConfigContainer) -> None:
     # Stages draw their layers' weights from different seeds; otherwise each would start as a copy of the first.
-    seed += 100 * parallel_state.get_pipeline_model_parallel_rank()
+    seed = config.rng.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     random.seed(seed)
     numpy.random.seed(seed)
     torch.manual_seed(seed)
     # megatron-core's training tracker reads CUDA's generators; the inference one does without.
-    model_parallel_cuda_manual_seed(seed, inference_rng_tracker=not torch.cuda.is_available())
+    model_parallel_cuda_manual_seed(
+        seed,
+        inference_rng_tracker=not torch.cuda.is_available(),
+        use_cudagraphable_rng=config.model.cuda_graph_impl != "none",
+    )
+
+
+def _initialize_userbuffers(config: ConfigContainer) -> None:
+    """Buffers through which Transformer Engine overlaps tensor-parallel communication with matrix products."""
+    model = config.model
+    if not model.tp_comm_overlap:
+        return
+    from transformer_engine.pytorch.module.base import initialize_ub
+
+    tokens = model.seq_length * config.train.micro_batch_size // model.context_parallel_size
+    initialize_ub(
+        shape=[tokens, model.hidden_size],
+        tp_size=model.tensor_model_parallel_size,
+        use_fp8=model.fp8 is not None,
+        bootstrap_backend=model.tp_comm_bootstrap_backend,
+    )
 
 
 def _destroy(*, process_group: bool) -> None:
@@ -118,7 +151,9 @@ def build_model(config: ConfigContainer, device: torch.device) -> list[Distribut
     virtual = config.model.virtual_pipeline_model_parallel_size
     chunks = []
     for index, stage in enumerate(range(virtual) if virtual else [None]):
-        module: MegatronModule = _build_chunk(config, stage).to(device)
+        module: MegatronModule = build_chunk(config, stage).to(device)
+        if config.model.torch_compile:
+            compile_layers(module.decoder.layers)
         if config.model.bf16 or config.model.fp16:
             module = Float16Module(config.model, module)
         # Only the first chunk's buckets overlap with its own backward; the others' do with the chunks before them.
@@ -128,11 +163,12 @@ def build_model(config: ConfigContainer, device: torch.device) -> list[Distribut
     return chunks
 
 
-def _build_chunk(config: ConfigContainer, stage: int | None) -> GPTModel:
+def build_chunk(config: ConfigContainer, stage: int | None) -> GPTModel:
+    """One chunk of this rank's part of the model, bare; `stage` is its virtual pipeline stage, or None without one."""
     model = config.model
     return GPTModel(
         config=model,
-        transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=model.qk_layernorm, normalization=model.normalization),
+        transformer_layer_spec=layer_spec(model, stage),
         vocab_size=model.vocab_size,
         max_sequence_length=model.seq_length,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
@@ -141,6 +177,8 @@ def _build_chunk(config: ConfigContainer, stage: int | None) -> GPTModel:
         position_embedding_type=model.position_embedding_type,
         rotary_percent=model.rotary_percent,
         rotary_base=model.rotary_base,
+        rope_scaling=model.rope_scaling,
+        rope_scaling_factor=model.rope_scaling_factor,
         vp_stage=stage,
     )
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 
 import torch
 from megatron.core import parallel_state
@@ -14,12 +14,16 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import get_attr_wrapped_model
+from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_cp_rank
 
 from bridge_profiling.capture import ProfilingHook
 from recipes.config import ConfigContainer
+from recipes.megatron import checkpoint
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
-from recipes.megatron.data import Batch, Data, build_data
+from recipes.megatron.data import Batch, Data, build_data, check_data
+from recipes.megatron.exits import Exits
+from recipes.megatron.garbage import manual_gc
+from recipes.megatron.layers import choose_transformer_impl, describe_layers
 from recipes.megatron.process import Process
 from recipes.megatron.progress import Progress
 from recipes.megatron.setup import build_model, build_optimizer, distributed
@@ -38,12 +42,19 @@ def pretrain(config: ConfigContainer) -> list[float]:
     Raises:
         ProfilingConfigError: the configuration does not fit together, or not to this job. Nothing has started then.
     """
+    started = monotonic()
     config, process = copy.deepcopy(config), Process.from_environment()
     changed = adapt_to_cpu(config) if process.device.type == "cpu" else []
+    choose_transformer_impl(config, process.device)
+    check_data(config)
     config.finalize(process.world_size)
     with ExitStack() as stack:
         stack.enter_context(megatron_on_cpu())
         stack.enter_context(distributed(config, process))
+        resumed = checkpoint.iteration_to_resume(config)
+        if resumed is not None:
+            # Data, learning rate, progress and the profiler's window all count from here.
+            config.train.start_iteration = resumed
         if process.rank == 0:
             print("\n".join(_opening_lines(config, process, changed)), flush=True)
         progress = stack.enter_context(_progress(config))
@@ -55,23 +66,42 @@ def pretrain(config: ConfigContainer) -> list[float]:
                 layout=config.layout(process.world_size),
             )
         )
-        Loop(config, process, hook, progress).run()
+        if config.train.start_iteration < config.train.train_iters:
+            loop = Loop(config, process, hook, progress)
+            if resumed is not None:
+                checkpoint.load(config, loop.state, resumed)
+            with Exits(config.train, process.device, started) as exits:
+                loop.run(exits)
     return progress.losses
 
 
 def _opening_lines(config: ConfigContainer, process: Process, changed_for_cpu: list[str]) -> Iterator[str]:
     """What a run says before its first iteration."""
     layout, train = config.layout(process.world_size), config.train
+    if config.checkpoint.load is not None:
+        yield _resume_line(config)
+    if train.start_iteration >= train.train_iters:
+        return
     yield (
         f"training iterations {train.start_iteration} to {train.train_iters - 1} on {process.world_size}"
         f" {process.device.type} rank(s): tp={layout.tp} pp={layout.pp} dp={layout.dp},"
         f" {config.num_microbatches(process.world_size)} microbatches of {train.micro_batch_size} x"
         f" {config.model.seq_length} tokens, {str(config.model.params_dtype).removeprefix('torch.')}"
     )
+    yield describe_layers(config.model)
     if changed_for_cpu:
         yield f"on CPU: {', '.join(changed_for_cpu)}"
     if config.ft.enable_ft_package:
         yield "fault tolerance: the launcher restarts ranks that die; this loop sends it no heartbeats"
+
+
+def _resume_line(config: ConfigContainer) -> str:
+    root, train = config.checkpoint.load, config.train
+    if train.start_iteration >= train.train_iters:
+        return f"nothing is left to train: the checkpoint under {root} holds {train.start_iteration} iterations"
+    if train.start_iteration:
+        return f"resuming at iteration {train.start_iteration}, from the checkpoint under {root}"
+    return f"there is no checkpoint under {root} yet: training starts from scratch"
 
 
 def _progress(config: ConfigContainer) -> Progress:
@@ -110,18 +140,40 @@ class Loop:
         self.data: Data = build_data(config)
         self.forward_backward = get_forward_backward_func()
 
-    def run(self) -> None:
-        """Every iteration from `train.start_iteration` to the last."""
+    @property
+    def state(self) -> checkpoint.TrainingState:
+        """What a checkpoint holds of this training."""
+        return checkpoint.TrainingState(self.model, self.optimizer, self.scheduler)
+
+    def run(self, exits: Exits) -> None:
+        """Every iteration from `train.start_iteration` to the last, or to one after which `exits` says to stop."""
         train = self.config.train
         iterators = self._iterators(lambda: self.data.train_batches(train.start_iteration))
-        for iteration in range(train.start_iteration, train.train_iters):
-            with self.hook.iteration(iteration):
-                started = perf_counter()
-                loss = self._step(iterators)
-                self.progress.iteration(iteration, loss, perf_counter() - started)
-            if train.eval_interval is not None and (iteration + 1) % train.eval_interval == 0:
-                with self.hook.range("evaluation"):
-                    self.progress.evaluation(iteration, self._evaluate())
+        with manual_gc(train) as collect_garbage:
+            for iteration in range(train.start_iteration, train.train_iters):
+                with self.hook.iteration(iteration):
+                    started = perf_counter()
+                    loss = self._step(iterators)
+                    self.progress.iteration(iteration, loss, perf_counter() - started)
+                    collect_garbage(iteration)
+                if train.eval_interval is not None and (iteration + 1) % train.eval_interval == 0:
+                    with self.hook.range("evaluation"):
+                        self.progress.evaluation(iteration, self._evaluate())
+                exit_reason = exits.due(iteration + 1)
+                self._save_if_due(iteration + 1, exiting=exit_reason is not None)
+                if exit_reason is not None:
+                    if torch.distributed.get_rank() == 0:
+                        print(f"training stops after iteration {iteration}: {exit_reason}", flush=True)
+                    break
+
+    def _save_if_due(self, completed: int, *, exiting: bool) -> None:
+        settings = self.config.checkpoint
+        if settings.save is None:
+            return
+        regular = settings.save_interval is not None and completed % settings.save_interval == 0
+        if exiting or regular or completed == self.config.train.train_iters:
+            with self.hook.range("checkpoint"):
+                checkpoint.save(self.config, self.state, completed)
 
     def _step(self, iterators: Sequence[Iterator[Batch] | None]) -> torch.Tensor | None:
         for chunk in self.model:
@@ -180,6 +232,7 @@ class Loop:
         if batches is not None:
             with self.hook.range("data-loading"):
                 batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in next(batches).items()}
+                batch = get_batch_on_this_cp_rank(batch)
         output = chunk(batch.get("tokens"), batch.get("position_ids"), batch.get("attention_mask"), labels=batch.get("labels"))
         return output, partial(_loss, batch.get("loss_mask"))
 

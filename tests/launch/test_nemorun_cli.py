@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -51,19 +52,44 @@ def test_a_dry_run_applies_the_plugins(tmp_path):
     assert "ft_launcher" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--factory=gpt_tiny", "run.plugins=nsys"], "there is no executor"),
-        (["--factory=gpt_tini", "run.executor=local"], "gpt_tiny"),
-        (["--factory=gpt_tiny", "run.executor=local", "run.plugins=[nsys,pytorch_profiler]"], "exclude each other"),
-        (["--factory=gpt_tiny", "run.executor=local", "config.train.train_itrs=4"], "train_iters"),
-    ],
-)
-def test_a_usage_error_exits_with_2_before_anything_runs(arguments, named, tmp_path):
-    done = cli(tmp_path, "--yes", *arguments)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert named in done.stderr
+#: Requests that are refused, and what the refusal names.
+REFUSED = [
+    (["--factory=gpt_tiny", "run.plugins=nsys"], "there is no executor"),
+    (["--factory=gpt_tini", "run.executor=local"], "gpt_tiny"),
+    (["--factory=gpt_tiny", "run.executor=local", "run.plugins=[nsys,pytorch_profiler]"], "exclude each other"),
+    (["--factory=gpt_tiny", "run.executor=local", "config.train.train_itrs=4"], "train_iters"),
+]
+
+#: Runs the command for one argument list after the other: loading NeMo-Run takes longer than all of them.
+ALL = """
+import contextlib, io, json, sys
+from launch.nemorun_cli import main
+
+results = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv[1:] = arguments
+    said, code = io.StringIO(), 0
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code = main() or 0
+        except SystemExit as ending:
+            code = ending.code
+    results.append([code, said.getvalue()])
+print("RESULTS" + json.dumps(results))
+"""
+
+
+def test_a_usage_error_exits_with_2_before_anything_runs(tmp_path):
+    environment = {**os.environ, "NEMORUN_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    requests = json.dumps([["--yes", *arguments] for arguments, _ in REFUSED])
+    command = [sys.executable, "-c", ALL, requests]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    assert "RESULTS" in done.stdout, done.stdout + done.stderr
+    results = json.loads(done.stdout.rpartition("RESULTS")[2])
+    assert len(results) == len(REFUSED)
+    for (arguments, named), (code, said) in zip(REFUSED, results, strict=True):
+        assert code == 2, (arguments, said)
+        assert named in said, arguments
     assert not list(tmp_path.glob("experiments/**/*"))
 
 

@@ -29,21 +29,21 @@ def test_importing_the_package_loads_neither_torch_nor_megatron_nor_nemo_run():
     assert python(code).stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("name", ["NsysPlugin", "PyTorchProfilerPlugin", "FaultTolerancePlugin"])
-def test_a_plugin_sets_up_a_script_where_torch_and_megatron_are_missing(name):
-    steps = "" if name == "FaultTolerancePlugin" else "profile_step_start=1, profile_step_end=2"
+def test_the_plugins_set_up_a_script_where_torch_and_megatron_are_missing():
     code = f"""{REFUSE}
-from bridge_profiling.plugins import {name}
 import nemo_run as run
-script = run.Script(path="a.py", entrypoint="python")
-{name}({steps}).setup(script, run.LocalExecutor(launcher="torchrun"))
-print(len(script.args), {{'torch', 'megatron'}} & set(sys.modules))
+from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
+
+window = {{"profile_step_start": 1, "profile_step_end": 2}}
+for plugin in (NsysPlugin(**window), PyTorchProfilerPlugin(**window), FaultTolerancePlugin()):
+    script = run.Script(path="a.py", entrypoint="python")
+    plugin.setup(script, run.LocalExecutor(launcher="torchrun"))
+    assert script.args, plugin
+print({{'torch', 'megatron'}} & set(sys.modules))
 """
     done = python(code)
     assert done.returncode == 0, done.stderr
-    count, loaded = done.stdout.strip().splitlines()[-1].split(" ", 1)
-    assert int(count) > 0
-    assert loaded == "set()"
+    assert done.stdout.strip().splitlines()[-1] == "set()"
 
 
 def test_every_public_name_can_be_taken_and_is_listed():

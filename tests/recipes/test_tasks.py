@@ -58,12 +58,12 @@ megatron = pytest.mark.needs("megatron")
 
 
 @megatron
-@pytest.mark.parametrize("name", ["gpt_tiny", "gpt_125m"])
+@pytest.mark.parametrize("name", ["gpt_tiny", "gpt_125m", "llama32_1b", "llama3_8b", "qwen3_30b_a3b"])
 def test_a_recipe_survives_the_way_to_the_job(name):
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
     from launch.tasks import pretrain_partial
-    from recipes.gpt import get_recipe
+    from recipes.catalog import get_recipe
 
     serializer = ZlibJSONSerializer()
     task = pretrain_partial(name, ["train.train_iters=8"])

@@ -1,0 +1,60 @@
+"""What `checkpoint` and the exits of `train` must satisfy, each refusal with the mend in it. Changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from bridge_profiling.errors import ProfilingConfigError
+
+if TYPE_CHECKING:
+    from recipes.config import ConfigContainer, TrainConfig
+
+
+def check_exits(train: TrainConfig) -> None:
+    """Refuse exits that would come before the first iteration."""
+    for name, counts in (("exit_interval", "iterations"), ("exit_duration_in_mins", "minutes")):
+        value = getattr(train, name)
+        if value is not None and value <= 0:
+            raise ProfilingConfigError(
+                f"train.{name}={value} is too small",
+                why=f"it counts the {counts} after which the training stops",
+                instead=f"Type train.{name}=null to train to the end",
+            )
+
+
+def check_checkpoint(config: ConfigContainer) -> None:
+    """Refuse settings of checkpoints that contradict each other, or that would fail only when one is written."""
+    checkpoint, start = config.checkpoint, config.train.start_iteration
+    for name in ("save_interval", "most_recent_k"):
+        value = getattr(checkpoint, name)
+        if value is None:
+            continue
+        if value < 1:
+            raise ProfilingConfigError(f"checkpoint.{name}={value} is too small", instead=f"Type checkpoint.{name}=null")
+        if checkpoint.save is None:
+            raise ProfilingConfigError(
+                f"checkpoint.{name}={value} without checkpoint.save",
+                why="no checkpoint is written",
+                instead="Type checkpoint.save=DIRECTORY as well",
+            )
+    if checkpoint.load is not None and start > 0:
+        raise ProfilingConfigError(
+            f"train.start_iteration={start} beside checkpoint.load={checkpoint.load}",
+            why="where to start is what the checkpoint says",
+            instead="Type train.start_iteration=0, or checkpoint.load=null to start there with new weights",
+        )
+    if checkpoint.save is None and checkpoint.load is None:
+        return
+    if config.optimizer.optimizer != "adam":
+        raise ProfilingConfigError(
+            f"checkpoints with optimizer.optimizer={config.optimizer.optimizer}",
+            why="megatron-core can put back the state of adam only",
+            instead="Type optimizer.optimizer=adam, or checkpoint.save=null checkpoint.load=null",
+        )
+    if importlib.util.find_spec("psutil") is None:
+        raise ProfilingConfigError(
+            "checkpoints need psutil, which is not installed",
+            why="megatron-core's writers would wait for ever without it",
+            instead="Install it: pip install psutil",
+        )

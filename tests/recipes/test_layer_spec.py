@@ -1,0 +1,128 @@
+"""Whose layers a rank trains, what that excludes, and that a submit host needs none of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from bridge_profiling import ProfilingConfigError
+
+pytestmark = pytest.mark.needs("megatron")
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+from bridge_profiling.overrides import apply_overrides  # noqa: E402
+from recipes.catalog import get_recipe  # noqa: E402
+from recipes.config import ConfigContainer  # noqa: E402
+from recipes.gpt import gpt_tiny  # noqa: E402
+from recipes.megatron import layers, setup  # noqa: E402
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+#: What only Transformer Engine's layers can do, and the ranks it takes.
+NEEDS_TRANSFORMER_ENGINE = {
+    "model.num_moe_experts=4": (["model.num_moe_experts=4"], 1),
+    "model.sequence_parallel=true": (["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"], 2),
+    "model.context_parallel_size=2": (["model.context_parallel_size=2"], 2),
+    "model.fp8=hybrid": (["model.fp8=hybrid", "model.bf16=true"], 1),
+    "model.apply_rope_fusion=true": (["model.apply_rope_fusion=true", "model.position_embedding_type=rope"], 1),
+    "model.attention_backend=flash": (["model.attention_backend=flash"], 1),
+}
+
+
+def tiny(*overrides: str) -> ConfigContainer:
+    config = gpt_tiny()
+    apply_overrides(config, overrides)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("importable", "device", "chosen"),
+    [(True, GPU, "transformer_engine"), (True, CPU, "local"), (False, GPU, "local"), (False, CPU, "local")],
+)
+def test_transformer_engine_is_chosen_where_it_can_be_imported_and_there_is_a_gpu(monkeypatch, importable, device, chosen):
+    monkeypatch.setattr(layers, "HAVE_TE", importable)
+    config = tiny()
+    layers.choose_transformer_impl(config, device)
+    assert config.model.transformer_impl == chosen
+
+
+def test_either_can_be_forced(monkeypatch):
+    monkeypatch.setattr(layers, "HAVE_TE", True)
+    config = tiny("model.transformer_impl=local")
+    layers.choose_transformer_impl(config, GPU)
+    assert config.model.transformer_impl == "local"
+
+
+@pytest.mark.parametrize(("importable", "why"), [(False, "cannot be imported"), (True, "this machine has no GPU")])
+def test_forcing_what_is_not_there_is_refused(monkeypatch, importable, why):
+    monkeypatch.setattr(layers, "HAVE_TE", importable)
+    with pytest.raises(ProfilingConfigError, match=f"{why}.*model.transformer_impl=null"):
+        layers.choose_transformer_impl(tiny("model.transformer_impl=transformer_engine"), CPU)
+
+
+def test_the_log_says_which_and_what_that_excludes():
+    config = tiny()
+    layers.choose_transformer_impl(config, CPU)
+    assert "megatron-core's own (local spec), which exclude: no sequence, context" in layers.describe_layers(config.model)
+    config.model.transformer_impl = "transformer_engine"
+    assert layers.describe_layers(config.model) == "layers: Transformer Engine's"
+
+
+@pytest.mark.parametrize("setting", NEEDS_TRANSFORMER_ENGINE)
+def test_what_needs_transformer_engine_is_refused_in_the_job_and_not_on_a_submit_host(monkeypatch, setting):
+    overrides, ranks = NEEDS_TRANSFORMER_ENGINE[setting]
+    config = tiny(*overrides)
+    config.finalize(ranks)
+    monkeypatch.setattr(layers, "HAVE_TE", False)
+    with pytest.raises(ProfilingConfigError, match=f"{setting} needs Transformer Engine's layers.*this machine has"):
+        layers.choose_transformer_impl(config, GPU)
+
+
+def test_checking_without_transformer_engine_changes_no_setting():
+    config = get_recipe("qwen3_30b_a3b")()
+    apply_overrides(config, ["model.fp8=hybrid", "model.apply_rope_fusion=true"])
+    config.finalize(16)
+    assert (config.model.fp8, config.model.apply_rope_fusion, config.model.moe_permute_fusion) == ("hybrid", True, True)
+
+
+def test_a_layout_reaches_megatron_cores_process_groups(monkeypatch):
+    given = {}
+    monkeypatch.setattr(setup.parallel_state, "initialize_model_parallel", lambda **sizes: given.update(sizes))
+    config = get_recipe("qwen3_30b_a3b")()
+    apply_overrides(config, ["model.context_parallel_size=2", "model.expert_tensor_parallel_size=1"])
+    config.finalize(32)
+    setup._initialize_model_parallel(config)
+    sizes = ("pipeline_model_parallel", "context_parallel", "expert_model_parallel", "expert_tensor_parallel")
+    assert [given[f"{name}_size"] for name in sizes] == [2, 2, 8, 1]
+
+
+def test_tp_communication_overlap_gets_its_buffers(monkeypatch):
+    given = {}
+    base = SimpleNamespace(initialize_ub=lambda **arguments: given.update(arguments))
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch.module.base", base)
+    config = tiny("model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.tp_comm_overlap=true")
+    config.finalize(2)
+    setup._initialize_userbuffers(config)
+    assert given == {"shape": [2 * 64, 64], "tp_size": 2, "use_fp8": False, "bootstrap_backend": "nccl"}
+
+
+@pytest.mark.parametrize(("graphs", "teardown"), [("none", None), ("local", "0")])
+def test_cupti_stays_up_where_cuda_graphs_are_captured(monkeypatch, graphs, teardown):
+    for name in ("TEARDOWN_CUPTI", "CUDA_DEVICE_MAX_CONNECTIONS"):
+        # Set before it is deleted, so that what the function sets is taken back too.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    setup._set_cuda_environment(tiny(f"model.cuda_graph_impl={graphs}"))
+    assert os.environ.get("TEARDOWN_CUPTI") == teardown
+
+
+def test_compiling_takes_over_each_layer_and_keeps_the_names_of_its_weights():
+    block = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
+    names = list(block.state_dict())
+    layers.compile_layers(block)
+    assert all(layer._compiled_call_impl is not None for layer in block)
+    assert list(block.state_dict()) == names
