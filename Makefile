@@ -18,7 +18,7 @@ help:
 	@echo "make profile      train gpt_tiny on 2 CPU ranks under the torch profiler, and show what was captured"
 	@echo "make setup        build .venv with everything a training needs"
 	@echo "make test         unit and integration tests (REQUIRE=a,b fails what would be skipped for want of a or b)"
-	@echo "make test-system  tests in fresh environments and clones; later Slurm, nsys, Ray and a browser"
+	@echo "make test-system  fresh environments and clones, resumes of every layout; later Slurm, nsys, Ray and a browser"
 	@echo "make lint         ruff, mypy, import-linter"
 	@echo "make docs         build the documentation into site/"
 	@echo "make bench        the benchmarks that back the figures in docs/"
@@ -60,7 +60,7 @@ test: $(VENV)/.installed-dev
 
 test-system: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest -m system --basetemp $(TMPDIR)/pytest tests/system $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m system --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -328,6 +328,16 @@ def derive_precision(config: ConfigContainer) -> None:
     optimizer.bf16, optimizer.fp16 = model.bf16, model.fp16
 
 
+def derive_pipeline_messages(model: GPTModelConfig) -> None:
+    """Send the messages of interleaved stages one by one.
+
+    Batched, megatron-core 0.16.1 mixes them up between two stages: on two H200s a model with virtual stages then trains on
+    wrong activations without a word (its loss stays where it began, and falls with this).
+    """
+    if model.virtual_pipeline_model_parallel_size:
+        model.batch_p2p_comm = False
+
+
 def derive_distributed_optimizer(config: ConfigContainer) -> None:
     """Switch the distributed optimizer on in both sections when it is on in one, and refuse overlaps that need it."""
     optimizer, ddp = config.optimizer, config.ddp

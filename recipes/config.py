@@ -286,6 +286,7 @@ class ConfigContainer:
         self.profiling.finalize(train_iters=self.train.train_iters, world_size=world_size)
         checks.derive_precision(self)
         checks.derive_distributed_optimizer(self)
+        checks.derive_pipeline_messages(self.model)
         self.model.finalize()
         with checks.megatron_errors("optimizer"):
             self.optimizer.__post_init__()

@@ -60,6 +60,8 @@ def kill_while_it_saves(job: subprocess.Popen, root: Path) -> None:
     raise AssertionError("it never began a second checkpoint")
 
 
+@pytest.mark.system
+@pytest.mark.timeout(900)
 def test_a_job_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path):
     root = tmp_path / "checkpoints"
     same_command = [*ENDLESS, f"checkpoint.save={root}", f"checkpoint.load={root}"]
@@ -78,6 +80,8 @@ def test_a_job_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path
     assert not list(root.glob(".iter_*.incomplete"))
 
 
+@pytest.mark.system
+@pytest.mark.timeout(900)
 def test_a_signal_to_one_rank_lets_all_of_them_save_after_the_same_iteration_and_end_with_0(tmp_path):
     root = tmp_path / "checkpoints"
     settings = ("train.exit_signal_handler=true", "train.exit_signal=SIGUSR1", f"checkpoint.save={root}")

@@ -38,7 +38,7 @@ def _run_cases(folder: Path, cases: dict[str, list[str]], launcher: list[str]) -
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return {name: Losses(folder / f"{name}.jsonl") for name in cases}, done.stdout

@@ -27,7 +27,6 @@ LAYOUTS = {
             "ddp.overlap_grad_reduce=true",
             "ddp.overlap_param_gather=true",
         ],
-        "bf16": ["model.bf16=true"],
         "tp": [TP],
         "pp": [PP],
         "vpp_distributed_optimizer": [PP, *VIRTUAL, DISTRIBUTED_OPTIMIZER],
@@ -72,6 +71,9 @@ def layouts(tmp_path_factory, run_cases):
     return losses
 
 
+# A dozen processes that load megatron-core, some four at a time.
+@pytest.mark.system
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", [name for cases in LAYOUTS.values() for name in cases])
 def test_a_resumed_training_has_the_losses_of_one_that_never_stopped(layouts, layout):
     whole, stopped, resumed = (layouts[name].train for name in (layout, f"{layout}_stopped", f"{layout}_resumed"))

@@ -163,3 +163,13 @@ def test_every_field_of_a_section_of_ours_can_be_set_by_an_override():
     )
     assert (config.train.eval_interval, config.logger.log_interval, config.logger.loss_file) == (5, 2, "/x")
     assert (config.rng.seed, config.dataset.random_seed) == (3, 4)
+
+
+def test_interleaved_stages_send_their_messages_one_by_one():
+    """Batched, megatron-core 0.16.1 mixes them up on GPUs, and trains on wrong activations without a word."""
+    for virtual, batched in ((None, True), (2, False)):
+        config = gpt_tiny()
+        config.model.num_layers, config.model.pipeline_model_parallel_size = 4, 2
+        config.model.virtual_pipeline_model_parallel_size = virtual
+        config.finalize(world_size=2)
+        assert config.model.batch_p2p_comm is batched
