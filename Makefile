@@ -73,6 +73,7 @@ docs: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/hook_overhead.py
+	$(BIN)/python benchmarks/export_stall.py
 
 clean:
 	rm -rf $(VENV) .cache .runs site

@@ -69,8 +69,8 @@ def describe(config: ConfigContainer, ranks: int) -> Iterator[tuple[str, str]]:
     yield "precision", f"{str(model.params_dtype).removeprefix('torch.')}{f', fp8 {model.fp8}' if model.fp8 else ''}"
     yield (
         "layout",
-        f"{ranks} ranks: tp={layout.tp} pp={layout.pp} cp={layout.cp} ep={layout.ep} dp={layout.dp}"
-        f"{', sequence parallel' if model.sequence_parallel else ''}",
+        f"{ranks} {'rank' if ranks == 1 else 'ranks'}: tp={layout.tp} pp={layout.pp} cp={layout.cp} ep={layout.ep}"
+        f" dp={layout.dp}{', sequence parallel' if model.sequence_parallel else ''}",
     )
     yield (
         "batch",
