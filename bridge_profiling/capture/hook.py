@@ -203,8 +203,10 @@ class ProfilingHook:
             self._warm_up()
         assert self._manifest is not None
         self._manifest.reason = "the process died inside the window, before the capture was written"
-        self._profilers.start()
+        self._profilers.presume_failed()
+        # Before anything records: writing it is no part of the training, and starting may be what kills the process.
         self._write_manifest()
+        self._profilers.start()
         if not self._profilers.active:
             self._close_window(None)
             return
@@ -293,7 +295,7 @@ class ProfilingHook:
     # -- ranges, and calls that may not fail -----------------------------------------------------------------------
 
     def _ranges(self, name: str, of_backend: Callable[[Backend], AbstractContextManager | None]) -> ExitStack:
-        """Enter nothing yet but build the ranges of one name: the capturing profilers', and `nvtx_ranges`' own."""
+        """Enter the ranges of one name, the capturing profilers' and `nvtx_ranges`' own; closing the stack leaves them."""
         stack = ExitStack()
         kinds = set()
         try:

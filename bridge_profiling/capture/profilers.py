@@ -75,10 +75,13 @@ class Profilers:
         """Have those that need it prepare for the next iteration."""
         self._each("warm up", lambda backend: backend.warm_up() if backend.needs_warm_up else None)
 
-    def start(self) -> None:
-        """Start recording. Until the capture is written, what a killed process leaves is a failure."""
+    def presume_failed(self) -> None:
+        """Until the capture is written, what a killed process leaves is a failure."""
         for outcome in self.active:
             outcome.status = "failed"
+
+    def start(self) -> None:
+        """Start recording."""
         synchronize(self._rank)
         self._each("start", lambda backend: backend.start())
 

@@ -106,7 +106,7 @@ def _initialize_model_parallel(config: ConfigContainer) -> None:
         expert_tensor_parallel_size=model.expert_tensor_parallel_size,
         num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
         distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
-        order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+        order=config.dist.rank_order,
     )
 
 
