@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,23 +14,6 @@ pytestmark = pytest.mark.needs("megatron")
 pytest.importorskip("megatron.core")
 
 from launch.pretrain import build_config, main, pretrain, unwinding_on_sigterm  # noqa: E402
-
-ROOT = Path(__file__).parents[2]
-SCRIPT = str(ROOT / "launch" / "pretrain.py")
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-
-
-def start(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
-    """The script in a process of its own, started from elsewhere and with no path to the checkout, as a launcher does."""
-    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    return subprocess.Popen(
-        [sys.executable, *launcher, SCRIPT, *arguments],
-        env=inherited | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
@@ -83,7 +63,7 @@ def test_called_as_a_function_it_raises():
         pretrain(config)
 
 
-def test_two_ranks_train_with_the_arguments_as_nemo_run_delivers_them(tmp_path):
+def test_two_ranks_train_with_the_arguments_as_nemo_run_delivers_them(tmp_path, start):
     ranks = start(
         tmp_path,
         "--recipe",
@@ -94,7 +74,7 @@ def test_two_ranks_train_with_the_arguments_as_nemo_run_delivers_them(tmp_path):
         "profiling.profile_step_end=3",
         "train.train_iters=4",
         "",
-        launcher=TORCHRUN,
+        ranks=2,
     )
     out, err = ranks.communicate(timeout=240)
     assert ranks.returncode == 0, out + err
@@ -106,7 +86,7 @@ def test_two_ranks_train_with_the_arguments_as_nemo_run_delivers_them(tmp_path):
         assert manifest["coordinates"]["dp"] == [rank, 2]
 
 
-def test_a_training_that_fails_exits_with_1_and_says_where(tmp_path):
+def test_a_training_that_fails_exits_with_1_and_says_where(tmp_path, start):
     (tmp_path / "file").touch()
     rank = start(tmp_path, f"logger.loss_file={tmp_path}/file/losses.jsonl")
     _, err = rank.communicate(timeout=120)
@@ -114,7 +94,7 @@ def test_a_training_that_fails_exits_with_1_and_says_where(tmp_path):
     assert "Traceback" in err
 
 
-def test_sigterm_writes_the_partial_trace_even_when_it_comes_twice(tmp_path):
+def test_sigterm_writes_the_partial_trace_even_when_it_comes_twice(tmp_path, start):
     rank = start(
         tmp_path,
         "train.train_iters=100000",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,24 +17,7 @@ pytest.importorskip("megatron.core")
 from launch.pretrain import main  # noqa: E402
 from recipes.megatron import checkpoint_files as files  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = str(ROOT / "launch" / "pretrain.py")
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-
 ENDLESS = ("train.train_iters=100000", "logger.log_interval=1")
-
-
-def start(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
-    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    return subprocess.Popen(
-        [sys.executable, *launcher, SCRIPT, *arguments],
-        env=inherited | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def read_until(job: subprocess.Popen, text: str) -> None:
@@ -62,7 +44,7 @@ def kill_while_it_saves(job: subprocess.Popen, root: Path) -> None:
 
 @pytest.mark.system
 @pytest.mark.timeout(900)
-def test_a_job_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path):
+def test_a_job_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path, start):
     root = tmp_path / "checkpoints"
     same_command = [*ENDLESS, f"checkpoint.save={root}", f"checkpoint.load={root}"]
     killed = start(tmp_path, *same_command, "checkpoint.save_interval=5")
@@ -82,10 +64,10 @@ def test_a_job_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path
 
 @pytest.mark.system
 @pytest.mark.timeout(900)
-def test_a_signal_to_one_rank_lets_all_of_them_save_after_the_same_iteration_and_end_with_0(tmp_path):
+def test_a_signal_to_one_rank_lets_all_of_them_save_after_the_same_iteration_and_end_with_0(tmp_path, start):
     root = tmp_path / "checkpoints"
     settings = ("train.exit_signal_handler=true", "train.exit_signal=SIGUSR1", f"checkpoint.save={root}")
-    job = start(tmp_path, *ENDLESS, *settings, launcher=TORCHRUN)
+    job = start(tmp_path, *ENDLESS, *settings, ranks=2)
     read_until(job, "iteration      4/100000")
     one_rank = psutil.Process(job.pid).children()[1]
     one_rank.send_signal(signal.SIGUSR1)
@@ -97,7 +79,7 @@ def test_a_signal_to_one_rank_lets_all_of_them_save_after_the_same_iteration_and
     assert f"iteration {completed:6d}/100000" not in out
 
 
-def test_sigterm_with_the_handler_on_finishes_the_iteration_saves_and_ends_with_0(tmp_path):
+def test_sigterm_with_the_handler_on_finishes_the_iteration_saves_and_ends_with_0(tmp_path, start):
     root = tmp_path / "checkpoints"
     window = ("profiling.use_pytorch_profiler=true", "profiling.profile_step_start=2", "profiling.profile_step_end=90000")
     job = start(tmp_path, *ENDLESS, *window, "train.exit_signal_handler=true", f"checkpoint.save={root}")
