@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make profile      train gpt_tiny on 2 CPU ranks under the torch profiler, and show what was captured"
-	@echo "make setup        build .venv with everything a training needs"
+	@echo "make setup        build .venv with everything a training and its analysis need"
 	@echo "make test         unit and integration tests (REQUIRE=a,b fails what would be skipped for want of a or b)"
 	@echo "make test-system  fresh environments and clones, resumes of every layout; later Slurm, nsys, Ray and a browser"
 	@echo "make lint         ruff, mypy, import-linter"
@@ -40,11 +40,11 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
-	$(call install,megatron)
+	$(call install,megatron$(comma)analysis)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(call install,megatron$(comma)dev)
+	$(call install,megatron$(comma)analysis$(comma)dev)
 	@touch $@
 
 comma := ,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.nsys_options import check_extra_args, check_trace
 
 #: The words `profile_ranks` accepts beside a list: every rank, or one rank per pipeline stage.
 RANK_WORDS = ("all", "pp")
@@ -86,6 +87,18 @@ class ProfilingConfig:
     pytorch_profiler_profile_memory: bool = False
     """Record allocations and frees as events in the torch profiler's trace."""
 
+    nsys_trace: list[str] | None = None
+    """APIs that nsys traces, where a rank starts its own; null is nvtx and cuda."""
+
+    nsys_extra_args: list[str] = field(default_factory=list)
+    """Options of `nsys profile` over the ones chosen here (`nsys_options.py`), by option name."""
+
+    nsys_gpu_metrics: bool = False
+    """Sample the GPU's metrics as well, each rank its own GPU."""
+
+    nsys_export_sqlite: bool = False
+    """Write an SQLite file beside the report."""
+
     @property
     def window(self) -> Window:
         """The iterations asked for."""
@@ -116,6 +129,9 @@ class ProfilingConfig:
         check_exclusive(use_nsys_profiler=self.use_nsys_profiler, use_pytorch_profiler=self.use_pytorch_profiler)
         check_window(self.profile_step_start, self.profile_step_end)
         self.profile_ranks = normalize_ranks(self.profile_ranks)
+        if self.nsys_trace is not None:
+            check_trace(self.nsys_trace, name="profiling.nsys_trace")
+        check_extra_args(self.nsys_extra_args, name="profiling.nsys_extra_args")
         if not self.enabled:
             return
         if train_iters is not None and self.profile_step_end > train_iters:

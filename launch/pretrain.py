@@ -25,6 +25,7 @@ if __name__ == "__main__":
     # Started by its path, as torchrun and NeMo-Run do, Python looks for modules in launch/ only.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from bridge_profiling.capture.nsys_launch import exit_code_told
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import apply_overrides, apply_yaml, unquote
 
@@ -45,8 +46,21 @@ def pretrain(config: ConfigContainer) -> None:
     # Imported late: a wrong option is answered at once, and this module costs a submit host no torch.
     from recipes.megatron.train import pretrain as train
 
-    with _messages_shown(), unwinding_on_sigterm():
-        train(config)
+    with _messages_shown(), unwinding_on_sigterm(), exit_code_told():
+        train(config, may_restart=_starts_the_process())
+
+
+#: The plugins look for this: a task that starts a function marked so needs no nsys around all of its processes.
+pretrain.starts_nsys_itself = True  # type: ignore[attr-defined]
+
+
+def _starts_the_process() -> bool:
+    """Whether `pretrain` is all that this process is for: only then may the process be started again, under nsys."""
+    main_module = sys.modules["__main__"]
+    started = getattr(main_module, "__spec__", None)
+    path = getattr(main_module, "__file__", None)
+    ours = path is not None and Path(path).resolve() == Path(__file__).resolve()
+    return ours or (started is not None and started.name == "nemo_run.core.runners.fdl_runner")
 
 
 @contextmanager

@@ -101,6 +101,10 @@ class TrainConfig:
     """On `exit_signal`, finish the iteration, save a checkpoint where `checkpoint.save` is set, and end with exit code 0.
     Ranks exchange 8 bytes in each iteration for it. Off, the first SIGTERM ends the training at once with exit code 143."""
 
+    exit_signal_handler_for_dataloader: bool = False
+    """Have the data loader's processes (`dataset.num_workers`) ignore `exit_signal`. Where the launcher signals every process,
+    as torchrun and Slurm do, it reaches them too: they would die of it, and with them the training before its checkpoint."""
+
     exit_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
     """The signal of `exit_signal_handler`, on any rank; Slurm sends SIGUSR1 some time before the end with --signal=USR1@120."""
 

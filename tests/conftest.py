@@ -10,6 +10,10 @@ import tempfile
 
 import pytest
 
+from tests.integrations.bridge_wheel import why_no_wheel
+from tests.system.debian import why_no_packages
+from tests.system.nsys_install import why_no_nsys
+
 
 def _package(name: str) -> str | None:
     try:
@@ -41,6 +45,9 @@ NEEDS = {
     "nemo_run": lambda: _package("nemo_run"),
     "cuda": _cuda,
     "mount": functools.cache(_mount),
+    "slurm": lambda: why_no_packages(root=True),
+    "nsys": why_no_nsys,
+    "bridge_wheel": why_no_wheel,
 }
 
 

@@ -5,6 +5,7 @@ never nemo_run.
 """
 
 from bridge_profiling.capture.hook import ProfilingHook
+from bridge_profiling.capture.nsys_launch import start_under_nsys
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
 
-__all__ = ["ParallelLayout", "ProfilingHook", "select_ranks"]
+__all__ = ["ParallelLayout", "ProfilingHook", "select_ranks", "start_under_nsys"]

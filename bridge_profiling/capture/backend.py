@@ -29,6 +29,8 @@ class Backend:
     files: CaptureFiles
     metadata: dict[str, object]
     artifacts: list[Path] = field(default_factory=list)
+    #: What the reader of the capture should know about it; written into the manifest.
+    notes: list[str] = field(default_factory=list)
 
     name = ""
     needs_warm_up = False

@@ -53,6 +53,11 @@ class CaptureFiles:
         return self.root / "torch" / self.folder / f"rank-{self.rank}.et.json"
 
     @property
+    def nsys_report(self) -> Path:
+        """nsys' report."""
+        return self.root / "nsys" / self.folder / f"rank-{self.rank}.nsys-rep"
+
+    @property
     def memory_snapshot(self) -> Path:
         """Memory snapshot of the window's end."""
         if self.memory_snapshot_path == DEFAULT_MEMORY_SNAPSHOT_PATH:

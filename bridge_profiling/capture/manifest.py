@@ -6,6 +6,7 @@ that moment: a process that is killed leaves the truth about itself behind.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import socket
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from bridge_profiling.capture.attempt import job_id
 from bridge_profiling.capture.files import CaptureFiles, write_json
-from bridge_profiling.capture.profilers import Outcome, Profilers
+from bridge_profiling.capture.profilers import Outcome, Profilers, combined_status
 from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.config import ProfilingConfig
 
@@ -102,8 +103,38 @@ class Manifest:
             "name": outcome.backend.name,
             "status": outcome.status,
             "reason": outcome.reason,
-            "artifacts": [{"path": _relative(path, self.files.root), "bytes": path.stat().st_size} for path in written],
+            "artifacts": _artifacts(written, self.files.root),
+            "notes": outcome.backend.notes,
         }
+
+
+def amend_manifest(path: Path, profiler: str, *, artifacts: Sequence[Path], reason: str | None) -> None:
+    """Correct what a manifest says of one profiler, after its process has ended and can write it no more.
+
+    Args:
+        path: the manifest.
+        profiler: the profiler's name.
+        artifacts: files it has written after all; with none it `failed`, unless its window was never reached.
+        reason: why it is not `complete`.
+
+    Raises:
+        OSError: it cannot be read or written.
+        ValueError: it holds no JSON.
+    """
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    for outcome in manifest["profilers"]:
+        if outcome["name"] != profiler or (outcome["status"] == "missed" and not artifacts):
+            continue
+        outcome["status"] = "partial" if artifacts else "failed"
+        outcome["reason"] = reason
+        outcome["artifacts"] = _artifacts(artifacts, path.parents[2])
+    manifest["status"] = combined_status({outcome["status"] for outcome in manifest["profilers"]})
+    manifest["reason"] = next((one["reason"] for one in manifest["profilers"] if one["reason"]), None)
+    write_json(path, manifest)
+
+
+def _artifacts(paths: Sequence[Path], root: Path) -> list[dict[str, object]]:
+    return [{"path": _relative(path, root), "bytes": path.stat().st_size} for path in paths]
 
 
 def _versions() -> dict[str, str | None]:

@@ -1,56 +1,78 @@
-"""The nsys backend: tells an nsys that runs around the process when the window opens and closes.
+"""The nsys backend: tells the nsys around the process when the window opens and closes, and where its report belongs.
 
-nsys itself is started outside, by the launcher. Started without it, a rank records nothing and its manifest says so.
+nsys itself is started outside: by the rank at its start (nsys_launch.py), by the launcher, or by hand. Started without it,
+a rank records nothing and its manifest says so.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import Any
 
 from bridge_profiling.capture.backend import Backend
+from bridge_profiling.capture.nsys_around import NsysAround
+from bridge_profiling.capture.nsys_handover import REFUSED_VARIABLE, Handover
+from bridge_profiling.capture.nsys_launch import CAPTURE_RANGE, runs_under_nsys
 from bridge_profiling.capture.nvtx import NvtxRange, range_functions
+from bridge_profiling.capture.processes import Watch
 from bridge_profiling.errors import CaptureError
 
+_POLL_SECONDS = 0.1
 
-def runs_under_nsys(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether an nsys is attached to this process, as its injection shows in the environment."""
-    injected = environ.get("LD_PRELOAD", "") + environ.get("CUDA_INJECTION64_PATH", "")
-    return "NSYS_PROFILING_SESSION_ID" in environ or "ToolsInjection" in injected
+#: A report of gigabytes takes minutes; a supervisor that has died is noticed at once.
+_DELIVERY_SECONDS = 3600.0
 
 
 class NsysBackend(Backend):
-    """Opens nsys' cudaProfilerApi capture range for the window, with a range around every iteration and phase."""
+    """Opens nsys' capture range for the window, with a range around every iteration and phase.
+
+    The window is marked twice, since who typed the nsys command chose what it listens to: by the CUDA profiler API where
+    there is a CUDA device, and by the NVTX range `bridge_profiling_window`.
+    """
 
     name = "nsys"
 
-    _emit: Any = None
+    _handover: Handover | None = None
+    _marks: ExitStack | None = None
 
     def open(self) -> None:
         """Refuse where nothing could be recorded, so that the manifest tells why instead of a report being missing."""
         import torch
 
-        if not torch.cuda.is_available():
-            raise CaptureError("the window is marked through the CUDA profiler API, and this process sees no CUDA device")
         if not runs_under_nsys():
             raise CaptureError(
-                "this rank does not run under nsys; launch it with NsysPlugin, or type"
+                os.environ.get(REFUSED_VARIABLE)
+                or "this rank does not run under nsys; launch it with NsysPlugin, or type"
                 " `nsys profile --capture-range=cudaProfilerApi --capture-range-end=stop …` before the command"
             )
+        self._cuda = torch.cuda.is_available()
         push, pop = range_functions(megatron_ranges=self.config.nvtx_ranges)
         self._push: Callable[[str], object] = push
         self._pop: Callable[[str], object] = pop
+        self._handover = Handover.of_this_process()
+        if self._handover is not None:
+            spec = self._handover.read("spec")
+            self.notes += spec.get("warnings", [])
+            self.notes.append(f"nsys {spec.get('version')}: {' '.join(spec.get('nsys', [])[1:])}")
+            self._handover.write("capture", manifest=str(self.files.manifest), report=str(self.files.nsys_report))
 
     def start(self) -> None:
         """Open the capture range; a range per operator only when shapes are asked for (1.47 x the step, not 1.13 x)."""
-        import torch
-
-        torch.cuda.check_error(int(torch.cuda.cudart().cudaProfilerStart()))
-        if self.config.record_shapes:
-            self._emit = torch.autograd.profiler.emit_nvtx(record_shapes=True)
-            self._emit.__enter__()
+        marks = self._marks = ExitStack()
+        if self._cuda:
+            cudart = _cudart()
+            _check(cudart.cudaProfilerStart())
+            # Stopped even if ending a range raises: an open capture would record the rest of the run.
+            marks.callback(lambda: _check(cudart.cudaProfilerStop()))
+        marks.enter_context(self.phase_range(CAPTURE_RANGE))
+        if self.config.record_shapes and self._cuda:
+            marks.enter_context(_emit_nvtx())
+        elif self.config.record_shapes:
+            self.notes.append("no CUDA device: torch puts shapes into NVTX ranges only with one")
 
     def iteration_range(self, iteration: int) -> AbstractContextManager:
         """`iteration_<global iteration>`."""
@@ -61,12 +83,65 @@ class NsysBackend(Backend):
         return NvtxRange(name, self._push, self._pop)
 
     def stop(self, interrupted: list[int]) -> Callable[[], None] | None:
-        """Close the capture range."""
-        import torch
-
+        """Close the capture range: nsys writes its report then, and holds the training until it has."""
+        assert self._marks is not None
+        if interrupted:
+            self.notes.append(f"iteration {interrupted[0]} was interrupted; its range in the report is not a whole iteration")
         try:
-            if self._emit is not None:
-                self._emit.__exit__(None, None, None)
+            self._marks.close()
         finally:
-            torch.cuda.check_error(int(torch.cuda.cudart().cudaProfilerStop()))
-        return None
+            if self._handover is not None:
+                self._handover.write("stopped")
+        return self._await_delivery if self._handover is not None else self._await_report
+
+    def _await_delivery(self) -> None:
+        """Wait until the supervisor has put the report where it belongs."""
+        assert self._handover is not None
+        supervisor = Watch(self._handover.read("spec")["supervisor"])
+        deadline = time.monotonic() + _DELIVERY_SECONDS
+        try:
+            while not self._handover.has("delivered"):
+                if supervisor.ended(_POLL_SECONDS) or time.monotonic() > deadline:
+                    raise CaptureError("nsys did not deliver its report")
+        finally:
+            supervisor.close()
+        delivered = self._handover.read("delivered")
+        self.artifacts += [Path(delivered[kind]) for kind in ("report", "sqlite") if delivered[kind]]
+        if delivered["error"] and not delivered["report"]:
+            raise CaptureError(delivered["error"])
+        if delivered["error"]:
+            self.notes.append(delivered["error"])
+
+    def _await_report(self) -> None:
+        """Find the report of an nsys that somebody else started, as far as its command line tells."""
+        around = NsysAround.of_this_process()
+        if around is None or around.report is None:
+            self.notes.append("the report is where the nsys around this process was told to write it")
+            return
+        if not around.stops_with_range:
+            self.notes.append(f"nsys writes {around.report} when the process ends: it was not given --capture-range-end=stop")
+            return
+        report = around.await_report()
+        if around.wraps_one_rank:
+            report = around.link(report, self.files.nsys_report)
+        else:
+            self.notes.append("the report holds every rank that this nsys started")
+        self.artifacts.append(report)
+
+
+def _cudart() -> Any:
+    import torch
+
+    return torch.cuda.cudart()
+
+
+def _check(error: Any) -> None:
+    import torch
+
+    torch.cuda.check_error(int(error))
+
+
+def _emit_nvtx() -> AbstractContextManager:
+    import torch
+
+    return torch.autograd.profiler.emit_nvtx(record_shapes=True)

@@ -7,6 +7,8 @@ import importlib.util
 from collections.abc import Callable
 from types import TracebackType
 
+from bridge_profiling.errors import CaptureError
+
 
 class NvtxRange:
     """A range pushed on enter and popped on exit, never raising on exit.
@@ -33,15 +35,22 @@ class NvtxRange:
 
 
 def range_functions(*, megatron_ranges: bool) -> tuple[Callable[[str], object], Callable[[str], object]]:
-    """Push and pop of NVTX ranges on a GPU.
+    """Push and pop of NVTX ranges.
 
     Args:
-        megatron_ranges: switch on megatron-core's own ranges, and share its stack of ranges.
+        megatron_ranges: switch on megatron-core's own ranges, and share its stack of ranges; needs a GPU.
 
     Returns:
         `(push, pop)`, each taking the range's text.
+
+    Raises:
+        CaptureError: there is no CUDA device, and the package nvtx is missing.
     """
     import torch
+
+    if not torch.cuda.is_available():
+        # A torch without CUDA has no NVTX either.
+        return _nvtx_package()
 
     if megatron_ranges and importlib.util.find_spec("megatron") and importlib.util.find_spec("megatron.core"):
         from megatron.core.utils import configure_nvtx_profiling, nvtx_range_pop, nvtx_range_push
@@ -49,3 +58,11 @@ def range_functions(*, megatron_ranges: bool) -> tuple[Callable[[str], object], 
         configure_nvtx_profiling(True)
         return nvtx_range_push, nvtx_range_pop
     return torch.cuda.nvtx.range_push, lambda name: torch.cuda.nvtx.range_pop()
+
+
+def _nvtx_package() -> tuple[Callable[[str], object], Callable[[str], object]]:
+    try:
+        import nvtx
+    except ImportError as error:
+        raise CaptureError("without a CUDA device, NVTX ranges need the package nvtx: pip install nvtx") from error
+    return nvtx.push_range, lambda name: nvtx.pop_range()

@@ -52,10 +52,7 @@ class Profilers:
     @property
     def status(self) -> str:
         """What all profilers have in common, else `partial` when at least one captured something."""
-        statuses = {outcome.status for outcome in self.outcomes}
-        if len(statuses) == 1:
-            return statuses.pop()
-        return "partial" if statuses & {"complete", "partial"} else "failed"
+        return combined_status({outcome.status for outcome in self.outcomes})
 
     @property
     def names(self) -> str:
@@ -161,6 +158,13 @@ class Profilers:
                 )  # fmt: skip
             elif outcome.status == "missed":
                 logger.warning("rank %d: %s captured nothing: %s", self._rank, outcome.backend.name, outcome.reason)
+
+
+def combined_status(statuses: set[str]) -> str:
+    """The status of several profilers together: what they have in common, else `partial` when one captured something."""
+    if len(statuses) == 1:
+        return next(iter(statuses))
+    return "partial" if statuses & {"complete", "partial"} else "failed"
 
 
 def synchronize(rank: int) -> None:

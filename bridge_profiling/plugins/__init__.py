@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bridge_profiling.plugins.fault_tolerance import FaultTolerancePlugin, FaultTolerancePluginScriptArgs
     from bridge_profiling.plugins.nsys import NsysPlugin, NsysPluginScriptArgs
+    from bridge_profiling.plugins.preemption import PreemptionPlugin, PreemptionPluginScriptArgs
     from bridge_profiling.plugins.pytorch_profiler import PyTorchProfilerPlugin, PyTorchProfilerPluginScriptArgs
 
 _MODULES = {
@@ -19,6 +20,8 @@ _MODULES = {
     "FaultTolerancePluginScriptArgs": "fault_tolerance",
     "NsysPlugin": "nsys",
     "NsysPluginScriptArgs": "nsys",
+    "PreemptionPlugin": "preemption",
+    "PreemptionPluginScriptArgs": "preemption",
     "PyTorchProfilerPlugin": "pytorch_profiler",
     "PyTorchProfilerPluginScriptArgs": "pytorch_profiler",
 }
@@ -28,6 +31,8 @@ __all__ = [
     "FaultTolerancePluginScriptArgs",
     "NsysPlugin",
     "NsysPluginScriptArgs",
+    "PreemptionPlugin",
+    "PreemptionPluginScriptArgs",
     "PyTorchProfilerPlugin",
     "PyTorchProfilerPluginScriptArgs",
 ]

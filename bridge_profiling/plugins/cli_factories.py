@@ -9,7 +9,7 @@ must import it. Steps have no default in the plugins; here they are Megatron Bri
 import nemo_run as run
 
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
+from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PreemptionPlugin, PyTorchProfilerPlugin
 
 _START, _END = ProfilingConfig().profile_step_start, ProfilingConfig().profile_step_end
 
@@ -38,3 +38,9 @@ def memory(profile_step_start: int = _START, profile_step_end: int = _END) -> ru
 def fault_tolerance() -> run.Config[FaultTolerancePlugin]:
     """Run under NVIDIA's fault-tolerance launcher."""
     return run.Config(FaultTolerancePlugin)
+
+
+@run.cli.factory(target=run.Plugin)
+def preemption(preempt_time: int = 60) -> run.Config[PreemptionPlugin]:
+    """End in order before Slurm's time limit."""
+    return run.Config(PreemptionPlugin, preempt_time=preempt_time)

@@ -1,13 +1,10 @@
 """Lets a task's arguments arrive as they were written under LocalExecutor.
 
-LocalExecutor starts a process from a list of arguments, without a shell, but NeMo-Run prepares that list for one:
+LocalExecutor starts a process from a list of arguments, without a shell, but NeMo-Run prepares that list for one: its
+torchrun and ft_launcher components pass every argument through `shlex.quote`, so the script receives
+`'profiling.profile_ranks=[0,1]'` with the quotes in it, which Hydra rejects.
 
-- its torchrun and ft_launcher components pass every argument through `shlex.quote`, so the script receives
-  `'profiling.profile_ranks=[0,1]'` with the quotes in it, which Hydra rejects;
-- with nsys on it appends an empty string (the end of Slurm's GPU-metrics wrapper), so argparse and Hydra scripts stop
-  with "unrecognized arguments".
-
-Both are mended on the one executor object that a plugin is given, through methods NeMo-Run itself calls on it while
+That is mended on the one executor object that a plugin is given, through a method NeMo-Run itself calls on it while
 packaging; NeMo-Run's classes stay as they are. The experiment hands plugins the very object it submits with, so nothing is
 lost there; a later `executor.clone()` goes back to NeMo-Run's behaviour, which `launch/pretrain.py` tolerates.
 """
@@ -22,21 +19,12 @@ import torchx.components.dist as torchx_dist
 
 from bridge_profiling.plugins.launchers import current_launcher, starts_every_rank
 
-#: Runs its arguments without the last one.
-_DROP_LAST_ARGUMENT = ["bash", "-c", 'exec "${@:1:$#-1}"', "bash"]
-
 
 def keep_arguments_as_written(executor: Any) -> None:
-    """Mend both for this executor; an executor that goes through a shell is left alone."""
+    """Mend that for this executor; an executor that goes through a shell is left alone."""
     if not isinstance(executor, run.LocalExecutor):
         return
-    executor.get_launcher_prefix = types.MethodType(_nsys_prefix, executor)
     executor.supports_launcher_transform = types.MethodType(_transforms, executor)
-
-
-def _nsys_prefix(executor: run.LocalExecutor) -> list[str] | None:
-    prefix = run.LocalExecutor.get_launcher_prefix(executor)
-    return prefix and [*prefix, *_DROP_LAST_ARGUMENT]
 
 
 def _transforms(executor: run.LocalExecutor) -> bool:

@@ -17,7 +17,7 @@ from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import conflicts
 from bridge_profiling.plugins.bounds import check_bounds
 from bridge_profiling.plugins.local_arguments import keep_arguments_as_written
-from bridge_profiling.plugins.output_dir import set_output_dir
+from bridge_profiling.plugins.output_dir import check_output_dir, set_output_dir
 from bridge_profiling.plugins.task import (
     Task,
     append_arguments,
@@ -93,6 +93,7 @@ class PyTorchProfilerPlugin(run.Plugin):
         ranks = normalize_ranks([0] if self.profile_ranks is None else self.profile_ranks, name="profile_ranks")
         check_converter(self.script_args_converter_fn)
         self._check_snapshot_path(task)
+        check_output_dir(task, executor)
         check_bounds(task, executor, end=self.profile_step_end, ranks=ranks)
         conflicts.refuse_nsys(task, executor)
         return PyTorchProfilerPluginScriptArgs(

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import fiddle as fdl
@@ -63,26 +65,55 @@ def check_task(task: object, plugin: str, fields: Mapping[str, Sequence[str]]) -
         target = _read(config, section)
         if target is None:
             _check_accepts(config, section, plugin)
-        else:
-            for name in names:
-                _check_accepts(target, name, plugin)
+            target = _section_class(config, section)
+        for name in names:
+            _check_accepts(target, name, plugin)
 
 
 def write(task: Task, section: str, values: Mapping[str, object]) -> None:
     """Set fields of a section: attributes of a Partial's config, overrides of a Script.
 
-    A missing section of a Partial's config becomes a `run.Config` of ours. In a Script an earlier override of the same
-    field is replaced where it stands, so that a second call changes nothing.
+    A missing section of a Partial's config becomes a `run.Config` of our class, or of the config's own. In a Script an
+    earlier override of the same field is replaced where it stands, so that a second call changes nothing.
     """
     if isinstance(task, run.Script):
         write_overrides(task, [f"{section}.{name}={override_value(value)}" for name, value in values.items()])
         return
     target = _read(task.config, section)
     if target is None:
-        target = run.Config(_SECTIONS[section])
+        target = run.Config(_section_class(task.config, section))
         setattr(task.config, section, target)
     for name, value in values.items():
         setattr(target, name, list(value) if isinstance(value, list) else value)
+
+
+def read(task: Task, section: str, name: str) -> object:
+    """A setting as it stands: a Partial's value, the text of a Script's override, None where there is none."""
+    if isinstance(task, run.Script):
+        return _last_override(task, f"{section}.{name}")
+    return _read(_read(task.config, section), name)
+
+
+def has_field(task: Task, section: str, name: str) -> bool:
+    """Whether a setting exists, as far as the submit host can see: a Script's are known in the job alone."""
+    if isinstance(task, run.Script):
+        return True
+    target = _read(task.config, section)
+    return _accepts(_section_class(task.config, section) if target is None else target, name)
+
+
+def starts_nsys_itself(task: Task) -> bool:
+    """Whether the task puts its own ranks under nsys: a Partial by its function's mark, a Script by being ours."""
+    if isinstance(task, run.Partial):
+        function = getattr(task, "__fn_or_cls__", None)
+        return getattr(function, "starts_nsys_itself", False) is True
+    if task.inline:
+        return False
+    path = Path(task.path.replace(".", "/") + ".py" if task.m else task.path)
+    if path.parts[-2:] != ("launch", "pretrain.py"):
+        return False
+    # The name is a common one. Where the file can be seen from here, its mark decides; on a cluster's own path, the name.
+    return not path.is_file() or "starts_nsys_itself" in path.read_text(encoding="utf-8", errors="replace")
 
 
 def is_on(task: Task, section: str, name: str) -> bool:
@@ -104,12 +135,22 @@ def read_integer(task: Task, section: str, name: str) -> int | None:
 
 
 def override_value(value: object) -> str:
-    """How a value is written in a Hydra-style override: `true`, `[0,1]`, `50`, plain text."""
+    """How a value is written in a Hydra-style override: `true`, `[0,1]`, `50`, plain text, `["--a=b,c"]`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
-        return "[" + ",".join(override_value(item) for item in value) + "]"
+        return "[" + ",".join(_list_item(item) for item in value) + "]"
     return str(value)
+
+
+def _list_item(item: object) -> str:
+    text = override_value(item)
+    return text if not isinstance(item, str) or _PLAIN_TEXT.fullmatch(text) else json.dumps(text)
+
+
+def _argument(override: str) -> str:
+    """An override as one argument, quoted for Slurm's shell where it holds quotes; our entry point takes them off elsewhere."""
+    return f"'{override}'" if '"' in override else override
 
 
 def check_plain_text(value: str, name: str) -> None:
@@ -134,11 +175,11 @@ def write_overrides(task: run.Script, overrides: Sequence[str]) -> None:
         key, value = override.split("=", 1)
         places = [i for i, arg in enumerate(args) if (match := _parse(arg)) and match["key"] == key]
         if not places:
-            args.append(override)
+            args.append(_argument(override))
             continue
         first = _parse(args[places[0]])
         assert first is not None
-        args[places[0]] = f"{first['prefix']}{key}={value}"
+        args[places[0]] = _argument(f"{first['prefix']}{key}={value}")
         args = [arg for i, arg in enumerate(args) if i not in places[1:]]
     task.args = args
     _warn_inline(task, overrides)
@@ -189,20 +230,30 @@ def _read(target: Any, name: str) -> Any:
         return None
 
 
-def _check_accepts(target: Any, name: str, plugin: str) -> None:
+def _section_class(config: Any, section: str) -> Any:
+    """What a section that is not there yet is made of."""
+    owner = fdl.get_callable(config) if isinstance(config, fdl.Buildable) else type(config)
+    fields = dataclasses.fields(owner) if dataclasses.is_dataclass(owner) else ()
+    factories = {field.name: field.default_factory for field in fields}
+    return _SECTIONS.get(section) or factories.get(section)
+
+
+def _accepts(target: Any, name: str) -> bool:
     if isinstance(target, fdl.Buildable):
-        owner = fdl.get_callable(target)
-        parameters = inspect.signature(owner).parameters.values()
-        accepted = any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
-    elif dataclasses.is_dataclass(target):
-        owner, accepted = type(target), hasattr(target, name)
-    else:
-        return
-    if not accepted:
+        parameters = inspect.signature(fdl.get_callable(target)).parameters.values()
+        return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
+    if dataclasses.is_dataclass(target):
+        return name in {field.name for field in dataclasses.fields(target)} or hasattr(target, name)
+    return True
+
+
+def _check_accepts(target: Any, name: str, plugin: str) -> None:
+    if not _accepts(target, name):
+        owner = fdl.get_callable(target) if isinstance(target, fdl.Buildable) else target
         raise ProfilingConfigError(
-            f"{plugin} needs the field {name!r} in {owner.__name__}",
-            why="the job reads its profiling settings there",
-            instead="Use a ConfigContainer with Megatron Bridge's `profiling` and `ft` sections",
+            f"{plugin} needs the field {name!r} in {getattr(owner, '__name__', type(owner).__name__)}",
+            why="the job reads its settings there",
+            instead="Use a ConfigContainer with Megatron Bridge's sections (`profiling`, `ft`, `train`)",
         )
 
 

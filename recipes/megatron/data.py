@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from megatron.core import parallel_state
@@ -42,6 +44,7 @@ class Data:
     global_batch_size: int
     micro_batch_size: int
     settings: DatasetConfig
+    workers_ignore: signal.Signals | None = None
 
     def train_batches(self, start_iteration: int) -> Iterator[Batch]:
         """This rank's microbatches from the first of `start_iteration` on."""
@@ -64,11 +67,16 @@ class Data:
             batch_sampler=sampler,
             num_workers=self.settings.num_workers,
             prefetch_factor=self.settings.prefetch_factor,
+            worker_init_fn=None if self.workers_ignore is None else partial(_ignore, self.workers_ignore),
             pin_memory=self.settings.pin_memory and torch.cuda.is_available(),
             # A generator of its own: the loader would draw a seed from the one that dropout uses.
             generator=torch.Generator(),
         )
         return iter(loader)
+
+
+def _ignore(number: signal.Signals, worker: int) -> None:
+    signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,8 @@ def build_data(config: ConfigContainer) -> Data:
     evaluated = train.eval_iters * train.global_batch_size if train.eval_interval is not None else unused
     sizes = [train.train_iters * train.global_batch_size, evaluated, unused]
     samples, evaluation, _ = BlendedMegatronDatasetBuilder(kind, sizes, lambda: True, _megatron_settings(config)).build()
-    return Data(samples, evaluation, train.global_batch_size, train.micro_batch_size, dataset)
+    ignored = signal.Signals[train.exit_signal] if train.exit_signal_handler_for_dataloader else None
+    return Data(samples, evaluation, train.global_batch_size, train.micro_batch_size, dataset, ignored)
 
 
 def _megatron_settings(config: ConfigContainer) -> GPTDatasetConfig:

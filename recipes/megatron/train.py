@@ -16,12 +16,13 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_cp_rank
 
-from bridge_profiling.capture import ProfilingHook
+from bridge_profiling.capture import ProfilingHook, start_under_nsys
 from recipes.config import ConfigContainer
 from recipes.megatron import checkpoint
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
 from recipes.megatron.data import Batch, Data, build_data, check_data
 from recipes.megatron.exits import Exits
+from recipes.megatron.fault_tolerance import RankMonitor, check_installed
 from recipes.megatron.garbage import manual_gc
 from recipes.megatron.layers import choose_transformer_impl, describe_layers
 from recipes.megatron.process import Process
@@ -29,11 +30,12 @@ from recipes.megatron.progress import Progress
 from recipes.megatron.setup import build_model, build_optimizer, distributed
 
 
-def pretrain(config: ConfigContainer) -> list[float]:
+def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[float]:
     """Train as the config says, on the ranks that the launcher's environment names.
 
     Args:
         config: a configuration, finalized or not; it is left as it is.
+        may_restart: whether this process may start itself again, as a rank that nsys profiles does.
 
     Returns:
         The loss of every iteration, the mean over the global batch's tokens; empty on ranks outside the last pipeline
@@ -47,7 +49,16 @@ def pretrain(config: ConfigContainer) -> list[float]:
     changed = adapt_to_cpu(config) if process.device.type == "cpu" else []
     choose_transformer_impl(config, process.device)
     check_data(config)
+    check_installed(config.ft)
     config.finalize(process.world_size)
+    if may_restart:
+        start_under_nsys(
+            config.profiling,
+            rank=process.rank,
+            layout=config.layout(process.world_size),
+            local_rank=process.local_rank,
+            cuda=process.device.type == "cuda",
+        )
     with ExitStack() as stack:
         stack.enter_context(megatron_on_cpu())
         stack.enter_context(distributed(config, process))
@@ -55,8 +66,9 @@ def pretrain(config: ConfigContainer) -> list[float]:
         if resumed is not None:
             # Data, learning rate, progress and the profiler's window all count from here.
             config.train.start_iteration = resumed
+        monitor = stack.enter_context(RankMonitor(config, rank=process.rank, resumed=resumed is not None))
         if process.rank == 0:
-            print("\n".join(_opening_lines(config, process, changed)), flush=True)
+            print("\n".join(_opening_lines(config, process, changed, monitor)), flush=True)
         progress = stack.enter_context(_progress(config))
         hook = stack.enter_context(
             ProfilingHook(
@@ -67,7 +79,7 @@ def pretrain(config: ConfigContainer) -> list[float]:
             )
         )
         if config.train.start_iteration < config.train.train_iters:
-            loop = Loop(config, process, hook, progress)
+            loop = Loop(config, process, hook, progress, monitor)
             if resumed is not None:
                 checkpoint.load(config, loop.state, resumed)
             with Exits(config.train, process.device, started) as exits:
@@ -75,7 +87,9 @@ def pretrain(config: ConfigContainer) -> list[float]:
     return progress.losses
 
 
-def _opening_lines(config: ConfigContainer, process: Process, changed_for_cpu: list[str]) -> Iterator[str]:
+def _opening_lines(
+    config: ConfigContainer, process: Process, changed_for_cpu: list[str], monitor: RankMonitor
+) -> Iterator[str]:
     """What a run says before its first iteration."""
     layout, train = config.layout(process.world_size), config.train
     if config.checkpoint.load is not None:
@@ -91,8 +105,8 @@ def _opening_lines(config: ConfigContainer, process: Process, changed_for_cpu: l
     yield describe_layers(config.model)
     if changed_for_cpu:
         yield f"on CPU: {', '.join(changed_for_cpu)}"
-    if config.ft.enable_ft_package:
-        yield "fault tolerance: the launcher restarts ranks that die; this loop sends it no heartbeats"
+    if watched := monitor.describe():
+        yield watched
 
 
 def _resume_line(config: ConfigContainer) -> str:
@@ -128,10 +142,14 @@ class Loop:
         process: this process.
         hook: an open profiling hook; opened before the model is built, so that memory histories hold the weights.
         progress: where losses go.
+        monitor: who is told that this rank is alive.
     """
 
-    def __init__(self, config: ConfigContainer, process: Process, hook: ProfilingHook, progress: Progress) -> None:
+    def __init__(
+        self, config: ConfigContainer, process: Process, hook: ProfilingHook, progress: Progress, monitor: RankMonitor
+    ) -> None:
         self.config, self.device, self.hook, self.progress = config, process.device, hook, progress
+        self.monitor = monitor
         self.num_microbatches = config.num_microbatches(process.world_size)
         self.model: list[DistributedDataParallel] = build_model(config, process.device)
         self.optimizer: MegatronOptimizer
@@ -156,9 +174,11 @@ class Loop:
                     loss = self._step(iterators)
                     self.progress.iteration(iteration, loss, perf_counter() - started)
                     collect_garbage(iteration)
+                self.monitor.iteration_done()
                 if train.eval_interval is not None and (iteration + 1) % train.eval_interval == 0:
                     with self.hook.range("evaluation"):
                         self.progress.evaluation(iteration, self._evaluate())
+                    self.monitor.evaluation_done()
                 exit_reason = exits.due(iteration + 1)
                 self._save_if_due(iteration + 1, exiting=exit_reason is not None)
                 if exit_reason is not None:
@@ -174,6 +194,7 @@ class Loop:
         if exiting or regular or completed == self.config.train.train_iters:
             with self.hook.range("checkpoint"):
                 checkpoint.save(self.config, self.state, completed)
+            self.monitor.checkpoint_done(completed)
 
     def _step(self, iterators: Sequence[Iterator[Batch] | None]) -> torch.Tensor | None:
         for chunk in self.model:

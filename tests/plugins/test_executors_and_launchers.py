@@ -117,10 +117,11 @@ def test_nsys_options_that_cannot_work_are_refused_and_nothing_is_changed(wrong,
 
 
 def test_gpu_metrics_where_there_are_none_say_so(task, local, slurm, caplog):
-    nsys(nsys_gpu_metrics=True).setup(task, slurm)
+    for executor in (slurm, local):
+        nsys(nsys_gpu_metrics=True).setup(task, executor)
     assert not caplog.records
-    nsys(nsys_gpu_metrics=True).setup(task, local)
-    assert "on Slurm only" in caplog.text
+    nsys(nsys_gpu_metrics=True).setup(task, run.DockerExecutor(container_image="image"))
+    assert "no effect on DockerExecutor" in caplog.text
     executor = MagicMock()
     executor.get_launcher.return_value = MagicMock(spec=["nsys_profile", "nsys_extra_args"])
     nsys(nsys_gpu_metrics=True).setup(task, executor)
@@ -239,15 +240,20 @@ def test_an_inline_script_is_packaged_as_before(torchrun, tmp_path):
 
 
 @pytest.mark.parametrize("launcher", [None, "torchrun"])
-def test_under_nsys_the_empty_argument_is_dropped_again(launcher, tmp_path):
+def test_nsys_starts_through_a_script_that_knows_where_its_options_end(launcher, tmp_path):
     executor = run.LocalExecutor(launcher=launcher, job_dir=str(tmp_path))
     script = run.Script(path="train.py", entrypoint="python")
-    nsys().setup(script, executor)
+    nsys(nsys_extra_args=["--delay", "5"]).setup(script, executor)
     command = package("t", script, executor)
-    assert command[-1] == ""
-    wrapper = command.index("bash")
-    assert command[wrapper : wrapper + 4] == ["bash", "-c", 'exec "${@:1:$#-1}"', "bash"]
-    assert command[wrapper + 4] == ("torchrun" if launcher else "python")
+    assert command[:2] == ["bash", "-c"]
+    assert command[3] == "nsys"
+    count = int(command[4])
+    assert command[5] == ""
+    options, application = command[6 : 6 + count], command[6 + count :]
+    assert options[:5] == ["profile", "-s", "none", "-t", "nvtx,cuda"]
+    assert options[-1] == "--delay=5"
+    assert application[0] == ("torchrun" if launcher else "python")
+    assert application[-1] == ""
 
 
 def test_a_copied_executor_mends_its_own_arguments(tmp_path):

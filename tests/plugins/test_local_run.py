@@ -33,8 +33,17 @@ where.mkdir(parents=True, exist_ok=True)
 (where / f"{os.environ['RANK']}.json").write_text(json.dumps(sys.argv[1:]))
 """
 
-#: Stands in for nsys: runs what comes after its options, as nsys does.
-NSYS = '#!/bin/bash\nwhile [[ "$1" != bash ]]; do shift; done\nexec "$@"\n'
+#: Stands in for nsys: says which options it knows, and runs what comes after them, as nsys does. (The real one:
+#: tests/system/test_nsys.py.)
+NSYS = """#!/bin/bash
+if [[ "$2" == --help ]]; then echo "  --trace=  --output=  --capture-range="; exit; fi
+shift
+while [[ "$1" == -* ]]; do
+  if [[ "$1" == -? ]]; then shift; fi
+  shift
+done
+exec "$@"
+"""
 
 
 @pytest.mark.needs("megatron")

@@ -1,6 +1,6 @@
-"""The options of `nsys profile`: merged by option name, and checked before they reach a command line.
+"""The options of `nsys profile`: our defaults, merged by option name with the user's, checked before they are used.
 
-Never runs nsys.
+The submit host checks them, the rank puts them on its command line. Never runs nsys.
 """
 
 from __future__ import annotations
@@ -10,7 +10,21 @@ from collections.abc import Sequence
 
 from bridge_profiling.errors import ProfilingConfigError
 
-#: Options that NeMo-Run itself writes, and how to set them instead.
+#: APIs that are traced unless the user names others.
+DEFAULT_TRACE = ("nvtx", "cuda")
+
+#: What a rank that starts its own nsys gives it, with the reasons; the user's options win over each.
+DEFAULT_OPTIONS = (
+    "--sample=none",  # CPU sampling interrupts the launching thread, and needs a permission few clusters give
+    "--cpuctxsw=none",  # inside the window: 1.13 x the step without context switches, 1.23 x with them
+    "--cuda-graph-trace=node",  # as a whole, a graph would hide its kernels, and with them what to change
+    "--cuda-event-trace=false",  # NCCL and overlap record events by the thousand; versions without it never trace them
+    "--force-overwrite=true",  # the name is ours, and a retry of a start that failed may find it
+    "--capture-range-end=stop",  # nsys' own default ends the application with its capture
+    "--wait=primary",  # a helper process left behind by the training must not keep the job waiting
+)
+
+#: Options that are written for the user, and how to set them instead.
 _RESERVED = {
     "--trace": 'Pass nsys_trace=["nvtx", "cuda"]',
     "--output": "Leave it out; the report goes to the job's directory",
@@ -33,7 +47,7 @@ _LONG_NAMES = {
 }
 
 
-def check_trace(trace: object) -> None:
+def check_trace(trace: object, *, name: str = "nsys_trace") -> None:
     """Refuse an `nsys_trace` that is no list of API names.
 
     Raises:
@@ -42,35 +56,35 @@ def check_trace(trace: object) -> None:
     names = trace if isinstance(trace, list) else []
     if not names or not all(isinstance(name, str) and re.fullmatch(r"[a-z0-9-]+", name) for name in names):
         raise ProfilingConfigError(
-            f"nsys_trace={trace!r} is not a list of APIs to trace",
+            f"{name}={trace!r} is not a list of APIs to trace",
             why="each entry is one name that `nsys profile --trace` knows",
-            instead='Type nsys_trace=["nvtx", "cuda"], or leave it out for the same',
+            instead=f'Type {name}=["nvtx", "cuda"], or leave it out for the same',
         )
 
 
-def check_extra_args(extra_args: object) -> None:
+def check_extra_args(extra_args: object, *, name: str = "nsys_extra_args") -> None:
     """Refuse `nsys_extra_args` that cannot be passed on.
 
     Raises:
-        ProfilingConfigError: not a list of strings, a value without its option, an option NeMo-Run writes itself, or
+        ProfilingConfigError: not a list of strings, a value without its option, an option that is written for them, or
             text that Slurm's shell and a plain process would read differently.
     """
-    example = 'Type for example nsys_extra_args=["--cuda-graph-trace=graph", "--gpu-metrics-device=0"]'
+    example = f'Type for example {name}=["--cuda-graph-trace=graph", "--gpu-metrics-device=0"]'
     if not isinstance(extra_args, list) or not all(isinstance(arg, str) and arg for arg in extra_args):
-        raise ProfilingConfigError(f"nsys_extra_args={extra_args!r} is not a list of options", instead=example)
+        raise ProfilingConfigError(f"{name}={extra_args!r} is not a list of options", instead=example)
     for arg in extra_args:
         if re.search(r"[\s'\"]", arg):
             raise ProfilingConfigError(
-                f"nsys_extra_args holds {arg!r}, with a space or a quote",
+                f"{name} holds {arg!r}, with a space or a quote",
                 why="NeMo-Run gives it to a shell on Slurm and to nsys itself elsewhere, which read it differently",
                 instead="Give an option and its value as two entries, without quotes",
             )
-    for name, tokens in _options(extra_args):
-        if not name.startswith("-"):
-            raise ProfilingConfigError(f"nsys_extra_args starts with {tokens[0]!r}, a value without an option", instead=example)
-        if name in _RESERVED:
+    for option, tokens in split_options(extra_args):
+        if not option.startswith("-"):
+            raise ProfilingConfigError(f"{name} starts with {tokens[0]!r}, a value without an option", instead=example)
+        if option in _RESERVED:
             raise ProfilingConfigError(
-                f"nsys_extra_args holds {tokens[0]!r}", why="NeMo-Run writes that option itself", instead=_RESERVED[name]
+                f"{name} holds {tokens[0]!r}", why="that option is written for you", instead=_RESERVED[option]
             )
 
 
@@ -80,8 +94,8 @@ def merge_options(defaults: Sequence[str], extra_args: Sequence[str]) -> list[st
     `--flag=value`, `--flag value` and nsys' short form name the same option. The user's keep their order, after what is
     left of the defaults. Merging the same options twice gives the same list.
     """
-    given = {name for name, _ in _options(extra_args)}
-    kept = [token for name, tokens in _options(defaults) if name not in given for token in tokens]
+    given = {name for name, _ in split_options(extra_args)}
+    kept = [token for name, tokens in split_options(defaults) if name not in given for token in tokens]
     return [*kept, *extra_args]
 
 
@@ -91,7 +105,7 @@ def with_sqlite(extra_args: Sequence[str]) -> list[str]:
     Raises:
         ProfilingConfigError: the options ask for an export of another kind alone.
     """
-    exports = [" ".join(tokens) for name, tokens in _options(extra_args) if name == "--export"]
+    exports = [" ".join(tokens) for name, tokens in split_options(extra_args) if name == "--export"]
     if not exports:
         return [*extra_args, "--export=sqlite"]
     if not any("sqlite" in export for export in exports):
@@ -103,7 +117,7 @@ def with_sqlite(extra_args: Sequence[str]) -> list[str]:
     return list(extra_args)
 
 
-def _options(args: Sequence[str]) -> list[tuple[str, list[str]]]:
+def split_options(args: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Options with the tokens they were written as: `--flag value` is one option of two tokens."""
     options: list[tuple[str, list[str]]] = []
     for token in args:

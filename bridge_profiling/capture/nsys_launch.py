@@ -1,0 +1,181 @@
+"""Puts a rank under nsys at its start, if it is one of those that nsys is to profile; the other ranks run without.
+
+The process becomes a supervisor (nsys_supervisor.py) that starts nsys, which starts the same command again. Its number
+stays, so torchrun and srun go on supervising it. Where nsys cannot be started the rank trains without it, and its manifest
+says why.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bridge_profiling.capture.files import resolve_output_dir
+from bridge_profiling.capture.nsys_handover import HANDOVER_VARIABLE, REFUSED_VARIABLE, Handover
+from bridge_profiling.capture.processes import Watch
+from bridge_profiling.capture.profilers import one_line
+from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
+from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.errors import CaptureError
+from bridge_profiling.nsys_options import DEFAULT_OPTIONS, DEFAULT_TRACE, merge_options
+from bridge_profiling.nsys_versions import NsysVersion, adapt, find_nsys, gpu_metrics_device
+
+logger = logging.getLogger(__name__)
+
+#: The NVTX range that the hook opens for the window; nsys' capture range where there is no CUDA device.
+CAPTURE_RANGE = "bridge_profiling_window"
+
+#: APIs that need a CUDA device.
+_CUDA_ONLY = frozenset({"cuda", "cuda-hw", "cuda-sw", "cublas", "cublas-verbose", "cudnn", "cusparse", "cusolver", "nccl"})
+
+
+def runs_under_nsys(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether an nsys is attached to this process, as its injection shows in the environment."""
+    return "NSYS_PROFILING_SESSION_ID" in environ
+
+
+def start_under_nsys(config: ProfilingConfig, *, rank: int, layout: ParallelLayout, local_rank: int, cuda: bool) -> None:
+    """Start this process again under nsys, if nsys is asked for on this rank and does not run around it yet.
+
+    Call it before anything that must not happen twice, and before CUDA is used; it returns only where nothing is to be done.
+    What the process has done until then is lost with its memory.
+
+    Args:
+        config: the finalized `profiling` section.
+        rank: global rank; it names the report.
+        layout: the job's parallel layout.
+        local_rank: rank on this machine; the number of its GPU.
+        cuda: whether the training uses a CUDA device; without one the window is marked by an NVTX range.
+    """
+    if Handover.of_this_process() is not None:
+        _end_with_supervisor()
+        return
+    selected = config.use_nsys_profiler and rank in select_ranks(config.profile_ranks, layout)
+    if not selected or runs_under_nsys() or REFUSED_VARIABLE in os.environ:
+        return
+    try:
+        command = _supervisor(config, rank=rank, local_rank=local_rank, cuda=cuda)
+    except (CaptureError, OSError) as error:
+        reason = str(error) if isinstance(error, CaptureError) else one_line(error)
+        os.environ[REFUSED_VARIABLE] = reason
+        logger.error("rank %d: training without nsys: %s", rank, reason)
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)
+
+
+@contextmanager
+def exit_code_told() -> Iterator[None]:
+    """Tell the supervisor, if there is one, how the block ends: it answers to the launcher even when nsys is lost."""
+    code: object = 1
+    try:
+        yield
+        code = 0
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        raise
+    finally:
+        handover = Handover.of_this_process()
+        if handover is not None:
+            with suppress(OSError):
+                handover.write("exit", code=code)
+
+
+def nsys_command(
+    config: ProfilingConfig, version: NsysVersion, *, report: Path, local_rank: int, cuda: bool
+) -> tuple[list[str], list[str]]:
+    """The command that runs nsys, without the application, and warnings about what of the request this nsys cannot do.
+
+    Args:
+        config: the `profiling` section.
+        version: the nsys that will run it.
+        report: the report's path, without its ending.
+        local_rank: rank on this machine.
+        cuda: whether the training uses a CUDA device.
+    """
+    trace = list(config.nsys_trace or DEFAULT_TRACE)
+    capture = ["--capture-range=cudaProfilerApi"] if cuda else ["--capture-range=nvtx", f"--nvtx-capture={CAPTURE_RANGE}"]
+    warnings: list[str] = []
+    if not cuda:
+        left_out = [name for name in trace if name in _CUDA_ONLY]
+        trace = [name for name in trace if name not in _CUDA_ONLY]
+        if left_out and config.nsys_trace:
+            warnings.append(f"no CUDA device: left out --trace={','.join(left_out)}")
+        trace = trace or ["nvtx"]
+    options = merge_options([*DEFAULT_OPTIONS, *capture], config.nsys_extra_args)
+    if config.nsys_gpu_metrics and cuda:
+        try:
+            device = gpu_metrics_device(version, local_rank)
+            options = merge_options([f"--gpu-metrics-devices={device}"], options)
+        except CaptureError as error:
+            warnings.append(str(error))
+    elif config.nsys_gpu_metrics:
+        warnings.append("no CUDA device: no GPU metrics")
+    options, unknown = adapt(options, version)
+    head = [version.executable, "profile", f"--trace={','.join(trace)}", f"--output={report}"]
+    # A default that a version does not know is none of the user's business.
+    asked = {argument.split("=", 1)[0] for argument in config.nsys_extra_args}
+    return [*head, *options], warnings + [text for text in unknown if any(name in text for name in asked | {"gpu-metrics"})]
+
+
+def _supervisor(config: ProfilingConfig, *, rank: int, local_rank: int, cuda: bool) -> list[str]:
+    """The supervisor's command, with all it needs written down for it.
+
+    Raises:
+        CaptureError: no nsys that runs.
+        OSError: the output directory cannot be written.
+    """
+    if not sys.orig_argv[1:]:
+        raise CaptureError("an interactive interpreter cannot be started again under nsys")
+    version = find_nsys()
+    staging = resolve_output_dir(config) / "nsys" / f".rank-{rank}.{os.uname().nodename}.{os.getpid()}"
+    staging.mkdir(parents=True, exist_ok=True)
+    nsys, warnings = nsys_command(config, version, report=staging / "report", local_rank=local_rank, cuda=cuda)
+    for warning in warnings:
+        logger.warning("rank %d: %s", rank, warning)
+    handover = Handover(Path(tempfile.mkdtemp(prefix=f"bridge_profiling-nsys-{rank}-")))
+    handover.write(
+        "spec",
+        rank=rank,
+        supervisor=os.getpid(),
+        nsys=nsys,
+        version=version.text,
+        warnings=warnings,
+        # The interpreter itself: what was typed may be a name that PATH resolves differently elsewhere.
+        command=[sys.executable, *sys.orig_argv[1:]],
+        report=str(staging / "report.nsys-rep"),
+        export_sqlite=config.nsys_export_sqlite,
+    )
+    os.environ[HANDOVER_VARIABLE] = str(handover.directory)
+    root = Path(__file__).resolve().parents[2]
+    # By its path and not by -m: a training started by its own path need not have this package where -m looks.
+    start = (
+        f"import sys; sys.path.insert(0, {json.dumps(str(root))});"
+        " from bridge_profiling.capture.nsys_supervisor import main; main()"
+    )
+    return [sys.executable, "-c", start]
+
+
+def _end_with_supervisor() -> None:
+    """End this process when its supervisor is killed, as it would have been killed itself without nsys around it."""
+    handover = Handover.of_this_process()
+    assert handover is not None
+    try:
+        supervisor = Watch(handover.read("spec")["supervisor"])
+    except (KeyError, OSError):
+        return
+
+    def wait() -> None:
+        supervisor.ended(None)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="bridge_profiling supervisor watch", daemon=True).start()

@@ -1,0 +1,227 @@
+"""PreemptionPlugin: Slurm's signal, the training's exit handler, and what is refused before anything is changed."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from dataclasses import dataclass, field
+from unittest.mock import MagicMock
+
+import fiddle as fdl
+import nemo_run as run
+import pytest
+
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.plugins import (
+    FaultTolerancePlugin,
+    NsysPlugin,
+    PreemptionPlugin,
+    PreemptionPluginScriptArgs,
+    PyTorchProfilerPlugin,
+)
+from bridge_profiling.plugins.preemption import time_limit_seconds
+
+
+@dataclass(kw_only=True)
+class Train:
+    train_iters: int = 100
+    exit_signal_handler: bool = False
+    exit_signal_handler_for_dataloader: bool = False
+    exit_signal: str = "SIGTERM"
+
+
+@dataclass(kw_only=True)
+class TrainWithoutLoader:
+    exit_signal_handler: bool = False
+
+
+@dataclass(kw_only=True)
+class TrainWithout:
+    train_iters: int = 100
+
+
+def partial_of(train_class, **more):
+    @dataclass(kw_only=True)
+    class Container:
+        train: train_class = field(default_factory=train_class)
+
+    def pretrain(config: Container) -> None: ...
+
+    return run.Partial(pretrain, config=run.Config(Container, **more))
+
+
+@pytest.fixture(params=["script", "partial", "partial with a train section"])
+def task(request, script):
+    if request.param == "script":
+        return script
+    return partial_of(Train, **({"train": run.Config(Train)} if "section" in request.param else {}))
+
+
+def settings(task):
+    if isinstance(task, run.Script):
+        return dict(argument.split("=", 1) for argument in task.args)
+    train = fdl.build(task.config).train
+    names = ("exit_signal_handler", "exit_signal_handler_for_dataloader")
+    return {f"train.{name}": str(getattr(train, name)).lower() for name in names if hasattr(train, name)}
+
+
+@pytest.mark.parametrize(("asked", "loader"), [({}, "false"), ({"enable_exit_handler_for_data_loader": True}, "true")])
+def test_the_signal_and_the_handlers_are_set_once(task, slurm, asked, loader):
+    for _ in range(2):
+        PreemptionPlugin(**asked).setup(task, slurm)
+    assert slurm.signal == "TERM@60"
+    assert settings(task) == {
+        "train.exit_signal_handler": "true",
+        "train.exit_signal_handler_for_dataloader": loader,
+    }
+
+
+def test_without_the_handler_the_task_is_left_as_it_is(task, slurm):
+    before = copy.deepcopy(task)
+    PreemptionPlugin(preempt_time=120, enable_exit_handler=False).setup(task, slurm)
+    assert (task, slurm.signal) == (before, "TERM@120")
+
+
+def test_a_config_without_the_loaders_field_needs_none_where_it_is_off(slurm):
+    task = partial_of(TrainWithoutLoader)
+    PreemptionPlugin().setup(task, slurm)
+    assert settings(task) == {"train.exit_signal_handler": "true"}
+
+
+@pytest.mark.parametrize(
+    ("train_class", "asked", "missing"),
+    [
+        (TrainWithoutLoader, {"enable_exit_handler_for_data_loader": True}, "exit_signal_handler_for_dataloader"),
+        (TrainWithout, {}, "exit_signal_handler"),
+    ],
+)
+@pytest.mark.parametrize("with_section", [False, True])
+def test_a_config_that_cannot_hold_the_settings_is_refused(train_class, asked, missing, with_section, slurm):
+    task = partial_of(train_class, **({"train": run.Config(train_class)} if with_section else {}))
+    before = copy.deepcopy((task, slurm))
+    with pytest.raises(ProfilingConfigError, match=f"'{missing}' in {train_class.__name__}"):
+        PreemptionPlugin(**asked).setup(task, slurm)
+    assert (task, slurm) == before
+
+
+def test_a_converter_replaces_the_overrides(script, slurm):
+    def convert(args):
+        assert args == PreemptionPluginScriptArgs(enable_exit_handler=True, enable_exit_handler_for_data_loader=True)
+        return ["--exit-handler", "on"]
+
+    plugin = PreemptionPlugin(enable_exit_handler_for_data_loader=True, script_args_converter_fn=convert)
+    for _ in range(2):
+        plugin.setup(script, slurm)
+    assert script.args == ["--exit-handler", "on"]
+    assert slurm.signal == "TERM@60"
+
+
+def test_the_batch_script_asks_slurm_for_the_signal(script, slurm, tmp_path):
+    slurm.tunnel = run.LocalTunnel(job_dir=str(tmp_path))
+    slurm.assign("exp_1", str(tmp_path / "exp_1"), "t", "t")
+    PreemptionPlugin(preempt_time=90).setup(script, slurm)
+    requests = importlib.import_module("nemo_run.core.execution.slurm")
+    details = {"launch_cmd": ["sbatch"], "command_groups": [["python", "train.py"]], "jobs": ["t"], "max_retries": 0}
+    request = requests.SlurmBatchRequest(executor=slurm, extra_env={}, **details)
+    assert "#SBATCH --signal=TERM@90\n" in request.materialize()
+
+
+@pytest.mark.parametrize("executor", [run.LocalExecutor(), MagicMock()])
+def test_where_nothing_sends_the_signal_a_warning_says_so(script, executor, caplog):
+    PreemptionPlugin().setup(script, executor)
+    assert "nothing sends a signal 60 seconds before the end of this job" in caplog.text
+    assert settings(script)["train.exit_signal_handler"] == "true"
+
+
+def test_torchrun_leaves_its_ranks_the_whole_time(script, slurm):
+    PreemptionPlugin(preempt_time=120).setup(script, slurm)
+    assert slurm.env_vars == {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120"}
+    slurm.env_vars["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "10"
+    PreemptionPlugin().setup(script, slurm)
+    assert slurm.env_vars == {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10"}
+
+
+def test_another_signal_of_the_executor_is_replaced_with_a_warning(script, slurm, caplog):
+    slurm.signal = "USR1@300"
+    PreemptionPlugin().setup(script, slurm)
+    assert "replaces the executor's signal='USR1@300' by 'TERM@60'" in caplog.text
+    assert slurm.signal == "TERM@60"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"preempt_time": 0}, "preempt_time=0"),
+        ({"preempt_time": -60}, "preempt_time=-60"),
+        ({"preempt_time": "60"}, "preempt_time='60'"),
+        ({"preempt_time": True}, "preempt_time=True"),
+        ({"preempt_time": 1.5}, "preempt_time=1.5"),
+        ({"preempt_time": 65536}, "preempt_time=65536"),
+        ({"preempt_time": 600}, "time limit of 600 seconds"),
+        ({"script_args_converter_fn": "convert"}, "script_args_converter_fn"),
+    ],
+)
+def test_a_request_that_cannot_work_is_refused_and_nothing_is_changed(asked, message, task, slurm):
+    before = copy.deepcopy((task, slurm))
+    with pytest.raises(ProfilingConfigError, match=message):
+        PreemptionPlugin(**asked).setup(task, slurm)
+    assert (task, slurm) == before
+
+
+@pytest.mark.parametrize("value", ["SIGUSR1", "Signals.SIGUSR1", "10"])
+def test_a_training_that_handles_another_signal_is_refused(value, script, slurm):
+    script.args = [f"train.exit_signal={value}"]
+    with pytest.raises(ProfilingConfigError, match="handles another signal"):
+        PreemptionPlugin().setup(script, slurm)
+    PreemptionPlugin(enable_exit_handler=False).setup(script, slurm)
+    assert script.args == [f"train.exit_signal={value}"]
+
+
+@pytest.mark.parametrize("value", ["SIGTERM", "15"])
+def test_a_training_that_names_sigterm_is_not(value, script, slurm):
+    script.args = [f"train.exit_signal={value}"]
+    PreemptionPlugin().setup(script, slurm)
+    assert slurm.signal == "TERM@60"
+
+
+@pytest.mark.parametrize(
+    ("workers", "asked", "warned"),
+    [
+        ("2", {}, True),
+        ("0", {}, False),
+        ("2", {"enable_exit_handler_for_data_loader": True}, False),
+        ("2", {"enable_exit_handler": False}, False),
+    ],
+)
+def test_data_loader_processes_that_the_signal_would_kill_are_warned_of(workers, asked, warned, script, slurm, caplog):
+    script.args = [f"dataset.num_workers={workers}"]
+    PreemptionPlugin(**asked).setup(script, slurm)
+    assert ("enable_exit_handler_for_data_loader=True" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ("5", 300), ("5:30", 330), ("01:00:00", 3600), ("00:10:00", 600), ("1-0", 86400), ("1-12:30", 131400),
+        ("2-00:00:01", 172801), ("UNLIMITED", None), ("", None), (None, None),
+    ],
+)  # fmt: skip
+def test_slurms_forms_of_a_time_limit(limit, seconds):
+    assert time_limit_seconds(limit) == seconds
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        NsysPlugin(profile_step_start=4, profile_step_end=6),
+        PyTorchProfilerPlugin(profile_step_start=4, profile_step_end=6),
+        FaultTolerancePlugin(),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_it_goes_with_every_other_plugin_in_any_order(other, first, script, slurm):
+    plugins = [PreemptionPlugin(), other]
+    for plugin in plugins if first else reversed(plugins):
+        plugin.setup(script, slurm)
+    assert slurm.signal == "TERM@60"
+    assert "train.exit_signal_handler=true" in script.args

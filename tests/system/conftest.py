@@ -1,0 +1,52 @@
+"""Real servers and tools for system tests: made once a session, and gone at its end."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system import debian, nsys_install, slurm_cluster
+from tests.system.slurm_cluster import SlurmCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(name="slurm_cluster", scope="session")
+def _slurm_cluster() -> Iterator[SlurmCluster]:
+    """A running Slurm with two nodes, n1 and n2, on this machine; see SlurmCluster. Mark its tests `needs("slurm")`.
+
+    Give `slurm_cluster.environment` to whatever shall use it. Its jobs, servers and files are gone after the session.
+    """
+    debian.install(slurm_cluster.PACKAGES)
+    with slurm_cluster.started() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def nsys() -> Path:
+    """The path of a real nsys, made of Debian's packages where PATH has none. Mark its tests `needs("nsys")`.
+
+    For a job, put its directory first on PATH: `{"PATH": f"{nsys.parent}:{os.environ['PATH']}"}`. It is kept in `.cache/`.
+    """
+    return nsys_install.working_nsys(ROOT / ".cache" / "nsys")
+
+
+@pytest.fixture(scope="session")
+def committed_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with this working tree as its one commit: NeMo-Run sends a job what is committed, and nothing else."""
+    copy = tmp_path_factory.mktemp("checkout") / "bridge_profiling"
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():  # not one that was deleted since the last commit
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    author = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
+    for command in (["init", "--quiet"], ["add", "--all"], [*author, "commit", "--quiet", "--message=the working tree"]):
+        subprocess.run(["git", *command], cwd=copy, check=True)
+    return copy
