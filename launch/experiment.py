@@ -116,7 +116,11 @@ def main(
     ranks: Annotated[str, typer.Option(help="Ranks to profile: 0,1 or all or pp (one per pipeline stage).")] = "0",
     record_shapes: Annotated[bool, typer.Option("--record-shapes", help="Record tensor shapes.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Record CUDA's memory history (with --profiler torch).")] = False,
+    sqlite: Annotated[bool, typer.Option("--export-sqlite", help="An SQLite file beside nsys' report.")] = False,
+    gpu_metrics: Annotated[bool, typer.Option("--gpu-metrics", help="Sample GPU metrics (with --profiler nsys).")] = False,
+    nsys_arg: Annotated[list[str] | None, typer.Option(help="Option of `nsys profile`; may be repeated.")] = None,
     fault_tolerance: Annotated[bool, typer.Option("--fault-tolerance", help="Run under the fault-tolerance launcher.")] = False,
+    preempt_time: Annotated[int | None, typer.Option(help="Seconds before Slurm's time limit to stop in good order.")] = None,
     task: Annotated[TaskKind, typer.Option(help="Submit a run.Script or a run.Partial.")] = TaskKind.script,
     name: Annotated[str, typer.Option(help="Name of the experiment.")] = "profile",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
@@ -128,15 +132,14 @@ def main(
     console = Console()
     try:
         chosen = {"account": account, "partition": partition, "time": time, "container_image": container_image}
-        plugins = _plugins(profiler, parse_steps(steps), parse_ranks(ranks), record_shapes, memory, fault_tolerance)
+        _check_options(profiler, memory=memory, nsys_only=sqlite or gpu_metrics or bool(nsys_arg))
+        window = _window(steps, ranks, record_shapes)
+        plugins = _profiler_plugins(profiler, window, memory, nsys_arg, export_sqlite=sqlite, gpu_metrics=gpu_metrics)
+        plugins += _job_plugins(fault_tolerance=fault_tolerance, preempt_time=preempt_time)
         _check_config(recipe, config, overrides or [], profiler, steps, ranks, nodes * nproc_per_node)
         executor_config = _executor(executor, nproc_per_node, nodes, chosen)
-        if profiler is ProfilerName.nsys and executor is not ExecutorName.slurm and not dry_run and not shutil.which("nsys"):
-            raise ProfilingConfigError(
-                "nsys is not on this machine's PATH",
-                why="the job would run here, and start with `nsys profile`",
-                instead="Install Nsight Systems, or type --profiler torch",
-            )
+        if executor is not ExecutorName.slurm and not dry_run:
+            _check_programs(nsys=profiler is ProfilerName.nsys and not fault_tolerance, ft_launcher=fault_tolerance)
         packaged = executor is ExecutorName.slurm
         submitted = _task(task, recipe, config, overrides or [], packaged=packaged)
         # NeMo-Run packages the git repository of the working directory.
@@ -173,36 +176,71 @@ def _check_config(
     config.finalize(world_size=world_size)
 
 
-def _plugins(
-    profiler: ProfilerName,
-    steps: tuple[int, int],
-    ranks: list[int] | str,
-    record_shapes: bool,
-    memory: bool,
-    fault_tolerance: bool,
-) -> list[run.Plugin]:
-    from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
-
+def _check_options(profiler: ProfilerName, *, memory: bool, nsys_only: bool) -> None:
     if memory and profiler is not ProfilerName.torch:
         raise ProfilingConfigError(
             f"--memory does not go with --profiler {profiler.value}",
             why="PyTorchProfilerPlugin records the memory history",
             instead="Type --profiler torch --memory, or profiling.record_memory_history=true among the overrides",
         )
-    window: dict[str, Any] = {
-        "profile_step_start": steps[0],
-        "profile_step_end": steps[1],
-        "profile_ranks": ranks,
+    if nsys_only and profiler is not ProfilerName.nsys:
+        raise ProfilingConfigError(
+            f"--export-sqlite, --gpu-metrics and --nsys-arg do not go with --profiler {profiler.value}",
+            why="they are options of nsys",
+            instead="Type --profiler nsys as well, or leave them out",
+        )
+
+
+def _check_programs(*, nsys: bool, ft_launcher: bool) -> None:
+    """Refuse a job on this machine that would start with a program that is not there."""
+    if nsys and not shutil.which("nsys"):
+        raise ProfilingConfigError(
+            "nsys is not on this machine's PATH",
+            why="the job would run here, and its ranks start with `nsys profile`",
+            instead="Install Nsight Systems, or type --profiler torch",
+        )
+    if ft_launcher and not shutil.which("ft_launcher", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"):
+        raise ProfilingConfigError(
+            "ft_launcher is not on this machine's PATH",
+            why="the job would run here, under the fault-tolerance launcher",
+            instead="Install it: pip install nvidia-resiliency-ext, or leave --fault-tolerance out",
+        )
+
+
+def _window(steps: str, ranks: str, record_shapes: bool) -> dict[str, Any]:
+    start, end = parse_steps(steps)
+    return {
+        "profile_step_start": start,
+        "profile_step_end": end,
+        "profile_ranks": parse_ranks(ranks),
         "record_shapes": record_shapes,
     }
-    plugins: list[run.Plugin] = []
+
+
+def _profiler_plugins(
+    profiler: ProfilerName,
+    window: dict[str, Any],
+    memory: bool,
+    nsys_args: list[str] | None,
+    *,
+    export_sqlite: bool,
+    gpu_metrics: bool,
+) -> list[run.Plugin]:
+    from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
+
     if profiler is ProfilerName.torch:
-        plugins.append(PyTorchProfilerPlugin(**window, record_memory_history=memory))
+        return [PyTorchProfilerPlugin(**window, record_memory_history=memory)]
     if profiler is ProfilerName.nsys:
-        plugins.append(NsysPlugin(**window))
-    if fault_tolerance:
-        plugins.append(FaultTolerancePlugin())
-    return plugins
+        options = {"nsys_extra_args": nsys_args, "export_sqlite": export_sqlite, "nsys_gpu_metrics": gpu_metrics}
+        return [NsysPlugin(**window, **options)]
+    return []
+
+
+def _job_plugins(*, fault_tolerance: bool, preempt_time: int | None) -> list[run.Plugin]:
+    from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin
+
+    plugins: list[run.Plugin] = [FaultTolerancePlugin()] if fault_tolerance else []
+    return plugins if preempt_time is None else [*plugins, PreemptionPlugin(preempt_time=preempt_time)]
 
 
 def _executor(name: ExecutorName, nproc_per_node: int, nodes: int, slurm: dict[str, Any]) -> run.Executor:

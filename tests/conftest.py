@@ -43,6 +43,7 @@ def _mount() -> str | None:
 NEEDS = {
     "megatron": lambda: _package("megatron.core"),
     "nemo_run": lambda: _package("nemo_run"),
+    "ft": lambda: _package("nvidia_resiliency_ext"),
     "cuda": _cuda,
     "mount": functools.cache(_mount),
     "slurm": lambda: why_no_packages(root=True),
