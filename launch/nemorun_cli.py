@@ -82,9 +82,7 @@ class ProfilingRunContext(run.cli.RunContext):
         """The plugin, or the list of plugins, of that name; a plugin's class by its dotted path too."""
         if name.split(".")[-1] in plugins.__all__:  # NeMo-Run would call the class at once, without its required steps
             return parse_cli_args(run.Config(getattr(plugins, name.split(".")[-1])), args)
-        with _named(
-            "plugins", name, "nsys, pytorch_profiler, memory, fault_tolerance, preemption, or a list"
-        ):
+        with _named("plugins", name, "nsys, pytorch_profiler, memory, fault_tolerance, preemption, or a list"):
             return super().parse_plugin(name, *args)
 
     def parse_fn(self, fn: Any, args: list[str], **default_kwargs: Any) -> run.Partial:

@@ -6,6 +6,7 @@ Each returns a real NeMo-Run executor. On the NeMo-Run command line they are `ru
 
 # No `from __future__ import annotations`: NeMo-Run reads the annotations of factories.
 
+import getpass
 import os
 import re
 import sys
@@ -14,19 +15,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 import nemo_run as run
-from nemo_run.config import get_nemorun_home
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.plugins.launchers import check_launcher
+from recipes.batch_script import RUNDIR, arrives_as_it_is, exports, quoted
+from recipes.executor_checks import check_executor, check_variable, require
 
 _ROOT = Path(__file__).resolve().parent.parent
-
-#: NeMo-Run's name for the job's directory: a mount in a container, replaced by the real path in a batch script without.
-_RUNDIR = "/nemo_run"
-
-_TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
-_ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
-_SHELL_SAFE = re.compile(r"[\w./:@%+,=-]*", re.ASCII)
 
 
 def local(*, env: Mapping[str, str] | None = None) -> run.LocalExecutor:
@@ -67,11 +61,17 @@ def slurm(
     container_image: str | None = None,
     mounts: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    venv: str | os.PathLike[str] | None = None,
+    host: str | None = None,
+    user: str | None = None,
+    job_dir: str | None = None,
+    identity: str | None = None,
     tunnel: Any = None,
-    launcher: str | None = "torchrun",
+    launcher: Any = "torchrun",
+    setup_lines: str | None = None,
     **options: Any,
 ) -> run.SlurmExecutor:
-    """Ranks on a Slurm cluster.
+    """Ranks on a Slurm cluster: submitted from this machine, or, with `host`, through SSH.
 
     Args:
         account: Slurm account.
@@ -82,32 +82,23 @@ def slurm(
         time: time limit, as Slurm writes it.
         container_image: image for Pyxis; None runs on the nodes themselves.
         mounts: `source:destination` pairs for the container.
-        env: environment variables of the job.
-        tunnel: a run.SSHTunnel to the cluster; None submits from this machine.
-        launcher: `torchrun`, or None for one Slurm task a rank.
+        env: environment variables of the job. They arrive as they are written, in names and values; no `$NAME` in them is
+            expanded, and `/nemo_run` as a path of its own is the job's directory. In a container a variable that the image
+            sets itself keeps the image's value, unless the option `container_env` names it.
+        venv: virtual environment, on the nodes, whose `python` and `torchrun` a job without a container uses. None is the
+            one that submits; through SSH, what the nodes have on their PATH.
+        host: machine of the cluster to submit on, through SSH; None submits from this one.
+        user: name to log in there; None is the name here.
+        job_dir: directory on the cluster for the job's code, logs and captures; with `host`.
+        identity: file of the SSH key; None asks for a password where no agent has a key.
+        tunnel: a run.SSHTunnel or run.LocalTunnel made elsewhere, in place of the four above.
+        launcher: `torchrun`, `ft`, a launcher object, or None for one Slurm task a rank.
+        setup_lines: shell lines of the batch script, run once before the ranks start, after the variables above are set.
         options: further fields of run.SlurmExecutor.
 
     Raises:
         ProfilingConfigError: a value that Slurm or NeMo-Run would refuse, or misread, after submission.
     """
-    if ntasks_per_node is None:
-        # One rank a GPU has to be said here: under torchrun NeMo-Run starts ntasks_per_node ranks a node, whatever
-        # gpus_per_node says.
-        ntasks_per_node = gpus_per_node or 1
-    fields: dict[str, Any] = {
-        "account": account,
-        "partition": partition,
-        "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
-        "ntasks_per_node": ntasks_per_node,
-        "time": time,
-        "container_image": container_image,
-        "container_mounts": list(mounts),
-        "env_vars": _slurm_env() | dict(env or {}),
-        # A LocalTunnel copies nothing, so its job_dir has to be where NeMo-Run writes the batch script anyway: "".
-        "tunnel": run.LocalTunnel(job_dir="") if tunnel is None else tunnel,
-        "launcher": launcher,
-    }
     unknown = sorted(set(options) - set(run.SlurmExecutor.__dataclass_fields__))
     if unknown:
         raise ProfilingConfigError(
@@ -115,28 +106,47 @@ def slurm(
             why="further options are fields of run.SlurmExecutor",
             instead="Leave it out, or put the sbatch option into additional_parameters",
         )
-    return _checked(run.SlurmExecutor(**fields, **options))
-
-
-def check_executor(executor: run.Executor) -> None:
-    """Refuse an executor whose job would fail, or run wrongly, after submission; also one made elsewhere.
-
-    Raises:
-        ProfilingConfigError: says which field, why, and what to type.
-    """
-    if isinstance(executor, (run.LocalExecutor, run.SlurmExecutor)):
-        _check_count(executor.nodes, "nodes")
-        _check_count(executor.ntasks_per_node, "ntasks_per_node")
-    check_launcher(executor)
-    for name, value in executor.env_vars.items():
-        _check(
-            isinstance(value, str),
-            f"the environment variable {name}={value!r} is not text",
-            why="an environment holds text",
-            instead=f"Type {name}={str(value)!r}",
+    if ntasks_per_node is None:
+        # One rank a GPU has to be said here: under torchrun NeMo-Run starts ntasks_per_node ranks a node, whatever
+        # gpus_per_node says.
+        ntasks_per_node = gpus_per_node or 1
+    variables = _SLURM_ENV | dict(env or {})
+    for name, value in variables.items():
+        check_variable(name, value)
+        require(
+            re.search(rf"\$({re.escape(name)}\b|{{{re.escape(name)}}})", value) is None,
+            f"the environment variable {name}={value!r} refers to itself",
+            why="a value arrives in the job as it is written, so its old value would be lost",
+            instead=f"Write it as a line of the batch script: setup_lines='export {name}=\"{value}\"'",
         )
-    if isinstance(executor, run.SlurmExecutor):
-        _check_slurm(executor)
+    if venv is None and host is None and not isinstance(tunnel, run.SSHTunnel):
+        venv = _submitting_venv()
+    require(
+        venv is None or os.path.isabs(venv),
+        f"venv={venv!r} is not an absolute path",
+        why="the job starts in another directory, and on other machines",
+        instead='Type for example venv="/shared/me/venv"',
+    )
+    lines = [_path_line(venv)] if venv is not None and container_image is None and "PATH" not in variables else []
+    lines += exports({name: value for name, value in variables.items() if not arrives_as_it_is(name, value)})
+    lines += [setup_lines] if setup_lines else []
+    return _checked(
+        run.SlurmExecutor(
+            account=account,
+            partition=partition,
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            ntasks_per_node=ntasks_per_node,
+            time=time,
+            container_image=container_image,
+            container_mounts=list(mounts),
+            env_vars={name: value for name, value in variables.items() if arrives_as_it_is(name, value)},
+            tunnel=_tunnel(tunnel, host=host, user=user, job_dir=job_dir, identity=identity),
+            launcher=launcher,
+            setup_lines="\n".join(lines) or None,
+            **options,
+        )
+    )
 
 
 @run.cli.factory(target=run.Executor, name="local")
@@ -160,7 +170,9 @@ def slurm_config(account: str = "", partition: Optional[str] = None) -> run.Conf
         partition=partition,
         time="00:30:00",
         launcher="torchrun",
-        env_vars=_slurm_env(),
+        env_vars=dict(_SLURM_ENV),
+        # In a container, which a later setting may ask for, the image's own PATH counts.
+        setup_lines=_path_line(_submitting_venv()),
         container_mounts=[],
         tunnel=run.Config(run.LocalTunnel, job_dir=""),
     )
@@ -180,103 +192,46 @@ def _local_env() -> dict[str, str]:
     }
 
 
-def _slurm_env() -> dict[str, str]:
-    return {"PYTHONPATH": f"{_RUNDIR}/code"}
+#: PYTHONPATH finds the copy of the code that the job runs; one thread a rank, as torchrun chooses, since ranks share cores.
+_SLURM_ENV = {"PYTHONPATH": f"{RUNDIR}/code", "OMP_NUM_THREADS": "1"}
+
+
+def _submitting_venv() -> str:
+    return os.path.dirname(os.path.dirname(sys.executable))
+
+
+def _path_line(venv: str | os.PathLike[str]) -> str:
+    return f'export PATH={quoted(os.path.join(venv, "bin"))}:"$PATH"'
+
+
+def _tunnel(tunnel: Any, **given: str | None) -> Any:
+    ssh = {name: value for name, value in given.items() if value is not None}
+    require(
+        tunnel is None or not ssh,
+        f"slurm() got tunnel and {', '.join(ssh)}",
+        why="a tunnel says itself where it leads",
+        instead="Leave out one of them",
+    )
+    require(
+        "host" in ssh or not ssh,
+        f"slurm() got {', '.join(ssh)} without host",
+        why="submitted from this machine, a job's directory is where NeMo-Run writes its experiments",
+        instead="Give host to submit through SSH; to move the directory, set NEMORUN_HOME",
+    )
+    if tunnel is not None:
+        return tunnel
+    if not ssh:
+        # A LocalTunnel copies nothing, so its job_dir has to be where NeMo-Run writes the batch script anyway: "".
+        return run.LocalTunnel(job_dir="")
+    require(
+        "job_dir" in ssh,
+        f"slurm() got host={ssh['host']!r} without job_dir",
+        why="the job's code, its logs and its captures go to a directory of the cluster",
+        instead='Give one that all nodes share: job_dir="/scratch/me/jobs"',
+    )
+    return run.SSHTunnel(**{"user": getpass.getuser()} | ssh)
 
 
 def _checked(executor: Any) -> Any:
     check_executor(executor)
     return executor
-
-
-def _check_slurm(executor: run.SlurmExecutor) -> None:
-    _check(
-        isinstance(executor.account, str) and bool(executor.account.strip()),
-        "no Slurm account is given",
-        why="sbatch needs one, and NeMo-Run names the job after it",
-        instead='Type slurm(account="…"), or run.executor.account=… on the command line',
-    )
-    if executor.gpus_per_node is not None:
-        _check_count(executor.gpus_per_node, "gpus_per_node")
-    _check(
-        isinstance(executor.time, str) and _TIME.fullmatch(executor.time) is not None,
-        f"time={executor.time!r} is not a Slurm time limit",
-        why="Slurm reads minutes, MM:SS, HH:MM:SS or D-HH:MM:SS",
-        instead='Type for example time="00:30:00"',
-    )
-    for name, value in executor.env_vars.items():
-        _check_slurm_variable(name, value)
-    for mount in executor.container_mounts:
-        _check_mount(mount, executor)
-    _check_tunnel(executor)
-
-
-def _check_slurm_variable(name: str, value: str) -> None:
-    # NeMo-Run writes `export NAME=value` into the batch script: the name in capitals, the value unquoted.
-    _check(
-        _ENV_NAME.fullmatch(name) is not None,
-        f"the environment variable {name!r} cannot be set on Slurm",
-        why="NeMo-Run writes its name in capitals",
-        instead=f'Type {name.upper()!r}, or put `export {name}=…` into setup_lines="…"',
-    )
-    _check(
-        _SHELL_SAFE.fullmatch(value) is not None,
-        f"the environment variable {name}={value!r} cannot be set on Slurm",
-        why="NeMo-Run writes it into the batch script unquoted, where a space or a quote ends or changes it",
-        instead=f"Export it yourself, quoted: setup_lines=\"export {name}='…'\"",
-    )
-
-
-def _check_mount(mount: object, executor: run.SlurmExecutor) -> None:
-    parts = mount.split(":") if isinstance(mount, str) else []
-    _check(
-        len(parts) in (2, 3) and all(parts),
-        f"the mount {mount!r} is not source:destination",
-        why="Pyxis mounts one path of the node onto one path of the container",
-        instead='Type for example mounts=["/data:/data"]',
-    )
-    _check(
-        executor.container_image is not None,
-        f"the mount {mount!r} has no container",
-        why="without container_image the job runs on the node itself, and mounts are dropped",
-        instead="Give container_image, or leave the mounts out",
-    )
-    _check(
-        parts[1].rstrip("/") != _RUNDIR,
-        f"the mount {mount!r} covers {_RUNDIR}",
-        why="NeMo-Run mounts the job's own directory there",
-        instead="Choose another destination",
-    )
-
-
-def _check_tunnel(executor: run.SlurmExecutor) -> None:
-    home = os.path.join(get_nemorun_home(), "experiments")
-    job_dir = executor.tunnel.job_dir
-    if isinstance(executor.tunnel, run.LocalTunnel):
-        _check(
-            not job_dir or os.path.abspath(job_dir) == os.path.abspath(home),
-            f"LocalTunnel(job_dir={job_dir!r}) is not where NeMo-Run writes the batch script",
-            why="a LocalTunnel copies nothing, so sbatch would not find it",
-            instead=f'Leave the tunnel out, or type LocalTunnel(job_dir=""); NEMORUN_HOME={get_nemorun_home()} moves both',
-        )
-        job_dir = home
-    _check(
-        executor.container_image is not None or _RUNDIR not in job_dir,
-        f"the job directory {job_dir!r} contains {_RUNDIR!r}",
-        why="without a container NeMo-Run replaces that text by the job's directory all over the batch script",
-        instead="Choose a directory whose path does not contain it (NEMORUN_HOME, or the tunnel's job_dir)",
-    )
-
-
-def _check_count(value: object, name: str) -> None:
-    _check(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 1,
-        f"{name}={value!r} is not a number of at least 1",
-        why="a job has at least one of them",
-        instead=f"Type {name}=1 or more",
-    )
-
-
-def _check(right: bool, what: str, *, why: str, instead: str) -> None:
-    if not right:
-        raise ProfilingConfigError(what, why=why, instead=instead)

@@ -24,16 +24,18 @@ if [ -n "$gpus" ]; then
   if grep -qE '^[[:space:]]*[0-9]+:' <<< "$devices"; then options+=("$metrics=$gpus")
   else say "no GPU metrics here: $(tail -n +2 <<< "$devices" | tr -s '[:space:]' ' ')"; fi
 fi
-[ -n "$report" ] && mkdir -p "$(dirname "$report")" && touch "$(dirname "$report")/.started.$$"
+# Not the usual two dollar signs: NeMo-Run's template makes one of them.
+folder=$(dirname "$report") mark=$(dirname "$report")/.started.$BASHPID
+[ -n "$report" ] && mkdir -p "$folder" && touch "$mark"
 nsys "${options[@]}" "${@:count+1}" &
 nsys=$!
 trap 'kill -TERM $nsys' TERM INT
 wait $nsys; code=$?
 while kill -0 $nsys 2> /dev/null; do wait $nsys; code=$?; done
 if [ -n "$report" ]; then
-  if [ -z "$(find "$(dirname "$report")" -name '*.nsys-rep' -newer "$(dirname "$report")/.started.$$" 2> /dev/null)" ]; then
-    say "nsys left no report under $(dirname "$report"): its capture range was never reached, or it was lost"
+  if [ -z "$(find "$folder" -name '*.nsys-rep' -newer "$mark" 2> /dev/null)" ]; then
+    say "nsys left no report under $folder: its capture range was never reached, or it was lost"
   fi
-  rm -f "$(dirname "$report")/.started.$$"
+  rm -f "$mark"
 fi
 exit $code

@@ -29,6 +29,9 @@ MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 #: Megatron's name for the calculated time-outs, in the directory of the checkpoints.
 STATE_FILE = "ft_state.json"
 
+#: Where NeMo-Run's batch script looks for a file that says that all is trained; without it, it queues the job again.
+FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
+
 #: Heartbeats to see before a time-out is calculated from them, as in Megatron Bridge.
 _MIN_ITERATIONS = 16
 
@@ -45,6 +48,13 @@ def check_installed(ft: FaultToleranceConfig) -> None:
             why="its client sends the heartbeats by which the fault-tolerance launcher notices a rank that hangs",
             instead="Type pip install 'nvidia-resiliency-ext>=0.4.1' where the job runs, or ft.enable_ft_package=false",
         )
+
+
+def tell_finished(rank: int) -> None:
+    """Say to a batch script that would queue the job again, also after a success, that nothing is left to train."""
+    flag = os.environ.get(FINISHED_FLAG)
+    if flag and rank == 0:
+        Path(flag).touch()
 
 
 class RankMonitor:

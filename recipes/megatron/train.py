@@ -22,7 +22,7 @@ from recipes.megatron import checkpoint
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
 from recipes.megatron.data import Batch, Data, build_data, check_data
 from recipes.megatron.exits import Exits
-from recipes.megatron.fault_tolerance import RankMonitor, check_installed
+from recipes.megatron.fault_tolerance import RankMonitor, check_installed, tell_finished
 from recipes.megatron.garbage import manual_gc
 from recipes.megatron.layers import choose_transformer_impl, describe_layers
 from recipes.megatron.process import Process
@@ -78,12 +78,15 @@ def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[floa
                 layout=config.layout(process.world_size),
             )
         )
-        if config.train.start_iteration < config.train.train_iters:
+        completed = config.train.start_iteration
+        if completed < config.train.train_iters:
             loop = Loop(config, process, hook, progress, monitor)
             if resumed is not None:
                 checkpoint.load(config, loop.state, resumed)
             with Exits(config.train, process.device, started) as exits:
-                loop.run(exits)
+                completed = loop.run(exits)
+    if completed >= config.train.train_iters:
+        tell_finished(process.rank)
     return progress.losses
 
 
@@ -163,9 +166,14 @@ class Loop:
         """What a checkpoint holds of this training."""
         return checkpoint.TrainingState(self.model, self.optimizer, self.scheduler)
 
-    def run(self, exits: Exits) -> None:
-        """Every iteration from `train.start_iteration` to the last, or to one after which `exits` says to stop."""
+    def run(self, exits: Exits) -> int:
+        """Every iteration from `train.start_iteration` to the last, or to one after which `exits` says to stop.
+
+        Returns:
+            The number of iterations that are complete then.
+        """
         train = self.config.train
+        completed = train.start_iteration
         iterators = self._iterators(lambda: self.data.train_batches(train.start_iteration))
         with manual_gc(train) as collect_garbage:
             for iteration in range(train.start_iteration, train.train_iters):
@@ -179,12 +187,14 @@ class Loop:
                     with self.hook.range("evaluation"):
                         self.progress.evaluation(iteration, self._evaluate())
                     self.monitor.evaluation_done()
-                exit_reason = exits.due(iteration + 1)
-                self._save_if_due(iteration + 1, exiting=exit_reason is not None)
+                completed = iteration + 1
+                exit_reason = exits.due(completed)
+                self._save_if_due(completed, exiting=exit_reason is not None)
                 if exit_reason is not None:
                     if torch.distributed.get_rank() == 0:
                         print(f"training stops after iteration {iteration}: {exit_reason}", flush=True)
                     break
+        return completed
 
     def _save_if_due(self, completed: int, *, exiting: bool) -> None:
         settings = self.config.checkpoint

@@ -11,6 +11,7 @@ import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
 from recipes import executors
+from recipes.executor_checks import check_submission
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,13 +63,26 @@ def test_slurm_takes_a_container_and_its_mounts():
         ({"mounts": ["/data"]}, "mount"),
         ({"mounts": ["/data:/data"], "container_image": None}, "no container"),
         ({"mounts": ["/data:/nemo_run"]}, "/nemo_run"),
-        ({"env": {"A": "two words"}}, "unquoted"),
-        ({"env": {"A": '{"a": 1}'}}, "unquoted"),
-        ({"env": {"A": "$HOME"}}, "unquoted"),
+        ({"mounts": ["/data:/nemo_run/data"]}, "/nemo_run"),
+        ({"mounts": ["/a,b:/data"]}, "commas"),
         ({"env": {"A": 1}}, "not text"),
-        ({"env": {"http_proxy": "x"}}, "capitals"),
+        ({"env": {"A": "a\0b"}}, "not text"),
+        ({"env": {"A-B": "x"}}, "name"),
+        ({"env": {"PATH": "/opt/bin:$PATH"}}, "setup_lines='export PATH=\"/opt/bin:\\$PATH\"'"),
+        ({"env": {"LD_LIBRARY_PATH": "${LD_LIBRARY_PATH}:/x"}}, "refers to itself"),
+        ({"setup_lines": "cd /home/me/nemo_run", "container_image": None}, "setup_lines"),
+        ({"srun_args": ["--bcast=/home/me/nemo_run"], "container_image": None}, "srun_args"),
+        ({"additional_parameters": {"chdir": "/home/me/nemo_run"}, "container_image": None}, "additional_parameters"),
+        ({"venv": "venv", "container_image": None}, "venv"),
         ({"tunnel": run.LocalTunnel(job_dir="/elsewhere")}, "LocalTunnel"),
         ({"tunnel": run.SSHTunnel(host="h", user="u", job_dir="/a/nemo_run/b"), "container_image": None}, "/nemo_run"),
+        ({"host": "h", "job_dir": "/a/nemo_run", "container_image": None}, "/nemo_run"),
+        ({"host": "h"}, "without job_dir"),
+        ({"host": "h", "job_dir": "~/jobs"}, "absolute"),
+        ({"host": "h", "job_dir": "/my jobs"}, "absolute"),
+        ({"host": "", "job_dir": "/jobs"}, "host"),
+        ({"job_dir": "/jobs"}, "without host"),
+        ({"host": "h", "tunnel": run.LocalTunnel(job_dir="")}, "tunnel and host"),
         ({"gpus": 3}, "gpus"),
         ({"launcher": "torch-run"}, "launcher"),
     ],
@@ -86,10 +100,66 @@ def test_local_torchrun_refuses_a_number_of_ranks_that_is_none(count):
 
 
 def test_a_home_named_like_nemo_runs_placeholder_is_refused_without_a_container(monkeypatch):
-    monkeypatch.setattr(executors, "get_nemorun_home", lambda: "/home/me/nemo_run")
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", "/home/me/nemo_run")
     with pytest.raises(ProfilingConfigError, match="NEMORUN_HOME"):
         executors.slurm("team")
     executors.slurm("team", container_image="image")
+
+
+@pytest.mark.parametrize("home", ["/home/my runs", "/runs/%j"])
+def test_a_home_that_a_shell_or_slurm_would_read_otherwise_is_refused(monkeypatch, home):
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", home)
+    with pytest.raises(ProfilingConfigError, match="NEMORUN_HOME"):
+        executors.slurm("team", container_image="image")
+
+
+def test_through_ssh_the_user_is_the_one_here_unless_named(monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: "me")
+    tunnel = executors.slurm("team", host="login", job_dir="/scratch/jobs", identity="/home/me/.ssh/key").tunnel
+    assert isinstance(tunnel, run.SSHTunnel)
+    assert (tunnel.host, tunnel.user, tunnel.job_dir, tunnel.identity) == ("login", "me", "/scratch/jobs", "/home/me/.ssh/key")
+    assert executors.slurm("team", host="login", user="you", job_dir="/scratch/jobs").tunnel.user == "you"
+
+
+def test_a_bare_job_uses_the_environment_that_submits_it_or_the_one_named():
+    here = os.path.dirname(sys.executable)
+    assert executors.slurm("team").setup_lines == f"export PATH='{here}':\"$PATH\""
+    assert executors.slurm("team", venv="/shared/venv").setup_lines == "export PATH='/shared/venv/bin':\"$PATH\""
+    assert executors.slurm("team", venv="/venv", setup_lines="module load cuda").setup_lines.endswith("\nmodule load cuda")
+    for elsewhere in ({"container_image": "image"}, {"host": "login", "job_dir": "/jobs"}, {"env": {"PATH": "/bin"}}):
+        assert executors.slurm("team", **elsewhere).setup_lines is None
+
+
+@pytest.mark.parametrize("value", ["two words", '{"a": 1}', "$HOME", "/home/me/nemo_run/x"])
+def test_a_variable_set_later_that_would_not_arrive_is_refused(value):
+    executor = executors.slurm("team")
+    executor.env_vars["A"] = value
+    with pytest.raises(ProfilingConfigError, match=r"slurm\(env="):
+        executors.check_executor(executor)
+
+
+def test_a_variable_set_later_in_lower_case_is_refused():
+    executor = executors.slurm("team", env={"http_proxy": "x"})  # given here, it arrives
+    executors.check_executor(executor)
+    executor.env_vars["http_proxy"] = "x"
+    with pytest.raises(ProfilingConfigError, match="capitals"):
+        executors.check_executor(executor)
+
+
+def test_in_a_container_a_path_with_nemo_runs_placeholder_is_left_alone():
+    executor = executors.slurm("team", container_image="image", srun_args=["--bcast=/home/me/nemo_run"])
+    executor.env_vars["A"] = "/home/me/nemo_run/x"
+    executors.check_executor(executor)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("nemo_run_1", []), ("two words", []), ("x", ["data.path=/home/me/nemo_run/x"])]
+)
+def test_a_submission_that_the_batch_script_would_change_is_refused(name, arguments):
+    with pytest.raises(ProfilingConfigError, match=r"nemo_run|two words"):
+        check_submission(executors.slurm("team"), name, arguments)
+    check_submission(executors.slurm("team"), "profile", ["data.path=/nemo_run/code/x"])
+    check_submission(executors.local(), name, arguments)
 
 
 @pytest.mark.parametrize("name", ["local", "local_torchrun", "slurm"])

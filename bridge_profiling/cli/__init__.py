@@ -1,0 +1,38 @@
+"""The command `bridge-profiling`: one module a command, each loaded when it is typed. Holds no logic of its own."""
+
+from __future__ import annotations
+
+import sys
+
+try:
+    import typer
+
+    from bridge_profiling.cli.doctor import doctor
+except ModuleNotFoundError as error:  # a container in which this package was installed without its dependencies
+    if error.name is None or error.name.split(".")[0] == "bridge_profiling":
+        raise
+    sys.exit(f"error: the command line needs {error.name}. Type pip install omegaconf rich typer; none of them brings a torch.")
+
+from bridge_profiling.errors import ProfilingConfigError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(doctor)
+
+
+@app.callback()
+def _commands() -> None:
+    """Profile Megatron-Core training launched with NeMo-Run."""
+
+
+def main() -> None:
+    """Run a command; exit code 2 for a request that cannot be carried out."""
+    try:
+        app()
+    except ProfilingConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,131 @@
+"""`bridge-profiling doctor`: print what would go wrong, before the queue. Changes nothing; the checks are in `doctor/`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from bridge_profiling.doctor import Request, Verdict
+
+#: Exit code when something will fail.
+_FAILS = 1
+
+_STYLES = {"ok": "green", "warning": "yellow", "fails": "bold red", "unknown": "cyan"}
+
+
+class LauncherName(StrEnum):
+    """What starts the ranks."""
+
+    torchrun = "torchrun"
+    ft = "ft"
+    none = "none"
+
+
+def doctor(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[EXPERIMENT | section.field=value]…",
+            help="A NeMo-Run experiment's directory, id or title; or settings of a run. None: this machine alone.",
+        ),
+    ] = None,
+    config: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="YAML file of settings; repeatable.")] = None,
+    world_size: Annotated[int | None, typer.Option(min=1, help="Ranks of the job.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Machines of the job; with srun here, they are asked for the output directory.")
+    ] = None,
+    output_dir: Annotated[Path | None, typer.Option(metavar="DIRECTORY", help="Where captures go, over the settings.")] = None,
+    launcher: Annotated[LauncherName | None, typer.Option(help="What starts the ranks.")] = None,
+    elsewhere: Annotated[bool, typer.Option("--elsewhere", help="The job runs on other machines than this one.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what would go wrong with a profile, before the job waits in a queue.
+
+    Exit code 1: something will fail. 0: nothing known will. 2: the request itself is wrong.
+    """
+    # Loaded here, so that `--help` and other commands do not wait for it.
+    from bridge_profiling.doctor import Machine, diagnose
+
+    machine = Machine()
+    requests = _requests(arguments or [], config or [])
+    for request in requests:
+        request.world_size = world_size or request.world_size
+        request.nodes = nodes or request.nodes
+        request.output_dir = output_dir or request.output_dir
+        request.launcher = launcher.value if launcher else request.launcher
+        request.probe = nodes is not None
+        if elsewhere:
+            request.elsewhere = request.elsewhere or "the job runs on other machines"
+        elif "SLURM_JOB_ID" in os.environ:
+            request.elsewhere = ""  # Inside an allocation: this is a machine like the job's.
+    diagnoses = [(request, diagnose(request, machine)) for request in requests]
+    if as_json:
+        print(json.dumps(_document(diagnoses), indent=1))
+    else:
+        _print(diagnoses)
+    if any(verdict.status == "fails" for _, verdicts in diagnoses for verdict in verdicts):
+        raise typer.Exit(_FAILS)
+
+
+def _requests(arguments: Sequence[str], files: Sequence[Path]) -> list[Request]:
+    from bridge_profiling.doctor.experiment import find_experiment, read_experiment
+    from bridge_profiling.doctor.request import Request, apply_arguments, apply_file
+
+    # A path may hold a "=", a setting's name holds no "/".
+    settings = [argument for argument in arguments if "=" in argument and "/" not in argument.partition("=")[0]]
+    experiments = [argument for argument in arguments if argument not in settings]
+    requests = [request for name in experiments for request in read_experiment(find_experiment(name))]
+    if not requests:
+        requests = [Request(name="the run" if settings or files else "")]
+    for request in requests:
+        for file in files:
+            apply_file(request.settings, file)
+        apply_arguments(request.settings, settings)
+    return requests
+
+
+def _document(diagnoses: Sequence[tuple[Request, list[Verdict]]]) -> dict[str, object]:
+    return {
+        "schema_version": 1,
+        "machine": socket.gethostname(),
+        "runs": [
+            {"name": request.name or None, "checks": [dataclasses.asdict(verdict) for verdict in verdicts]}
+            for request, verdicts in diagnoses
+        ],
+        "counts": _counts(diagnoses),
+    }
+
+
+def _counts(diagnoses: Sequence[tuple[Request, list[Verdict]]]) -> dict[str, int]:
+    counted = Counter(verdict.status.value for _, verdicts in diagnoses for verdict in verdicts)
+    return {status: counted[status] for status in _STYLES}
+
+
+def _print(diagnoses: Sequence[tuple[Request, list[Verdict]]]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    # Piped, a line must not be broken in two: it is read by grep.
+    console = Console(highlight=False)
+    for request, verdicts in diagnoses:
+        if len(diagnoses) > 1:
+            console.print(Text(request.name, style="bold"), soft_wrap=True)
+        for verdict in verdicts:
+            line = Text.assemble(
+                (f"{verdict.status.value:<8}", _STYLES[verdict.status.value]), f"{verdict.check}: {verdict.found}"
+            )
+            console.print(line, soft_wrap=True)
+            if verdict.instead:
+                console.print(Text(f"        → {verdict.instead}", style="dim"), soft_wrap=True)
+    counts = _counts(diagnoses)
+    console.print(", ".join(f"{number} {status}" for status, number in counts.items() if number), soft_wrap=True)

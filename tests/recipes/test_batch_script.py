@@ -1,0 +1,65 @@
+"""Values written into a batch script come out of a real shell as they went in, whatever NeMo-Run replaces between."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from recipes.batch_script import arrives_as_it_is, exports, names_another_path
+
+VALUES = [
+    "",
+    "two  words ",
+    "it's",
+    "'",
+    "''nemo_run",
+    '{"a": [1, "b\'c"], "$ref": "#/x"}',
+    "$HOME `id` $(id) \\ * ~ ! | & ; # %j ${head_node_ip_var} $$",
+    "one\ntwo\n",
+    "/home/me/nemo_run/data:/nemo_runs:x/nemo_run",
+    "it's in '/home/me/nemo_run'",
+    "/nemo_run2",
+    "ünï/nemo_run",
+]
+
+
+def _in_the_job(lines: list[str], job_dir: str = "/jobs/1") -> dict[str, str]:
+    """The environment after these lines of a script in which NeMo-Run replaced its placeholder, as it does."""
+    script = "\n".join([*lines, "env -0"]).replace("/nemo_run", job_dir)
+    out = subprocess.run(["bash", "-c", script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=True).stdout
+    return dict(entry.split("=", 1) for entry in out.decode().split("\0") if entry)
+
+
+def test_values_arrive_unchanged_and_names_in_their_case():
+    given = {f"Name_{index}": value for index, value in enumerate(VALUES)}
+    seen = _in_the_job(exports(given))
+    assert {name: seen[name] for name in given} == given
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("/nemo_run", "/jobs/1"),
+        ("/nemo_run/code:/nemo_run/x y", "/jobs/1/code:/jobs/1/x y"),
+        ('{"dir": "/nemo_run/a", "data": "/home/nemo_run/b"}', '{"dir": "/jobs/1/a", "data": "/home/nemo_run/b"}'),
+    ],
+)
+def test_the_placeholder_itself_is_the_jobs_directory(value, expected):
+    assert _in_the_job(exports({"A": value}))["A"] == expected
+
+
+@pytest.mark.parametrize("value", ["/a/b:c@d%+,=-_1", "/nemo_run/code:/x", ""])
+def test_what_arrives_unquoted_is_left_to_nemo_run(value):
+    assert arrives_as_it_is("A", value)
+    assert _in_the_job([f"export A={value}"])["A"] == value.replace("/nemo_run", "/jobs/1")
+
+
+@pytest.mark.parametrize("value", [value for value in VALUES if value])
+def test_what_would_not_is_not(value):
+    assert not arrives_as_it_is("A", value)
+
+
+def test_only_a_path_of_its_own_is_the_placeholder():
+    assert not any(map(names_another_path, ("/nemo_run", "/nemo_run/x", "--dir=/nemo_run/x", "a:/nemo_run:b")))
+    assert all(map(names_another_path, ("/a/nemo_run", "/nemo_run2", "/nemo_run.bak", "a/nemo_run/b", "/nemo_run:/b/nemo_run")))

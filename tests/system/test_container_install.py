@@ -1,0 +1,240 @@
+"""docs/how-to/into-a-container.md, command by command, in an environment whose torch must stay byte for byte as it is."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "how-to" / "into-a-container.md"
+MARKER = "2.9.0a0+marker"
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+
+#: What a rank must not need. Found on the path or not, importing one of them fails.
+REFUSE = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Refuse(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {refused}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+PROFILED_LOOP = """
+import sys
+from bridge_profiling import ProfilingConfig
+from bridge_profiling.capture import ProfilingHook
+
+config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=1, profile_step_end=2, output_dir=sys.argv[1])
+with ProfilingHook(config, rank=0, world_size=1) as hook:
+    import torch
+    for iteration in range(4):
+        with hook.iteration(iteration):
+            torch.ones(64, 64).matmul(torch.ones(64, 64))
+"""
+
+
+def section(title: str, number: int = 0) -> str:
+    """A block of shell commands under a heading of the page."""
+    text = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"```bash\n(.*?)```", text, re.DOTALL)[number]
+
+
+def torch_wheel(folder: Path) -> Path:
+    """A distribution named torch, whose one file says whose it is."""
+    info = f"torch-{MARKER}.dist-info"
+    files = {
+        "torch/__init__.py": f"__version__ = {MARKER!r}\nbuilt_for = 'this image'\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {MARKER}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = ""
+    for name, content in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest()).rstrip(b"=").decode()
+        record += f"{name},sha256={digest},{len(content)}\n"
+    wheel = folder / f"torch-{MARKER}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in {**files, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+            archive.writestr(name, content)
+    return wheel
+
+
+class Container:
+    """A bare virtual environment with its own torch, and a shell in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shared = folder / "shared"
+        self.shared.mkdir(parents=True)
+        self._home = folder / "image"
+        subprocess.run([sys.executable, "-m", "venv", str(self._home)], check=True)
+        pip = [str(self._home / "bin" / "pip"), "install", "--quiet", "--no-index", str(torch_wheel(folder))]
+        subprocess.run(pip, check=True)
+        self._torch = self._torch_files()
+        assert len(self._torch) >= 4
+
+    def _torch_files(self) -> dict[str, tuple[bytes, int]]:
+        packages = next((self._home / "lib").glob("python3*/site-packages"))
+        files = [path for folder in packages.glob("torch*") for path in folder.rglob("*") if path.is_file()]
+        # Python writes its cache of compiled modules when it likes.
+        return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files if path.suffix != ".pyc"}
+
+    def shell(self, commands: str, *, cwd: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
+        ours = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME")
+        environment = {name: value for name, value in os.environ.items() if name not in ours}
+        environment |= {"PATH": f"{self._home / 'bin'}:{os.environ['PATH']}", "SHARED": str(self.shared), **more}
+        command = ["bash", "-euo", "pipefail", "-c", commands]
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+    def must(self, commands: str, *, cwd: Path = ROOT, **more: str) -> str:
+        done = self.shell(commands, cwd=cwd, **more)
+        assert done.returncode == 0, f"{commands}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        return done.stdout
+
+    def assert_torch_stayed(self) -> None:
+        assert self._torch_files() == self._torch
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy of this checkout with the wheel built in it, as the page says: nothing is written into the real one."""
+    copy = tmp_path_factory.mktemp("submit-host") / "checkout"
+    copy.mkdir()
+    for name in ("bridge_profiling", "pyproject.toml", "README.md", "LICENSE"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, copy / name)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", section("The wheel")], cwd=copy, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list((copy / "dist").glob("bridge_profiling-*.whl"))) == 1
+    return copy
+
+
+@pytest.fixture
+def container(tmp_path) -> Container:
+    return Container(tmp_path)
+
+
+def test_installed_into_the_image_the_torch_stays(container, checkout):
+    container.must(section("Installed into the image"), cwd=checkout)
+    container.assert_torch_stayed()
+    printed = container.must(section("Afterwards"), cwd=container.shared)
+    assert printed.startswith(MARKER)
+    assert str(container.shared.parent / "image") in printed
+
+
+def test_a_rank_needs_nothing_that_was_left_out(container, checkout):
+    container.must(section("Installed into the image"), cwd=checkout)
+    # As far as a marker can be torch: every module of a rank's is imported, and a hook that profiles nothing runs.
+    script = """
+        import importlib, pkgutil
+        import bridge_profiling.capture
+        for module in pkgutil.walk_packages(bridge_profiling.capture.__path__, "bridge_profiling.capture."):
+            importlib.import_module(module.name)
+        from bridge_profiling import ProfilingConfig
+        from bridge_profiling.capture import ProfilingHook
+        with ProfilingHook(ProfilingConfig(), rank=0, world_size=1) as hook:
+            for iteration in range(12):
+                with hook.iteration(iteration):
+                    pass
+        from importlib.metadata import distributions
+        print(sorted(found.metadata["Name"] for found in distributions()))
+    """
+    program = container.shared / "rank.py"
+    program.write_text(textwrap.dedent(script))
+    printed = container.must(f"python {program}", cwd=container.shared)
+    installed = {"bridge-profiling", "pip", "setuptools", "torch"}
+    assert set(re.findall(r"'([\w-]+)'", printed.splitlines()[-1])) <= installed, printed
+
+
+def test_a_real_profile_needs_torch_and_nothing_else(tmp_path):
+    refused = {"nemo_run", "fiddle", "leptonai", "omegaconf", "yaml", "rich", "typer", "nvtx", "psutil", "megatron", "msgspec"}
+    program = tmp_path / "train.py"
+    program.write_text(REFUSE.format(refused=refused) + PROFILED_LOOP)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "profiles")], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "profiles" / "torch" / "iter-1-2" / "rank-0.pt.trace.json.gz").stat().st_size > 0
+
+
+def test_the_doctor_runs_in_the_container_after_its_three_packages(container, checkout):
+    container.must(section("Installed into the image"), cwd=checkout)
+    bare = container.shell("bridge-profiling doctor", cwd=container.shared)
+    assert bare.returncode == 1
+    assert "Type pip install omegaconf rich typer" in bare.stderr
+    container.must(section("Installed into the image", 1))
+    container.assert_torch_stayed()
+    printed = container.must("bridge-profiling doctor --nodes 1", cwd=container.shared)
+    assert "output directory:" in printed
+
+
+def test_on_a_mount_the_image_is_untouched(container, checkout):
+    before = container.must("pip freeze")
+    container.must(section("On a mount, the image untouched"), cwd=checkout)
+    assert container.must("pip freeze") == before
+    printed = container.must(section("Afterwards"), cwd=container.shared, PYTHONPATH=str(container.shared / "bridge_profiling"))
+    assert printed.startswith(MARKER)
+    container.assert_torch_stayed()
+
+
+@pytest.mark.needs("nemo_run")
+@pytest.mark.parametrize("own", ["", 'run.PatternPackager(include_pattern="train.py", relative_path=".")'])
+def test_with_the_jobs_own_code_nothing_is_installed(container, tmp_path, own):
+    project, code = tmp_path / "project", tmp_path / "code"
+    project.mkdir()
+    code.mkdir()
+    (project / "train.py").write_text("import torch, bridge_profiling.capture\nprint(torch.__version__)\n")
+    for command in (["init", "--quiet"], ["add", "train.py"], ["-c", "user.name=t", "-c", "user.email=t@l", "commit", "-qm1"]):
+        subprocess.run(["git", *command], cwd=project, check=True)
+    submit = f"""
+        from pathlib import Path
+        import nemo_run as run
+        from recipes.packaging import with_bridge_profiling
+        print(with_bridge_profiling({own}).package(Path.cwd(), {str(tmp_path)!r}, "job"))
+    """
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(submit)],
+        cwd=project,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    subprocess.run(["tar", "-xzf", str(tmp_path / "job.tar.gz"), "-C", str(code)], check=True)
+    # What the job does: it starts in its code directory, with that directory on PYTHONPATH.
+    assert container.must("python train.py", cwd=code, PYTHONPATH=str(code)).strip() == MARKER
+    container.assert_torch_stayed()
+
+
+@pytest.mark.needs("nsys")
+def test_a_copied_nsys_tree_profiles_in_the_container(container, nsys):
+    container.must(section("nsys"), PATH=f"{nsys.parent}:{os.environ['PATH']}")
+    on_path = section("nsys", 1)
+    assert "NVIDIA Nsight Systems version" in container.must(on_path, cwd=container.shared)
+    profile = (
+        f"{on_path}\nnsys profile --trace=nvtx --sample=none --cpuctxsw=none --export=sqlite -o $SHARED/report python -c 'pass'"
+    )
+    container.must(profile, cwd=container.shared)
+    assert {path.suffix for path in container.shared.glob("report.*")} == {".nsys-rep", ".sqlite"}

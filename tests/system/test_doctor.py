@@ -1,0 +1,103 @@
+"""`bridge-profiling doctor` against a real Slurm and a real nsys."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge_profiling.doctor.machine import Machine
+from bridge_profiling.doctor.nsys import check_nsys
+from bridge_profiling.doctor.request import Request
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+
+DOCTOR = str(Path(sys.executable).with_name("bridge-profiling"))
+
+
+def doctor(*arguments: str, around: tuple[str, ...] = (), **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [*around, DOCTOR, "doctor", *arguments]
+    return subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, timeout=300)
+
+
+def line(done: subprocess.CompletedProcess[str], check: str) -> str:
+    return next(text for text in done.stdout.splitlines() if f" {check}: " in text)
+
+
+@pytest.fixture
+def cluster(slurm_cluster):
+    """What a user of the cluster exports."""
+    return slurm_cluster.environment | {
+        "SLURM_ACCOUNT": slurm_cluster.account,
+        "SLURM_PARTITION": slurm_cluster.partition,
+    }
+
+
+@pytest.mark.needs("slurm")
+def test_a_directory_that_both_nodes_see_is_ok(cluster, tmp_path):
+    done = doctor("--nodes", "2", "--output-dir", str(tmp_path), **cluster)
+    assert line(done, "shared by the nodes") == (
+        "ok      shared by the nodes: 2 nodes (n1, n2) read a file written here, and theirs are seen here"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.needs("slurm", "mount")
+def test_a_directory_that_only_this_process_sees_fails(cluster, tmp_path):
+    place = tmp_path / "private"
+    place.mkdir()
+    # A mount in a namespace of doctor's own: the nodes see the empty directory under it.
+    around = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {place} && exec "$@"', "sh")
+    done = doctor("--nodes", "2", "--output-dir", str(place), around=around, **cluster)
+    assert done.returncode == 1
+    assert "0 of 2 nodes read what was written here, and 0 of their files are seen here" in line(done, "shared by the nodes")
+
+
+@pytest.mark.needs("slurm")
+def test_more_nodes_than_there_are_is_unknown_with_slurms_reason(cluster, tmp_path):
+    done = doctor("--nodes", "3", "--output-dir", str(tmp_path), **cluster)
+    assert line(done, "shared by the nodes").startswith("unknown shared by the nodes: the nodes could not be asked: `srun")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.needs("slurm")
+def test_started_by_srun_it_speaks_of_the_node(cluster, tmp_path):
+    run = ("profiling.use_nsys_profiler=true", "train.train_iters=50", "--elsewhere", "--output-dir", str(tmp_path))
+    submit_host = doctor(*run, PATH="/usr/bin:/bin")
+    # Whether this machine has an nsys or not: on the submit host that is unknown, on the node it is known.
+    assert line(submit_host, "nsys").startswith("unknown")
+    on_node = doctor(*run[:2], *run[3:], around=("srun", "--chdir=/"), **cluster)
+    assert not line(on_node, "nsys").startswith("unknown")
+
+
+@pytest.mark.needs("nsys")
+def test_an_nsys_is_named_with_its_version_and_what_it_does_not_know(nsys, tmp_path):
+    run = ("profiling.use_nsys_profiler=true", "train.train_iters=50", "--nodes", "1", "--output-dir", str(tmp_path))
+    path = {"PATH": f"{nsys.parent}:/usr/bin:/bin"}
+    good = doctor(*run, **path)
+    assert good.returncode == 0, good.stdout
+    version = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=True).stdout.split()[-1]
+    assert line(good, "nsys") == f"ok      nsys: {version} at {nsys}"
+    odd = doctor(*run, "profiling.nsys_extra_args=[--no-such-option=1,--cuda-graph-trace=graph]", **path)
+    assert odd.returncode == 0, odd.stdout
+    told = line(odd, "nsys options")
+    assert told.startswith("warning")
+    assert "--no-such-option" in told
+    assert "--cuda-graph-trace" not in odd.stdout
+    wrong = doctor(*run, "profiling.nsys_extra_args=[--output=/tmp/x]", **path)
+    assert wrong.returncode == 1
+    assert line(wrong, "nsys options").startswith("fails")
+
+
+@pytest.mark.needs("nsys")
+def test_options_that_no_plugin_fits_to_this_nsys_keep_it_from_starting(nsys, monkeypatch):
+    monkeypatch.setenv("PATH", f"{nsys.parent}:/usr/bin:/bin")
+    by_hand = Request(name="run", nsys_prefix=True, nsys_options=("--no-such-option=1", "--cuda-graph-trace=node"))
+    told = [verdict for verdict in check_nsys(by_hand, Machine()) if verdict.check == "nsys options"]
+    assert [verdict.status for verdict in told] == ["fails"]
+    assert "--no-such-option" in told[0].found
+    # And so it is: nsys itself refuses.
+    assert subprocess.run([nsys, "profile", "--no-such-option=1", "true"], capture_output=True).returncode != 0

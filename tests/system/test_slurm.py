@@ -1,0 +1,290 @@
+"""On a real Slurm of two nodes: trainings are profiled, interrupted ones keep what they had, the environment arrives.
+
+A container layout cannot run here, for want of Pyxis: tests/recipes/golden_sbatch holds its batch scripts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import importlib
+import io
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.system.slurm_cluster import SlurmCluster
+
+pytestmark = [pytest.mark.system, pytest.mark.needs("slurm", "nemo_run", "megatron"), pytest.mark.timeout(600)]
+
+#: Far more than a loaded machine takes to any of the events waited for.
+_PATIENCE_S = 300
+
+
+@dataclass
+class Submission:
+    """A running `launch/experiment.py --executor slurm`."""
+
+    process: subprocess.Popen
+    home: Path
+    output: Path
+
+    @property
+    def job_dir(self) -> Path:
+        """The job's directory; there is one job."""
+        (directory,) = self.home.glob("experiments/profile/profile_*/profile")
+        return directory
+
+    @property
+    def job_id(self) -> str:
+        """Slurm's id of the job, from NeMo-Run's own record."""
+        return (self.home / ".slurm_jobs").read_text().partition("=")[0].strip()
+
+    def log(self) -> str:
+        """What the ranks have printed so far."""
+        return "".join(path.read_text() for path in self.home.glob("experiments/*/*/profile/log-*.out"))
+
+    def finish(self) -> str:
+        """Wait for the command to end; the last that it printed."""
+        self.process.wait(timeout=_PATIENCE_S)
+        return self.printed()
+
+    def printed(self) -> str:
+        """The last of what the command printed, the job's log included."""
+        return self.output.read_text()[-8000:]
+
+    def manifests(self) -> dict[int, dict]:
+        """The manifests by rank."""
+        found = [json.loads(path.read_text()) for path in self.job_dir.glob("profiles/manifest/*/rank-*.json")]
+        return {manifest["rank"]: manifest for manifest in found}
+
+    def traced_iterations(self) -> dict[int, list[int]]:
+        """The iterations that each rank's trace names, by rank."""
+        return {
+            int(re.search(r"rank-(\d+)", path.name)[1]): _iterations(path)
+            for path in self.job_dir.glob("profiles/torch/*/rank-*.pt.trace.json.gz")
+        }
+
+    def reported_iterations(self) -> dict[int, list[int]]:
+        """The iterations whose ranges each rank's nsys report holds, by rank."""
+        return {
+            int(re.search(r"rank-(\d+)", path.name)[1]): _ranges(path)
+            for path in self.job_dir.glob("profiles/nsys/*/rank-*.sqlite")
+        }
+
+
+def _ranges(sqlite: Path) -> list[int]:
+    with contextlib.closing(sqlite3.connect(sqlite)) as connection:
+        query = "SELECT coalesce(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId ORDER BY start"
+        names = [name or "" for (name,) in connection.execute(query)]
+    return [int(match[1]) for name in names if (match := re.fullmatch(r"iteration_(\d+)", name))]
+
+
+def _iterations(trace: Path) -> list[int]:
+    with gzip.open(trace, "rt") as file:
+        names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
+    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"ProfilerStep#(\d+)", name)))
+
+
+@pytest.fixture
+def submit(slurm_cluster: SlurmCluster, committed_checkout: Path, tmp_path: Path):
+    """Starts launch/experiment.py for gpt_tiny on two nodes of two ranks, TP=2 DP=2, ranks 0 and 3 under the profiler."""
+    processes = []
+
+    def start(*arguments: str, path: str = os.environ["PATH"]) -> Submission:
+        command = [sys.executable, committed_checkout / "launch" / "experiment.py", "--executor", "slurm"]
+        command += ["--account", slurm_cluster.account, "--partition", slurm_cluster.partition]
+        command += ["--nodes", "2", "--nproc-per-node", "2", "--ranks", "0,3", *arguments]
+        environment = os.environ | slurm_cluster.environment | {"NEMORUN_HOME": str(tmp_path / "home"), "PATH": path}
+        output = tmp_path / "output"
+        with open(output, "w") as file:
+            process = subprocess.Popen(
+                [*command, "model.tensor_model_parallel_size=2"], env=environment, stdout=file, stderr=subprocess.STDOUT
+            )
+        processes.append(process)
+        return Submission(process, tmp_path / "home", output)
+
+    yield start
+    for job_id in slurm_cluster.job_ids():  # a test that failed leaves one
+        slurm_cluster.run("scancel", job_id)
+    for process in processes:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def _wait_until(happened: Callable[[], object], submission: Submission) -> None:
+    end = time.monotonic() + _PATIENCE_S
+    while not happened():
+        assert time.monotonic() < end, submission.printed()
+        time.sleep(0.2)
+
+
+def _goes_on(submission: Submission) -> bool:
+    assert submission.process.poll() is None, submission.printed()
+    return True
+
+
+@pytest.mark.parametrize("kind", ["script", "partial"])
+def test_exactly_the_ranks_asked_for_are_profiled_in_exactly_the_window(slurm_cluster, submit, kind):
+    submission = submit("--task", kind, "--profiler", "torch", "--steps", "4:6", "train.train_iters=8")
+    output = submission.finish()
+    assert submission.process.returncode == 0, output
+    assert "4 cpu rank(s): tp=2 pp=1 dp=2" in submission.log()
+    assert slurm_cluster.state(submission.job_id) == "COMPLETED"
+    assert _experiment_status(submission, slurm_cluster) == "SUCCEEDED"
+    assert submission.traced_iterations() == {0: [4, 5], 3: [4, 5]}
+    manifests = submission.manifests()
+    assert {rank: manifest["status"] for rank, manifest in manifests.items()} == {0: "complete", 3: "complete"}
+    assert {manifest["job"]["id"] for manifest in manifests.values()} == {submission.job_id}
+
+
+@pytest.mark.needs("nsys")
+@pytest.mark.parametrize("kind", ["script", "partial"])
+def test_exactly_the_ranks_asked_for_run_under_nsys(slurm_cluster, submit, nsys, kind):
+    window = ("--profiler", "nsys", "--export-sqlite", "--steps", "4:6", "train.train_iters=8")
+    submission = submit("--task", kind, *window, path=f"{nsys.parent}:{os.environ['PATH']}")
+    output = submission.finish()
+    assert submission.process.returncode == 0, output
+    assert "4 cpu rank(s): tp=2 pp=1 dp=2" in submission.log()
+    assert slurm_cluster.state(submission.job_id) == "COMPLETED"
+    assert _experiment_status(submission, slurm_cluster) == "SUCCEEDED"
+    reports = sorted(path.name for path in submission.job_dir.glob("profiles/nsys/iter-4-6/*.nsys-rep"))
+    assert reports == ["rank-0.nsys-rep", "rank-3.nsys-rep"]
+    assert submission.reported_iterations() == {0: [4, 5], 3: [4, 5]}
+    manifests = submission.manifests()
+    assert {rank: manifest["status"] for rank, manifest in manifests.items()} == {0: "complete", 3: "complete"}
+    assert not list(submission.job_dir.glob("nsys_profile/*.nsys-rep")), "nothing ran under NeMo-Run's prefix"
+
+
+@pytest.mark.needs("nsys")
+def test_a_job_cancelled_inside_the_window_keeps_its_reports(slurm_cluster, submit, nsys):
+    window = ("--profiler", "nsys", "--export-sqlite", "--steps", "3:100000", "train.train_iters=100000")
+    submission = submit(*window, path=f"{nsys.parent}:{os.environ['PATH']}")
+    _wait_until(lambda: _goes_on(submission) and re.search(r"iteration +6/", submission.log()), submission)
+    slurm_cluster.run("scancel", submission.job_id)
+    output = submission.finish()
+    assert submission.process.returncode == 1, output
+    manifests = submission.manifests()
+    assert {rank: manifest["status"] for rank, manifest in manifests.items()} == {0: "partial", 3: "partial"}
+    for iterations in submission.reported_iterations().values():
+        assert iterations[:3] == [3, 4, 5]
+
+
+@pytest.mark.needs("ft")
+def test_a_finished_job_under_fault_tolerance_is_not_queued_again(slurm_cluster, submit):
+    submission = submit("--fault-tolerance", "--steps", "4:6", "train.train_iters=8")
+    output = submission.finish()
+    assert submission.process.returncode == 0, output
+    assert slurm_cluster.state(submission.job_id) == "COMPLETED"
+    assert submission.traced_iterations() == {0: [4, 5], 3: [4, 5]}
+    assert not slurm_cluster.job_ids()
+
+
+def test_a_job_near_its_time_limit_stops_in_good_order(slurm_cluster, submit):
+    """PreemptionPlugin: Slurm sends SIGTERM a minute or more before the limit, and the job has all it needs by then."""
+    big = ("train.micro_batch_size=32", "train.global_batch_size=128")
+    options = ("--steps", "3:100000", "--time", "00:02:00", "--preempt-time", "60", "train.train_iters=100000", *big)
+    submission = submit(*options)
+    output = submission.finish()
+    assert "training stops after iteration" in submission.log(), output
+    manifests, traced = submission.manifests(), submission.traced_iterations()
+    assert {rank: manifest["status"] for rank, manifest in manifests.items()} == {0: "partial", 3: "partial"}
+    for rank, manifest in manifests.items():
+        assert manifest["captured"]["iterations"] == traced[rank]
+
+
+def _experiment_status(submission: Submission, cluster: SlurmCluster) -> str:
+    """What NeMo-Run says of the experiment afterwards, from a process of its own as a user would ask."""
+    ask = (
+        "import sys, nemo_run as run;"
+        "[(_, task)] = run.Experiment.from_id(sys.argv[1]).status(return_dict=True).items();"
+        "print('status:', task['status'].name)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ask, submission.job_dir.parent.name],
+        env=os.environ | cluster.environment | {"NEMORUN_HOME": str(submission.home)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return re.search(r"status: (\w+)", done.stdout)[1]
+
+
+def _cancelled(cluster: SlurmCluster, job_id: str) -> None:
+    cluster.run("scancel", job_id)
+
+
+def _out_of_time(cluster: SlurmCluster, job_id: str) -> None:
+    # The job's end is brought forward, so that no machine can be too slow to reach the window before it.
+    cluster.run("scontrol", "update", f"JobId={job_id}", "EndTime=now+1")
+
+
+@pytest.mark.parametrize(("end", "state"), [(_cancelled, "CANCELLED"), (_out_of_time, "TIMEOUT")])
+def test_a_job_that_is_ended_inside_the_window_keeps_what_it_captured(slurm_cluster, submit, end, state):
+    # Slurm looks for jobs out of time twice a minute: big batches keep what is captured until then, and its writing, small.
+    big = ("train.micro_batch_size=32", "train.global_batch_size=128")
+    submission = submit("--steps", "3:100000", "--time", "00:10:00", "train.train_iters=100000", *big)
+    _wait_until(lambda: _goes_on(submission) and re.search(r"iteration +6/", submission.log()), submission)
+    end(slurm_cluster, submission.job_id)
+    output = submission.finish()
+    assert submission.process.returncode == 1, output
+    assert slurm_cluster.state(submission.job_id) == state
+    # That state is told before the ranks have written and gone.
+    _wait_until(lambda: submission.job_id not in slurm_cluster.job_ids(), submission)
+    manifests, traced = submission.manifests(), submission.traced_iterations()
+    assert {rank: manifest["status"] for rank, manifest in manifests.items()} == {0: "partial", 3: "partial"}
+    assert traced.keys() == {0, 3}
+    for rank, manifest in manifests.items():
+        iterations = manifest["captured"]["iterations"]
+        assert iterations == list(range(3, 3 + len(iterations)))
+        assert len(iterations) >= 3
+        assert set(iterations) <= set(traced[rank]) <= {*iterations, iterations[-1] + 1}
+
+
+def test_the_environment_arrives_as_it_was_written(slurm_cluster, tmp_path, monkeypatch):
+    nemo_run = pytest.importorskip("nemo_run")
+    from recipes import executors
+
+    monkeypatch.setenv("SLURM_CONF", slurm_cluster.environment["SLURM_CONF"])
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # what NeMo-Run starts reads from it
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path / "home"))
+    # By its module: in `nemo_run.run.…`, `run` is a function.
+    scheduler = importlib.import_module("nemo_run.run.torchx_backend.schedulers.slurm")
+    monkeypatch.setattr(scheduler, "SLURM_JOB_DIRS", str(tmp_path / "home" / ".slurm_jobs"))
+    given = {
+        "PLAIN": "1,2:/a/b",
+        "SPACES": "  two  words ",
+        "JSON": '{"a": [1, "it\'s"], "$ref": "#/b"}',
+        "SHELL": "$HOME `id` \\ * ~ ! | & ; # %j",
+        "LINES": "one\ntwo",
+        "ELSEWHERE": "/home/me/nemo_run/data:/nemo_runs",
+        "lower_case": "x",
+        "NOTHING": "",
+        "IN_THE_JOB": "/nemo_run/code",
+    }
+    executor = executors.slurm(slurm_cluster.account, nodes=2, launcher=None, env=given)
+    dump = tmp_path / "dump.py"
+    dump.write_text(
+        "import json, os, shutil, sys\n"
+        "seen = dict(os.environ, python=shutil.which('python'))\n"
+        "json.dump(seen, open(f'{sys.argv[1]}/{os.environ[\"SLURM_PROCID\"]}.json', 'w'))\n"
+    )
+    script = nemo_run.Script(path=str(dump), entrypoint="python", args=[str(tmp_path)])
+    with nemo_run.Experiment("environment") as experiment:
+        experiment.add(script, executor=executor, name="dump")
+        experiment.run(detach=False, tail_logs=False)
+    for rank in (0, 1):
+        seen = json.loads((tmp_path / f"{rank}.json").read_text())
+        job_dir = experiment.jobs[0].executor.job_dir
+        assert {name: seen.get(name) for name in given} == given | {"IN_THE_JOB": f"{job_dir}/code"}
+        assert seen["python"] == str(Path(sys.prefix, "bin", "python"))
+        assert seen["OMP_NUM_THREADS"] == "1"
