@@ -18,7 +18,7 @@ help:
 	@echo "make profile      train gpt_tiny on 2 CPU ranks under the torch profiler, and show what was captured"
 	@echo "make setup        build .venv with everything a training and its analysis need"
 	@echo "make test         unit and integration tests (REQUIRE=a,b fails what would be skipped for want of a or b)"
-	@echo "make test-system  fresh environments and clones, resumes of every layout; later Slurm, nsys, Ray and a browser"
+	@echo "make test-system  fresh environments and clones, resumes of every layout, a real Slurm and nsys (root on Debian)"
 	@echo "make lint         ruff, mypy, import-linter"
 	@echo "make docs         build the documentation into site/"
 	@echo "make bench        the benchmarks that back the figures in docs/"

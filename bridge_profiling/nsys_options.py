@@ -20,7 +20,7 @@ DEFAULT_OPTIONS = (
     "--cuda-graph-trace=node",  # as a whole, a graph would hide its kernels, and with them what to change
     "--cuda-event-trace=false",  # NCCL and overlap record events by the thousand; versions without it never trace them
     "--force-overwrite=true",  # the name is ours, and a retry of a start that failed may find it
-    "--capture-range-end=stop",  # nsys' own default ends the application with its capture
+    "--kill=none",  # whatever ends the collection, a `--duration` for example, the training goes on
     "--wait=primary",  # a helper process left behind by the training must not keep the job waiting
 )
 
@@ -115,6 +115,20 @@ def with_sqlite(extra_args: Sequence[str]) -> list[str]:
             instead="Leave out export_sqlite, or type --export=sqlite,… in nsys_extra_args",
         )
     return list(extra_args)
+
+
+def value_of(args: Sequence[str], option: str) -> str | None:
+    """The value that an option has among these, whichever way it is written; None where it is not there."""
+    for name, tokens in split_options(args):
+        if name == option:
+            return tokens[0].split("=", 1)[1] if "=" in tokens[0] else (tokens[1] if len(tokens) > 1 else None)
+    return None
+
+
+def reports_with_range(args: Sequence[str]) -> bool:
+    """Whether nsys writes its report when a capture range ends; else it does when the application or its time does."""
+    ends = value_of(args, "--capture-range-end")
+    return value_of(args, "--capture-range") not in (None, "none") and (ends is None or ends.startswith(("stop", "repeat")))
 
 
 def split_options(args: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -71,5 +71,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(missing)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was left out by the marker, which pytest only counts, and why that could not run here anyway."""
+    left_out = len(terminalreporter.stats.get("deselected", ()))
+    if left_out and "not system" in config.getoption("markexpr"):
+        missing = [f"{name}: {why}" for name in ("slurm", "nsys") if (why := NEEDS[name]())]
+        terminalreporter.write_line(f"{left_out} system tests were left out; `make test-system` runs them")
+        terminalreporter.write_line(f"of what they need, this machine lacks: {'; '.join(missing) or 'nothing'}")
+
+
 def _required() -> set[str]:
     return set(filter(None, os.environ.get("REQUIRE", "").split(",")))

@@ -115,7 +115,7 @@ def amend_manifest(path: Path, profiler: str, *, artifacts: Sequence[Path], reas
         path: the manifest.
         profiler: the profiler's name.
         artifacts: files it has written after all; with none it `failed`, unless its window was never reached.
-        reason: why it is not `complete`.
+        reason: why it is not `complete`; None leaves its status as it is.
 
     Raises:
         OSError: it cannot be read or written.
@@ -125,9 +125,10 @@ def amend_manifest(path: Path, profiler: str, *, artifacts: Sequence[Path], reas
     for outcome in manifest["profilers"]:
         if outcome["name"] != profiler or (outcome["status"] == "missed" and not artifacts):
             continue
-        outcome["status"] = "partial" if artifacts else "failed"
-        outcome["reason"] = reason
         outcome["artifacts"] = _artifacts(artifacts, path.parents[2])
+        if not artifacts or reason is not None:
+            outcome["status"] = "partial" if artifacts else "failed"
+            outcome["reason"] = reason
     manifest["status"] = combined_status({outcome["status"] for outcome in manifest["profilers"]})
     manifest["reason"] = next((one["reason"] for one in manifest["profilers"] if one["reason"]), None)
     write_json(path, manifest)

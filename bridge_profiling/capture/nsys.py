@@ -92,7 +92,12 @@ class NsysBackend(Backend):
         finally:
             if self._handover is not None:
                 self._handover.write("stopped")
-        return self._await_delivery if self._handover is not None else self._await_report
+        if self._handover is None:
+            return self._await_report
+        if self._handover.read("spec")["reports_with_range"]:
+            return self._await_delivery
+        self.notes.append("nsys was told not to end with the window: its report comes when the process ends, or its own time")
+        return None
 
     def _await_delivery(self) -> None:
         """Wait until the supervisor has put the report where it belongs."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bridge_profiling.capture.processes import ancestors, command_of, environment_of, mentioning
 from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys_options import split_options
+from bridge_profiling.nsys_options import reports_with_range, value_of
 
 #: How long nsys may take before it begins to write; while it writes, it may take any time.
 _BEGIN_SECONDS = 120.0
@@ -90,10 +90,8 @@ def _is_nsys_profile(command: list[str]) -> bool:
 
 def _described(pid: int, command: list[str], application: int) -> tuple[Path | None, bool]:
     """Where that nsys writes its report, and whether it does so when the capture range ends."""
-    options = dict(split_options(_own_options(command[2:], application)))
-    ends = _value(options.get("--capture-range-end"))
-    stops = "--capture-range" in options and (ends is None or ends.startswith(("stop", "repeat")))
-    output = _value(options.get("--output"))
+    options = _own_options(command[2:], application)
+    stops, output = reports_with_range(options), value_of(options, "--output")
     if output is None:
         return None, stops
     name = _expanded(output, environment_of(pid), application)
@@ -108,12 +106,6 @@ def _own_options(arguments: list[str], application: int) -> list[str]:
         if arguments[-size:] == command[-size:]:
             return arguments[: len(arguments) - size]
     return arguments
-
-
-def _value(tokens: list[str] | None) -> str | None:
-    if tokens is None:
-        return None
-    return tokens[0].split("=", 1)[1] if "=" in tokens[0] else (tokens[1] if len(tokens) > 1 else None)
 
 
 def _expanded(name: str, environment: Mapping[str, str], application: int) -> str:

@@ -25,7 +25,7 @@ from bridge_profiling.capture.profilers import one_line
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys_options import DEFAULT_OPTIONS, DEFAULT_TRACE, merge_options
+from bridge_profiling.nsys_options import DEFAULT_OPTIONS, DEFAULT_TRACE, merge_options, reports_with_range, value_of
 from bridge_profiling.nsys_versions import NsysVersion, adapt, find_nsys, gpu_metrics_device
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,9 @@ def nsys_command(
         cuda: whether the training uses a CUDA device.
     """
     trace = list(config.nsys_trace or DEFAULT_TRACE)
+    # The end "stop": nsys' own default ends the application with its capture.
     capture = ["--capture-range=cudaProfilerApi"] if cuda else ["--capture-range=nvtx", f"--nvtx-capture={CAPTURE_RANGE}"]
+    capture = [] if value_of(config.nsys_extra_args, "--capture-range") else [*capture, "--capture-range-end=stop"]
     warnings: list[str] = []
     if not cuda:
         left_out = [name for name in trace if name in _CUDA_ONLY]
@@ -154,6 +156,7 @@ def _supervisor(config: ProfilingConfig, *, rank: int, local_rank: int, cuda: bo
         command=[sys.executable, *sys.orig_argv[1:]],
         report=str(staging / "report.nsys-rep"),
         export_sqlite=config.nsys_export_sqlite,
+        reports_with_range=reports_with_range(nsys[2:]),
     )
     os.environ[HANDOVER_VARIABLE] = str(handover.directory)
     root = Path(__file__).resolve().parents[2]

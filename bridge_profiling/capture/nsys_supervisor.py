@@ -57,6 +57,7 @@ class Supervisor:
         self._command: list[str] = spec["command"]
         self._report = Path(spec["report"])
         self._export = bool(spec["export_sqlite"])
+        self._with_range = bool(spec["reports_with_range"])
         self._child: subprocess.Popen | None = None
         self._training: Watch | None = None
 
@@ -152,7 +153,7 @@ class Supervisor:
         return code if code >= 0 else 128 - code
 
     def _deliver_if_due(self) -> None:
-        if self._handover.has("stopped") and not self._handover.has("delivered"):
+        if self._with_range and self._handover.has("stopped") and not self._handover.has("delivered"):
             self._deliver()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
@@ -174,15 +175,11 @@ class Supervisor:
         self._deliver()
         delivered = self._handover.read("delivered")
         artifacts = [Path(delivered[kind]) for kind in ("report", "sqlite") if delivered.get(kind)]
+        reason = delivered.get("error")
+        if artifacts and not self._handover.has("stopped"):
+            reason = "the process ended inside the window; the report holds what nsys had recorded"
         with contextlib.suppress(OSError, ValueError):
-            amend_manifest(
-                Path(capture["manifest"]),
-                "nsys",
-                artifacts=artifacts,
-                reason="the process ended inside the window; the report holds what nsys had recorded"
-                if artifacts
-                else delivered.get("error"),
-            )
+            amend_manifest(Path(capture["manifest"]), "nsys", artifacts=artifacts, reason=reason)
 
     def _deliver(self) -> None:
         """Move the report to its place, beside the manifest's other captures, and export it."""

@@ -7,7 +7,9 @@ import sys
 try:
     import typer
 
+    from bridge_profiling.cli.analyze import analyze
     from bridge_profiling.cli.doctor import doctor
+    from bridge_profiling.cli.merge import merge
 except ModuleNotFoundError as error:  # a container in which this package was installed without its dependencies
     if error.name is None or error.name.split(".")[0] == "bridge_profiling":
         raise
@@ -21,6 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(analyze)
+app.command()(merge)
 app.command()(doctor)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.kineto import top_operators
 from bridge_profiling.traces.run_dir import RankCapture
 
 _OPERATORS = 5
@@ -65,12 +65,35 @@ def _operators_table(captures: Sequence[RankCapture]) -> Table:
         if capture.torch_trace is None:
             continue
         try:
-            for operator in top_operators(capture.torch_trace, _OPERATORS):
-                table.add_row(str(capture.rank), f"{operator.self_us / 1e3:.2f} ms", str(operator.count), escape(operator.name))
-        except TraceError as error:
+            for name, count, self_ns in _top_operators(capture.torch_trace):
+                table.add_row(str(capture.rank), f"{self_ns / 1e6:.2f} ms", str(count), escape(name))
+        except (TraceError, ImportError) as error:
             table.add_row(str(capture.rank), "", "", escape(str(error)))
         table.add_section()
     return table
+
+
+def _top_operators(trace: Path) -> list[tuple[str, int, int]]:
+    """Name, calls and own nanoseconds of the operators with the most time of their own, summed over threads.
+
+    Raises:
+        TraceError: the trace cannot be read.
+        ImportError: this is a submit host without the `analysis` extra. Its message says so.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from bridge_profiling.analysis.intervals import parents, self_times_ns
+        from bridge_profiling.traces import kineto
+    except ImportError as error:
+        raise ImportError("type `pip install 'bridge-profiling[analysis]'` to see operators here") from error
+    events = kineto.read(trace).host_events
+    events = events.filter(pc.equal(events["category"], "operator"))
+    thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
+    own = pa.table({"name": events["name"], "own_ns": self_times_ns(parents(thread, start, end), start, end)})
+    totals = own.group_by("name").aggregate([("own_ns", "count"), ("own_ns", "sum")]).sort_by([("own_ns_sum", "descending")])
+    return [(row["name"], row["own_ns_count"], row["own_ns_sum"]) for row in totals.slice(0, _OPERATORS).to_pylist()]
 
 
 def _median_ms(durations_ns: list[int]) -> str:

@@ -11,7 +11,7 @@ from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.nsys_versions import NsysVersion
 
-ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --capture-range-end --wait --capture-range"
+ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --capture-range --capture-range-end --kill --wait"
 NEW = NsysVersion(
     "/opt/nsys", "2025.5", frozenset([*ALL.split(), "--nvtx-capture", "--cuda-event-trace", "--delay", "--export"])
 )
@@ -26,8 +26,8 @@ def test_the_default_is_the_cheap_one():
     assert command() == (
         [
             "/opt/nsys", "profile", "--trace=nvtx,cuda", "--output=/out/report", "--sample=none", "--cpuctxsw=none",
-            "--cuda-graph-trace=node", "--cuda-event-trace=false", "--force-overwrite=true", "--capture-range-end=stop",
-            "--wait=primary", "--capture-range=cudaProfilerApi",
+            "--cuda-graph-trace=node", "--cuda-event-trace=false", "--force-overwrite=true", "--kill=none", "--wait=primary",
+            "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
         ],
         [],
     )  # fmt: skip

@@ -61,17 +61,18 @@ if [ -n "$gpus" ]; then
   if grep -qE '"'"'^[[:space:]]*[0-9]+:'"'"' <<< "$devices"; then options+=("$metrics=$gpus")
   else say "no GPU metrics here: $(tail -n +2 <<< "$devices" | tr -s '"'"'[:space:]'"'"' '"'"' '"'"')"; fi
 fi
-[ -n "$report" ] && mkdir -p "$(dirname "$report")" && touch "$(dirname "$report")/.started.$"
+folder=$(dirname "$report") mark=$(dirname "$report")/.started.$BASHPID
+[ -n "$report" ] && mkdir -p "$folder" && touch "$mark"
 nsys "${options[@]}" "${@:count+1}" &
 nsys=$!
 trap '"'"'kill -TERM $nsys'"'"' TERM INT
 wait $nsys; code=$?
 while kill -0 $nsys 2> /dev/null; do wait $nsys; code=$?; done
 if [ -n "$report" ]; then
-  if [ -z "$(find "$(dirname "$report")" -name '"'"'*.nsys-rep'"'"' -newer "$(dirname "$report")/.started.$" 2> /dev/null)" ]; then
-    say "nsys left no report under $(dirname "$report"): its capture range was never reached, or it was lost"
+  if [ -z "$(find "$folder" -name '"'"'*.nsys-rep'"'"' -newer "$mark" 2> /dev/null)" ]; then
+    say "nsys left no report under $folder: its capture range was never reached, or it was lost"
   fi
-  rm -f "$(dirname "$report")/.started.$"
+  rm -f "$mark"
 fi
 exit $code' nsys 12 '' profile -s none -t nvtx,cuda -o '/nemo_run/nsys_profile/profile_%p_%q{SLURM_JOB_ID}_node%q{SLURM_NODEID}' --force-overwrite=true --capture-range=cudaProfilerApi --capture-range-end=stop --cuda-graph-trace=node --cuda-event-trace=false torchrun --rdzv-backend c10d --rdzv-endpoint $head_node_ip:29500 --rdzv-id RANDOM --nnodes 2 --nproc-per-node 2 --node-rank $SLURM_NODEID --tee 3 train.py train.train_iters=20 profiling.use_nsys_profiler=true profiling.profile_step_start=10 profiling.profile_step_end=12 'profiling.profile_ranks=[0,3]' profiling.record_shapes=false 
 

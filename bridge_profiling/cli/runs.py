@@ -1,0 +1,80 @@
+"""What commands that read a run share: how its errors and its progress are shown. Reads no captures itself."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from bridge_profiling.errors import TraceError
+
+if TYPE_CHECKING:
+    from bridge_profiling.analysis.run_answers import OnProgress
+
+#: Exit code when a capture cannot be read, or not to its end.
+UNREADABLE = 1
+
+#: Work shorter than this shows no progress.
+_PATIENCE_S = 1.0
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn a run without captures into one line on standard error and exit code 1, and one that is not there into exit code 2.
+
+    Args:
+        path: what was typed.
+    """
+    if not path.exists():
+        raise typer.BadParameter(f"{path} does not exist", param_hint="RUN")
+    try:
+        yield
+    except TraceError as error:
+        print_errors([str(error)])
+        raise typer.Exit(UNREADABLE) from error
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "bridge_profiling":
+            raise
+        typer.echo(f"error: reading captures needs {error.name}. Type pip install 'bridge-profiling[analysis]'.", err=True)
+        raise typer.Exit(2) from error
+
+
+def print_errors(errors: list[str]) -> None:
+    """Print each error on a line of standard error."""
+    for error in errors:
+        typer.echo(f"error: {' '.join(error.split())}", err=True)
+
+
+@contextmanager
+def progress(what: str, unit: str) -> Iterator[OnProgress]:
+    """A progress bar on standard error, for work of more than a second, where that is a terminal.
+
+    Args:
+        what: is being done: "reading".
+        unit: what is counted: "captures".
+    """
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn())
+    # Transient: what stays on the screen is the answer.
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=None)
+    # The first capture alone may take longer than a second, so a clock starts the bar, not what is done.
+    clock = threading.Timer(_PATIENCE_S, bar.start)
+    clock.daemon = True
+    clock.start()
+    try:
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+    finally:
+        clock.cancel()
+        clock.join()
+        bar.stop()

@@ -1,0 +1,222 @@
+"""A run's numbers as tables to read: boxes on a terminal, plain aligned columns in a pipe. Formats answers, computes none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bridge_profiling.analysis import Run
+
+#: Kernels, groups and copies shown; the rest is in the JSON.
+_SHOWN = 10
+
+#: Ranks shown on a terminal. A pipe gets them all.
+_RANKS_ON_A_TERMINAL = 16
+
+_NAME_WIDTH = 90
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table in words.
+
+    Args:
+        title: what it shows, with the unit.
+        columns: their headings. Numbers are aligned right, all but the last column.
+        rows: a text per column.
+        of_ranks: there is a row per rank, or more: on a terminal only the first are shown.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    of_ranks: bool = False
+
+
+def sections(run: Run) -> list[Section]:
+    """What `analyze` shows of a run; the questions are asked now.
+
+    Args:
+        run: whose captures are read, unless they were.
+    """
+    found = [_device(run), _iterations(run), _kernels(run), _communication(run), _ranks(run), _copies(run), _memory(run)]
+    return [section for section in found if section.rows]
+
+
+def print_sections(found: Sequence[Section], limitations: Sequence[str], console: Console) -> None:
+    """Print tables, then what the captures cannot tell.
+
+    Args:
+        found: what `sections` gave.
+        limitations: sentences.
+        console: where to.
+    """
+    for section in found:
+        if console.is_terminal:
+            console.print(_boxed(section))
+        else:
+            _print_plain(section, console)
+    if limitations:
+        console.print(Text("limitations", style="bold"), soft_wrap=True)
+        for sentence in limitations:
+            console.print(Text(f"- {sentence}"), soft_wrap=True)
+
+
+def _boxed(section: Section) -> Table:
+    hidden = len(section.rows) - _RANKS_ON_A_TERMINAL if section.of_ranks else 0
+    caption = f"and {hidden} more ranks: --json has them" if hidden > 0 else None
+    table = Table(title=section.title, title_justify="left", caption=caption, caption_justify="left")
+    for place, heading in enumerate(section.columns):
+        last = place == len(section.columns) - 1
+        # What is at the right may be long: a name.
+        table.add_column(heading, justify="left" if last else "right", overflow="ellipsis" if last else "fold", no_wrap=True)
+    for row in section.rows[:_RANKS_ON_A_TERMINAL] if hidden > 0 else section.rows:
+        table.add_row(*(Text(text) for text in row))
+    return table
+
+
+def _print_plain(section: Section, console: Console) -> None:
+    lines = [section.columns, *section.rows]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(section.columns) - 1)]
+    console.print(Text(section.title), soft_wrap=True)
+    for line in lines:
+        columns = [text.rjust(width) for text, width in zip(line, widths, strict=False)]
+        console.print(Text("  ".join([*columns, line[-1]])), soft_wrap=True)
+    console.print()
+
+
+def _device(run: Run) -> Section:
+    columns = {
+        "span": "span_us",
+        "busy": "busy_us",
+        "idle": "idle_us",
+        "compute": "compute_us",
+        "communication": "communication_us",
+        "exposed": "exposed_communication_us",
+        "memcpy": "memcpy_us",
+        "memset": "memset_us",
+    }
+    rows = [
+        [str(row["rank"]), *(_ms(row[name]) for name in columns.values()), str(row["kernel_count"]), row["source"]]
+        for row in _rows(run.breakdown())
+    ]
+    return Section("device time over the whole capture, ms", ["rank", *columns, "kernels", "source"], rows, of_ranks=True)
+
+
+def _iterations(run: Run) -> Section:
+    columns = {
+        "duration": "duration_us",
+        "compute": "compute_us",
+        "exposed communication": "exposed_communication_us",
+        "idle": "idle_us",
+        "launch-starved": "launch_starved_us",
+        "blocked": "blocked_us",
+        "dependency-stalled": "dependency_stalled_us",
+    }
+    rows = [
+        [str(row["rank"]), *(_ms(row[name]) for name in columns.values()), f"median of {row['iterations']}"]
+        for row in _rows(run.typical_iteration())
+    ]
+    return Section("a typical iteration, ms", ["rank", *columns, "iterations"], rows, of_ranks=True)
+
+
+def _kernels(run: Run) -> Section:
+    found = _rows(run.kernels(by_rank=False))
+    total_us = sum(row["total_us"] for row in found)
+    rows = [
+        [
+            row["backend"] or row["kind"],
+            str(row["count"]),
+            _ms(row["total_us"]),
+            f"{row['total_us'] / total_us:.1%}" if total_us else "-",
+            *(f"{row[name]:.1f}" for name in ("mean_us", "min_us", "max_us")),
+            row["name"][:_NAME_WIDTH],
+        ]
+        for row in found[:_SHOWN]
+    ]
+    headings = ["kind", "count", "total ms", "share", "mean µs", "min µs", "max µs", "name"]
+    return Section(f"kernels of all ranks, {len(rows)} of {len(found)} by total time", headings, rows)
+
+
+def _communication(run: Run) -> Section:
+    found = sorted(_rows(run.communication()), key=lambda row: -((row["transfer_us"] or 0) + (row["wait_us"] or 0)))
+    rows = [
+        [
+            row["operation"] or "?",
+            str(row["count"]),
+            _optional(row["bytes"], lambda size: f"{size / 1e6:.1f}"),
+            _optional(row["transfer_us"], _ms),
+            _optional(row["wait_us"], _ms),
+            _optional(row["bus_bandwidth_gbs"], lambda speed: f"{speed:.1f}"),
+            " ".join(str(part) for part in (row["group"], row["group_ranks"]) if part is not None),
+        ]
+        for row in found[:_SHOWN]
+    ]
+    headings = ["operation", "count", "MB", "transfer ms", "waiting ms, all ranks", "bus GB/s", "group"]
+    return Section(f"communication, {len(rows)} of {len(found)} kinds", headings, rows)
+
+
+def _ranks(run: Run) -> Section:
+    rows = [
+        [
+            str(row["iteration"]),
+            str(row["rank"]),
+            *(_optional(row[name], _ms) for name in ("duration_us", "own_us", "waiting_us", "waited_for_us")),
+            row["place"] or "",
+        ]
+        for row in _rows(run.ranks())
+    ]
+    headings = ["iteration", "rank", "duration", "own", "waits for others", "others wait for it", ""]
+    return Section("ranks against each other, ms", headings, rows, of_ranks=True)
+
+
+def _copies(run: Run) -> Section:
+    found = _rows(run.copies())
+    found.sort(key=lambda row: -row["total_us"])
+    rows = [
+        [
+            str(row["rank"]),
+            str(row["count"]),
+            _optional(row["bytes"], lambda size: f"{size / 1e6:.1f}"),
+            _ms(row["total_us"]),
+            _optional(row["bandwidth_gbs"], lambda speed: f"{speed:.1f}"),
+            f"{row['direction']} {row['from_memory']} to {row['to_memory']}",
+        ]
+        for row in found[:_SHOWN]
+    ]
+    return Section(f"copies, {len(rows)} of {len(found)} kinds", ["rank", "count", "MB", "total ms", "GB/s", "kind"], rows)
+
+
+def _memory(run: Run) -> Section:
+    found = run.memory()
+    shown = [name for name in found.column_names if name.endswith(("rank", "device", "bytes", "per_iteration", "ratio"))]
+    rows = [[_memory_text(name, row[name]) for name in shown] for row in found.to_pylist()]
+    return Section("memory, MiB", [_heading(name) for name in shown], rows, of_ranks=True)
+
+
+def _heading(name: str) -> str:
+    return name.removesuffix("_bytes").replace("_bytes_", " ").replace("_", " ")
+
+
+def _memory_text(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value / 2**20:.1f}" if "bytes" in name else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    return table.to_pylist()
+
+
+def _ms(time_us: float) -> str:
+    return f"{time_us / 1e3:.2f}"
+
+
+def _optional(value: Any, text: Callable[[Any], str]) -> str:
+    return "-" if value is None else text(value)

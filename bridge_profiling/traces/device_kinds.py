@@ -1,0 +1,152 @@
+"""What a device event is, told from its name: communication and whose, or a copy and of what. Looks at nothing but names.
+
+Profilers say which records are kernels, copies and memsets; names only tell which kernels communicate. A name decides by the
+kernel's own qualified name: `ncclDevKernel_…`, `deep_ep::…`, not by what stands in its template arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+COMPUTE, COMMUNICATION, MEMCPY, MEMSET = "compute", "communication", "memcpy", "memset"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a kernel's name says.
+
+    Args:
+        kind: compute or communication.
+        backend: whose communication; None for compute.
+        operation: which operation, in the words of `collectives.operation`; None when the name does not say.
+    """
+
+    kind: str
+    backend: str | None = None
+    operation: str | None = None
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What a copy's name says: HtoD | DtoH | DtoD | PtoP | HtoH | other, and both memories."""
+
+    direction: str
+    from_memory: str
+    to_memory: str
+
+
+# A return type, then perhaps "(anonymous namespace)::".
+_QUALIFIED = r"^(?:(?:void|int|float|__global__)\s+)*(?:\(anonymous namespace\)::|<unnamed>::)*"
+_BACKENDS = [
+    (backend, re.compile(_QUALIFIED + pattern))
+    for backend, pattern in (
+        # Both spellings of DeepEP's namespace: the published one, and the one its authors' own traces carry.
+        ("deepep", r"(?:deep_ep|dpsk::ep)::"),
+        ("hybridep", r"(?:\w+::)*hybrid_?ep(?:::|_)"),
+        ("nvshmem", r"(?:\w+::)*_?nvshmem"),
+        ("userbuffers", r"(?:\w+::)*k?userbuffers_"),
+        ("rccl", r"(?:rccl|msccl)\w*"),
+        ("nccl", r"nccl\w*"),
+        # torch's symmetric memory, and the custom all-reduces of inference engines.
+        ("other", r"(?:\w+::)*(?:(?:one|two)_shot_all_reduce|multimem_\w*(?:reduce|gather)|cross_device_reduce|mscclpp|hccl)"),
+    )
+]
+
+_OPERATIONS = [
+    (operation, re.compile(pattern, re.IGNORECASE))
+    for operation, pattern in (
+        ("all_reduce", r"all_?reduce|cross_device_reduce|userbuffers_\w*sum(?!\w*(?:_rs|_ag))"),
+        ("all_gather", r"all_?gather|_ag(?:_|$|<|\()"),
+        ("reduce_scatter", r"reduce_?scatter|_rs(?:_|$|<|\()"),
+        ("all_to_all", r"all_?to_?all"),
+        ("send_recv", r"send_?recv"),
+        ("send", r"(?:^|_|push)send(?:_|$|<|\()"),
+        ("recv", r"(?:^|_|pull)recv(?:_|$|<|\()"),
+        ("broadcast", r"broadcast"),
+        ("reduce", r"(?<!all)(?<!all_)reduce(?!_?scatter)"),
+        ("dispatch", r"dispatch"),
+        ("combine", r"combine"),
+        ("barrier", r"barrier|device_sync"),
+    )
+]
+
+#: torch's names of collectives that are not those of `collectives.operation` but for underscores and suffixes.
+_TORCH_OPERATIONS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send": "send",
+    "recv": "recv",
+    "barrier": "barrier",
+}
+
+_SYNCHRONIZATIONS = {
+    "stream wait event": "stream_wait_event",
+    "event sync": "event",
+    "event synchronize": "event",
+    "stream sync": "stream",
+    "stream synchronize": "stream",
+    "context sync": "context",
+    "context synchronize": "context",
+}
+
+_COPY = re.compile(r"(HtoD|DtoH|DtoD|PtoP|HtoH|HostToDevice|DeviceToHost|DeviceToDevice|HostToHost)", re.IGNORECASE)
+_MEMORIES = re.compile(r"\(\s*(\w+)\s*->\s*(\w+)\s*\)")
+_DIRECTIONS = {
+    "htod": "HtoD",
+    "dtoh": "DtoH",
+    "dtod": "DtoD",
+    "ptop": "PtoP",
+    "htoh": "HtoH",
+    "hosttodevice": "HtoD",
+    "devicetohost": "DtoH",
+    "devicetodevice": "DtoD",
+    "hosttohost": "HtoH",
+}
+_MEMORY_KINDS = {"pageable", "pinned", "device", "managed", "array"}
+
+
+def kernel_kind(name: str, *, rocm: bool = False) -> Kernel:
+    """What a kernel is.
+
+    Args:
+        name: its demangled name.
+        rocm: the capture is of an AMD device, where NCCL's kernels are RCCL's.
+    """
+    for backend, pattern in _BACKENDS:
+        if pattern.match(name):
+            own = re.split(r"[(]ncclDevKernelArgs|[(]", name, maxsplit=1)[0] or name
+            operation = next((operation for operation, pattern in _OPERATIONS if pattern.search(own)), None)
+            return Kernel(COMMUNICATION, "rccl" if rocm and backend == "nccl" else backend, operation)
+    return Kernel(COMPUTE)
+
+
+def torch_operation(name: str) -> str:
+    """torch's name of a collective (`allgather_into_tensor_coalesced`, `_reduce_scatter_base`) as `collectives.operation`."""
+    plain = re.sub(r"_(?:base|tensor|into|coalesced|single|v)(?=_|$)", "", name.lower()).replace("_", "")
+    return _TORCH_OPERATIONS.get(plain.removesuffix("v"), _TORCH_OPERATIONS.get(plain, name))
+
+
+def copy_kind(name: str) -> Copy:
+    """What a copy is, from a name like `Memcpy HtoD (Pinned -> Device)` or ROCm's `CopyHostToDevice`."""
+    found = _COPY.search(name)
+    direction = _DIRECTIONS[found[1].lower()] if found else "other"
+    memories = _MEMORIES.search(name)
+    from_memory, to_memory = (memory_kind(memories[1]), memory_kind(memories[2])) if memories else ("unknown", "unknown")
+    return Copy(direction, from_memory, to_memory)
+
+
+def memory_kind(name: str) -> str:
+    """A profiler's word for a memory, in the tables' words; `unknown` for one that says nothing of how it is held."""
+    return lowered if (lowered := name.lower()) in _MEMORY_KINDS else "unknown"
+
+
+def synchronization_kind(name: str) -> str | None:
+    """What a synchronization record is, from its name; None when the name is not one."""
+    return _SYNCHRONIZATIONS.get(name.lower())

@@ -1,0 +1,320 @@
+"""The tables every capture is read into, whichever profiler wrote it: their columns, units and meaning.
+
+Readers (kineto, nsys, memory_snapshot) fill them, `cache` keeps them as Parquet, `analysis` reads nothing else. Never
+parses a capture and never computes an answer. Rules that hold for every table:
+
+- A time is int64 nanoseconds on one clock per rank, `RankInfo.clock` says which. End is never before start.
+- `null` means: this capture does not say. Nothing is guessed; what was inferred is under `RankInfo.limitations`.
+- Names are dictionary-encoded (`name`), so a million events cost a few thousand strings.
+- Rows are sorted by start time (`time_ns`, `allocated_ns`); of host events that start together the longest comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from bridge_profiling.traces.run_dir import RankSource, Source
+
+Clock = Literal["unix", "unknown"]
+
+NAME = pa.dictionary(pa.int32(), pa.string())
+RANK = ("rank", pa.int32())  # global rank, the same in every row of a file, so that files of many ranks can be queried as one
+
+DEVICE_EVENTS = pa.schema(
+    [
+        RANK,
+        ("kind", NAME),  # compute | communication | memcpy | memset. Synchronization records are not device work
+        ("backend", NAME),  # of communication: nccl | rccl | deepep | hybridep | nvshmem | userbuffers | other; null otherwise
+        ("name", NAME),  # demangled kernel name; for a copy the profiler's words, "Memcpy HtoD (Pinned -> Device)"
+        ("device", pa.int32()),  # the device's number in the process
+        ("stream", pa.int64()),
+        ("start_ns", pa.int64()),
+        ("end_ns", pa.int64()),
+        ("correlation", pa.int64()),  # joins host_events.correlation of the launching call; null when the launch has none
+        # Joins host_events.operator: the innermost operator or annotation that launched it; null where the profiler does not
+        # say, and then it is the innermost one on launch_thread at launch_start_ns.
+        ("operator", pa.int64()),
+        ("launch_start_ns", pa.int64()),  # start of the launching runtime or driver call; null when it was not recorded
+        ("launch_end_ns", pa.int64()),
+        ("launch_thread", pa.int64()),  # host_events.thread of that call
+        ("iteration", pa.int32()),  # by the launch, else by the start (design.md); null outside every iteration
+        ("collective", pa.int32()),  # collectives.collective; null when this is not communication
+        ("graph", pa.int64()),  # the CUDA graph that launched it; null outside graphs
+        ("bytes", pa.int64()),  # of a copy or a memset. Bandwidth is bytes / (end_ns - start_ns)
+        ("direction", NAME),  # of a copy: HtoD | DtoH | DtoD | PtoP | HtoH | other; null otherwise
+        ("from_memory", NAME),  # of a copy: pageable | pinned | device | managed | array | unknown; null otherwise
+        ("to_memory", NAME),
+    ]
+)
+
+HOST_EVENTS = pa.schema(
+    [
+        RANK,
+        ("process", pa.int64()),  # operating system's process id as the profiler gives it
+        ("thread", pa.int64()),
+        # operator (framework op) | runtime (CUDA/HIP runtime and driver call) | annotation (record_function, ProfilerStep,
+        # NVTX) | python (a Python frame) | overhead (the profiler's own work)
+        ("category", NAME),
+        ("name", NAME),
+        ("start_ns", pa.int64()),
+        ("end_ns", pa.int64()),
+        ("correlation", pa.int64()),  # of a runtime call: joins device_events.correlation
+        ("operator", pa.int64()),  # of an operator or annotation: its id. Of a runtime call: the operator it ran in
+        ("shapes", NAME),  # of an operator: JSON text of its inputs' dimensions, "[[2048,1,2048],[]]"; null when not recorded
+        ("stack", NAME),  # Python call stack as the profiler wrote it, innermost frame first, ";" or newline between frames
+    ]
+)
+
+COLLECTIVES = pa.schema(
+    [
+        RANK,
+        ("collective", pa.int32()),  # id within this rank: the row's number
+        ("operation", NAME),  # all_reduce | all_gather | reduce_scatter | broadcast | all_to_all | reduce | send | recv | …
+        ("backend", NAME),  # as in device_events
+        ("group_name", NAME),  # torch's process group name ("15"); null when unknown
+        ("group", NAME),  # what the program calls it ("TENSOR_MODEL_PARALLEL_GROUP"), else group_name; null when unknown
+        ("group_ranks", NAME),  # JSON text of its global ranks, ascending in the group's order, "[0,2]"; null when unknown
+        ("group_size", pa.int32()),
+        # Position among this rank's rows of the same (group_name, group_ranks), in launch order, from 0. Operations of the
+        # same position match across ranks only when operation and message_bytes match too: a capture can begin anywhere.
+        ("sequence", pa.int32()),
+        ("message_bytes", pa.int64()),  # as in nccl-tests: the larger of input and output, of one rank; null when unknown
+        ("in_elements", pa.int64()),
+        ("out_elements", pa.int64()),
+        ("dtype", NAME),  # torch's scalar type name, "BFloat16"
+        ("peer", pa.int32()),  # of send and recv: the other side's global rank; null when unknown
+        ("device", pa.int32()),
+        ("stream", pa.int64()),
+        ("start_ns", pa.int64()),  # of the device kernel
+        ("end_ns", pa.int64()),
+        ("launch_start_ns", pa.int64()),  # as in device_events
+        ("iteration", pa.int32()),
+    ]
+)
+
+ITERATIONS = pa.schema(
+    [
+        RANK,
+        ("iteration", pa.int32()),  # ProfilerStep#N, NVTX iteration_N; as the training counts where that is known
+        ("start_ns", pa.int64()),  # of the host's range
+        ("end_ns", pa.int64()),
+        ("boundary", pa.bool_()),  # overlaps the profiler's start, stop or flush: no steady state
+    ]
+)
+
+# How streams wait for one another and the host for streams: what resolves who produced what a stalled kernel waited for.
+SYNCHRONIZATIONS = pa.schema(
+    [
+        RANK,
+        ("kind", NAME),  # stream_wait_event | event | stream | context (device)
+        ("device", pa.int32()),
+        ("stream", pa.int64()),  # the stream that waits, or is waited for by the host; null for all of them
+        ("start_ns", pa.int64()),
+        ("end_ns", pa.int64()),
+        ("correlation", pa.int64()),  # of the call that synchronizes
+        ("producer_stream", pa.int64()),  # stream the event was recorded on; null when unresolved
+        ("producer_correlation", pa.int64()),  # correlation of the call that recorded the event; null when unresolved
+    ]
+)
+
+ALLOCATIONS = pa.schema(
+    [
+        RANK,
+        ("device", pa.int32()),
+        ("stream", pa.int64()),
+        ("address", pa.uint64()),
+        ("bytes", pa.int64()),  # as the allocator rounded it
+        ("requested_bytes", pa.int64()),  # as the program asked; null when not recorded
+        ("allocated_ns", pa.int64()),  # null when it was there before the recording began
+        ("free_requested_ns", pa.int64()),
+        ("freed_ns", pa.int64()),  # null while live
+        ("stack", NAME),  # innermost frame first, "function file:line", newline between frames
+    ]
+)
+
+# What the caching allocator holds of the device, block by block: for reserved memory and fragmentation.
+SEGMENTS = pa.schema(
+    [
+        RANK,
+        ("device", pa.int32()),
+        ("stream", pa.int64()),
+        ("address", pa.uint64()),
+        ("bytes", pa.int64()),
+        ("allocated_ns", pa.int64()),  # null when it was there before the recording began
+        ("freed_ns", pa.int64()),  # null while held
+        ("pool", NAME),  # large | small; null when unknown
+        ("active_bytes", pa.int64()),  # of live allocations in it when the snapshot was taken; null when freed before
+        ("largest_free_bytes", pa.int64()),  # its largest free block then
+    ]
+)
+
+MEMORY_EVENTS = pa.schema(
+    [
+        RANK,
+        ("time_ns", pa.int64()),
+        ("device_type", NAME),  # cpu | cuda | …, torch's words
+        ("device", pa.int32()),  # -1 for the host
+        ("address", pa.uint64()),
+        ("bytes", pa.int64()),  # negative for a free
+        ("total_allocated_bytes", pa.int64()),  # on that device after it
+        ("total_reserved_bytes", pa.int64()),
+    ]
+)
+
+# nsys --gpu-metrics-devices: sampled hardware counters.
+GPU_METRICS = pa.schema(
+    [
+        RANK,
+        ("time_ns", pa.int64()),
+        ("device", pa.int32()),
+        ("metric", NAME),  # nsys's words, "SMs Active [Throughput %]"
+        ("value", pa.float64()),
+    ]
+)
+
+SCHEMAS: dict[str, pa.Schema] = {
+    "device_events": DEVICE_EVENTS,
+    "host_events": HOST_EVENTS,
+    "collectives": COLLECTIVES,
+    "iterations": ITERATIONS,
+    "synchronizations": SYNCHRONIZATIONS,
+    "allocations": ALLOCATIONS,
+    "segments": SEGMENTS,
+    "memory_events": MEMORY_EVENTS,
+    "gpu_metrics": GPU_METRICS,
+}
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """A communicator the trace names.
+
+    Args:
+        name: torch's name of it.
+        description: what the program calls it; empty when it gave none.
+        backend: "cuda:nccl".
+        ranks: global ranks in the group's order; empty when the trace lists none.
+    """
+
+    name: str
+    description: str
+    backend: str
+    ranks: tuple[int, ...]
+
+
+@dataclass
+class RankInfo:
+    """What is known about one rank's capture besides its events.
+
+    Args:
+        rank: global rank.
+        rank_source: where that number comes from.
+        source: which profiler wrote the capture.
+        files: the capture's files, absolute.
+        clock: `unix` when times are nanoseconds since 1970 on the host's clock, `unknown` when only differences mean anything.
+        clock_base_ns: what was added to the file's own times to get the tables' times.
+        world_size: number of ranks in the job; None when unknown.
+        coordinates: parallel coordinates, `{"tp": (rank, size), …}`, from the manifest; None without one.
+        host: host name; None when unknown.
+        versions: `{"cuda_runtime": "13.0", "nccl": "2.28.9", …}`, as the capture has them.
+        devices: names of the devices, by number.
+        groups: the process groups the trace lists.
+        partial: the capture is incomplete (cut file, or a manifest that says so).
+        limitations: sentences: what this capture cannot tell, and what was read differently than written.
+        error: why the capture could not be read to its end, naming the file; the tables hold what could be read. A rank of
+            which nothing could be read has no RankInfo: its reader raises TraceError.
+    """
+
+    rank: int
+    rank_source: RankSource
+    source: Source
+    files: list[str]
+    clock: Clock = "unknown"
+    clock_base_ns: int = 0
+    world_size: int | None = None
+    coordinates: dict[str, tuple[int, int]] | None = None
+    host: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    devices: dict[int, str] = field(default_factory=dict)
+    groups: list[ProcessGroup] = field(default_factory=list)
+    partial: bool = False
+    limitations: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass
+class RankTables:
+    """One rank's capture as tables.
+
+    Args:
+        info: what is known besides the events.
+        tables: a table for each name in SCHEMAS that this capture fills; `cache` gives a mapping that reads a table when asked.
+        entry: the folder of the cache that holds them as Parquet; None when none does.
+    """
+
+    info: RankInfo
+    tables: Mapping[str, pa.Table]
+    entry: Path | None = None
+
+    def __getitem__(self, name: str) -> pa.Table:
+        """The table of that name; empty, with its schema, when the capture has none.
+
+        Raises:
+            KeyError: no table is called that.
+        """
+        schema = SCHEMAS[name]
+        found = self.tables.get(name)
+        return schema.empty_table() if found is None else found
+
+    @property
+    def device_events(self) -> pa.Table:
+        """Work on the device: DEVICE_EVENTS."""
+        return self["device_events"]
+
+    @property
+    def host_events(self) -> pa.Table:
+        """Ranges on the host: HOST_EVENTS."""
+        return self["host_events"]
+
+    @property
+    def collectives(self) -> pa.Table:
+        """Communication operations: COLLECTIVES."""
+        return self["collectives"]
+
+    @property
+    def iterations(self) -> pa.Table:
+        """Training iterations: ITERATIONS."""
+        return self["iterations"]
+
+
+def build(name: str, rank: int, columns: Mapping[str, pa.Array]) -> pa.Table:
+    """A table of a schema from the columns a capture has; the rank is filled in, columns that are not given are null.
+
+    Args:
+        name: a key of SCHEMAS.
+        rank: global rank.
+        columns: at least one column, all of one length. Types are cast to the schema's.
+
+    Raises:
+        KeyError: a column is not in the schema.
+    """
+    schema = SCHEMAS[name]
+    unknown = set(columns) - set(schema.names)
+    if unknown:
+        raise KeyError(f"{name} has no column {', '.join(sorted(unknown))}")
+    rows = len(next(iter(columns.values())))
+    arrays = []
+    for column in schema:
+        if column.name == "rank":
+            arrays.append(pa.repeat(pa.scalar(rank, column.type), rows))
+        elif column.name in columns:
+            array = columns[column.name]
+            arrays.append(array if array.type == column.type else array.cast(column.type))
+        else:
+            arrays.append(pa.nulls(rows, column.type))
+    return pa.table(arrays, schema=schema)

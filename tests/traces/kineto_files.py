@@ -1,0 +1,26 @@
+"""Events of small Kineto traces, written by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def complete(category: str, name: str, start_us: float, duration_us: float, **args: Any) -> dict[str, Any]:
+    """A complete event on the host, on thread 1 of process 100 unless `pid` and `tid` say otherwise."""
+    place = {"pid": args.pop("pid", 100), "tid": args.pop("tid", 1)}
+    return {"ph": "X", "cat": category, "name": name, **place, "ts": start_us, "dur": duration_us, "args": args}
+
+
+def kernel(name: str, start_us: float, duration_us: float, *, stream: int = 7, **args: Any) -> dict[str, Any]:
+    """A kernel on device 0."""
+    return complete("kernel", name, start_us, duration_us, pid=0, tid=stream, device=0, stream=stream, **args)
+
+
+def call(name: str, start_us: float, duration_us: float, correlation: int, **args: Any) -> dict[str, Any]:
+    """A runtime call that launches what has its correlation."""
+    return complete("cuda_runtime", name, start_us, duration_us, correlation=correlation, **args)
+
+
+def document(events: list[dict[str, Any]], **keys: Any) -> dict[str, Any]:
+    """A whole trace, as torch writes it for rank 3 of 8."""
+    return {"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 8}, "traceEvents": events, **keys}
