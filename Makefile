@@ -60,7 +60,7 @@ test: $(VENV)/.installed-dev
 
 test-system: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest -m system --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m system --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

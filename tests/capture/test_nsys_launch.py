@@ -11,9 +11,13 @@ from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.nsys_versions import NsysVersion
 
-ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --capture-range --capture-range-end --kill --wait"
+ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait"
 NEW = NsysVersion(
-    "/opt/nsys", "2025.5", frozenset([*ALL.split(), "--nvtx-capture", "--cuda-event-trace", "--delay", "--export"])
+    "/opt/nsys",
+    "2025.5",
+    frozenset(
+        [*ALL.split(), "--capture-range", "--capture-range-end", "--nvtx-capture", "--cuda-event-trace", "--delay", "--export"]
+    ),
 )
 OLD = NsysVersion("/opt/nsys", "2024.2", NEW.options - {"--cuda-event-trace"})
 
