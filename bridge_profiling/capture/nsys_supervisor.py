@@ -35,6 +35,8 @@ _STARTS = 3
 _SECONDS_BETWEEN_STARTS = 0.3
 _START_SECONDS = 60.0
 _EXPORT_SECONDS = 3600.0
+#: How long nsys may take before it begins to write its report; while it writes, it may take any time.
+_REPORT_SECONDS = 600.0
 
 
 def main() -> NoReturn:
@@ -200,12 +202,21 @@ class Supervisor:
         self._handover.write("delivered", report=report and str(report), sqlite=sqlite and str(sqlite), error=error)
 
     def _await_whole_report(self) -> None:
-        """Wait until no part of nsys writes the report any more."""
+        """Wait until no part of nsys writes the report any more.
+
+        Raises:
+            OSError: none begins to.
+        """
         assert self._child is not None
+        deadline = time.monotonic() + _REPORT_SECONDS
         while self._child.poll() is None:
             # Whoever names the report in its arguments writes it, but for nsys itself, which ends with the training.
-            if self._report.exists() and not set(mentioning(str(self._report.parent))) - {self._child.pid}:
+            if set(mentioning(str(self._report.parent))) - {self._child.pid}:
+                deadline = time.monotonic() + _REPORT_SECONDS
+            elif self._report.exists():
                 return
+            if time.monotonic() > deadline:
+                raise OSError(f"nothing was written within {_REPORT_SECONDS:.0f} s of the window's end")
             time.sleep(_POLL_SECONDS)
 
     def _exported(self, report: Path) -> Path:
