@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -53,6 +53,10 @@ class ParquetTables(Mapping[str, pa.Table]):
         if not path.is_file():
             raise KeyError(name)
         return pq.read_table(path)
+
+    def columns(self, name: str, wanted: Sequence[str]) -> pa.Table:
+        """Some columns of a table, without reading the others."""
+        return pq.read_table(self.entry / f"{name}.parquet", columns=list(wanted))
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(path.stem for path in self.entry.glob("*.parquet")))

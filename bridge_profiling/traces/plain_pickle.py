@@ -1,7 +1,8 @@
 """Reads a pickle that holds plain data, and refuses every other one. Runs nothing that a pickle asks for.
 
 `pickle.load` calls whatever a file names. This reader has no opcode that names anything: it knows those by which Python
-writes dictionaries, lists, tuples, sets, texts, bytes, numbers, booleans and None in protocols 2 to 5, and no more. What it
+writes dictionaries, lists, tuples, sets, texts, bytes, numbers, booleans and None in protocols 2 to 5, and no more. (Before
+protocol 4 a set, and in protocol 2 bytes, are written as a call by name; those are refused like any other call.) What it
 builds takes memory in proportion to the file: lengths are checked against what is left of the file before anything is
 allocated, the memo is a dictionary, and what can be a key is limited to what hashes in constant time. Objects that a pickle
 refers to repeatedly are shared, so whoever walks the result must count its steps.

@@ -252,7 +252,13 @@ def _with_ranks(files: list[tuple[Path, Source]], manifests: dict[Path, RankCapt
     for path, source in files:
         manifest = manifests.get(path.resolve())
         named = _rank(path, source, manifest, root)
-        if named is None:
+        together = _ranks_in(path) if source == "nsys" else []
+        if len(together) > 1:  # one nsys around a launcher: its report holds all of the ranks that this started
+            captures += [
+                Capture(path, source, rank, "order", manifest if manifest is not None and manifest.rank == rank else None)
+                for rank in together
+            ]
+        elif named is None:
             unnamed.append((path, source, manifest))
         else:
             captures.append(Capture(path, source, *named, manifest))
@@ -261,6 +267,18 @@ def _with_ranks(files: list[tuple[Path, Source]], manifests: dict[Path, RankCapt
         free = (rank for rank in itertools.count() if rank not in taken)
         captures += [Capture(path, source, next(free), "order", manifest) for path, kind, manifest in unnamed if kind == source]
     return captures
+
+
+def _ranks_in(path: Path) -> list[int]:
+    """The ranks that one exported report holds; empty where that cannot be told, and its reader will say why."""
+    if _split(path)[1] != ".sqlite":
+        return []
+    try:
+        from bridge_profiling.traces import nsys  # not above: whoever only looks for manifests needs no pyarrow
+
+        return nsys.ranks_in(path)
+    except (ImportError, TraceError):
+        return []
 
 
 def _rank(path: Path, source: Source, manifest: RankCapture | None, root: Path) -> tuple[int, RankSource] | None:

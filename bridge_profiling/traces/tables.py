@@ -11,7 +11,7 @@ parses a capture and never computes an answer. Rules that hold for every table:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -270,6 +270,15 @@ class RankTables:
         schema = SCHEMAS[name]
         found = self.tables.get(name)
         return schema.empty_table() if found is None else found
+
+    def columns(self, name: str, wanted: Sequence[str]) -> pa.Table:
+        """Some columns of the table of that name. Of Parquet, only these are read.
+
+        Raises:
+            KeyError: no table is called that.
+        """
+        read = getattr(self.tables, "columns", None)
+        return self[name].select(list(wanted)) if read is None or name not in self.tables else read(name, wanted)
 
     @property
     def device_events(self) -> pa.Table:

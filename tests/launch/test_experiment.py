@@ -101,6 +101,7 @@ def test_a_wrong_request_is_refused_before_anything_is_submitted(refused, argume
     assert told in refused(*arguments)
 
 
+@pytest.mark.system
 def test_a_failing_job_exits_with_1(tmp_path):
     (tmp_path / "blocker").write_text("")
     losses = f"logger.loss_file={tmp_path}/blocker/losses.jsonl"

@@ -23,6 +23,7 @@ def cli(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
 
 
+@pytest.mark.system
 def test_it_trains_and_profiles(tmp_path):
     done = cli(
         tmp_path,
@@ -40,6 +41,7 @@ def test_it_trains_and_profiles(tmp_path):
     assert traces == ["rank-0.pt.trace.json.gz", "rank-1.pt.trace.json.gz"]
 
 
+@pytest.mark.system
 def test_a_job_that_fails_exits_with_1(tmp_path):
     done = cli(tmp_path, "--yes", "--factory=gpt_tiny", "run.executor=local", "config.train.micro_batch_size=3")
     assert done.returncode == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.needs("megatron")
+pytestmark = [pytest.mark.system, pytest.mark.needs("megatron")]
 pytest.importorskip("megatron.core")
 
 from recipes.megatron import checkpoint_files as files  # noqa: E402

@@ -1,0 +1,55 @@
+"""What an nsys report says of its capture as a whole: clock, host, versions, devices, the job's size. Reads no events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge_profiling.traces.nsys_database import Database, quoted
+from bridge_profiling.traces.nsys_processes import Process, environment, launched
+from bridge_profiling.traces.tables import RankInfo
+
+#: Later ones would overflow 64 bits together with the session's own times.
+_MAX_BASE_NS = 4 * 10**18
+
+
+def describe_capture(database: Database, process: Process, info: RankInfo) -> None:
+    """Fill in clock, host, versions, devices and the job's size."""
+    start = _first(database, "TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
+    if isinstance(start, int) and 0 < start < _MAX_BASE_NS:
+        info.clock, info.clock_base_ns = "unix", start
+    system: dict[str, str] = {}
+    if database.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
+        wanted = "('Hostname', 'CudaDriverVersion', 'NvDriverVersion')"
+        rows = database.rows(f"SELECT name, value FROM TARGET_INFO_SYSTEM_ENV WHERE name IN {wanted}")
+        system = {str(name): str(value) for name, value in rows}
+    info.host = system.get("Hostname") or None
+    cuda = system.get("CudaDriverVersion", "")
+    if cuda.isdigit() and int(cuda) >= 1000:
+        info.versions["cuda_driver"] = f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}"
+    if "NvDriverVersion" in system:
+        info.versions["driver"] = system["NvDriverVersion"]
+    if database.has("META_DATA_EXPORT", "name", "value"):
+        rows = database.rows("SELECT value FROM META_DATA_EXPORT WHERE name = 'EXPORT_PRODUCT_VERSION'")
+        info.versions |= {"nsys": str(rows[0][0])} if rows else {}
+    if process.global_pid is not None and process.global_pid == launched(database):
+        info.world_size = environment(database).get("WORLD_SIZE") or None
+    info.devices = _devices(database, process)
+
+
+def _first(database: Database, table: str, column: str) -> Any:
+    rows = database.rows(f"SELECT {quoted(column)} FROM {quoted(table)} LIMIT 1") if database.has(table, column) else []
+    return rows[0][0] if rows else None
+
+
+def _devices(database: Database, process: Process) -> dict[int, str]:
+    """Names of the devices that the process used, by its own numbers of them."""
+    if not database.has("TARGET_INFO_GPU", "id", "name"):
+        return {}
+    names = {number: str(name) for number, name in database.rows("SELECT id, name FROM TARGET_INFO_GPU")}
+    gpus: dict[Any, Any] = {}
+    if database.has("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"):
+        rows = database.rows("SELECT cudaId, gpuId, pid FROM TARGET_INFO_CUDA_DEVICE")
+        gpus = {cuda: gpu for cuda, gpu, pid in rows if pid == process.pid}
+    only = next(iter(set(names.values()))) if len(set(names.values())) == 1 else None
+    found = {device: names.get(gpus.get(device)) or only for device in process.devices}
+    return {device: name for device, name in found.items() if name}

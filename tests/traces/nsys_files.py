@@ -1,0 +1,79 @@
+"""Small nsys exports: SQLite files with the tables and columns that a version of nsys writes."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+#: A process of nsys: its globalPid. Its threads are that plus their number.
+PROCESS = 281731315793920
+THREAD = PROCESS + 15279
+
+SESSION_START_NS = 1_795_178_407_338_815_942
+
+RUNTIME, KERNEL = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL"
+MEMCPY, MEMSET = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
+SYNCHRONIZATION, EVENT = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
+
+
+class Report:
+    """An export in the making: rows as dictionaries; a table has the columns of its rows, and no others.
+
+    Args:
+        process: globalPid of what is added.
+    """
+
+    def __init__(self, process: int = PROCESS) -> None:
+        self.process, self.thread = process, process + 15279
+        self.rows: dict[str, list[dict[str, Any]]] = {}
+        self.strings: dict[str, int] = {}
+        self.add("TARGET_INFO_SESSION_START_TIME", utcEpochNs=SESSION_START_NS)
+
+    def add(self, table: str, **row: Any) -> Report:
+        self.rows.setdefault(table, []).append(row)
+        return self
+
+    def string(self, text: str) -> int:
+        return self.strings.setdefault(text, len(self.strings) + 1)
+
+    def kernel(self, name: str, start: int, end: int, *, correlation: int = 0, stream: int = 7, **more: Any) -> Report:
+        row = {"deviceId": 0, "streamId": stream, "correlationId": correlation, "globalPid": self.process}
+        return self.add(KERNEL, start=start, end=end, demangledName=self.string(name), **row | more)
+
+    def call(self, name: str, start: int, end: int, correlation: int, **more: Any) -> Report:
+        row = {"globalTid": self.thread, "correlationId": correlation, "nameId": self.string(name)}
+        return self.add(RUNTIME, start=start, end=end, **row | more)
+
+    def range(self, text: str, start: int, end: int | None, **more: Any) -> Report:
+        row = {"eventType": 59, "text": text, "textId": None, "globalTid": self.thread}
+        return self.add("NVTX_EVENTS", start=start, end=end, **row | more)
+
+    def write(self, path: Path) -> Path:
+        tables = self.rows | {"StringIds": [{"id": number, "value": text} for text, number in self.strings.items()]}
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            for table, rows in tables.items():
+                columns = list(dict.fromkeys(column for row in rows for column in row)) or ["unused"]
+                connection.execute(f"CREATE TABLE {table} ({', '.join(quoted(column) for column in columns)})")
+                marks = ", ".join("?" * len(columns))
+                connection.executemany(
+                    f"INSERT INTO {table} VALUES ({marks})", [[row.get(column) for column in columns] for row in rows]
+                )
+        return path
+
+
+def quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def small_report() -> Report:
+    """Two iterations on one thread, each with a kernel that is launched in it."""
+    report = Report()
+    for iteration in (4, 5):
+        begin = iteration * 1000
+        report.range(f"iteration_{iteration}", begin, begin + 900)
+        report.range("aten::mm, seq = 7, op_id = 3", begin + 100, begin + 300)
+        report.call("cudaLaunchKernel_v7000", begin + 150, begin + 200, correlation=iteration)
+        report.kernel("gemm", begin + 400, begin + 800, correlation=iteration)
+    return report
