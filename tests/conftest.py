@@ -48,6 +48,7 @@ NEEDS = {
     "mount": functools.cache(_mount),
     "slurm": lambda: why_no_packages(root=True),
     "nsys": why_no_nsys,
+    "ray": lambda: _package("ray"),
     "bridge_wheel": why_no_wheel,
 }
 

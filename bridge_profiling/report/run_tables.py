@@ -45,8 +45,8 @@ def sections(run: Run) -> list[Section]:
     Args:
         run: whose captures are read, unless they were.
     """
-    found = [_device(run), _iterations(run), _kernels(run), _communication(run), _ranks(run), _copies(run), _memory(run)]
-    return [section for section in found if section.rows]
+    questions = (_device, _iterations, _kernels, _communication, _ranks, _stragglers, _pipeline, _copies, _memory)
+    return [section for question in questions if (section := question(run)).rows]
 
 
 def print_sections(found: Sequence[Section], limitations: Sequence[str], console: Console) -> None:
@@ -174,6 +174,35 @@ def _ranks(run: Run) -> Section:
     ]
     headings = ["iteration", "rank", "duration", "own", "waits for others", "others wait for it", ""]
     return Section("ranks against each other, ms", headings, rows, of_ranks=True)
+
+
+def _stragglers(run: Run) -> Section:
+    rows = [
+        [
+            str(row["rank"]),
+            *(_optional(row[name], _ms) for name in ("excess_own_us", "excess_compute_us", "waited_for_us")),
+            f"{row['times_slow']} of {row['iterations']}",
+            row["verdict"] + (f" ({row['confidence']} confidence)" if row["confidence"] else ""),
+        ]
+        for row in _rows(run.straggler())
+    ]
+    headings = ["rank", "own beyond the mean", "compute beyond the mean", "others waited", "iterations slow", "slow"]
+    return Section("stragglers, ms", headings, rows, of_ranks=True)
+
+
+def _pipeline(run: Run) -> Section:
+    rows = [
+        [
+            f"{row['stage']} of {row['stages']}",
+            *(_ms(row[name]) for name in ("pipeline_us", "compute_us", "bubble_us", "other_idle_us")),
+            f"{row['bubble_fraction']:.1%}" if row["bubble_fraction"] is not None else "-",
+            f"{row['ideal_bubble_fraction']:.1%}" if row["ideal_bubble_fraction"] is not None else "-",
+            ", ".join(str(rank) for rank in row["ranks"]),
+        ]
+        for row in _rows(run.pipeline())
+    ]
+    headings = ["stage", "pipeline", "compute", "bubble", "other idle", "bubble share", "at best", "ranks"]
+    return Section("pipeline stages, ms of an iteration", headings, rows)
 
 
 def _copies(run: Run) -> Section:

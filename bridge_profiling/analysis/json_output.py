@@ -1,0 +1,124 @@
+"""The document that `bridge-profiling analyze --json` prints. Its fields are stable: the report and other programs read it.
+
+Times are microseconds, sizes bytes, bandwidths 10⁹ bytes a second. Keys may be added; none changes its meaning within a
+`schema_version`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from bridge_profiling.analysis.breakdown import COLUMNS
+
+if TYPE_CHECKING:
+    from bridge_profiling.analysis.run import Run
+
+SCHEMA_VERSION = 1
+
+_ITERATION = (
+    "iteration",
+    "duration_us",
+    "compute_us",
+    "communication_us",
+    "exposed_communication_us",
+    "idle_us",
+    "launch_starved_us",
+    "blocked_us",
+    "dependency_stalled_us",
+    "boundary",
+)
+_KERNEL = ("name", "kind", "count", "total_us", "mean_us", "min_us", "max_us")
+
+#: What makes a row of `communication` one kind of operation in one group.
+_KIND = ("operation", "group", "group_name", "group_ranks")
+
+
+def document(run: Run) -> dict[str, Any]:
+    """Every answer about a run, as plain data.
+
+    Args:
+        run: whose captures are read now, unless they were.
+    """
+    breakdowns = _by_capture(run.breakdown(), COLUMNS)
+    iterations = _by_capture(run.iterations(), _ITERATION)
+    kernels = _by_capture(run.kernels(), _KERNEL)
+    ranks = []
+    for info in run.infos:
+        capture = (info.rank, info.source)
+        ranks.append(
+            {
+                "rank": info.rank,
+                "source": info.source,
+                "files": info.files,
+                "coordinates": _listed(info.coordinates),
+                "device": breakdowns[capture][0],
+                "iterations": iterations[capture],
+                "kernels": kernels[capture],
+            }
+        )
+    collectives, memory = _collectives(run), run.memory().to_pylist()
+    # Last: questions across ranks add to the limitations.
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "ranks": ranks,
+        "collectives": collectives,
+        "memory": memory,
+        "findings": [],
+        "limitations": run.limitations,
+    }
+
+
+def dumps(run: Run) -> str:
+    """The document as JSON text. What is not a number in JSON, as an endless bandwidth, is null."""
+    return json.dumps(_finite(document(run)), indent=1, allow_nan=False)
+
+
+def _by_capture(table: pa.Table, columns: Sequence[str]) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """Rows of each rank and source, without these two; none for a table without rows."""
+    found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    if not table.num_rows:
+        return found
+    for row in table.select(["rank", "source", *columns]).to_pylist():
+        found[row.pop("rank"), row.pop("source")].append(row)
+    return found
+
+
+def _collectives(run: Run) -> list[dict[str, Any]]:
+    waits: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
+    for row in run.communication(by_rank=True).to_pylist():
+        if row["wait_us"] is not None:
+            waits[tuple(row[name] for name in _KIND)][str(row["rank"])] = row["wait_us"]
+    return [
+        {
+            "operation": row["operation"],
+            "group": row["group"],
+            "ranks": None if row["group_ranks"] is None else json.loads(row["group_ranks"]),
+            "size": row["group_size"],
+            "count": row["count"],
+            "matched_count": row["matched_count"],
+            "bytes": row["bytes"],
+            "transfer_us": row["transfer_us"],
+            "wait_us": waits[tuple(row[name] for name in _KIND)],
+            "algorithm_bandwidth_gbs": row["algorithm_bandwidth_gbs"],
+            "bus_bandwidth_gbs": row["bus_bandwidth_gbs"],
+        }
+        for row in run.communication().to_pylist()
+    ]
+
+
+def _listed(coordinates: dict[str, tuple[int, int]] | None) -> dict[str, list[int]] | None:
+    return None if coordinates is None else {name: list(place) for name, place in coordinates.items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

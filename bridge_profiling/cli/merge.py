@@ -1,0 +1,43 @@
+"""`bridge-profiling merge`: write one Perfetto trace of all ranks. The work is `report.merged_trace`'s."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readable
+
+
+def merge(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A directory of captures of any origin, or one capture.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The merged trace; .gz in its name compresses it.")
+    ] = Path("all_ranks.json.gz"),
+    host: Annotated[bool, typer.Option(help="The hosts' ranges too, not the devices' work alone.")] = True,
+    workers: Annotated[int | None, typer.Option(min=1, help="Captures read at a time. Default: one per CPU.")] = None,
+) -> None:
+    """Merge all ranks' traces into one, on one clock; open it at https://ui.perfetto.dev.
+
+    Exit code 1: a capture could not be read, or not to its end; the others are merged. 2: the request itself is wrong.
+    """
+    with readable(run):
+        # Loaded here, so that `--help` and other commands do not wait for it.
+        from bridge_profiling.analysis import Run
+        from bridge_profiling.report.merged_trace import write_merged_trace
+
+        if not output.parent.is_dir() or output.is_dir():
+            raise typer.BadParameter(f"{output} cannot be written: name a file in a directory that is there", param_hint="-o")
+        with progress("reading", "captures") as on_progress, Run(run, workers=workers, on_progress=on_progress) as found:
+            offsets = found.clock_offsets() if len(found.entries()) > 1 else None
+            errors, limitations = found.errors, found.limitations
+            with progress("merging", "ranks") as on_merged:
+                count = write_merged_trace(found.entries(), output, clock_offsets=offsets, host=host, on_progress=on_merged)
+            ranks = len(found.entries())
+    typer.echo(f"{output}: {count} events of {ranks} ranks. Open it at https://ui.perfetto.dev")
+    for sentence in limitations:
+        typer.echo(f"- {sentence}")
+    print_errors(errors)
+    if errors:
+        raise typer.Exit(UNREADABLE)

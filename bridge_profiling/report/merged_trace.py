@@ -1,0 +1,264 @@
+"""One trace of all ranks on one clock, for https://ui.perfetto.dev or chrome://tracing. Shows tables again; computes no answer.
+
+Each rank is a process, its host threads and its streams are threads of it, and arrows lead from launches to what they launched.
+It is written rank by rank, a batch of rows at a time, so memory does not grow with the ranks or their length.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from isal import igzip
+
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.traces.tables import RankInfo
+
+#: Rows in memory at a time.
+_BATCH_ROWS = 1 << 14
+
+#: torch's words for what the tables call otherwise, so that tools which read its traces know these events.
+_CATEGORIES = {
+    "compute": "kernel",
+    "communication": "kernel",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    "operator": "cpu_op",
+    "runtime": "cuda_runtime",
+    "annotation": "user_annotation",
+    "python": "python_function",
+    "overhead": "overhead",
+}
+
+_DEVICE_COLUMNS = (
+    "kind",
+    "name",
+    "device",
+    "stream",
+    "start_ns",
+    "end_ns",
+    "correlation",
+    "launch_start_ns",
+    "launch_thread",
+    "iteration",
+    "bytes",
+)
+_HOST_COLUMNS = ("category", "name", "thread", "start_ns", "end_ns", "correlation", "shapes")
+
+
+def write_merged_trace(
+    ranks: Sequence[tuple[RankInfo, Path]],
+    output: Path,
+    *,
+    clock_offsets: pa.Table | None = None,
+    host: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Write one trace of many ranks.
+
+    Args:
+        ranks: what is known of each, and the folder of its Parquet tables.
+        output: the file; compressed when its name ends in .gz. It is there when it is whole.
+        clock_offsets: what `analysis.clocks.clock_offsets` found; None leaves each rank's times as they are.
+        host: with the hosts' ranges, and arrows from launches to what they launched.
+        on_progress: called with how many ranks are done, and how many there are.
+
+    Returns:
+        Device and host events written.
+
+    Raises:
+        ProfilingConfigError: the file cannot be written.
+    """
+    offsets, base_ns = _offsets_ns(ranks, clock_offsets, host=host)
+    tracks, count = itertools.count(1), 0
+    with _written(output) as write:
+        # The base makes times Unix time again: as microseconds in JSON they would lose their nanoseconds.
+        write(f'{{"schemaVersion":1,"displayTimeUnit":"ms","baseTimeNanoseconds":{base_ns},"traceEvents":[\n')
+        write('{"ph":"M","name":"trace_name","pid":0,"tid":0,"args":{"name":"all ranks"}}')
+        for done, (info, entry) in enumerate(ranks, 1):
+            rank = _Rank(info, offsets[info.rank] - base_ns, tracks)
+            for event in rank.events(entry, host=host):
+                write(",\n" + event)
+            count += rank.count
+            if on_progress is not None:
+                on_progress(done, len(ranks))
+        write("\n]}\n")
+    return count
+
+
+class _Rank:
+    """One rank's events as JSON.
+
+    Args:
+        info: what is known of the rank.
+        shift_ns: added to its times.
+        tracks: numbers of threads, for all ranks: Perfetto takes threads of one number for one thread.
+    """
+
+    def __init__(self, info: RankInfo, shift_ns: int, tracks: Iterator[int]) -> None:
+        self.count = 0
+        self._rank, self._shift_ns, self._tracks = info.rank, shift_ns, tracks
+        self._known: dict[tuple[str, int, int], int] = {}
+        coordinates = "".join(f" {name} {place}" for name, (place, _) in (info.coordinates or {}).items())
+        self._title = f"rank {info.rank}{coordinates}" + (f" on {info.host}" if info.host else "")
+
+    def events(self, entry: Path, *, host: bool) -> Iterator[str]:
+        """Every event, and what names and orders its track before the first event on it."""
+        yield self._said("process_name", 0, name=self._title)
+        yield self._said("process_sort_index", 0, sort_index=self._rank)
+        if host:
+            for rows in _batches(entry / "host_events.parquet", _HOST_COLUMNS):
+                yield from self._host(rows)
+        for rows in _batches(entry / "device_events.parquet", _DEVICE_COLUMNS):
+            yield from self._device(rows, arrows=host)
+
+    def _host(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
+        for category, name, thread, start, end, correlation, shapes in rows:
+            track = self._track("thread", thread)
+            yield from track.said
+            args = f'"correlation":{correlation}' if correlation is not None else ""
+            if shapes is not None:
+                args += f'{"," if args else ""}"Input Dims":{shapes}'
+            yield self._complete(category, name, track.number, start, end, args)
+
+    def _device(self, rows: Iterator[tuple[Any, ...]], *, arrows: bool) -> Iterator[str]:
+        for kind, name, device, stream, start, end, correlation, launched, thread, iteration, size in rows:
+            track = self._track("stream", stream or 0, device or 0)
+            yield from track.said
+            values = {"device": device, "stream": stream, "correlation": correlation, "iteration": iteration, "bytes": size}
+            args = ",".join(f'"{key}":{value}' for key, value in values.items() if value is not None)
+            yield self._complete(kind, name, track.number, start, end, args)
+            if arrows and launched is not None and thread is not None and correlation is not None:
+                launching = self._track("thread", thread)
+                yield from launching.said
+                yield self._arrow("s", correlation, launching.number, launched)
+                yield self._arrow("f", correlation, track.number, start)
+
+    def _complete(self, category: str, name: str, track: int, start_ns: int, end_ns: int, args: str) -> str:
+        self.count += 1
+        return (
+            f'{{"ph":"X","cat":"{_CATEGORIES.get(category, category)}","name":{name},"pid":{self._rank},"tid":{track},'
+            f'"ts":{_us(start_ns + self._shift_ns)},"dur":{_us(end_ns - start_ns)},"args":{{{args}}}}}'
+        )
+
+    def _arrow(self, phase: str, correlation: int, track: int, time_ns: int) -> str:
+        """One end of an arrow. Ids are the ranks' own: correlations have 32 bits, and JSON's numbers hold 53."""
+        end = ',"bp":"e"' if phase == "f" else ""
+        return (
+            f'{{"ph":"{phase}","cat":"ac2g","name":"ac2g","id":{self._rank << 32 | correlation & 0xFFFFFFFF},'
+            f'"pid":{self._rank},"tid":{track},"ts":{_us(time_ns + self._shift_ns)}{end}}}'
+        )
+
+    def _track(self, kind: str, number: int, device: int = 0) -> _Track:
+        """The track of a thread or a stream, and what is to be said before its first event."""
+        key = (kind, device, number)
+        found = self._known.get(key)
+        if found is not None:
+            return _Track(found, ())
+        found = self._known[key] = next(self._tracks)
+        name = f"thread {number}" if kind == "thread" else f"device {device} stream {number}"
+        # Streams below threads, whatever their numbers.
+        order = found + (1_000_000 if kind == "stream" else 0)
+        said = (self._said("thread_name", found, name=name), self._said("thread_sort_index", found, sort_index=order))
+        return _Track(found, said)
+
+    def _said(self, what: str, track: int, **args: Any) -> str:
+        return f'{{"ph":"M","name":"{what}","pid":{self._rank},"tid":{track},"args":{json.dumps(args)}}}'
+
+
+class _Track(NamedTuple):
+    """A row of the picture: its number, and events that name it, until they were written."""
+
+    number: int
+    said: tuple[str, ...]
+
+
+def _us(time_ns: int) -> str:
+    """Microseconds with all digits: 1234567 is 1234.567."""
+    return f"{time_ns // 1000}.{time_ns % 1000:03d}"
+
+
+def _batches(path: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple[Any, ...]]]:
+    """Rows of a table in the order of some columns, names as JSON text; none when there is no such table."""
+    if not path.is_file():
+        return
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_BATCH_ROWS, columns=list(columns)):
+            yield zip(*(_values(name, batch.column(name)) for name in columns), strict=True)
+
+
+def _values(name: str, column: pa.Array) -> list[Any]:
+    if name != "name":
+        return column.to_pylist()
+    # A few thousand names for a million events: each is quoted once a batch.
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    quoted = [json.dumps(name) for name in encoded.dictionary.to_pylist()]
+    return ['""' if place is None else quoted[place] for place in encoded.indices.to_pylist()]
+
+
+def _offsets_ns(
+    ranks: Sequence[tuple[RankInfo, Path]], clock_offsets: pa.Table | None, *, host: bool
+) -> tuple[dict[int, int], int]:
+    """What puts each rank's times on one clock, and the earliest time on it.
+
+    Ranks that nothing relates, and whose clock is unknown, begin when the others do.
+    """
+    rows = [] if clock_offsets is None else clock_offsets.to_pylist()
+    offsets = {info.rank: 0 for info, _ in ranks} | {row["rank"]: row["offset_ns"] for row in rows}
+    reference = {info.rank: info.rank for info, _ in ranks} | {row["rank"]: row["reference"] for row in rows}
+    clock = {info.rank: info.clock for info, _ in ranks}
+    begins = {
+        info.rank: first + offsets[info.rank] for info, entry in ranks if (first := _first_ns(entry, host=host)) is not None
+    }
+    known = [begin for rank, begin in begins.items() if clock.get(reference[rank]) == "unix"]
+    base_ns = min(known or begins.values(), default=0)
+    for lost in {reference[rank] for rank in begins if clock.get(reference[rank]) != "unix"}:
+        together = [rank for rank in begins if reference[rank] == lost]
+        late_ns = min(begins[rank] for rank in together) - base_ns
+        for rank in together:
+            offsets[rank] -= late_ns
+    return offsets, base_ns
+
+
+def _first_ns(entry: Path, *, host: bool) -> int | None:
+    """When a rank's first event begins, from the tables' statistics; None when there is none."""
+    found = []
+    for name in ("device_events", "host_events") if host else ("device_events",):
+        path = entry / f"{name}.parquet"
+        if path.is_file():
+            metadata = pq.read_metadata(path)
+            column = metadata.schema.names.index("start_ns")
+            groups = [metadata.row_group(place).column(column).statistics for place in range(metadata.num_row_groups)]
+            found += [group.min for group in groups if group is not None and group.has_min_max]
+    return min(found, default=None)
+
+
+@contextmanager
+def _written(output: Path) -> Iterator[Callable[[str], object]]:
+    """Writes text to a file that appears when all of it is there."""
+    try:
+        temporary = output.with_name(f".{output.name}.{os.getpid()}")
+        try:
+            with _opened(temporary, compressed=output.name.endswith(".gz")) as file:
+                yield file.write
+            os.replace(temporary, output)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ProfilingConfigError(
+            f"{output} cannot be written", why=error.strerror or str(error), instead="Name another file with -o"
+        ) from error
+
+
+def _opened(path: Path, *, compressed: bool) -> IO[str]:
+    if compressed:
+        return io.TextIOWrapper(io.BufferedWriter(igzip.IGzipFile(path, "wb", compresslevel=1), 1 << 20), encoding="utf-8")
+    return path.open("w", encoding="utf-8")
