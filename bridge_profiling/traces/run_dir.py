@@ -305,13 +305,19 @@ def _newest(captures: list[Capture], root: Path, limitations: list[str]) -> list
         if len(ranks) > len(set(ranks)):
             newest = max(mine, key=lambda capture: times[capture.path])
             folder = newest.path.parent
+            # Names of different ranks are different captures, even if a copy's content claims another's rank: its reader,
+            # not its name, says which of the two is whole.
             chosen = {
-                capture.rank: capture
+                (capture.rank, (_NAMED_RANK.findall(_split(capture.path)[0]) or [None])[-1]): capture
                 for capture in sorted(mine, key=lambda capture: times[capture.path])
                 if capture.path.parent == folder
             }
+            passed_over = len(mine) - len(chosen)
+            if not passed_over:
+                kept += mine
+                continue
             limitations.append(
-                f"{len(mine) - len(chosen)} {source} captures are passed over: {folder.relative_to(root)} has the newest of "
+                f"{passed_over} {source} captures are passed over: {folder.relative_to(root)} has the newest of "
                 f"ranks that several files hold; name another folder to read that one"
             )
             mine = list(chosen.values())

@@ -157,3 +157,9 @@ def test_the_real_captures_are_found_with_the_ranks_they_name(captures: Path, tm
     assert [(capture.rank, capture.rank_source) for capture in found] == [(rank, "trace") for rank in range(4)]
     shutil.copy(captures / "kineto" / "pp2_dp2" / "rank-2.json.gz", tmp_path / "rank-7.json.gz")
     assert [(rank, source) for _, rank, source, _ in _found(tmp_path / "rank-7.json.gz")] == [(2, "trace")]
+
+
+def test_a_copy_named_after_another_rank_does_not_replace_the_rank_it_claims(tmp_path: Path) -> None:
+    whole = _trace(tmp_path / "rank-0.json.gz", 0)
+    (tmp_path / "rank-1.json.gz").write_bytes(whole.read_bytes()[:-20])
+    assert [name for *_, name in _found(tmp_path)] == ["rank-0.json.gz", "rank-1.json.gz"]

@@ -1,0 +1,187 @@
+"""Questions across 1,024 ranks: kernel statistics, and who waits for whom; time and memory as the ranks become more.
+
+    python benchmarks/many_ranks.py CAPTURES [--ranks 8,64,256,1024] [--copies 1] [--work DIR]
+
+CAPTURES is a folder of real captures of one run, as kineto/tp2_dp2. Its ranks are read once, and written again as Parquet
+under as many rank numbers as asked, a block of them at a time: every block with groups of its own, but for one group of the
+whole job; every rank on a clock of its own, up to a second off. --copies repeats each rank in time: 9 of an H200 rank of two
+iterations are what 270 MB of JSON hold. Each question runs in a process of its own, on files that were just written.
+Answers are checked: the clocks' offsets are those that were planted, and every block waits as the first one does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bridge_profiling.analysis import clocks, kernels, ranks
+from bridge_profiling.analysis.parquet_views import connect
+from bridge_profiling.traces import cache
+from bridge_profiling.traces.load import load
+from bridge_profiling.traces.run_dir import find_run
+from bridge_profiling.traces.tables import RankInfo, RankTables
+
+_TABLES = ("device_events", "collectives", "iterations")
+_TIMES = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
+_CLOCKS_NS = 1_000_000_000
+_OFFSET_NS = 100_000
+
+
+def planted_ns(rank: int) -> int:
+    """How far a rank's clock is off; rank 0's is right."""
+    return random.Random(rank).randrange(-_CLOCKS_NS, _CLOCKS_NS) if rank else 0
+
+
+def write_ranks(captures: Path, work: Path, count: int, copies: int) -> list[Path]:
+    """Entries of as many ranks, made from the captured ones."""
+    captured = [load(capture, cached=False) for capture in find_run(captures).captures]
+    repeated = [{name: _repeated(rank, name, copies) for name in _TABLES} for rank in captured]
+    entries = []
+    for rank in range(count):
+        source = repeated[rank % len(captured)]
+        entry = work / f"rank{rank:05d}"
+        entries.append(entry)
+        if entry.is_dir():
+            continue
+        block = rank - rank % len(captured)
+        tables = {name: _shifted(table, rank, block, len(captured), count) for name, table in source.items()}
+        known = RankInfo(rank=rank, rank_source="file name", source="kineto", files=[], clock="unix", host=f"host-{block}")
+        cache.write(RankTables(known, tables), entry)
+    return entries
+
+
+def _repeated(rank: RankTables, name: str, copies: int) -> pa.Table:
+    """A table several times over, each later by the span of the iterations."""
+    iterations = rank["iterations"]
+    span = pc.max(iterations["end_ns"]).as_py() - pc.min(iterations["start_ns"]).as_py()
+    steps = iterations.num_rows
+    ids = rank["collectives"].num_rows
+    parts = []
+    for copy in range(copies):
+        table = rank[name]
+        for column, amount in [(each, copy * span) for each in _TIMES] + [
+            ("iteration", copy * steps),
+            ("collective", copy * ids),
+        ]:
+            table = _added(table, column, amount)
+        if name == "collectives":
+            table = _added(table, "sequence", copy * ids)
+        parts.append(table)
+    return pa.concat_tables(parts).unify_dictionaries()
+
+
+def _added(table: pa.Table, column: str, amount: int) -> pa.Table:
+    if column not in table.column_names or not amount:
+        return table
+    place = table.column_names.index(column)
+    kind = table.schema.field(column).type
+    return table.set_column(place, table.schema.field(column), pc.add(table[column], pa.scalar(amount, kind)))
+
+
+def _shifted(table: pa.Table, rank: int, block: int, size: int, count: int) -> pa.Table:
+    """A captured rank's table as another rank's: its number, its groups, its clock."""
+    for column in _TIMES:
+        table = _added(table, column, planted_ns(rank))
+    table = table.set_column(0, table.schema.field("rank"), pa.repeat(pa.scalar(rank, pa.int32()), table.num_rows))
+    if "group_ranks" not in table.column_names:
+        return table
+    members = [None if text is None else json.loads(text) for text in table["group_ranks"].to_pylist()]
+    everybody = json.dumps(list(range(count)), separators=(",", ":"))
+    moved = [
+        None if each is None else everybody if len(each) == size else json.dumps([member + block for member in each])
+        for each in members
+    ]
+    names = [
+        name if each is None or len(each) == size else f"{name}-{block}"
+        for name, each in zip(table["group_name"].to_pylist(), members, strict=True)
+    ]
+    sizes = [None if each is None else count if len(each) == size else len(each) for each in members]
+    columns = {
+        "group_ranks": pa.array(moved, pa.string()).dictionary_encode(),
+        "group_name": pa.array(names, pa.string()).dictionary_encode(),
+        "group_size": pa.array(sizes, pa.int32()),
+    }
+    for name, values in columns.items():
+        table = table.set_column(table.column_names.index(name), table.schema.field(name), values)
+    return table
+
+
+def ask(question: str, entries: Sequence[Path], size: int) -> dict[str, float]:
+    """One question's time, rows and peak memory; runs in a process of its own."""
+    infos = [
+        RankInfo(rank=rank, rank_source="file name", source="kineto", files=[], clock="unix") for rank in range(len(entries))
+    ]
+    begin = time.perf_counter()
+    connection = connect(entries)
+    opened = time.perf_counter()
+    limitations: list[str] = []
+    if question == "kernels":
+        rows = kernels.kernels(connection, by_rank=False).num_rows
+    else:
+        found = (ranks.waits if question == "waits" else ranks.straggler)(connection, infos, limitations=limitations)
+        rows = found.num_rows
+    took = time.perf_counter() - begin
+    if question == "waits":
+        _check(found, clocks.clock_offsets(connection, infos, limitations=limitations), size)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"seconds": took, "open_seconds": opened - begin, "rows": rows, "peak_mb": peak}
+
+
+def _check(waits: pa.Table, offsets: pa.Table, size: int) -> None:
+    """The planted clocks are found, and each block waits within itself as the first block does."""
+    for row in offsets.to_pylist():
+        error = abs(row["offset_ns"] + planted_ns(row["rank"]))
+        assert error < _OFFSET_NS, f"rank {row['rank']}: clock wrong by {error} ns"
+    within: dict[int, float] = {}
+    for row in waits.to_pylist():
+        if row["rank"] // size == row["waits_for"] // size:
+            within[row["rank"]] = within.get(row["rank"], 0.0) + row["wait_us"]
+    for rank, wait_us in within.items():
+        assert abs(wait_us - within[rank % size]) <= 0.05 * within[rank % size] + 10_000, f"rank {rank} waits {wait_us} us"
+
+
+def main() -> None:
+    """Write the ranks, ask each question at each size, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("captures", type=Path)
+    parser.add_argument("--ranks", default="8,64,256,1024")
+    parser.add_argument("--copies", type=int, default=1)
+    parser.add_argument("--work", type=Path, help="where the Parquet goes, and stays; a temporary directory otherwise")
+    parser.add_argument("--ask", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.ask:
+        entries = sorted(options.work.glob("rank*"))
+        print(json.dumps(ask(options.ask, entries, len(find_run(options.captures).captures))))
+        return
+    print(f"duckdb {version('duckdb')}, pyarrow {version('pyarrow')}, {options.copies} copies of each rank in time")
+    print(f"{'ranks':>6} {'device events':>14} {'Parquet':>9}  question    seconds  of it opening  rows  peak memory")
+    with tempfile.TemporaryDirectory() as temporary:
+        for count in (int(each) for each in options.ranks.split(",")):
+            work = (options.work or Path(temporary)) / f"{count}-ranks-{options.copies}-copies"
+            entries = write_ranks(options.captures, work, count, options.copies)
+            size = sum(file.stat().st_size for entry in entries for file in entry.iterdir()) / 1e6
+            events = connect(entries).execute("select count(*) from device_events").fetchall()[0][0]
+            for question in ("kernels", "waits", "straggler"):
+                command = [sys.executable, __file__, str(options.captures), "--work", str(work), "--ask", question]
+                found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                print(
+                    f"{count:>6} {events:>14,} {size:>6.0f} MB  {question:<10} {found['seconds']:>8.2f}"
+                    f" {found['open_seconds']:>14.2f} {found['rows']:>5} {found['peak_mb']:>9.0f} MB",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""One rank's tables written by hand, times in nanoseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from bridge_profiling.traces.tables import SCHEMAS, RankInfo, RankTables, build
+
+_DEFAULTS = {"device_events": {"stream": 7, "device": 0}, "host_events": {"process": 1, "thread": 1}}
+
+
+def table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
+    """A table of a schema from rows that name what they know; the rest is null."""
+    if not rows:
+        return SCHEMAS[name].empty_table()
+    filled = [{**_DEFAULTS.get(name, {}), **row} for row in rows]
+    columns = {}
+    for column in SCHEMAS[name]:
+        if any(column.name in row for row in filled):
+            kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+            columns[column.name] = pa.array([row.get(column.name) for row in filled], kind)
+    return build(name, 0, columns)
+
+
+def rank(**tables: list[dict[str, Any]]) -> RankTables:
+    """One rank's tables, from rows."""
+    info = RankInfo(rank=0, rank_source="trace", source="kineto", files=["rank-0.json"])
+    return RankTables(info, {name: table(name, rows) for name, rows in tables.items()})
+
+
+def work(kind: str, start_ns: int, end_ns: int, launched_ns: int | None = None, **known: Any) -> dict[str, Any]:
+    """A device event; its launching call takes one nanosecond and returns when it is launched."""
+    launch = (
+        {} if launched_ns is None else {"launch_start_ns": launched_ns - 1, "launch_end_ns": launched_ns, "launch_thread": 1}
+    )
+    return {"kind": kind, "name": kind, "start_ns": start_ns, "end_ns": end_ns, **launch, **known}

@@ -1,0 +1,92 @@
+"""Pipeline bubbles against the schedule's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridge_profiling.analysis import Run
+from bridge_profiling.analysis.pipeline import pipeline, pipeline_by_rank
+from tests.analysis.simulated_runs import MS, SimulatedRun, one_forward_one_backward
+
+
+def _pipelines(
+    stages: int, microbatches: int, *, forward_ns: list[int] | None = None, iterations: int = 3, **how: int
+) -> SimulatedRun:
+    """Two pipelines of data-parallel replicas; a transfer takes a thousandth of a forward pass."""
+    run = SimulatedRun(2 * stages, transfer_ns=1_000, offsets_ns={stages - 1: 300 * MS})
+    forward = forward_ns or [1 * MS] * stages
+
+    def step(_: int) -> None:
+        for replica in range(2):
+            members = [replica * stages + stage for stage in range(stages)]
+            one_forward_one_backward(run, members, microbatches, forward, [2 * each for each in forward])
+        for stage in range(stages):
+            run.meet([stage, stages + stage], "reduce_scatter", group="DP")
+
+    run.iterate(iterations, step)
+    return run
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 8), (4, 2), (3, 12)])
+def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path: Path, stages: int, microbatches: int) -> None:
+    connection, infos = _pipelines(stages, microbatches).write(tmp_path)
+    found = pipeline(connection, infos, limitations=[]).to_pylist()
+    ideal = (stages - 1) / (microbatches + stages - 1)
+    assert [row["stage"] for row in found] == list(range(stages))
+    for row in found:
+        assert row["microbatches"] == microbatches
+        assert row["ideal_bubble_fraction"] == pytest.approx(ideal)
+        assert row["bubble_fraction"] == pytest.approx(ideal, abs=0.005)
+        assert row["excess_compute_us"] == pytest.approx(0, abs=1)
+        assert row["warm_up_us"] + row["steady_us"] + row["cool_down_us"] == pytest.approx(row["bubble_us"])
+        assert row["other_idle_us"] < 0.01 * row["pipeline_us"]
+    assert found[-1]["warm_up_us"] == pytest.approx((stages - 1) * 1000, rel=0.01)
+    if microbatches >= stages:
+        assert max(row["steady_us"] for row in found) < 0.005 * found[0]["pipeline_us"]
+
+
+def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_steady_phase(tmp_path: Path) -> None:
+    connection, infos = _pipelines(2, 8, forward_ns=[1 * MS, int(1.5 * MS)]).write(tmp_path)
+    light, heavy = pipeline(connection, infos, limitations=[]).to_pylist()
+    assert heavy["excess_compute_us"] == pytest.approx(6000, rel=0.01)
+    assert light["bubble_fraction"] > light["ideal_bubble_fraction"] + 0.1
+    assert light["steady_us"] > 6000
+    assert heavy["steady_us"] < 100
+
+
+def test_the_microbatches_given_win_over_those_counted(tmp_path: Path) -> None:
+    connection, infos = _pipelines(2, 4).write(tmp_path)
+    assert {
+        row["microbatches"] for row in pipeline_by_rank(connection, infos, limitations=[], microbatches=16).to_pylist()
+    } == {16}
+
+
+def test_stages_that_are_not_captured_are_named(tmp_path: Path) -> None:
+    connection, infos = _pipelines(3, 6).write(tmp_path, ranks=[0, 3])
+    limitations: list[str] = []
+    (row,) = pipeline(connection, infos, limitations=limitations).to_pylist()
+    assert (row["stage"], row["stages"], row["ranks"]) == (0, 3, [0, 3])
+    assert row["bubble_us"] > 0
+    assert any("pipeline stages 1, 2 are not captured" in each for each in limitations)
+
+
+def test_a_run_without_a_pipeline_has_no_stages(tmp_path: Path) -> None:
+    run = SimulatedRun(2)
+    run.iterate(2, lambda _: run.meet([0, 1]))
+    connection, infos = run.write(tmp_path)
+    assert pipeline(connection, infos, limitations=[]).num_rows == 0
+
+
+def test_real_stages_wait_for_one_another_about_as_long_as_the_schedule_says(captures: Path) -> None:
+    with Run(captures / "kineto" / "pp2_dp2") as run:
+        first, last = run.pipeline().to_pylist()
+    assert (first["ranks"], last["ranks"]) == ([0, 1], [2, 3])
+    assert first["microbatches"] == 4
+    assert first["ideal_bubble_fraction"] == pytest.approx(0.2)
+    # The last stage computes the loss too: it is the longer one, and the first waits for it.
+    assert last["excess_compute_us"] == pytest.approx(4_100, abs=500)
+    assert 0.2 < first["bubble_fraction"] < 0.3
+    assert 0.12 < last["bubble_fraction"] < 0.2
+    assert last["steady_us"] < 100
