@@ -47,7 +47,9 @@ def planted_ns(rank: int) -> int:
 def write_ranks(captures: Path, work: Path, count: int, copies: int) -> list[Path]:
     """Entries of as many ranks, made from the captured ones."""
     captured = [load(capture, cached=False) for capture in find_run(captures).captures]
-    repeated = [{name: _repeated(rank, name, copies) for name in _TABLES} for rank in captured]
+    begins = min(pc.min(rank["iterations"]["start_ns"]).as_py() for rank in captured)
+    ends = max(pc.max(rank["iterations"]["end_ns"]).as_py() for rank in captured)
+    repeated = [{name: _repeated(rank, name, copies, ends - begins) for name in _TABLES} for rank in captured]
     entries = []
     for rank in range(count):
         source = repeated[rank % len(captured)]
@@ -62,11 +64,9 @@ def write_ranks(captures: Path, work: Path, count: int, copies: int) -> list[Pat
     return entries
 
 
-def _repeated(rank: RankTables, name: str, copies: int) -> pa.Table:
-    """A table several times over, each later by the span of the iterations."""
-    iterations = rank["iterations"]
-    span = pc.max(iterations["end_ns"]).as_py() - pc.min(iterations["start_ns"]).as_py()
-    steps = iterations.num_rows
+def _repeated(rank: RankTables, name: str, copies: int, span: int) -> pa.Table:
+    """A table several times over, each later by the span of the run, so that ranks still end operations together."""
+    steps = rank["iterations"].num_rows
     ids = rank["collectives"].num_rows
     parts = []
     for copy in range(copies):

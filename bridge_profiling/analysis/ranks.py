@@ -34,6 +34,11 @@ _WAITED_FOR = """
 select iteration, waits_for as rank, sum(wait_ns) / 1e3 as waited_for_us from waiting where rank <> waits_for group by all
 """
 
+# Ranks that communicate, and none of whose operations could be compared with another rank's.
+_INCOMPARABLE = """
+select distinct rank from operations where coalesce(group_size, 2) > 1 and rank not in (select rank from waiting) order by rank
+"""
+
 _SKEW = """
 with began as (
     select rank, min(start_ns) as start_ns from device_events group by rank
@@ -94,7 +99,8 @@ def ranks(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, l
         A row per iteration and rank: iteration (null for a capture without any, taken as a whole), rank, boundary,
         duration_us (of the iteration's window on the device, `iterations.windows`), compute_us (union of kernels that do not
         communicate), waiting_us (waiting for other ranks while nothing was computed), own_us (duration less waiting),
-        waited_for_us (what other ranks waited for it, added up), place: `slowest`, `fastest` or null.
+        waited_for_us (what other ranks waited for it, added up), place: `slowest`, `fastest` or null. The four are null for a
+        rank none of whose communication could be matched.
     """
     measure_waiting(connection, infos, limitations=limitations)
     windows = _windows(connection)
@@ -103,6 +109,13 @@ def ranks(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, l
     query = "select rank, kind, start_ns, end_ns, iteration from device_events where kind in ('compute', 'communication')"
     for rank, events in rank_by_rank(connection.cursor(), query):
         rows += _iterations(rank, windows.pop(rank, None), events, _waiting_of(connection, rank))
+    incomparable = {row[0] for row in connection.execute(_INCOMPARABLE).fetchall()}
+    if incomparable:
+        tell(
+            limitations,
+            f"how long {len(incomparable)} ranks, as rank {min(incomparable)}, waited is unknown, since none of their "
+            "communication could be matched: whether they are slow cannot be told",
+        )
     without_device = sorted(windows)
     if without_device:
         tell(
@@ -115,6 +128,8 @@ def ranks(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, l
     for row in rows:
         row["waited_for_us"] = waited_for.get((row["iteration"], row["rank"]), 0.0)
         row["place"] = None
+        if row["rank"] in incomparable:
+            row["waiting_us"] = row["own_us"] = row["waited_for_us"] = None
     _place(rows)
     return pa.Table.from_pylist(rows, schema=_RANKS)
 
@@ -213,7 +228,8 @@ def _place(rows: list[dict[str, Any]]) -> None:
     by_iteration: dict[int | None, list[dict[str, Any]]] = {}
     for row in rows:
         by_iteration.setdefault(row["iteration"], []).append(row)
-    for mine in by_iteration.values():
+    for every in by_iteration.values():
+        mine = [row for row in every if row["own_us"] is not None]
         if len(mine) > 1:
             min(mine, key=lambda row: row["own_us"])["place"] = "fastest"
             max(mine, key=lambda row: row["own_us"])["place"] = "slowest"

@@ -132,6 +132,7 @@ class _Grid:
 
     def __init__(self, ranks: pa.Table, limitations: list[str]) -> None:
         rows = [row | {"iteration": -1 if row["iteration"] is None else row["iteration"]} for row in ranks.to_pylist()]
+        rows = [row for row in rows if row["own_us"] is not None]
         boundary: dict[int, bool] = {}
         captured: dict[int, int] = {}
         for row in rows:

@@ -135,6 +135,20 @@ def test_one_rank_cannot_be_compared(tmp_path: Path) -> None:
     assert any("fewer than two ranks" in each for each in limitations)
 
 
+def test_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_path: Path) -> None:
+    run = _training(lambda _: {2: 3 * MS})
+    for rank in range(4):
+        for row in run.operations[rank]:
+            row |= {"group_name": None, "group_ranks": None, "group": None}
+    connection, infos = run.write(tmp_path)
+    limitations: list[str] = []
+    rows = ranks(connection, infos, limitations=limitations).to_pylist()
+    assert {(row["own_us"], row["place"]) for row in rows} == {(None, None)}
+    assert {row["compute_us"] > 19_000 for row in rows} == {True}
+    assert verdict(straggler(connection, infos, limitations=limitations)) == "unknown"
+    assert any("whether they are slow cannot be told" in each for each in limitations)
+
+
 def test_a_capture_that_starts_late_is_not_a_late_rank(tmp_path: Path) -> None:
     run = _training(lambda _: {2: 3 * MS}, offsets_ns={1: 77 * MS})
     connection, infos = run.write(tmp_path, skip={3: 8})

@@ -46,15 +46,15 @@ class Job:
     def iterations(self, attempt, rank):
         """The iterations in a trace and in its manifest, which must be the same ones; none where there is no trace."""
         (manifest,) = self.folder.rglob(f"manifest/{attempt}/rank-{rank}.json")
-        captured = json.loads(manifest.read_text())["captured"]
+        captured = (json.loads(manifest.read_text())["captured"] or {"iterations": []})["iterations"]
         traces = list(self.folder.rglob(f"torch/{attempt}/rank-{rank}.pt.trace.json.gz"))
         if not traces:
-            assert captured is None
+            assert not captured
             return []
         with gzip.open(traces[0]) as file:
             names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
         found = sorted(int(name.removeprefix("ProfilerStep#")) for name in names if name.startswith("ProfilerStep#"))
-        assert captured["iterations"] == found
+        assert captured == found
         return found
 
     def check_losses(self, iterations, *, repeated):
@@ -160,7 +160,9 @@ def test_told_to_stop_the_launcher_has_the_ranks_write_partial_traces_and_restar
     job = experiment(tmp_path, "terminate the launcher 1 5", save_interval=2)
     assert job.exit_code == 1
     assert job.statuses == {FIRST: ["partial", "partial"]}
-    assert [job.iterations(FIRST, rank) for rank in (0, 1)] == [[4], [4]]
+    # The launcher is told when rank 1 is in iteration 5; rank 0 may then still be in the one before.
+    assert job.iterations(FIRST, 1) == [4]
+    assert job.iterations(FIRST, 0) in ([], [4])
 
 
 @pytest.fixture
