@@ -1,6 +1,6 @@
 """Questions across 1,024 ranks: kernel statistics, and who waits for whom; time and memory as the ranks become more.
 
-    python benchmarks/many_ranks.py CAPTURES [--ranks 8,64,256,1024] [--copies 1] [--work DIR]
+    python benchmarks/many_ranks.py CAPTURES [--ranks 8,64,256,1024] [--copies 1] [--work DIR] [--engines]
 
 CAPTURES is a folder of real captures of one run, as kineto/tp2_dp2. Its ranks are read once, and written again as Parquet
 under as many rank numbers as asked, a block of them at a time: every block with groups of its own, but for one group of the
@@ -26,7 +26,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.analysis import clocks, kernels, ranks
+from bridge_profiling.analysis import Run, clocks, kernels, ranks
 from bridge_profiling.analysis.parquet_views import connect
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.load import load
@@ -139,6 +139,16 @@ def ask(question: str, entries: Sequence[Path], size: int) -> dict[str, float]:
     return {"seconds": took, "open_seconds": opened - begin, "rows": rows, "peak_mb": peak}
 
 
+def on_engine(engine: str, work: Path) -> dict[str, float]:
+    """Time of the per-rank answers (breakdown and iterations of every rank) on an engine, and the parent's peak memory."""
+    begin = time.perf_counter()
+    with Run(work, engine=engine) as run:
+        rows = run.breakdown().num_rows
+        assert rows == len(set(run.iterations()["rank"].to_pylist())) == len(list(work.glob("rank*")))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"seconds": time.perf_counter() - begin, "open_seconds": 0.0, "rows": rows, "peak_mb": peak}
+
+
 def _check(waits: pa.Table, offsets: pa.Table, size: int) -> None:
     """The planted clocks are found, and each block waits within itself as the first block does."""
     for row in offsets.to_pylist():
@@ -159,10 +169,14 @@ def main() -> None:
     parser.add_argument("--ranks", default="8,64,256,1024")
     parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--work", type=Path, help="where the Parquet goes, and stays; a temporary directory otherwise")
+    parser.add_argument("--engines", action="store_true", help="the per-rank answers too, on processes and on a local Ray")
     parser.add_argument("--ask", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask:
         entries = sorted(options.work.glob("rank*"))
+        if options.ask in ("process", "ray"):
+            print(json.dumps(on_engine(options.ask, options.work)))
+            return
         print(json.dumps(ask(options.ask, entries, len(find_run(options.captures).captures))))
         return
     print(f"duckdb {version('duckdb')}, pyarrow {version('pyarrow')}, {options.copies} copies of each rank in time")
@@ -173,9 +187,9 @@ def main() -> None:
             entries = write_ranks(options.captures, work, count, options.copies)
             size = sum(file.stat().st_size for entry in entries for file in entry.iterdir()) / 1e6
             events = connect(entries).execute("select count(*) from device_events").fetchall()[0][0]
-            for question in ("kernels", "waits", "straggler"):
+            for question in ("kernels", "waits", "straggler", *(("process", "ray") if options.engines else ())):
                 command = [sys.executable, __file__, str(options.captures), "--work", str(work), "--ask", question]
-                found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
                 print(
                     f"{count:>6} {events:>14,} {size:>6.0f} MB  {question:<10} {found['seconds']:>8.2f}"
                     f" {found['open_seconds']:>14.2f} {found['rows']:>5} {found['peak_mb']:>9.0f} MB",
