@@ -80,13 +80,13 @@ def test_several_tasks_are_worked_on_outside_this_process_by_few_others() -> Non
 
 
 def test_workers_end_when_the_caller_stops_asking(tmp_path: Path) -> None:
-    marker = tmp_path / "begun"
+    marker, others = tmp_path / "begun", _children()
     outcomes = ProcessEngine(workers=2).map(_linger_or_answer, [(str(marker), 300), (str(marker), 0)])
     assert next(outcomes).task == 1
-    before = _children()
-    assert before
+    workers = _children() - others
+    assert workers
     outcomes.close()
-    assert not before & _children()
+    assert not workers & _children()
 
 
 def _linger_or_answer(task: tuple[str, int]) -> int:

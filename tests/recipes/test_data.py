@@ -129,10 +129,10 @@ def test_a_text_becomes_documents_of_bytes_that_can_be_trained_on(tmp_path, caps
 
     (tmp_path / "text").write_text("Two lines\nof one.\n\n\n\nAnother: é")
     assert build_indexed_data.main(["--text", f"{tmp_path}/text", "--output", f"{tmp_path}/new/set"]) == 0
+    typed = capsys.readouterr().out.splitlines()[-1].split()
     documents = IndexedDataset(f"{tmp_path}/new/set")
     assert [bytes(document[:-1].astype("uint8")).decode() for document in documents] == ["Two lines\nof one.", "Another: é"]
     assert {int(document[-1]) for document in documents} == {256}
-    typed = capsys.readouterr().out.splitlines()[-1].split()
     config = gpt_tiny()
     apply_overrides(config, [word for word in typed if "." in word and "=" in word])
     config.finalize(1)
