@@ -73,7 +73,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what was left out by the marker, which pytest only counts, and why that could not run here anyway."""
+    """Say what tests have counted, and what was left out by the marker, which pytest only counts, and what that lacks here."""
+    for report in terminalreporter.stats.get("passed", ()):
+        for text in (value for name, value in report.user_properties if name == "told"):
+            terminalreporter.write_line(str(text))
     left_out = len(terminalreporter.stats.get("deselected", ()))
     if left_out and "not system" in config.getoption("markexpr"):
         missing = [f"{name}: {why}" for name in ("slurm", "nsys") if (why := NEEDS[name]())]
