@@ -99,6 +99,9 @@ class ProfilingConfig:
     nsys_export_sqlite: bool = False
     """Write an SQLite file beside the report."""
 
+    peak_tflops: float | None = None
+    """Dense peak of one device in TFLOP/s, for MFU; null is what its data sheet says, where the device is known."""
+
     @property
     def window(self) -> Window:
         """The iterations asked for."""
@@ -132,6 +135,11 @@ class ProfilingConfig:
         if self.nsys_trace is not None:
             check_trace(self.nsys_trace, name="profiling.nsys_trace")
         check_extra_args(self.nsys_extra_args, name="profiling.nsys_extra_args")
+        if self.peak_tflops is not None and not self.peak_tflops > 0:
+            raise ProfilingConfigError(
+                f"profiling.peak_tflops={self.peak_tflops} is no peak",
+                instead="Type the TFLOP/s of one device in the precision trained in, for example profiling.peak_tflops=989",
+            )
         if not self.enabled:
             return
         if train_iters is not None and self.profile_step_end > train_iters:

@@ -2,6 +2,7 @@
 
     python launch/describe.py --recipe llama3_8b
     python launch/describe.py --recipe llama3_8b --ranks 16 model.tensor_model_parallel_size=4
+    bridge-profiling doctor $(python launch/describe.py --recipe llama3_8b --settings) profiling.use_pytorch_profiler=true
 
 The configuration is checked as the job would check it; whether the job's machines have what it needs, only they can tell.
 Exit code 2: it does not fit together, and one line says what to type instead.
@@ -31,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recipe", default="gpt_tiny", help="name of a recipe (default: %(default)s)")
     parser.add_argument("--config", action="append", default=[], metavar="FILE", help="YAML file over the recipe's values")
     parser.add_argument("--ranks", type=int, help="ranks of the job (default: what the recipe was laid out for)")
+    parser.add_argument(
+        "--settings", action="store_true", help="print the settings that bridge-profiling doctor reads, as its arguments"
+    )
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings over both; the later wins")
     options = parser.parse_intermixed_args(arguments)
     try:
@@ -43,6 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ProfilingConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if options.settings:
+        from recipes.known_settings import known_settings
+
+        print("\n".join(known_settings(config)))
+        return 0
     for name, value in describe(config, ranks):
         print(f"{name:12} {value}")
     return 0
@@ -77,6 +86,25 @@ def describe(config: ConfigContainer, ranks: int) -> Iterator[tuple[str, str]]:
         f"{train.global_batch_size} sequences of {model.seq_length} tokens:"
         f" {config.num_microbatches(ranks)} microbatches of {train.micro_batch_size} on each data-parallel rank",
     )
+    yield "model FLOPs", _model_flops(config, ranks)
+
+
+def _model_flops(config: ConfigContainer, ranks: int) -> str:
+    from recipes.flops import flops_per_token, iteration_work, uncounted
+
+    work = iteration_work(config, ranks)
+    if work is None:
+        return f"not counted for {uncounted(config.model)}"
+    flops = flops_per_token(config.model)
+    half = f"{flops.causal / flops.total:.0%} of it with half of the attention's square, as Megatron-LM counts"
+    return f"{_scaled(flops.total)} a token, {_scaled(work.model_flops)} an iteration ({half})"
+
+
+def _scaled(flops: float) -> str:
+    for unit, size in (("PFLOP", 10**15), ("TFLOP", 10**12), ("GFLOP", 10**9)):
+        if flops >= size:
+            return f"{flops / size:.3g} {unit}"
+    return f"{flops / 10**6:.3g} MFLOP"
 
 
 def _rounded(count: int) -> str:

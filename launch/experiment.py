@@ -65,6 +65,7 @@ def main(
     fault_tolerance: Annotated[bool, typer.Option("--fault-tolerance", help="Run under the fault-tolerance launcher.")] = False,
     preempt_time: Annotated[int | None, typer.Option(help="Seconds before Slurm's time limit to stop in good order.")] = None,
     task: Annotated[TaskKind, typer.Option(help="Submit a run.Script or a run.Partial.")] = TaskKind.script,
+    report: Annotated[bool, typer.Option("--report", help="Analyse the captures where they are, in a job afterwards.")] = False,
     name: Annotated[str, typer.Option(help="Name of the experiment.")] = "profile",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
 ) -> None:
@@ -74,7 +75,7 @@ def main(
         os.environ.setdefault("COLUMNS", "200")
     console = Console()
     try:
-        request.check_options(profiler, memory=memory, nsys_only=sqlite or gpu_metrics or bool(nsys_arg))
+        request.check_options(profiler, memory=memory, nsys_only=sqlite or gpu_metrics or bool(nsys_arg), report=report)
         window = request.window(steps, ranks, record_shapes)
         plugins = request.profiler_plugins(profiler, window, memory, nsys_arg, export_sqlite=sqlite, gpu_metrics=gpu_metrics)
         plugins += request.job_plugins(fault_tolerance=fault_tolerance, preempt_time=preempt_time)
@@ -87,16 +88,20 @@ def main(
         packaged = executor is ExecutorName.slurm
         if not packaged and not dry_run:
             request.check_programs(nsys=profiler is ProfilerName.nsys and not fault_tolerance, ft_launcher=fault_tolerance)
+            request.check_analysis(report=report)
         submitted = make_task(task, recipe, config, overrides or [], packaged=packaged)
-        succeeded, output_dir = submit(name, submitted, where, plugins, dry_run=dry_run)
+        finished = submit(name, submitted, where, plugins, dry_run=dry_run, report=report)
     except ProfilingConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     if dry_run:
         return
-    if profiler is not ProfilerName.none and output_dir is not None:
-        _show(output_dir, console)
-    if not succeeded:
+    if profiler is not ProfilerName.none and finished.captures is not None:
+        _show(finished.captures, console)
+    if finished.report is not None:
+        # Not broken over lines: it is copied.
+        print(finished.report)
+    if not finished.succeeded:
         print("error: the job failed; its log is above", file=sys.stderr)
         raise typer.Exit(1)
 

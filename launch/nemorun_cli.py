@@ -41,7 +41,7 @@ from bridge_profiling.overrides import apply_overrides
 from launch.pretrain import pretrain
 from recipes.catalog import RECIPES, get_recipe
 from recipes.executors import check_executor
-from recipes.tasks import as_config
+from recipes.tasks import training_config
 
 USAGE_ERROR, FAILURE = 2, 1
 
@@ -96,7 +96,7 @@ class ProfilingRunContext(run.cli.RunContext):
         if settings:
             config = fdl.build(task.config)
             apply_overrides(config, settings)
-            task.config = as_config(config)
+            task.config = training_config(config)
         return task
 
     def _execute_task(self, fn: Any, task_args: list[str]) -> None:

@@ -5,6 +5,7 @@ Builds plugins and nothing else; never submits anything.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -16,6 +17,10 @@ from bridge_profiling.errors import ProfilingConfigError
 
 if TYPE_CHECKING:
     import nemo_run as run
+
+
+#: What a report is made with: modules of the extra `analysis`.
+_ANALYSIS = ("duckdb", "jinja2", "msgspec", "numpy", "plotly", "pyarrow")
 
 
 class ExecutorName(StrEnum):
@@ -78,17 +83,24 @@ def parse_ranks(text: str) -> list[int] | str:
         ) from None
 
 
-def check_options(profiler: ProfilerName, *, memory: bool, nsys_only: bool) -> None:
+def check_options(profiler: ProfilerName, *, memory: bool, nsys_only: bool, report: bool = False) -> None:
     """Refuse options of one profiler beside another.
 
     Args:
         profiler: the one asked for.
         memory: the memory history is asked for as well.
         nsys_only: an option of nsys is.
+        report: a report of the captures is.
 
     Raises:
         ProfilingConfigError: they do not go together.
     """
+    if report and profiler is ProfilerName.none:
+        raise ProfilingConfigError(
+            "--report does not go with --profiler none",
+            why="a report is about captures",
+            instead="Type --profiler torch or --profiler nsys",
+        )
     if memory and profiler is not ProfilerName.torch:
         raise ProfilingConfigError(
             f"--memory does not go with --profiler {profiler.value}",
@@ -116,6 +128,17 @@ def check_programs(*, nsys: bool, ft_launcher: bool) -> None:
             "ft_launcher is not on this machine's PATH",
             why="the job would run here, under the fault-tolerance launcher",
             instead="Install it: pip install nvidia-resiliency-ext, or leave --fault-tolerance out",
+        )
+
+
+def check_analysis(*, report: bool) -> None:
+    """Refuse a report on this machine that would fail for want of what reads captures."""
+    missing = [name for name in _ANALYSIS if importlib.util.find_spec(name) is None] if report else []
+    if missing:
+        raise ProfilingConfigError(
+            f"--report needs {', '.join(missing)}",
+            why="the report's job would run here",
+            instead="Type pip install 'bridge-profiling[analysis]', or leave --report out",
         )
 
 

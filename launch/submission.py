@@ -6,6 +6,7 @@ Submit host only. Refuses what NeMo-Run or Slurm would change or lose on the way
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import shlex
@@ -13,10 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.errors import ProfilingConfigError
+from launch.report_job import add_report, where_the_page_is
 from launch.request import ExecutorName, TaskKind
 
 if TYPE_CHECKING:
@@ -26,6 +29,21 @@ ROOT = Path(__file__).resolve().parent.parent
 
 #: How long a job that Slurm has ended may take to leave: its KillWait is 30 s unless the cluster says otherwise.
 _LEAVING_SECONDS = 180
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What became of a training.
+
+    Args:
+        succeeded: the training itself.
+        captures: the directory of its captures, when that is one here.
+        report: where the report is, or that there is none; None when none was asked for.
+    """
+
+    succeeded: bool
+    captures: Path | None = None
+    report: str | None = None
 
 
 def make_executor(
@@ -91,13 +109,39 @@ def make_task(
     arguments = ["--recipe", recipe, *(["--config", str(config.resolve())] if config else []), *overrides]
     # A cluster gets a copy of this checkout and starts there; this machine has the checkout itself.
     path = Path("launch", "pretrain.py") if packaged else ROOT / "launch" / "pretrain.py"
-    return run.Script(path=str(path), entrypoint="python", args=arguments)
+    return run.Script(path=str(path), entrypoint="python", args=arguments, metadata=_settings_told(recipe))
+
+
+def _settings_told(recipe: str) -> dict[str, str]:
+    """The recipe's own settings, for whoever reads the experiment and cannot import recipes: `bridge-profiling doctor`."""
+    if importlib.util.find_spec("megatron") is None:
+        return {}
+    from bridge_profiling.doctor.experiment import SETTINGS_KEY
+    from recipes.catalog import get_recipe
+    from recipes.known_settings import known_settings
+
+    return {SETTINGS_KEY: " ".join(known_settings(get_recipe(recipe)()))}
 
 
 def submit(
-    name: str, task: run.Script | run.Partial, executor: run.Executor, plugins: list[run.Plugin], *, dry_run: bool
-) -> tuple[bool, Path | None]:
-    """Run it to its end; whether it succeeded, and where it wrote its captures, when that is a directory here."""
+    name: str,
+    task: run.Script | run.Partial,
+    executor: run.Executor,
+    plugins: list[run.Plugin],
+    *,
+    dry_run: bool,
+    report: bool = False,
+) -> Finished:
+    """Run it to its end.
+
+    Args:
+        name: the experiment's.
+        task: the training.
+        executor: where it runs.
+        plugins: what is applied to both.
+        dry_run: print what would run instead.
+        report: analyse the captures in a job of its own afterwards. Its failure is told, and is not the training's.
+    """
     import nemo_run as run
     from torchx.specs import AppState
 
@@ -106,16 +150,23 @@ def submit(
     with _from_the_checkout(executor), run.Experiment(name) as experiment:
         check_submission(executor, name, task.args if isinstance(task, run.Script) else ())
         experiment.add(task, executor=executor, name=name, plugins=plugins)
+        if report:
+            add_report(experiment, experiment.jobs[0], executor)
         if dry_run:
-            _describe(experiment.jobs[0])
+            for job in experiment.jobs:
+                _describe(job)
             experiment.dryrun()
-            return True, None
+            return Finished(succeeded=True)
         experiment.run(detach=False, tail_logs=True)
         job = experiment.jobs[0]
+        reported = experiment.jobs[1] if report else None
     # NeMo-Run waits for the job as the experiment closes; only then is its state the last one.
     if isinstance(executor, run.SlurmExecutor):
         _wait_until_it_has_left(job)
-    return job.state == AppState.SUCCEEDED, _captures_here(job)
+    captures = _captures_here(job)
+    return Finished(
+        job.state == AppState.SUCCEEDED, captures, None if reported is None else where_the_page_is(reported, captures)
+    )
 
 
 @contextlib.contextmanager

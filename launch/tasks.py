@@ -15,7 +15,7 @@ from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import apply_overrides
 from launch.pretrain import pretrain
 from recipes.catalog import get_recipe
-from recipes.tasks import as_config
+from recipes.tasks import training_config
 
 
 def pretrain_partial(recipe: str | Callable[[], Any], overrides: Sequence[str] = ()) -> run.Partial:
@@ -30,7 +30,7 @@ def pretrain_partial(recipe: str | Callable[[], Any], overrides: Sequence[str] =
     """
     config = (get_recipe(recipe) if isinstance(recipe, str) else recipe)()
     apply_overrides(config, overrides)
-    task = run.Partial(pretrain, config=as_config(config))
+    task = run.Partial(pretrain, config=training_config(config))
     try:
         ZlibJSONSerializer().serialize(task)
     except Exception as error:

@@ -26,14 +26,14 @@ def count_parameters(model: GPTModelConfig) -> ParameterCount:
     Args:
         model: a finalized model section: its derived sizes count.
     """
-    layers = [_layer(model, experts=has_experts) for has_experts in _expert_layers(model)]
+    layers = [_layer(model, experts=experts) for experts in has_experts(model)]
     outside = _outside_layers(model)
     return ParameterCount(
         total=outside + sum(layer.total for layer in layers), active=outside + sum(layer.active for layer in layers)
     )
 
 
-def _expert_layers(model: GPTModelConfig) -> list[bool]:
+def has_experts(model: GPTModelConfig) -> list[bool]:
     """Which layers have experts."""
     if model.num_moe_experts is None:
         return [False] * model.num_layers

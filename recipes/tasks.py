@@ -32,6 +32,17 @@ def as_config(instance: Any) -> run.Config:
     )
 
 
+def training_config(config: Any) -> run.Config:
+    """A ConfigContainer as `as_config` has it, with the lengths and batch sizes of the training stated in any case.
+
+    An experiment is read without our classes by `bridge-profiling doctor`, which knows no defaults of theirs.
+    """
+    task_config = as_config(config)
+    for name in ("train_iters", "micro_batch_size", "global_batch_size"):
+        setattr(task_config.train, name, getattr(config.train, name))
+    return task_config
+
+
 def _is_section(value: object) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 

@@ -31,6 +31,7 @@ from bridge_profiling.capture.profilers import Profilers, one_line
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
 from bridge_profiling.capture.signals import signals_held
 from bridge_profiling.capture.torch_profiler import TorchProfilerBackend
+from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 
@@ -64,6 +65,7 @@ class ProfilingHook:
         world_size: number of ranks; taken from `layout` when that is given.
         layout: the job's parallel layout; needed for `profile_ranks="pp"` and for the manifest's coordinates.
         output_dir: root of what is written; wins over the config's and over BRIDGE_PROFILING_DIR.
+        work: what one iteration of the whole job computes; then the manifest has each iteration's model TFLOP/s and MFU.
 
     Raises:
         ProfilingConfigError: the config contradicts itself, or `rank` lies outside the world.
@@ -77,6 +79,7 @@ class ProfilingHook:
         world_size: int = 1,
         layout: ParallelLayout | None = None,
         output_dir: str | os.PathLike[str] | None = None,
+        work: IterationWork | None = None,
     ) -> None:
         self._config = replace(config) if config is not None else ProfilingConfig()
         self._rank = rank
@@ -90,6 +93,7 @@ class ProfilingHook:
         self._config.finalize(world_size=self._layout.world_size if layout or world_size > 1 else None)
         self._selected = self._config.enabled and rank in select_ranks(self._config.profile_ranks, self._layout)
         self._output_dir = output_dir
+        self._work = work
         self._window = self._config.window
         self._manifest: Manifest | None = None
         self._profilers = Profilers(rank, [])
@@ -138,7 +142,7 @@ class ProfilingHook:
             if not self._selected:
                 return
             profilers = Profilers(self._rank, self._backends(files))
-            manifest = Manifest(self._config, files, self._rank, self._layout, profilers)
+            manifest = Manifest(self._config, files, self._rank, self._layout, profilers, self._work)
             manifest.reason = f"the process ended before it reached iteration {self._window.start}"
             manifest.write(())
         except Exception as error:

@@ -21,6 +21,7 @@ from bridge_profiling.capture.attempt import job_id
 from bridge_profiling.capture.files import CaptureFiles, write_json
 from bridge_profiling.capture.profilers import Outcome, Profilers, combined_status
 from bridge_profiling.capture.ranks import ParallelLayout
+from bridge_profiling.capture.work import IterationWork, device_of_this_process, model_tflops_per_gpu, utilizations
 from bridge_profiling.config import ProfilingConfig
 
 SCHEMA_VERSION = 1
@@ -38,6 +39,7 @@ class Manifest:
         rank: global rank.
         layout: the job's parallel layout.
         profilers: the profilers and what became of them.
+        work: what one iteration computes, where the training loop says so.
         captured: iterations in the capture, in order.
         interrupted: iterations that an exception ended inside the window.
         reason: why the whole is not `complete`, when it is not one profiler's fault.
@@ -48,6 +50,7 @@ class Manifest:
     rank: int
     layout: ParallelLayout
     profilers: Profilers
+    work: IterationWork | None = None
     captured: list[int] = field(default_factory=list)
     interrupted: list[int] = field(default_factory=list)
     reason: str | None = None
@@ -90,11 +93,31 @@ class Manifest:
             },
             "config": asdict(self.config),
             "versions": _versions(),
+            **self._throughput(durations),
+            "clock": {"unix_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()},
+        }
+
+    def _throughput(self, durations: Sequence[tuple[int, int]]) -> dict[str, object]:
+        """What an iteration computes, how long each took, and how much of the device's peak that is."""
+        taken = [duration for _, duration in durations]
+        work, reached, utilization = None, None, None
+        if self.work is not None:
+            device = device_of_this_process(self.work.precision, self.config.peak_tflops)
+            reached = model_tflops_per_gpu(self.work, taken)
+            utilization = utilizations(reached, device)
+            work = asdict(self.work) | {
+                "device": device.name,
+                "peak_tflops": device.peak_tflops,
+                "reason": device.reason,
+            }
+        return {
+            "work": work,
             "durations_ns": {
                 "iteration": [iteration for iteration, _ in durations],
-                "duration_ns": [duration for _, duration in durations],
+                "duration_ns": taken,
+                "model_tflops_per_gpu": reached,
+                "mfu": utilization,
             },
-            "clock": {"unix_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()},
         }
 
     def _outcome(self, outcome: Outcome) -> dict[str, object]:

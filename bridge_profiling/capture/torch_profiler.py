@@ -55,6 +55,10 @@ class TorchProfilerBackend(Backend):
             # CUPTI left attached keeps the rest of the run 15-22 % slower on an H200. A user's own setting wins, and torch
             # itself switches this off where CUDA graphs cannot bear it.
             os.environ.setdefault("TEARDOWN_CUPTI", "1")
+            if os.environ["TEARDOWN_CUPTI"] == "0":
+                self.notes.append(
+                    "TEARDOWN_CUPTI=0, which CUDA graphs need: CUPTI stays attached, and the rest of this run may be slower"
+                )
         self._observer = self._chakra_observer() if self.config.pytorch_profiler_collect_chakra else None
         self._profile: Any = torch.profiler.profile(
             activities=activities,

@@ -1,54 +1,23 @@
-"""Finds a NeMo-Run experiment on this machine, and reads from it what each of its jobs would run, and where.
-
-Looks into `$NEMORUN_HOME/experiments/<title>/<id>`. Submits nothing, and loads neither nemo_run nor the task.
-"""
+"""Reads from a NeMo-Run experiment what each of its jobs would run, and where. Loads neither nemo_run nor the task."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE
 from bridge_profiling.doctor.request import Request, Settings, apply_file, apply_mapping, apply_script_arguments
-from bridge_profiling.doctor.serialized import Built, load
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.experiments.find import find_experiment, read_jobs
+from bridge_profiling.experiments.places import place_of
+from bridge_profiling.experiments.serialized import Built
 
-_TASKS_FILE = "_TASKS"
+__all__ = ["SETTINGS_KEY", "find_experiment", "read_experiment"]
 
-#: NeMo-Run's name for the job's directory inside a container.
-_IN_CONTAINER = "/nemo_run"
-
-
-def find_experiment(name: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """The directory of an experiment.
-
-    Args:
-        name: its directory or one of its jobs', its id, or its title (then the newest of that title).
-        environ: where NEMORUN_HOME may be set.
-
-    Raises:
-        ProfilingConfigError: there is none.
-    """
-    home = Path(environ.get("NEMORUN_HOME") or Path.home() / ".nemo_run") / "experiments"
-    title = name.rpartition("_")[0]
-    job_of = [Path(name).absolute().parent] if Path(name).is_dir() else []
-    for place in (Path(name), *job_of, home / title / name, home / name):
-        if (place / _TASKS_FILE).is_file():
-            return place
-    for place in (Path(name), home / name):
-        newest = max(place.glob(f"*/{_TASKS_FILE}"), key=lambda path: path.stat().st_mtime_ns, default=None)
-        if newest is not None:
-            return newest.parent
-    raise ProfilingConfigError(
-        f"there is no experiment {name!r}",
-        why=f"neither a directory with a {_TASKS_FILE} file, nor an id or a title in {home}",
-        instead="Type its id or its directory; a setting is typed section.field=value; experiment.dryrun(delete_exp_dir=False)"
-        " writes one without submitting it",
-    )
+#: Under it, the metadata of a `run.Script` tell what settings it starts from, before its files and arguments:
+#: `section.field=value` with spaces between them. A recipe that the script names by an option is otherwise unknown here.
+SETTINGS_KEY = "bridge_profiling.settings"
 
 
 def read_experiment(directory: Path) -> list[Request]:
@@ -57,22 +26,7 @@ def read_experiment(directory: Path) -> list[Request]:
     Raises:
         ProfilingConfigError: the experiment cannot be read, or a setting in it is wrong.
     """
-    try:
-        pairs = json.loads((directory / _TASKS_FILE).read_text(encoding="utf-8"))
-        jobs = [(load(job), task if isinstance(task, str) else "") for job, task in pairs]
-    except (OSError, ValueError) as error:
-        if isinstance(error, ProfilingConfigError):
-            raise
-        raise ProfilingConfigError(f"{directory / _TASKS_FILE} cannot be read", why=str(error)) from error
-    requests = []
-    for job, serialized in jobs:
-        tasks = load(serialized) if serialized else []
-        executors = job.get("executors") or job.get("executor")
-        tasks, executors = _listed(tasks), _listed(executors)
-        for number, task in enumerate(tasks):
-            executor = executors[number] if number < len(executors) else executors[0]
-            name = job.get("id", "job") + (f"[{number}]" if len(tasks) > 1 else "")
-            requests.append(_request(f"{directory.name}/{name}", task, executor))
+    requests = [_request(f"{directory.name}/{job.name}", job.task, job.executor) for job in read_jobs(directory)]
     if not requests:
         raise ProfilingConfigError(f"the experiment {directory.name} has no jobs", instead="Add one with experiment.add(…)")
     return requests
@@ -82,6 +36,8 @@ def _request(name: str, task: Built, executor: Built) -> Request:
     settings = Settings()
     if task.target.endswith(".Script"):
         arguments = [argument for argument in task.get("args") or [] if isinstance(argument, str)]
+        told = (task.get("metadata") or {}).get(SETTINGS_KEY)
+        apply_script_arguments(settings, told.split() if isinstance(told, str) else ())
         for file in _config_files(arguments):
             if file.is_file():
                 apply_file(settings, file)
@@ -146,14 +102,8 @@ def _texts(values: Any) -> tuple[str, ...]:
 
 def _output_dir(settings: Settings, executor: Built) -> Path | None:
     """Where the job writes, as this machine calls that place; None where it is not known or not on this machine."""
-    place = settings.profiling.output_dir or (executor.get("env_vars") or {}).get(OUTPUT_DIR_VARIABLE)
-    tunnel = executor.get("tunnel")
-    if not isinstance(place, str) or (isinstance(tunnel, Built) and tunnel.name == "SSHTunnel"):
-        return None
-    if place == _IN_CONTAINER or place.startswith(f"{_IN_CONTAINER}/"):
-        job_dir = executor.get("job_dir")
-        return Path(job_dir, place.removeprefix(_IN_CONTAINER).lstrip("/")) if isinstance(job_dir, str) and job_dir else None
-    return Path(place)
+    place = place_of(executor, settings.profiling.output_dir)
+    return None if place is None or place.tunnel is not None else Path(place.path)
 
 
 def _elsewhere(executor: Built) -> str:
@@ -170,7 +120,3 @@ def _srun(executor: Built) -> tuple[str, ...]:
     if executor.get("container_image"):
         words.append(f"--container-image={executor.get('container_image')}")
     return ("srun", *words)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]

@@ -72,6 +72,12 @@ def check_output_dir(request: Request, machine: Machine) -> Iterator[Verdict]:
 _ELSEWHERE = "Type profiling.output_dir=DIRECTORY, or export BRIDGE_PROFILING_DIR, with one that every node can write"
 
 
+_TELL_THE_MODEL = (
+    "Type model.num_layers=…, train.micro_batch_size=…, train.global_batch_size=… and --world-size N; for a recipe,"
+    " `python launch/describe.py --recipe NAME --settings` prints them"
+)
+
+
 def _existing(directory: Path) -> Path:
     """The directory, or what stands in its place, or the nearest one above it that exists."""
     return next(place for place in (directory, *directory.parents) if os.path.lexists(place))
@@ -164,7 +170,8 @@ def _check_space(request: Request, machine: Machine, directory: Path) -> Iterato
     if ranks is None:
         yield unknown("trace size", f"{shown} ({margin}), and how many ranks is not known here", "Type --world-size N")
         return
-    yield ok("trace size", f"{shown}, {readable(ranks * size.kept)} for {ranks} {'rank' if ranks == 1 else 'ranks'} ({margin})")
+    found = f"{shown}, {readable(ranks * size.kept)} for {ranks} {'rank' if ranks == 1 else 'ranks'} ({margin})"
+    yield unknown("trace size", found, _TELL_THE_MODEL) if size.guessed else ok("trace size", found)
     places = {"output directory": (directory, ranks * size.peak)}
     temporary = Path(request.environment.get("TMPDIR") or machine.environ.get("TMPDIR") or "/tmp")
     if request.wants_nsys and temporary.is_dir():

@@ -46,6 +46,14 @@ class Model:
     pipeline_model_parallel_size: int = 1
     context_parallel_size: int = 1
     expert_model_parallel_size: int = 1
+    position_embedding_type: str | None = None
+    gated_linear_unit: bool = False
+    qk_layernorm: bool = False
+    num_moe_experts: int | None = None
+    recompute_granularity: str | None = None
+    transformer_impl: str | None = None
+    torch_compile: bool = False
+    cuda_graph_impl: str | None = None
 
 
 @dataclass(kw_only=True)

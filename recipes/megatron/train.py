@@ -18,6 +18,7 @@ from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_cp_ran
 
 from bridge_profiling.capture import ProfilingHook, start_under_nsys
 from recipes.config import ConfigContainer
+from recipes.flops import iteration_work
 from recipes.megatron import checkpoint
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
 from recipes.megatron.data import Batch, Data, build_data, check_data
@@ -76,6 +77,7 @@ def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[floa
                 rank=process.rank,
                 world_size=process.world_size,
                 layout=config.layout(process.world_size),
+                work=iteration_work(config, process.world_size),
             )
         )
         completed = config.train.start_iteration

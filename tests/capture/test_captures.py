@@ -7,10 +7,13 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
-from bridge_profiling.capture import ParallelLayout
+from bridge_profiling.capture import IterationWork, ParallelLayout
 from bridge_profiling.capture.attempt import choose_attempt
+from bridge_profiling.capture.work import Device, device_of_this_process, model_tflops_per_gpu, peak_tflops, utilizations
 from bridge_profiling.config import Window
+from bridge_profiling.errors import ProfilingConfigError
 
 
 @pytest.mark.parametrize("flag", ["record_shapes", "pytorch_profiler_collect_shapes"])
@@ -72,6 +75,102 @@ def test_the_manifest_names_the_capture(run, monkeypatch):
     assert manifest["clock"]["unix_ns"] > 1_700_000_000 * 10**9
 
 
+WORK = IterationWork(model_flops=6e9, tokens=4096, devices=2, precision="bf16", attention_flops=1e9)
+
+
+def test_without_a_gpu_the_manifest_has_the_model_flops_reached_and_says_why_there_is_no_mfu(run):
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    run.train(run.config(1, 3), range(5), work=WORK)
+    manifest = run.manifest("iter-1-3")
+    assert {name: manifest["work"][name] for name in ("model_flops", "tokens", "devices", "precision", "attention_flops")} == {
+        "model_flops": 6e9,
+        "tokens": 4096,
+        "devices": 2,
+        "precision": "bf16",
+        "attention_flops": 1e9,
+    }
+    assert (manifest["work"]["device"], manifest["work"]["peak_tflops"]) == (None, None)
+    assert "no GPU is in use" in manifest["work"]["reason"]
+    durations = manifest["durations_ns"]
+    assert durations["mfu"] is None
+    # 6 GFLOP on two devices are 3 of each, and FLOP a nanosecond are GFLOP a second.
+    assert durations["model_tflops_per_gpu"] == pytest.approx(
+        [3e9 / duration / 1e3 for duration in durations["duration_ns"]], rel=1e-3
+    )
+
+
+def test_a_known_device_has_its_data_sheets_peak(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    assert device_of_this_process("bf16", None) == Device("NVIDIA H200", 989.4, None)
+    assert device_of_this_process("bf16", 700.0) == Device("NVIDIA H200", 700.0, None)
+    # 63.4 TFLOP in 375 ms on one device are 169.1 TFLOP/s, 17.1 % of its peak.
+    work = IterationWork(model_flops=63_432_371_994_624, tokens=65_536, devices=1, precision="bf16")
+    reached = model_tflops_per_gpu(work, [375_120_871])
+    assert reached == [169.1]
+    assert utilizations(reached, device_of_this_process("bf16", None)) == [0.1709]
+
+
+def test_a_device_that_answers_no_more_keeps_no_manifest_from_being_written(monkeypatch):
+    def get_device_name():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", get_device_name)
+    device = device_of_this_process("bf16", None)
+    assert (device.peak_tflops, "illegal memory access" in device.reason) == (None, True)
+
+
+def test_a_stated_peak_makes_an_mfu_of_every_iteration(run):
+    run.train(run.config(1, 3, peak_tflops=0.5), range(5), work=WORK)
+    manifest = run.manifest("iter-1-3")
+    assert (manifest["work"]["peak_tflops"], manifest["work"]["reason"]) == (0.5, None)
+    durations = manifest["durations_ns"]
+    assert durations["mfu"] == pytest.approx([tflops / 0.5 for tflops in durations["model_tflops_per_gpu"]], rel=1e-3)
+
+
+def test_a_loop_that_does_not_say_what_an_iteration_computes_has_no_mfu(run):
+    run.train(run.config(1, 2), range(3))
+    manifest = run.manifest("iter-1-2")
+    assert manifest["work"] is None
+    assert (manifest["durations_ns"]["model_tflops_per_gpu"], manifest["durations_ns"]["mfu"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H100 PCIe", "bf16", 756.0),
+        ("NVIDIA H100 NVL", "fp8", 1670.5),
+        ("NVIDIA H200", "fp16", 989.4),
+        ("NVIDIA GH200 480GB", "bf16", 989.4),
+        ("NVIDIA H20", "bf16", 148.0),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
+        ("NVIDIA A100 80GB PCIe", "bf16", 312.0),
+        ("NVIDIA B200", "bf16", 2250.0),
+        ("NVIDIA GB200", "fp8", 5000.0),
+        ("NVIDIA A100-SXM4-80GB", "fp8", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
+        ("NVIDIA RTX A1000 6GB Laptop GPU", "bf16", None),
+        ("Tesla T4", "bf16", None),
+    ],
+)
+def test_the_peak_is_that_of_the_devices_data_sheet_or_a_reason(name, precision, peak):
+    found, reason = peak_tflops(name, precision)
+    assert found == peak
+    assert (reason is None) == (peak is not None)
+    if reason:
+        assert name in reason
+        assert "profiling.peak_tflops" in reason
+
+
+@pytest.mark.parametrize("wrong", [{"model_flops": 0}, {"tokens": 0}, {"devices": 0}])
+def test_work_that_is_none_is_refused(wrong):
+    with pytest.raises(ProfilingConfigError, match="is none"):
+        IterationWork(**{"model_flops": 1.0, "tokens": 1, "devices": 1, "precision": "bf16", **wrong})
+
+
 def test_the_manifest_keeps_the_last_thousand_durations(run):
     run.train(run.config(1, 2), range(1100))
     iterations = run.manifest("iter-1-2")["durations_ns"]["iteration"]
@@ -91,8 +190,6 @@ def test_a_second_run_into_the_same_directory_gets_a_folder_of_its_own(run):
 
 
 def test_memory_history_without_a_gpu_says_so_and_leaves_the_torch_trace(run):
-    import torch
-
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
     run.train(run.config(1, 2, record_memory_history=True), range(3))

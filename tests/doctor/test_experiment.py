@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.doctor.experiment import find_experiment, read_experiment
-from bridge_profiling.doctor.serialized import load
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.experiments.serialized import load
 
 pytestmark = pytest.mark.needs("nemo_run")
 
@@ -45,7 +45,10 @@ if __name__ == "__main__":
             plugins=[NsysPlugin(profile_step_start=4, profile_step_end=6, profile_ranks=[0, 3], nsys_gpu_metrics=True)],
         )
         experiment.add(
-            run.Script("train.py", entrypoint="python", args=["train.train_iters=25", "--flag"]),
+            run.Script(
+                "train.py", entrypoint="python", args=["--recipe", "big", "train.train_iters=25", "--flag"],
+                metadata={"bridge_profiling.settings": "model.num_layers=7 train.train_iters=9 train.micro_batch_size=3"},
+            ),
             executor=run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"), name="torch",
             plugins=[PyTorchProfilerPlugin(profile_step_start=4, profile_step_end=6, profile_ranks=[0, 1])],
         )
@@ -120,6 +123,8 @@ def test_a_script_under_torchrun_is_read_with_its_overrides(requests):
     assert request.profiling.use_pytorch_profiler
     assert request.profiling.profile_ranks == [0, 1]
     assert request.settings.train.train_iters == 25
+    # What the recipe behind its options sets is in the script's metadata; its arguments win over that.
+    assert (request.settings.model.num_layers, request.settings.train.micro_batch_size) == (7, 3)
     assert (request.world_size, request.nodes, request.launcher) == (2, 1, "torchrun")
     assert request.elsewhere == ""
 

@@ -24,7 +24,7 @@ def experiment(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def finished(request, tmp_path_factory):
     """A run of each kind: two ranks under torchrun, the window 2-4 on both."""
     home = tmp_path_factory.mktemp(request.param)
-    run = ["--task", request.param, "--steps", "2:4", "--ranks", "0,1", "--record-shapes", "train.train_iters=6"]
+    run = ["--task", request.param, "--steps", "2:4", "--ranks", "0,1", "--record-shapes", "--report", "train.train_iters=6"]
     losses = home / "losses.jsonl"
     return home, losses, experiment(home, *run, f"logger.loss_file={losses}")
 
@@ -44,6 +44,15 @@ def test_the_progress_is_shown_while_it_runs(finished):
     _, _, done = finished
     assert "capturing iterations 2 to 3 with torch" in done.stdout + done.stderr
     assert "tokens/s" in done.stdout + done.stderr
+
+
+def test_the_report_is_made_after_it_and_its_path_is_the_last_line(finished):
+    _, _, done = finished
+    word, _, path = done.stdout.splitlines()[-1].partition(": ")
+    assert word == "report"
+    page = Path(path).read_text()
+    assert "rank 0" in page
+    assert Path(path).parent.name == "profiles"
 
 
 def test_every_rank_was_asked_for_the_same_thing(finished):
@@ -92,6 +101,7 @@ def refused(monkeypatch, tmp_path):
         (["--nodes", "2"], "Type --executor slurm"),
         (["--executor", "slurm"], "Type --account NAME"),
         (["--profiler", "nsys"], "nsys is not on this machine's PATH"),
+        (["--profiler", "none", "--report"], "a report is about captures"),
         (["--profiler", "none", "--memory"], "--memory does not go with --profiler none"),
         (["profiling.use_nsys_profiler=true"], "Keep one of them"),
         (["--flag"], "No such option"),
@@ -99,6 +109,16 @@ def refused(monkeypatch, tmp_path):
 )
 def test_a_wrong_request_is_refused_before_anything_is_submitted(refused, arguments, told):
     assert told in refused(*arguments)
+
+
+@pytest.mark.system
+def test_a_report_that_fails_is_told_and_is_not_the_trainings_failure(tmp_path):
+    (tmp_path / "profiles" / "report.html").mkdir(parents=True)  # where the page cannot be written
+    options = ["--executor", "local", "--nproc-per-node", "1", "--env", f"BRIDGE_PROFILING_DIR={tmp_path}/profiles", "--report"]
+    done = experiment(tmp_path, *options, "--steps", "2:4", "train.train_iters=5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("there is no report: its job failed")
+    assert "window 2-4" in done.stdout
 
 
 @pytest.mark.system

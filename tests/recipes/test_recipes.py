@@ -124,6 +124,7 @@ def test_a_recipe_is_described_without_being_built(capsys):
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "parameters   30,532,122,624 (30.53 billion), 3,353,032,704 active a token"
     assert "layout       16 ranks: tp=1 pp=2 cp=1 ep=8 dp=8" in said
+    assert any(line.startswith("model FLOPs  ") and "GFLOP a token" in line for line in said)
 
 
 def test_a_description_is_checked_as_the_job_would_be(capsys):

@@ -1,0 +1,1 @@
+"""NeMo-Run's experiments as data: found on this machine, read without what they import, their captures brought here."""
