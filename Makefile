@@ -12,13 +12,14 @@ export TMPDIR         := $(CURDIR)/.cache/tmp
 export NEMORUN_HOME   ?= $(CURDIR)/.runs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup setup-dev profile test test-system lint docs bench clean
+.PHONY: help setup setup-dev profile test test-system test-gpu lint docs bench clean
 
 help:
 	@echo "make profile      train gpt_tiny on 2 CPU ranks under the torch profiler, and show what was captured"
 	@echo "make setup        build .venv with everything a training and its analysis need"
 	@echo "make test         unit and integration tests (REQUIRE=a,b fails what would be skipped for want of a or b)"
 	@echo "make test-system  fresh environments and clones, resumes of every layout, a real Slurm and nsys (root on Debian)"
+	@echo "make test-gpu     the whole chain on this machine's GPUs, in the Python you name: GPU_PYTHON=python3 (nothing is installed)"
 	@echo "make lint         ruff, mypy, import-linter"
 	@echo "make docs         build the documentation into site/"
 	@echo "make bench        the benchmarks that back the figures in docs/"
@@ -61,6 +62,13 @@ test: $(VENV)/.installed-dev
 test-system: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m system --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
+
+# A container's own Python, with its own torch: nothing is created or installed. One process: it runs its jobs side by side itself.
+GPU_PYTHON ?= python3
+test-gpu:
+	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
+	@$(GPU_PYTHON) tests/gpu/missing.py
+	$(GPU_PYTHON) -m pytest tests/gpu -p no:cacheprovider --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import shutil
 import subprocess
 import tempfile
 
 import pytest
 
 from tests.integrations.bridge_wheel import why_no_wheel
+from tests.system.browser import why_no_browser
 from tests.system.debian import why_no_packages
 from tests.system.nsys_install import why_no_nsys
 
@@ -31,6 +33,16 @@ def _cuda() -> str | None:
     return None if torch.cuda.is_available() else "torch sees no CUDA device"
 
 
+def _gpus(count: int) -> str | None:
+    missing = _cuda()
+    if missing:
+        return missing
+    import torch
+
+    found = torch.cuda.device_count()
+    return None if found >= count else f"it takes {count} GPUs, and torch sees {found}"
+
+
 def _mount() -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True).returncode:
@@ -45,11 +57,16 @@ NEEDS = {
     "nemo_run": lambda: _package("nemo_run"),
     "ft": lambda: _package("nvidia_resiliency_ext"),
     "cuda": _cuda,
+    "gpus2": lambda: _gpus(2),
+    "gpus4": lambda: _gpus(4),
     "mount": functools.cache(_mount),
     "slurm": lambda: why_no_packages(root=True),
+    "ssh": lambda: why_no_packages(root=True),
     "nsys": why_no_nsys,
+    "nsys_on_path": lambda: None if shutil.which("nsys") else "no nsys on PATH",
     "ray": lambda: _package("ray"),
     "bridge_wheel": why_no_wheel,
+    "browser": why_no_browser,
 }
 
 

@@ -1,16 +1,36 @@
 """On PYTHONPATH, plants the fault that PLANTED_FAULT names (`kill 1 5`: what, on which rank, in which iteration) in a rank.
 
-The command that a user types stays as it is: Python imports this module when a rank starts. Only a job's first attempt is
-struck, so that the one which a launcher starts after it can finish.
+`*` is every rank. PLANTED_SLOW_DISK=60 has the torch profiler take so many seconds more to write a trace. The command that a
+user types stays as it is: Python imports this module when a rank starts. Only a job's first attempt is struck, so that the one
+which a launcher starts after it can finish.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 
+
+def fail() -> None:
+    """What a bug in somebody's training raises."""
+    raise ValueError("planted: the training broke")
+
+
+def leak_all_memory() -> None:
+    """A leak, until the GPU has no more: what fails is an allocation of this function, and so is most of what is there."""
+    import torch
+
+    kept = []
+    while True:
+        kept.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda"))
+
+
 STRIKES = {
+    "fail": fail,
+    "leak": leak_all_memory,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "hang": threading.Event().wait,
     # As scancel, or a NeMo-Run that is told to stop, reaches the launcher; the rank gets on until it hears of it.
@@ -21,7 +41,7 @@ STRIKES = {
 def plant(fault: str) -> None:
     """Have this rank struck, if it is the one."""
     what, rank, iteration = fault.rsplit(" ", 2)
-    if os.environ.get("RANK") != rank or os.environ.get("TORCHELASTIC_RESTART_COUNT") != "0":
+    if rank not in ("*", os.environ.get("RANK", "0")) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         return
     from recipes.megatron.train import Loop
 
@@ -35,5 +55,22 @@ def plant(fault: str) -> None:
     Loop._step = struck
 
 
-if "PLANTED_FAULT" in os.environ:
-    plant(os.environ["PLANTED_FAULT"])
+def slow_down_the_disk(seconds: int) -> None:
+    """Have every trace take so much longer, with the interpreter's lock held all the while, as Kineto's own export does."""
+    from torch.profiler import profile
+
+    export = profile.export_chrome_trace
+
+    def slow(self: profile, path: str) -> None:
+        ctypes.PyDLL(None).sleep(seconds)
+        export(self, path)
+
+    profile.export_chrome_trace = slow
+
+
+# A rank; not the one that submits it, and not what a rank starts itself (`python -c …`).
+if "RANK" in os.environ or any(argument.endswith("pretrain.py") for argument in sys.orig_argv[1:2]):
+    if "PLANTED_FAULT" in os.environ and "-c" not in sys.orig_argv:
+        plant(os.environ["PLANTED_FAULT"])
+    if "PLANTED_SLOW_DISK" in os.environ and "-c" not in sys.orig_argv:
+        slow_down_the_disk(int(os.environ["PLANTED_SLOW_DISK"]))

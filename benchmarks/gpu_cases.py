@@ -1,0 +1,226 @@
+"""The cases of gpu_overhead.py: what a training loses to each profiler, before, inside and after its window."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.gpu_processes import ManyWindows, Place, Worker, own_nsys_worker, plain_worker
+from benchmarks.gpu_rounds import SETTLE, Bench, Row, median_ms, take_turns
+from benchmarks.paired import changed_ratio, paired_ratio
+
+TORCH: dict[str, Any] = {"use_pytorch_profiler": True}
+SHAPES = TORCH | {"record_shapes": True}
+STACKS = TORCH | {"pytorch_profiler_collect_callstack": True}
+MEMORY_EVENTS = TORCH | {"pytorch_profiler_profile_memory": True}
+CHAKRA = TORCH | {"pytorch_profiler_collect_chakra": True}
+ALL = SHAPES | STACKS | MEMORY_EVENTS | CHAKRA
+HISTORY: dict[str, Any] = {"record_memory_history": True}
+NSYS: dict[str, Any] = {"use_nsys_profiler": True}
+NSYS_SHAPES = NSYS | {"record_shapes": True}
+
+#: The default, so that a bare block before the hook's first runs with it too.
+TEARDOWN: dict[str, str | None] = {"TEARDOWN_CUPTI": "1"}
+
+_PAIRS_A_REQUEST = 100
+
+#: Iterations of a window that is compared with its neighbours: under torch stopping takes longer than recording.
+_TORCH_WINDOW, _NSYS_WINDOW, _HISTORY_WINDOW = 12, 32, 32
+
+#: The windows after which a training is watched, and the blocks of that.
+_WINDOW, _BLOCK = 5, 25
+
+#: Iterations run at once after a window, none of which counts.
+_JUST_AFTER = 25
+
+
+@dataclass(frozen=True)
+class Case:
+    """One benchmark.
+
+    Attributes:
+        name: by which it is chosen.
+        seconds: how long it measures, where there is time enough.
+        fixed: seconds it takes beside that, estimated: starting its trainings, and what cannot be shortened.
+        run: the benchmark.
+        cuda: whether it needs a GPU.
+        nsys: whether it needs nsys.
+    """
+
+    name: str
+    seconds: float
+    fixed: float
+    run: Callable[[Bench], None]
+    cuda: bool = False
+    nsys: bool = False
+
+
+def idle(bench: Bench) -> None:
+    """No profiling code at all against the hook outside its window, iteration by iteration."""
+    draw = random.Random(bench.name)
+    plain: list[int] = []
+    hook: list[int] = []
+    with plain_worker(bench.place, bench.sizes) as worker:
+        bench.results.facts["about"] = worker.ask("about")
+        bench.begin()
+        while bench.another_round():
+            order = [draw.random() < 0.5 for _ in range(_PAIRS_A_REQUEST)]
+            answer = worker.ask("idle_pairs", hook_first=order)
+            plain += answer["plain"]
+            hook += answer["hook"]
+    ratio, milliseconds = paired_ratio(hook, plain), {"none": median_ms(plain), "hook": median_ms(hook)}
+    row = Row(
+        bench.name, "hook idle / no profiling code", ratio, len(plain), milliseconds, (0.995, 1.005), interval_counts=True
+    )
+    bench.results.rows.append(row)
+
+
+def inside(bench: Bench, profiling: dict[str, Any], window: int) -> None:
+    """Inside the window: the hook, the same profiler bare, and neither; all in one process."""
+    place = Place(bench.place.lane, bench.place.scratch, bench.place.environment | TEARDOWN)
+    with plain_worker(place, bench.sizes) as worker:
+        medians = take_turns(bench, _sides(worker.ask, worker, profiling, window), window)
+    _compare(bench, medians, window)
+
+
+def inside_nsys(bench: Bench, profiling: dict[str, Any], window: int) -> None:
+    """The same under nsys, beside a second process without it."""
+    with (
+        plain_worker(bench.place, bench.sizes) as outside,
+        ManyWindows(bench.place, bench.sizes, profiling, reports=False) as nsys,
+    ):
+        sides = _sides(nsys.window, nsys.worker, profiling, window)
+        sides["without nsys"] = partial(outside.ask, "plain", settle=SETTLE, count=window)
+        medians = take_turns(bench, sides, window)
+    bench.results.facts["nsys"] = nsys.about()
+    target = (0.0, 1.15) if profiling == NSYS else None
+    _compare(bench, medians, window, unprofiled_target=target, attached="attached, not collecting")
+    _row(bench, medians, "hook", "without nsys", window, target, "another process, without nsys around it")
+    _row(bench, medians, "unprofiled", "without nsys", window, None, "what nsys costs outside its capture range")
+
+
+def _sides(window_of: Callable[..., Any], worker: Worker, profiling: dict[str, Any], window: int) -> dict[str, Any]:
+    return {
+        "unprofiled": partial(worker.ask, "plain", settle=SETTLE, count=window),
+        "bare": partial(window_of, "bare", profiling=profiling, settle=SETTLE, count=window),
+        "hook": partial(window_of, "hook", profiling=profiling, settle=SETTLE, count=window),
+    }
+
+
+def _compare(
+    bench: Bench,
+    medians: dict[str, list[float]],
+    window: int,
+    *,
+    unprofiled_target: tuple[float, float] | None = None,
+    attached: str = "the same process",
+) -> None:
+    _row(bench, medians, "hook", "bare", window, (0.0, 1.02))
+    _row(bench, medians, "hook", "unprofiled", window, unprofiled_target, attached)
+    _row(bench, medians, "bare", "unprofiled", window, None, attached)
+
+
+def _row(
+    bench: Bench,
+    medians: dict[str, list[float]],
+    above: str,
+    below: str,
+    window: int,
+    target: tuple[float, float] | None,
+    note: str = "",
+) -> None:
+    milliseconds = {name: statistics.median(medians[name]) for name in (above, below)}
+    ratio = paired_ratio(medians[above], medians[below])
+    counted = len(medians[above]) * (window - 2)
+    bench.results.rows.append(Row(bench.name, f"{above} / {below}", ratio, counted, milliseconds, target, note=note))
+
+
+def after(bench: Bench, profiling: dict[str, Any], environment: dict[str, str | None]) -> None:
+    """After the window against before the hook opened, with a second process that is never profiled to show the drift."""
+    place = Place(bench.place.lane, bench.place.scratch, bench.place.environment | environment)
+    nsys = profiling.get("use_nsys_profiler", False)
+    profiled = own_nsys_worker(place, bench.sizes, profiling) if nsys else plain_worker(place, bench.sizes)
+    with plain_worker(bench.place, bench.sizes) as control, profiled as worker:
+        _after(bench, worker, control, profiling)
+
+
+def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, Any]) -> None:
+    draw = random.Random(bench.name)
+    bench.seconds /= 2
+    unprofiled = partial(worker.ask, "plain", settle=0, count=SETTLE + _BLOCK)
+    before = _beside(bench, draw, unprofiled, control)
+    worker.ask("open", profiling=profiling, window_in=SETTLE, window=_WINDOW)
+    captured = worker.ask("run", count=SETTLE + _WINDOW)["durations"]
+    just_after = worker.ask("run", count=_JUST_AFTER)
+    beside = worker.ask("written", seconds=180)["beside_s"]
+    after_it = _beside(bench, draw, partial(worker.ask, "run", count=SETTLE + _BLOCK), control, rounds=len(before["worker"]))
+    worker.ask("close")
+
+    usual = statistics.median(before["worker"])
+    inside_ms = median_ms(captured[SETTLE + 1 : -1])
+    bench.results.facts["window"] = {
+        "armed_ms": captured[SETTLE - 1] / 1e6,
+        "start_s": (captured[SETTLE] / 1e6 - inside_ms) / 1e3,
+        "inside_ms": inside_ms,
+        "held_at_end_s": (captured[-1] / 1e6 - inside_ms) / 1e3,
+        "just_after_ms": [one / 1e6 for one in just_after["durations"]],
+        "usual_ms": usual,
+        "written_beside_s": beside + sum(just_after["durations"][: just_after["writing"]]) / 1e9,
+    }
+    ratios = [
+        [mine / theirs for mine, theirs in zip(half["worker"], half["control"], strict=True)] for half in (before, after_it)
+    ]
+    control_moved = statistics.median(after_it["control"]) / statistics.median(before["control"])
+    itself_moved = statistics.median(after_it["worker"]) / usual
+    ratio, milliseconds = changed_ratio(*ratios), {"before": usual, "after": statistics.median(after_it["worker"])}
+    note = f"itself {itself_moved:.4f}, the control {control_moved:.4f}"
+    counted = len(before["worker"]) * _BLOCK
+    row = Row(bench.name, "after / before, over a control", ratio, counted, milliseconds, (0.98, 1.02), note=note)
+    bench.results.rows.append(row)
+
+
+def _beside(
+    bench: Bench, draw: random.Random, block: Callable[[], Any], control: Worker, rounds: int | None = None
+) -> dict[str, list[float]]:
+    """Blocks of a training and of the control in turns; the median of each."""
+    sides = {"worker": block, "control": partial(control.ask, "plain", settle=0, count=SETTLE + _BLOCK)}
+    medians: dict[str, list[float]] = {name: [] for name in sides}
+    bench.begin()
+    while bench.another_round() if rounds is None else len(medians["worker"]) < rounds:
+        for name in draw.sample(list(sides), len(sides)):
+            medians[name].append(median_ms(sides[name]()["durations"][SETTLE:]))
+    return medians
+
+
+def _torch(name: str, profiling: dict[str, Any], seconds: float) -> Case:
+    return Case(f"inside-{name}", seconds, 30, partial(inside, profiling=profiling, window=_TORCH_WINDOW))
+
+
+def _nsys(name: str, profiling: dict[str, Any]) -> Case:
+    return Case(f"inside-{name}", 90, 45, partial(inside_nsys, profiling=profiling, window=_NSYS_WINDOW), nsys=True)
+
+
+def _after_case(name: str, profiling: dict[str, Any], environment: dict[str, str | None], **needs: bool) -> Case:
+    return Case(f"after-{name}", 32, 40, partial(after, profiling=profiling, environment=environment), **needs)
+
+
+#: Those that take longest, and matter most, first.
+OVERHEAD_CASES = (
+    _nsys("nsys", NSYS),
+    _nsys("nsys-shapes", NSYS_SHAPES),
+    Case("idle", 150, 20, idle),
+    _torch("torch-stacks", STACKS, 100),
+    _torch("torch", TORCH, 75),
+    _torch("torch-shapes", SHAPES, 75),
+    _torch("torch-memory", MEMORY_EVENTS, 75),
+    _torch("torch-chakra", CHAKRA, 75),
+    _after_case("nsys", NSYS, {}, nsys=True),
+    _after_case("torch", TORCH, {"TEARDOWN_CUPTI": None}),
+    _after_case("torch-no-teardown", TORCH, {"TEARDOWN_CUPTI": "0"}, cuda=True),
+    Case("inside-history", 50, 25, partial(inside, profiling=HISTORY, window=_HISTORY_WINDOW), cuda=True),
+    _after_case("history", HISTORY, {}, cuda=True),
+)

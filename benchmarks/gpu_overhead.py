@@ -1,0 +1,246 @@
+"""What profiling costs a training: outside the window, inside it, after it, and when a trace is written.
+
+    python benchmarks/gpu_overhead.py --json overhead.json                     every case, on every GPU of the machine at once
+    python benchmarks/gpu_overhead.py --cases idle inside-torch --seconds 120  some of them; a name's beginning is enough
+    python benchmarks/gpu_overhead.py --list
+
+A real megatron-core training step on one GPU, small and bound by the host (gpu_training.py), so that what profiling costs the
+host shows in full. The sides of a ratio take turns inside one process, in an order drawn anew each time; ratios are medians of
+paired ratios with a bootstrapped 95 % interval (paired.py). One case runs on one GPU with its own share of the cores. A case
+that fails is reported and the others go on; what is done is printed and written as it comes. Without a GPU, `gpt_tiny` on the
+CPU shows that it works, and no figure of it means anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+if __name__ == "__main__":
+    # Started by its path, Python looks for modules in benchmarks/ only.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from benchmarks.gpu_cases import OVERHEAD_CASES, Case
+from benchmarks.gpu_processes import Lane, Place, end_all, lanes, visible_gpus
+from benchmarks.gpu_rounds import Bench, Row
+from benchmarks.gpu_sizes import Sizes
+from benchmarks.trace_cost import COST_CASES, cost_lines
+
+#: How long after its time a benchmark may end what it has begun.
+_GRACE_SECONDS = 30.0
+
+
+@dataclass
+class Record:
+    """What all cases found.
+
+    Attributes:
+        asked: the command's arguments.
+        path: where it is written after each case, as JSON; None writes nothing.
+    """
+
+    asked: dict[str, Any]
+    path: Path | None
+    rows: list[Row] = field(default_factory=list)
+    costs: list[dict[str, Any]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def keep(self, bench: Bench, seconds: float) -> None:
+        """Add what a case found, also one that failed later on."""
+        self.rows += bench.results.rows
+        self.costs += bench.results.costs
+        self.seconds[bench.name] = seconds
+        if bench.results.facts:
+            self.facts[bench.name] = bench.results.facts
+        self.write()
+
+    def write(self) -> None:
+        """Write all of it."""
+        if self.path is None:
+            return
+        content = vars(self) | {"path": str(self.path), "rows": [row.as_json() for row in self.rows], "machine": _machine()}
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(content, indent=1, default=str) + "\n")
+        os.replace(temporary, self.path)
+
+
+def _machine() -> dict[str, Any]:
+    commit = None
+    with contextlib.suppress(OSError):
+        here = Path(__file__).parent
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=here, check=False)
+        commit = asked.stdout.strip() or None
+    return {"python": platform.python_version(), "cores": os.cpu_count(), "commit": commit}
+
+
+class Schedule:
+    """Deals cases out to lanes until none is left or the time is over.
+
+    Args:
+        cases: in the order in which they begin.
+        lanes: where they run, one in each at a time.
+        arguments: the command's.
+        record: where results go.
+        scratch: for the trainings' files.
+    """
+
+    def __init__(
+        self, cases: Sequence[Case], lanes: Sequence[Lane], arguments: argparse.Namespace, record: Record, scratch: Path
+    ) -> None:
+        self._waiting, self._lanes, self._arguments, self._record = list(cases), lanes, arguments, record
+        self._scratch, self._lock = scratch, threading.Lock()
+        self._end = monotonic() + arguments.seconds
+        fixed, wanted = sum(case.fixed for case in cases), sum(case.seconds for case in cases)
+        self._factor = min(max((arguments.seconds * len(lanes) - fixed) / max(wanted, 1.0), 0.1), 1.0)
+        expected = (fixed + wanted * self._factor) / len(lanes)
+        self.say(
+            f"{len(cases)} cases on {len(lanes)} {'GPU(s)' if lanes[0].gpu else 'CPU'}, {len(lanes[0].cores)} cores each;"
+            f" {expected:.0f} s expected, with {self._factor:.0%} of the time that each can use for measuring"
+        )
+
+    def say(self, text: str) -> None:
+        """Print a line whole."""
+        with self._lock:
+            print(text, flush=True)
+
+    def run(self) -> None:
+        """Run them all."""
+        threads = [threading.Thread(target=self._work, args=(lane,), daemon=True) for lane in self._lanes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(self._end + _GRACE_SECONDS - monotonic(), 0))
+        if any(thread.is_alive() for thread in threads):
+            self.say("the time is over: the trainings that still run are ended")
+            end_all()
+            for thread in threads:
+                thread.join(_GRACE_SECONDS)
+
+    def _work(self, lane: Lane) -> None:
+        lane.take()
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return
+                case = self._waiting.pop(0)
+            self._try(case, lane)
+
+    def _try(self, case: Case, lane: Lane) -> None:
+        left = self._end - monotonic()
+        if left < case.fixed:
+            self._record.left_out[case.name] = f"{left:.0f} s were left, and it takes {case.fixed:.0f} s"
+            self.say(f"-- {case.name}: left out, {self._record.left_out[case.name]}")
+            return
+        began = monotonic()
+        seconds = min(case.seconds * self._factor, left - case.fixed)
+        sizes = Sizes(self._arguments.layers, self._arguments.micro_batches)
+        with tempfile.TemporaryDirectory(dir=self._scratch, ignore_cleanup_errors=True) as folder:
+            bench = Bench(case.name, Place(lane, Path(folder)), sizes, seconds, self._arguments.rounds, self.say)
+            try:
+                case.run(bench)
+            except Exception as error:
+                self._record.failed[case.name] = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+                self.say(f"!! {case.name} failed: {type(error).__name__}: {error}")
+            took = monotonic() - began
+            with self._lock:
+                self._record.keep(bench, took)
+        lines = [f"== {case.name}: {took:.0f} s", *row_lines(bench.results.rows), *cost_lines(bench.results.costs)]
+        lines += [f"   {name}: {fact}" for name, fact in bench.results.facts.items()]
+        self.say("\n".join(lines))
+
+
+def row_lines(rows: Sequence[Row]) -> list[str]:
+    """Ratios as a table."""
+    lines = []
+    for row in rows:
+        sides = ", ".join(f"{name} {value:.2f}" for name, value in row.milliseconds.items())
+        target = "" if row.target is None else f"   {_target(row.target)}: {row.verdict}"
+        note = f"   [{row.note}]" if row.note else ""
+        lines.append(
+            f"{row.case:24} {row.what:34} {row.ratio.median:.4f} ({row.ratio.low:.4f} to {row.ratio.high:.4f})"
+            f"  {row.iterations:5d} a side, {row.ratio.pairs} pairs; ms: {sides}{target}{note}"
+        )
+    return lines
+
+
+def _target(target: tuple[float, float]) -> str:
+    low, high = target
+    return f"{low} to {high}" if low else f"at most {high}"
+
+
+def main(cases: Sequence[Case], description: str | None) -> None:
+    """Run those of these cases that are asked for."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="*", default=[""], metavar="NAME", help="beginnings of the names of cases; all")
+    parser.add_argument("--seconds", type=float, default=380, help="for all of it (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=80, help="rounds of a case at most; 100 pairs in one of `idle`")
+    parser.add_argument("--gpus", type=int, help="GPUs to use at most; all that are visible")
+    parser.add_argument("--layers", type=int, default=Sizes.layers)
+    parser.add_argument("--micro-batches", type=int, default=Sizes.micro_batches)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write everything")
+    parser.add_argument("--scratch", type=Path, help="directory on a fast disk for captures; the usual temporary one")
+    parser.add_argument("--list", action="store_true", help="say what there is, and end")
+    arguments = parser.parse_args()
+    chosen = [case for case in cases if case.name.startswith(tuple(arguments.cases))]
+    if arguments.list:
+        print("\n".join(f"{case.name:36} {case.fixed:4.0f} s and {case.seconds:4.0f} s to measure" for case in chosen))
+        return
+    if not chosen:
+        parser.error("no case has such a name; --list names them")
+
+    # However it is ended, its trainings end with it.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    gpus = visible_gpus()[: arguments.gpus]
+    record = Record(vars(arguments), arguments.json)
+    for case in list(chosen):
+        missing = "no nsys on PATH" if case.nsys and not shutil.which("nsys") else ""
+        if case.cuda and not gpus:
+            missing = "no GPU here"
+        if missing:
+            chosen.remove(case)
+            record.left_out[case.name] = missing
+            print(f"-- {case.name}: left out, {missing}")
+    if chosen:
+        with tempfile.TemporaryDirectory(prefix="overhead-", dir=arguments.scratch, ignore_cleanup_errors=True) as scratch:
+            began = monotonic()
+            try:
+                Schedule(chosen, lanes(gpus), arguments, record, Path(scratch)).run()
+            finally:
+                end_all()
+                record.seconds["all"] = monotonic() - began
+                record.write()
+    _conclude(record)
+
+
+def _conclude(record: Record) -> None:
+    print("\n" + "\n".join(row_lines(record.rows)))
+    print("\n".join(cost_lines(record.costs, summary=True)))
+    for name, why in record.left_out.items():
+        print(f"left out: {name} ({why})")
+    for name, error in record.failed.items():
+        print(f"FAILED: {name}: {error.splitlines()[0]}")
+    print(f"{record.seconds.get('all', 0):.0f} s in all")
+    if record.failed:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main((*OVERHEAD_CASES, *COST_CASES), __doc__)

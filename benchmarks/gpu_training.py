@@ -1,0 +1,166 @@
+"""The training whose iterations the GPU benchmarks time: the project's own recipe, model, optimizer and step, made small.
+
+An iteration takes some 20 ms and is bound by the host: the worst case for what profiling costs the host. Each ends with a
+synchronize of the device, so that its duration is all of it. On a machine without a GPU it is `gpt_tiny`.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_sizes import Sizes
+from bridge_profiling.capture import ProfilingHook
+from recipes.catalog import get_recipe
+from recipes.config import ConfigContainer
+from recipes.megatron import train
+from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
+from recipes.megatron.data import Batch
+from recipes.megatron.layers import choose_transformer_impl
+from recipes.megatron.process import Process
+from recipes.megatron.setup import distributed
+from recipes.megatron.train import Loop
+
+#: More than any benchmark runs: the data must not come to an end.
+_ITERATIONS = 40_000
+
+#: Iterations before anything is measured: compilation, autotuning, allocator and clocks.
+_WARM_UP = 30
+
+
+def sized_config(sizes: Sizes, *, cuda: bool) -> ConfigContainer:
+    """`gpt_125m` on a GPU and `gpt_tiny` on a CPU, cut to these sizes; not finalized."""
+    config = get_recipe("gpt_125m" if cuda else "gpt_tiny")()
+    config.model.num_layers = sizes.layers
+    if cuda:
+        config.model.seq_length = 512
+    if sizes.recompute:
+        config.model.recompute_granularity = "full"
+        config.model.recompute_method = "uniform"
+        config.model.recompute_num_layers = 1
+    config.train.train_iters = _ITERATIONS
+    config.train.micro_batch_size = 1
+    config.train.global_batch_size = sizes.micro_batches
+    return config
+
+
+class PlainLoop(Loop):
+    """The training loop's step without a line of profiling in it; a test holds it to be the same but for that."""
+
+    def _step(self, iterators: Sequence[Iterator[Batch] | None]) -> torch.Tensor | None:
+        for chunk in self.model:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        reports = self._run_schedule(iterators, forward_only=False)
+        updated, _, _ = self.optimizer.step()
+        if updated:
+            self.scheduler.step(1)
+        return train._mean_loss(reports)
+
+    def _forward_step(self, batches: Iterator[Batch] | None, chunk: torch.nn.Module) -> tuple[torch.Tensor, Callable]:
+        batch: Batch = {}
+        if batches is not None:
+            batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in next(batches).items()}
+            batch = train.get_batch_on_this_cp_rank(batch)
+        output = chunk(batch.get("tokens"), batch.get("position_ids"), batch.get("attention_mask"), labels=batch.get("labels"))
+        return output, partial(train._loss, batch.get("loss_mask"))
+
+
+class Training:
+    """A training that runs iterations on demand, with a hook around them or without a line of profiling.
+
+    Garbage is collected between measurements only, on every side alike.
+
+    Args:
+        sizes: of the model and the batch.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._stack = ExitStack()
+        process = Process.from_environment()
+        self.cuda = process.device.type == "cuda"
+        config = sized_config(sizes, cuda=self.cuda)
+        if not self.cuda:
+            adapt_to_cpu(config)
+        choose_transformer_impl(config, process.device)
+        config.finalize(process.world_size)
+        self._stack.enter_context(megatron_on_cpu())
+        self._stack.enter_context(distributed(config, process))
+        nobody: Any = None
+        self._loop = Loop(config, process, ProfilingHook(None, rank=0), nobody, nobody)
+        self._plain = copy.copy(self._loop)
+        self._plain.__class__ = PlainLoop
+        self._iterators = self._loop._iterators(lambda: self._loop.data.train_batches(0))
+        self.parameters = sum(one.numel() for chunk in self._loop.model for one in chunk.parameters())
+        self.next_iteration = 0
+        gc.disable()
+        self.plain(_WARM_UP)
+        gc.collect()
+        gc.freeze()
+
+    def close(self) -> None:
+        """Take the process groups down."""
+        self._stack.close()
+
+    def plain(self, count: int) -> list[int]:
+        """Run iterations without profiling code; the nanoseconds of each."""
+        return [self._timed(self._plain_iteration) for _ in range(count)]
+
+    def hooked(self, hook: ProfilingHook, count: int) -> list[int]:
+        """Run iterations as the training loop does, within this open hook; the nanoseconds of each, the hook's included."""
+        self._loop.hook = hook
+        return [self._timed(partial(self._hooked_iteration, hook)) for _ in range(count)]
+
+    def pairs(self, hook: ProfilingHook, hook_first: Sequence[bool]) -> tuple[list[int], list[int]]:
+        """Run pairs of one iteration without profiling code and one within this open hook.
+
+        Args:
+            hook: an open hook.
+            hook_first: for each pair, which of the two goes first.
+
+        Returns:
+            Nanoseconds of the plain iterations, and of the others.
+        """
+        self._loop.hook = hook
+        hooked = partial(self._hooked_iteration, hook)
+        plain_ns, hooked_ns = [], []
+        for first in hook_first:
+            if first:
+                hooked_ns.append(self._timed(hooked))
+                plain_ns.append(self._timed(self._plain_iteration))
+            else:
+                plain_ns.append(self._timed(self._plain_iteration))
+                hooked_ns.append(self._timed(hooked))
+        return plain_ns, hooked_ns
+
+    def _timed(self, iteration: Callable[[], None]) -> int:
+        began = perf_counter_ns()
+        iteration()
+        duration = perf_counter_ns() - began
+        self.next_iteration += 1
+        return duration
+
+    def _plain_iteration(self) -> None:
+        self._plain._step(self._iterators)
+        torch.cuda.synchronize()
+
+    def _hooked_iteration(self, hook: ProfilingHook) -> None:
+        with hook.iteration(self.next_iteration):
+            self._loop._step(self._iterators)
+            torch.cuda.synchronize()
+
+    def rest(self) -> None:
+        """Let a pending teardown of CUPTI finish, as the hook does when it closes: it waits for calls to CUDA."""
+        if self.cuda and os.environ.get("TEARDOWN_CUPTI") == "1":
+            for _ in range(20):
+                torch.cuda.synchronize()
+                time.sleep(0.01)

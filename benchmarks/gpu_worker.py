@@ -1,0 +1,218 @@
+"""A process that trains on demand: it is told over a socket what to run, and answers how long each iteration took.
+
+Started by the GPU benchmarks (gpu_processes.py), under nsys or not. One JSON object a line in each direction:
+`{"do": NAME, …}` for a method of Worker with its arguments, answered by `{"result": …}` or `{"error": TRACEBACK}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import gzip
+import json
+import logging
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import traceback
+from importlib import metadata
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+if __name__ == "__main__":
+    # Started by its path, Python looks for modules in benchmarks/ only.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import torch
+
+from benchmarks.gpu_bare import bare
+from benchmarks.gpu_sizes import Sizes
+from benchmarks.gpu_training import Training
+from bridge_profiling import ProfilingConfig
+from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
+from bridge_profiling.capture.nsys_launch import exit_code_told
+
+#: No iteration of a benchmark is as late: a hook that waits for it is idle.
+_NEVER = 10**12
+
+
+class Worker:
+    """What the process can be told to do.
+
+    Args:
+        training: the training.
+        scratch: where captures go; each is removed when it has been looked at.
+    """
+
+    def __init__(self, training: Training, scratch: Path) -> None:
+        self._training, self._scratch = training, scratch
+        self._hook: ProfilingHook | None = None
+
+    def about(self) -> dict[str, object]:
+        """What runs here."""
+        return {
+            "device": torch.cuda.get_device_name() if self._training.cuda else "cpu",
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "megatron-core": metadata.version("megatron-core"),
+            "python": sys.version.split()[0],
+            "parameters": self._training.parameters,
+            "step_ms": statistics.median(self._training.plain(20)) / 1e6,
+        }
+
+    # -- blocks: some iterations to settle, then those that count ----------------------------------------------------
+
+    def plain(self, settle: int, count: int) -> dict[str, object]:
+        """A block without profiling code."""
+        return {"durations": self._training.plain(settle + count)}
+
+    def bare(self, profiling: dict[str, Any], settle: int, count: int) -> dict[str, object]:
+        """A block of which the last `count` iterations are recorded by a profiler driven bare."""
+        profiler = bare(ProfilingConfig(**profiling))
+        profiler.open()
+        durations = self._training.plain(settle - 1)
+        profiler.arm()
+        durations += self._training.plain(1)
+        torch.cuda.synchronize()
+        profiler.start()
+        durations += self._training.plain(count)
+        torch.cuda.synchronize()
+        profiler.stop()
+        if profiling.get("use_pytorch_profiler"):
+            self._training.rest()
+        return {"durations": durations}
+
+    def hook(self, profiling: dict[str, Any], settle: int, count: int) -> dict[str, object]:
+        """A block of which the last `count` iterations are the window of a hook; and what it wrote."""
+        self.open(profiling, window_in=settle, window=count)
+        assert self._hook is not None
+        try:
+            durations = self._training.hooked(self._hook, settle + count)
+            beside = _seconds_until_written()
+        finally:
+            written = self.close()
+        return {"durations": durations, "beside_s": beside, **written}
+
+    def idle_pairs(self, hook_first: list[bool]) -> dict[str, object]:
+        """Pairs of an iteration without profiling code and one within a hook whose window is far away."""
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=_NEVER, profile_step_end=_NEVER + 2)
+            with ProfilingHook(config, rank=0, output_dir=folder) as hook:
+                self._training.pairs(hook, [True, False])
+                plain, hooked = self._training.pairs(hook, hook_first)
+        return {"plain": plain, "hook": hooked}
+
+    # -- a hook that stays open over several requests ----------------------------------------------------------------
+
+    def open(self, profiling: dict[str, Any], window_in: int, window: int) -> dict[str, object]:
+        """Open a hook whose window of `window` iterations begins after `window_in` more."""
+        first = self._training.next_iteration + window_in
+        self._root = Path(tempfile.mkdtemp(dir=self._scratch))
+        config = ProfilingConfig(**profiling, profile_step_start=first, profile_step_end=first + window)
+        self._hook = ProfilingHook(config, rank=0, output_dir=self._root)
+        self._hook.__enter__()
+        return {}
+
+    def run(self, count: int) -> dict[str, object]:
+        """Iterations within the open hook, and after how many of them its thread still wrote."""
+        assert self._hook is not None
+        durations, writing = [], 0
+        for _ in range(count):
+            durations += self._training.hooked(self._hook, 1)
+            writing += _writer() is not None
+        return {"durations": durations, "writing": writing}
+
+    def written(self) -> dict[str, object]:
+        """Wait until the open hook has written everything; the seconds that took."""
+        return {"beside_s": _seconds_until_written()}
+
+    def close(self) -> dict[str, object]:
+        """Close the hook; what it left.
+
+        Raises:
+            RuntimeError: the capture is not complete.
+        """
+        assert self._hook is not None
+        hook, self._hook = self._hook, None
+        hook.__exit__(None, None, None)
+        try:
+            manifest = json.loads(next(self._root.glob("manifest/*/rank-0.json")).read_text())
+            if manifest["status"] != "complete":
+                raise RuntimeError(f"the capture is {manifest['status']}: {manifest['reason']}")
+            artifacts = [one | {"raw_bytes": _raw_bytes(self._root / one["path"])} for one in _artifacts(manifest)]
+            return {"artifacts": artifacts}
+        finally:
+            shutil.rmtree(self._root)
+
+
+def _artifacts(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    return [artifact for profiler in manifest["profilers"] for artifact in profiler["artifacts"]]
+
+
+def _raw_bytes(path: Path) -> int:
+    """A file's bytes, unpacked."""
+    if path.suffix != ".gz":
+        return path.stat().st_size
+    size = 0
+    with gzip.open(path) as file:
+        while piece := file.read(1 << 22):
+            size += len(piece)
+    return size
+
+
+def _writer() -> threading.Thread | None:
+    return next((one for one in threading.enumerate() if one.name == "bridge_profiling writer"), None)
+
+
+def _seconds_until_written() -> float:
+    began, writer = perf_counter(), _writer()
+    if writer is not None:
+        writer.join()
+    return perf_counter() - began
+
+
+def serve(worker: Worker, path: str) -> None:
+    """Answer requests until `quit`, or until the other side is gone."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        with connection.makefile("rw", encoding="utf-8") as lines:
+            for line in lines:
+                request = json.loads(line)
+                name = request.pop("do")
+                if name == "quit":
+                    return
+                try:
+                    answer = {"result": getattr(worker, name)(**request)}
+                    gc.collect()
+                except Exception:
+                    answer = {"error": traceback.format_exc()}
+                print(json.dumps(answer), file=lines, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("socket")
+    parser.add_argument("scratch", type=Path)
+    parser.add_argument("sizes", type=json.loads, help="JSON of the training's sizes")
+    parser.add_argument("--own-nsys", type=json.loads, help="JSON of the profiling settings with which it starts its own nsys")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("bridge_profiling").setLevel(logging.WARNING)
+    if arguments.own_nsys is not None:
+        config = ProfilingConfig(**arguments.own_nsys)
+        config.finalize()
+        cuda = torch.cuda.is_available()
+        start_under_nsys(config, rank=0, layout=ParallelLayout(), local_rank=0, cuda=cuda)
+    with exit_code_told():
+        training = Training(Sizes(**arguments.sizes))
+        serve(Worker(training, arguments.scratch), arguments.socket)
+        training.rest()
+        training.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Every training of the GPU tests, by name: a covering set of layouts, profilers and endings, each as short as it can be."""
+
+from __future__ import annotations
+
+from tests.gpu.jobs import JobSpec
+
+#: 20 iterations with a window of 4 in their midst, and layers enough for every stage.
+_GPT = ("train.train_iters=20", "model.num_layers=4", "model.seq_length=1024", "train.micro_batch_size=2")
+_TP2_DP2 = (*_GPT, "model.tensor_model_parallel_size=2", "train.global_batch_size=8")
+_PP2_DP2 = (*_GPT, "model.pipeline_model_parallel_size=2", "train.global_batch_size=16", "ddp.overlap_param_gather=true")
+_DP2 = (*_GPT, "train.global_batch_size=8")
+#: Two layers of Llama 3 8B, and a quarter of its vocabulary. Megatron-core's own layers know no sequence parallelism.
+_LLAMA = (
+    "train.train_iters=20", "model.num_layers=2", "model.seq_length=2048", "model.vocab_size=32064",
+    "model.sequence_parallel=false", "train.global_batch_size=8",
+)  # fmt: skip
+#: One layer on one GPU: what a layer's execution changes shows in full.
+_LAYER = ("train.train_iters=20", "model.num_layers=1", "model.seq_length=1024", "train.global_batch_size=4")
+#: More than can be done before the signal comes, and few enough that data for them are indexed at once.
+_ENDLESS = ("train.train_iters=3000",)
+_ENDLESS_WINDOW = (4, 3000)
+
+#: How a layer may be executed, by name.
+EXECUTIONS = {
+    "eager": (),
+    "cuda_graphs": ("model.cuda_graph_impl=local",),
+    "full_recompute": (
+        "model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"
+    ),
+    "selective_recompute": ("model.recompute_granularity=selective",),
+}  # fmt: skip
+
+#: Micro-batches of an iteration of these.
+EXECUTION_MICROBATCHES = 2
+
+JOBS: dict[str, JobSpec] = {
+    # -- four GPUs ---------------------------------------------------------------------------------------------------
+    "tp2_dp2": JobSpec(
+        "gpt_125m", 4, (*_TP2_DP2, "checkpoint.save={folder}/checkpoints", "checkpoint.save_interval=10")
+    ),
+    "tp2_dp2-nsys": JobSpec("gpt_125m", 4, _TP2_DP2, "nsys", ranks="0,3", selected=(0, 3)),
+    "tp2_dp2-torch-shapes-memory": JobSpec(
+        "gpt_125m", 4, _TP2_DP2, "torch", ranks="all", selected=(0, 1, 2, 3), options=("--record-shapes", "--memory")
+    ),
+    "tp2_dp2-torch-resumed": JobSpec(
+        "gpt_125m", 4, (*_TP2_DP2, "checkpoint.load={folder}/checkpoints"), "torch", ranks="1,2", selected=(1, 2),
+        needs="tp2_dp2", resumes_at=10,
+    ),
+    "pp2_dp2": JobSpec("gpt_125m", 4, _PP2_DP2),
+    "pp2_dp2-torch-memory": JobSpec(
+        "gpt_125m", 4, _PP2_DP2, "torch", ranks="pp", selected=(0, 2), options=("--memory",)
+    ),
+    "pp2_dp2-nsys-shapes": JobSpec(
+        "gpt_125m", 4, _PP2_DP2, "nsys", ranks="all", selected=(0, 1, 2, 3), options=("--record-shapes",)
+    ),
+    "llama-tp4-torch": JobSpec(
+        "llama3_8b", 4, (*_LLAMA, "model.tensor_model_parallel_size=4"), "torch", ranks="2", selected=(2,)
+    ),
+    "llama-tp2_dp2-nsys": JobSpec("llama3_8b", 4, _LLAMA, "nsys", ranks="1,2", selected=(1, 2)),
+    # -- two GPUs, and one; the longest first, since they are started in this order ----------------------------------
+    "slow-disk": JobSpec(
+        "gpt_125m", 2, _DP2, "torch", environment={"PLANTED_SLOW_DISK": "60"}, limit=240
+    ),
+    **{
+        f"{execution}-{profiler}": JobSpec("gpt_125m", 1, (*_LAYER, *settings), profiler)
+        for execution, settings in EXECUTIONS.items()
+        for profiler in ("torch", "nsys")
+    },
+    "dp2": JobSpec("gpt_125m", 2, _DP2),
+    "failing-torch": JobSpec(
+        "gpt_125m", 2, _DP2, "torch", ranks="all", selected=(0, 1), environment={"PLANTED_FAULT": "fail * 10"}
+    ),
+    "one-fails-torch": JobSpec(
+        "gpt_125m", 2, _DP2, "torch", ranks="all", selected=(0, 1), environment={"PLANTED_FAULT": "fail 1 10"}
+    ),
+    "one-fails-nsys": JobSpec(
+        "gpt_125m", 2, _DP2, "nsys", ranks="all", selected=(0, 1), environment={"PLANTED_FAULT": "fail 1 10"}
+    ),
+    "terminated-in-step-torch": JobSpec(
+        "gpt_125m", 2, (*_DP2, *_ENDLESS), "torch", _ENDLESS_WINDOW, "all", (0, 1), terminate_at=9,
+        environment={"PLANTED_FAULT": "hang * 10"},
+    ),
+    "terminated-torch": JobSpec(
+        "gpt_125m", 2, (*_DP2, *_ENDLESS), "torch", _ENDLESS_WINDOW, "all", (0, 1), terminate_at=8
+    ),
+    "terminated-nsys": JobSpec(
+        "gpt_125m", 2, (*_DP2, *_ENDLESS), "nsys", _ENDLESS_WINDOW, "all", (0, 1), terminate_at=8
+    ),
+    "out-of-memory": JobSpec(
+        "gpt_125m", 1, _LAYER, "torch", options=("--memory",), environment={"PLANTED_FAULT": "leak * 10"}, alone=True
+    ),
+    "terminated-alone-torch": JobSpec(
+        "gpt_125m", 1, (*_LAYER, *_ENDLESS), "torch", _ENDLESS_WINDOW, direct=True, terminate_at=8
+    ),
+    "terminated-alone-nsys": JobSpec(
+        "gpt_125m", 1, (*_LAYER, *_ENDLESS), "nsys", _ENDLESS_WINDOW, direct=True, terminate_at=8
+    ),
+}  # fmt: skip

@@ -1,0 +1,389 @@
+"""Runs trainings on this machine's GPUs, as many at a time as there is room for, with the commands that a user types.
+
+A job is asked for by name and runs once a session; the tests that need it wait for it. Knows nothing of what a job should show.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from bridge_profiling.traces.load import load
+from bridge_profiling.traces.run_dir import Capture, find_run
+from bridge_profiling.traces.tables import RankTables
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: On PYTHONPATH, it plants a fault in a rank.
+PLANTED = ROOT / "tests" / "system" / "planted"
+
+#: What would make a job believe that it is part of another, or write somewhere else.
+_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "SLURM", "TORCHELASTIC", "BRIDGE_PROFILING", "PLANTED", "PYTEST")
+
+#: Jobs that share a GPU: starting takes most of a job's time, and hardly any of the GPU's. Places for jobs on more than two
+#: GPUs are kept apart: such a job needs one on every GPU at once, and small ones would never leave it that.
+_SHARES = {"large": 2, "small": 2}
+
+#: Seconds that nsys' own processes may stay after the job.
+_AFTERMATH_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One training.
+
+    Args:
+        recipe: what is trained.
+        gpus: GPUs, and ranks.
+        overrides: settings.
+        profiler: none, torch or nsys.
+        window: first iteration, and the first after it.
+        ranks: as `--ranks` takes them.
+        selected: the ranks this means.
+        options: further options of launch/experiment.py.
+        direct: start launch/pretrain.py itself, one rank, without an experiment around it.
+        environment: variables of the job.
+        terminate_at: send SIGTERM to the launcher when this iteration is told; to the rank itself with `direct`.
+        needs: a job that must have ended before.
+        resumes_at: start from the checkpoint that job wrote after so many iterations.
+        alone: no other job on the same GPUs.
+        limit: seconds after which it is killed.
+    """
+
+    recipe: str
+    gpus: int
+    overrides: tuple[str, ...]
+    profiler: str = "none"
+    window: tuple[int, int] = (8, 12)
+    ranks: str = "0"
+    selected: tuple[int, ...] = (0,)
+    options: tuple[str, ...] = ()
+    direct: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    terminate_at: int | None = None
+    needs: str | None = None
+    resumes_at: int | None = None
+    alone: bool = False
+    limit: int = 150
+
+    @property
+    def sources(self) -> list[str]:
+        """The captures that a selected rank should leave, in the words of the readers."""
+        found = {"none": [], "torch": ["kineto"], "nsys": ["nsys"]}[self.profiler]
+        return found + (["memory"] if "--memory" in self.options else [])
+
+    def command(self, folder: Path) -> list[str]:
+        """What a user types for it."""
+        start, end = self.window
+        settings = [text.replace("{folder}", str(folder)) for text in self.overrides]
+        settings.append(f"logger.loss_file={folder / 'losses.jsonl'}")
+        if self.direct:
+            asked = [f"profiling.use_{'pytorch' if self.profiler == 'torch' else 'nsys'}_profiler=true"]
+            asked += [f"profiling.profile_step_start={start}", f"profiling.profile_step_end={end}"]
+            asked += ["profiling.nsys_export_sqlite=true"] if self.profiler == "nsys" else []
+            return [sys.executable, str(ROOT / "launch" / "pretrain.py"), "--recipe", self.recipe, *settings, *asked]
+        command = [sys.executable, str(ROOT / "launch" / "experiment.py"), "--recipe", self.recipe]
+        where = ["local_torchrun", "--nproc-per-node", str(self.gpus)] if self.gpus > 1 else ["local", "--nproc-per-node", "1"]
+        command += ["--executor", *where, "--profiler", self.profiler]
+        if self.profiler != "none":
+            command += ["--steps", f"{start}:{end}", "--ranks", self.ranks]
+        if self.profiler == "nsys":
+            command.append("--export-sqlite")
+        return [*command, *self.options, *settings]
+
+
+class Job:
+    """A training that has ended, and what it left.
+
+    Args:
+        name: its name.
+        spec: what it was.
+        folder: where it ran.
+        returncode: of the command; None when it was killed for being late.
+        seconds: how long it took.
+    """
+
+    def __init__(self, name: str, spec: JobSpec, folder: Path, returncode: int | None, seconds: float) -> None:
+        self.name, self.spec, self.folder, self.returncode, self.seconds = name, spec, folder, returncode, seconds
+        self._tables: dict[tuple[int, str], RankTables] = {}
+
+    @functools.cached_property
+    def output(self) -> str:
+        """All it said."""
+        return (self.folder / "output.txt").read_text(errors="replace")
+
+    @functools.cached_property
+    def profiles(self) -> Path:
+        """Its output directory."""
+        found = sorted(path for path in self.folder.rglob("profiles") if (path / "manifest").is_dir())
+        assert len(found) == 1, f"{self.name} left {len(found)} output directories: {found}\n{self.tail}"
+        return found[0]
+
+    @property
+    def tail(self) -> str:
+        """The end of what it said."""
+        return self.output[-6000:]
+
+    @functools.cached_property
+    def manifests(self) -> dict[int, dict]:
+        """Every rank's manifest."""
+        found = [json.loads(path.read_text()) for path in sorted(self.profiles.glob("manifest/*/rank-*.json"))]
+        return {manifest["rank"]: manifest for manifest in found}
+
+    @functools.cached_property
+    def losses(self) -> dict[int, str]:
+        """Iteration to loss, as a hexadecimal float."""
+        records = [json.loads(line) for line in (self.folder / "losses.jsonl").read_text().splitlines()]
+        return {record["iteration"]: record["hex"] for record in records}
+
+    @functools.cached_property
+    def captures(self) -> list[Capture]:
+        """The captures that a reader finds."""
+        return find_run(self.profiles).captures
+
+    def tables(self, rank: int, source: str) -> RankTables:
+        """One rank's capture by one profiler, as tables."""
+        if (rank, source) not in self._tables:
+            (found,) = [capture for capture in self.captures if (capture.rank, capture.source) == (rank, source)]
+            self._tables[rank, source] = load(found, cached=False)
+        return self._tables[rank, source]
+
+    @property
+    def files(self) -> set[str]:
+        """Every file under its output directory, also hidden ones."""
+        return {str(path.relative_to(self.profiles)) for path in self.profiles.rglob("*") if path.is_file()}
+
+    def figures(self) -> dict[str, object]:
+        """What the session tells of it: step times from the manifest of the first profiled rank, and bytes per iteration."""
+        told: dict[str, object] = {
+            "job": self.name,
+            "recipe": self.spec.recipe,
+            "gpus": self.spec.gpus,
+            "overrides": list(self.spec.overrides),
+            "profiler": " ".join([self.spec.profiler, *(text for text in self.spec.options if text.startswith("--"))]),
+            "ranks": list(self.spec.selected) if self.spec.profiler != "none" else [],
+            "seconds": round(self.seconds, 1),
+            "returncode": self.returncode,
+            "shared_gpus": not self.spec.alone,
+        }
+        if self.spec.profiler == "none" or not self.manifests:
+            return told
+        manifest = self.manifests[min(self.manifests)]
+        timed = manifest["durations_ns"]
+        durations = dict(zip(timed["iteration"], timed["duration_ns"], strict=True))
+        first, (start, end) = min(durations, default=0), self.spec.window
+        captured = (manifest["captured"] or {}).get("iterations", [])
+        # Not the run's first two, which set things up; not those beside the window, which pay for its edges.
+        before = [ns for iteration, ns in durations.items() if first + 2 <= iteration < start - 1]
+        after = [ns for iteration, ns in durations.items() if iteration > end]
+        inside = [durations[iteration] for iteration in captured if iteration in durations]
+        told["status"] = {rank: found["status"] for rank, found in self.manifests.items()}
+        for name, group in (("before", before), ("inside", inside), ("after", after)):
+            told[f"step_{name}_ms"] = round(statistics.median(group) / 1e6, 3) if group else None
+        told["step_that_pays_for_the_end_ms"] = round(durations[end] / 1e6, 3) if end in durations else None
+        sizes: dict[str, float] = {}
+        for outcome in manifest["profilers"]:
+            for artifact in outcome["artifacts"]:
+                sizes[Path(artifact["path"]).suffix] = artifact["bytes"] / max(len(captured), 1)
+        told["bytes_per_rank_and_iteration"] = {suffix: round(size) for suffix, size in sizes.items()}
+        told["versions"] = manifest["versions"]
+        return told
+
+
+class Jobs:
+    """Runs jobs beside one another on the same GPUs.
+
+    Args:
+        specs: every job by its name.
+        folder: where they run.
+        devices: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them.
+    """
+
+    def __init__(self, specs: Mapping[str, JobSpec], folder: Path, devices: Sequence[str]) -> None:
+        self._specs, self._folder, self._devices = specs, folder, list(devices)
+        self._free = {(device, size): shares for device in self._devices for size, shares in _SHARES.items()}
+        self._changed = threading.Condition()
+        self._futures: dict[str, Future[Job]] = {}
+        self._stopping = False
+        self._running: set[int] = set()
+        # A thread a job: most of them wait, for their GPUs or for their process.
+        self._threads = ThreadPoolExecutor(max_workers=max(len(specs), 1), thread_name_prefix="job")
+
+    def __enter__(self) -> Jobs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopping = True
+        with self._changed:
+            self._changed.notify_all()
+        for pid in list(self._running):
+            _kill(pid)
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def start(self, names: Iterable[str]) -> None:
+        """Start these and what they need: those that want a GPU alone, then the largest, so that the small fill the gaps."""
+        wanted = {name for name in names if name in self._specs}
+        wanted |= {needed for name in wanted if (needed := self._specs[name].needs)}
+        order = list(self._specs)
+        # What others need comes before them in the table, so it keeps that order among those of a size.
+        for name in sorted(wanted - self._futures.keys(), key=lambda name: (*self._place(name), order.index(name))):
+            self._futures[name] = self._threads.submit(self._job, name)
+
+    def _place(self, name: str) -> tuple[bool, int]:
+        spec = self._specs[name]
+        return not spec.alone, -spec.gpus
+
+    def result(self, name: str) -> Job:
+        """The job of that name, when it has ended."""
+        self.start([name])
+        return self._futures[name].result()
+
+    @property
+    def ended(self) -> list[Job]:
+        """Those that have ended so far."""
+        done = [future for future in self._futures.values() if future.done() and not future.cancelled()]
+        return [future.result() for future in done if future.exception() is None]
+
+    def _job(self, name: str) -> Job:
+        spec = self._specs[name]
+        if spec.needs is not None:
+            self._futures[spec.needs].result()
+        taken = self._take(spec)
+        try:
+            return self._run(name, spec, list(dict.fromkeys(device for device, _ in taken)))
+        finally:
+            with self._changed:
+                for place in taken:
+                    self._free[place] += 1
+                self._changed.notify_all()
+
+    def _take(self, spec: JobSpec) -> list[tuple[str, str]]:
+        """Wait for a place on as many GPUs as the job has ranks, the emptiest first; for all places of a GPU if it is alone."""
+        wanted = dict(_SHARES) if spec.alone else {"large" if spec.gpus > 2 else "small": 1}
+        with self._changed:
+            while True:
+                if self._stopping:
+                    raise RuntimeError("the session ends")
+                free = [
+                    device
+                    for device in sorted(self._devices, key=lambda device: -sum(self._free[device, size] for size in wanted))
+                    if all(self._free[device, size] >= shares for size, shares in wanted.items())
+                ]
+                if len(free) >= spec.gpus:
+                    chosen = sorted(free[: spec.gpus], key=self._devices.index)
+                    taken = [(device, size) for device in chosen for size, shares in wanted.items() for _ in range(shares)]
+                    for place in taken:
+                        self._free[place] -= 1
+                    return taken
+                self._changed.wait()
+
+    def _run(self, name: str, spec: JobSpec, devices: Sequence[str]) -> Job:
+        folder = self._folder / name
+        folder.mkdir(parents=True)
+        if spec.resumes_at is not None:
+            _as_it_was(self._folder / str(spec.needs) / "checkpoints", folder / "checkpoints", spec.resumes_at)
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
+        environment = kept | {
+            "CUDA_VISIBLE_DEVICES": ",".join(devices),
+            "NEMORUN_HOME": str(folder / "nemo_run"),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(PLANTED), str(ROOT), os.environ.get("PYTHONPATH")))),
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "200",
+            **spec.environment,
+        }
+        started = time.monotonic()
+        with open(folder / "output.txt", "wb") as output:
+            process = subprocess.Popen(
+                spec.command(folder),
+                env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self._running.add(process.pid)
+        try:
+            returncode = _await(process, spec, folder / "output.txt")
+        finally:
+            _kill(process.pid)
+            process.wait()
+            self._running.discard(process.pid)
+        return Job(name, spec, folder, returncode, time.monotonic() - started)
+
+
+def _as_it_was(saved: Path, root: Path, iteration: int) -> None:
+    """A directory of checkpoints as a job that ended after `iteration` would have left it."""
+    from recipes.megatron import checkpoint_files
+
+    at = checkpoint_files.checkpoint_folder(saved, iteration)
+    assert at.is_dir(), f"the job before it left no checkpoint {at}"
+    root.mkdir()
+    (root / at.name).symlink_to(at)
+    (root / checkpoint_files.POINTER).write_text(str(iteration))
+
+
+def _await(process: subprocess.Popen, spec: JobSpec, output: Path) -> int | None:
+    """Wait for its end, and send it its SIGTERM on the way; None when it is late."""
+    deadline, terminated = time.monotonic() + spec.limit, spec.terminate_at is None
+    while time.monotonic() < deadline:
+        try:
+            return process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            pass
+        if not terminated:
+            told = re.findall(r"iteration +(\d+)/", output.read_text(errors="replace"))
+            if told and int(told[-1]) >= spec.terminate_at:
+                _launcher(process.pid, direct=spec.direct).send_signal(signal.SIGTERM)
+                terminated = True
+    return None
+
+
+def _launcher(pid: int, *, direct: bool) -> psutil.Process:
+    """The process that a cluster would signal: torchrun under an experiment, else the rank."""
+    process = psutil.Process(pid)
+    if direct:
+        return process
+    for child in process.children(recursive=True):
+        if any(part.endswith("torchrun") or part == "torch.distributed.run" for part in child.cmdline()):
+            return child
+    raise AssertionError("no torchrun is running under the experiment")
+
+
+def _kill(pid: int) -> None:
+    """Kill a job that is late, and all that it started: launchers and ranks have sessions of their own."""
+    try:
+        process = psutil.Process(pid)
+        running = [*process.children(recursive=True), process]
+    except psutil.NoSuchProcess:
+        return
+    for each in running:
+        try:
+            each.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def left_running(folder: Path) -> list[str]:
+    """Command lines of processes that still work in a job's folder, a while after it has ended."""
+    deadline = time.monotonic() + _AFTERMATH_SECONDS
+    while True:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if str(folder) in process.environ().get("NEMORUN_HOME", ""):
+                    found.append(" ".join(process.cmdline()))
+            except (psutil.Error, OSError):
+                continue
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.5)

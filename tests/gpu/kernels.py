@@ -1,0 +1,67 @@
+"""What ran on a rank's GPU in each iteration of a capture, by the kernels' names."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+import pyarrow.compute as pc
+
+from bridge_profiling.traces.tables import RankTables
+
+#: Matrix products by any library's name for them, and not what sums up their parts.
+_MATRIX_PRODUCT = re.compile(r"gemm|nvjet|cutlass|xmma", re.IGNORECASE)
+_SUMS_UP = re.compile(r"splitk_?reduce|reduce_kernel", re.IGNORECASE)
+
+COMPUTE, COMMUNICATION = "compute", "communication"
+
+
+def kernels_of(tables: RankTables, *kinds: str) -> dict[int | None, Counter[str]]:
+    """Iteration to how often each kernel ran in it; None for what belongs to no iteration."""
+    found: dict[int | None, Counter[str]] = {}
+    rows = tables.device_events.select(["kind", "name", "iteration"])
+    for kind, name, iteration in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        if kind in (kinds or (COMPUTE, COMMUNICATION)):
+            found.setdefault(iteration, Counter())[name] += 1
+    return found
+
+
+def matrix_products(kernels: Mapping[str, int]) -> int:
+    """How many of these kernels are matrix products."""
+    return sum(count for name, count in kernels.items() if _MATRIX_PRODUCT.search(name) and not _SUMS_UP.search(name))
+
+
+def launched_outside(tables: RankTables) -> list[str]:
+    """Kernels and copies whose launch is unknown, or lies before the first or after the last iteration's range."""
+    events, iterations = tables.device_events, tables.iterations
+    start, end = pc.min(iterations["start_ns"]).as_py(), pc.max(iterations["end_ns"]).as_py()
+    launches = events["launch_start_ns"]
+    inside = pc.and_(pc.greater_equal(launches, start), pc.less_equal(launches, end))
+    return events.filter(pc.invert(pc.fill_null(inside, False)))["name"].to_pylist()
+
+
+def launched_by(tables: RankTables, call: str) -> list[str]:
+    """Kernels that this call of the CUDA runtime launched, whatever is behind its name: `cudaGraphLaunch_v10000` too."""
+    host = tables.host_events.select(["name", "correlation"])
+    calls = host.filter(pc.starts_with(host["name"].cast("string"), call))["correlation"].drop_null()
+    events = tables.device_events
+    of_call = pc.is_in(events["correlation"], value_set=calls.combine_chunks())
+    return events.filter(pc.and_(of_call, pc.equal(events["kind"].cast("string"), COMPUTE)))["name"].to_pylist()
+
+
+def in_phase(tables: RankTables, phase: str) -> dict[int, Counter[str]]:
+    """Iteration to the kernels launched inside its range of that name."""
+    host = tables.host_events.select(["category", "name", "start_ns", "end_ns"]).to_pylist()
+    ranges = [(row["start_ns"], row["end_ns"]) for row in host if row["category"] == "annotation" and row["name"] == phase]
+    found: dict[int, Counter[str]] = {}
+    rows = tables.device_events.select(["kind", "name", "iteration", "launch_start_ns"])
+    for kind, name, iteration, launch in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        if kind in (COMPUTE, COMMUNICATION) and launch is not None and any(start <= launch <= end for start, end in ranges):
+            found.setdefault(iteration, Counter())[name] += 1
+    return found
+
+
+def difference(one: Counter[str], other: Counter[str]) -> dict[str, tuple[int, int]]:
+    """The names that two iterations do not have equally often, with both counts; for the message of a failed test."""
+    return {name[:160]: (one[name], other[name]) for name in sorted(one.keys() | other.keys()) if one[name] != other[name]}

@@ -1,0 +1,96 @@
+"""Trainings that end inside their window, on real GPUs: the error is the training's own, and what was captured is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.jobs import left_running
+from tests.gpu.kernels import kernels_of
+
+pytestmark = [pytest.mark.needs("cuda", "megatron", "nemo_run", "nsys_on_path"), pytest.mark.timeout(900)]
+
+two_gpus = pytest.mark.needs("gpus2")
+PLANTED = "ValueError: planted: the training broke"
+
+STRUCK = ["failing-torch", "one-fails-torch", "one-fails-nsys"]
+TERMINATED = ["terminated-in-step-torch", "terminated-torch", "terminated-nsys"]
+ALONE = ["terminated-alone-torch", "terminated-alone-nsys"]
+
+
+def check_capture(job, rank):
+    """A rank's capture of a training that was cut is `partial`, and can be read: whole iterations and their kernels."""
+    manifest = job.manifests[rank]
+    assert manifest["status"] == "partial", manifest["reason"]
+    captured = manifest["captured"]["iterations"]
+    assert captured == list(range(job.spec.window[0], captured[-1] + 1))
+    (source,) = job.spec.sources
+    tables = job.tables(rank, source)
+    # nsys' own range of an iteration that was cut is in its report; the manifest's notes say that it is no whole one.
+    marked = [iteration for iteration in tables.iterations["iteration"].to_pylist() if iteration not in manifest["interrupted"]]
+    assert marked == captured
+    kernels = kernels_of(tables)
+    assert all(kernels[iteration] == kernels[captured[0]] for iteration in captured[1:])
+    assert sum(kernels[captured[0]].values()) > 100
+
+
+@two_gpus
+@pytest.mark.parametrize("job", STRUCK, indirect=True)
+def test_an_exception_is_the_jobs_own_and_nothing_hangs(job):
+    assert job.returncode == 1, job.tail
+    assert PLANTED in job.output
+    assert left_running(job.folder) == []
+
+
+@two_gpus
+@pytest.mark.parametrize("job", ["failing-torch"], indirect=True)
+def test_an_exception_on_every_rank_leaves_what_was_captured_before_it(job):
+    for rank in job.spec.selected:
+        check_capture(job, rank)
+        assert job.manifests[rank]["captured"]["iterations"] == [8, 9]
+        assert job.manifests[rank]["interrupted"] == [10]
+        assert "ValueError: planted" in job.manifests[rank]["reason"]
+
+
+@two_gpus
+@pytest.mark.parametrize("job", ["one-fails-torch", "one-fails-nsys"], indirect=True)
+def test_the_rank_that_failed_leaves_what_was_captured_before_it(job):
+    check_capture(job, 1)
+    assert job.manifests[1]["captured"]["iterations"] == [8, 9]
+    assert "ValueError: planted" in job.manifests[1]["reason"]
+
+
+@two_gpus
+@pytest.mark.parametrize("job", ["one-fails-torch", "one-fails-nsys"], indirect=True)
+def test_the_rank_that_waited_for_it_leaves_a_capture_or_says_why_there_is_none(job):
+    manifest = job.manifests[0]
+    assert manifest["status"] in ("partial", "failed")
+    assert manifest["reason"]
+    written = [artifact["path"] for outcome in manifest["profilers"] for artifact in outcome["artifacts"]]
+    assert bool(written) == (manifest["status"] == "partial")
+    assert all(path in job.files for path in written)
+    if manifest["status"] == "partial":
+        (source,) = job.spec.sources
+        assert job.tables(0, source).device_events.num_rows > 500
+
+
+@two_gpus
+@pytest.mark.parametrize("job", TERMINATED, indirect=True)
+def test_sigterm_to_the_launcher_ends_the_job_and_nothing_hangs(job):
+    assert job.returncode not in (None, 0), job.tail
+    assert left_running(job.folder) == []
+
+
+@two_gpus
+@pytest.mark.parametrize("job", TERMINATED, indirect=True)
+def test_sigterm_to_the_launcher_leaves_what_every_rank_captured(job):
+    for rank in job.spec.selected:
+        check_capture(job, rank)
+        assert "told to exit (code 143)" in job.manifests[rank]["reason"]
+
+
+@pytest.mark.parametrize("job", ALONE, indirect=True)
+def test_sigterm_to_a_rank_leaves_what_it_captured_and_exit_code_143(job):
+    assert job.returncode == 143, job.tail
+    check_capture(job, 0)
+    assert "told to exit (code 143)" in job.manifests[0]["reason"]
+    assert left_running(job.folder) == []

@@ -1,0 +1,154 @@
+"""Two captures of the same iterations by different profilers, compared: what the device did, how often and with how many bytes.
+
+The second witness is independent: another program, which another reader reads; they have CUPTI in common. Waiting is not
+compared, and so no communication's duration: how long a rank waits for others is another matter in every run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow.compute as pc
+
+from bridge_profiling.analysis.breakdown import device_work
+from bridge_profiling.traces.device_kinds import torch_operation
+from bridge_profiling.traces.tables import RankTables
+
+#: How far the times in which a device computes may be apart.
+COMPUTE_TOLERANCE = 0.05
+
+_KERNELS = ("compute", "communication")
+_BETWEEN_TWO = ("send", "recv", "send_recv")
+_SENDING = {"c10d::send": "send", "c10d::recv_": "recv"}
+
+_PARENTHESES = re.compile(r"\([^()]*\)")
+_INSTANCE = re.compile(r" \(instance (\d+)\)\]")
+_NUMBER = re.compile(r"\b(\d+)(?:u|ul|l|ull|ll)\b")
+_TOLD_DIFFERENTLY = re.compile(r"\b(?:const|void)\b|\s")
+
+
+def kernel(name: str) -> str:
+    """What both profilers' demanglers say of a kernel: Kineto's is GNU's, nsys' is EDG's, and they write C++ differently.
+
+    Parameter lists go (one writes types, the other `T1`), and with them casts, `const`, `void` and spaces; numbers lose their
+    suffixes. Template arguments stay, so that kernels of one template stay apart.
+    """
+    text = name.replace("<unnamed>", "{anonymous}").replace("(anonymous namespace)", "{anonymous}")
+    text = _INSTANCE.sub(r"#\1}", text).replace("[lambda", "{lambda")
+    while (shorter := _PARENTHESES.sub("", text)) != text:
+        text = shorter
+    text = re.sub(r"\bfalse\b", "0", re.sub(r"\btrue\b", "1", text))
+    return _TOLD_DIFFERENTLY.sub("", _NUMBER.sub(r"\1", text))
+
+
+def differences(kineto: RankTables, nsys: RankTables) -> Iterator[str]:
+    """A sentence for each thing in which two captures of a rank differ; none when they agree.
+
+    Args:
+        kineto: one witness.
+        nsys: the other, which tells elements of messages when it was made with `record_shapes`.
+    """
+    for tables in (kineto, nsys):
+        names = {name for _, name in _rows(tables, _KERNELS, "name")}
+        if len(set(map(kernel, names))) < len(names):
+            yield "kernels: different ones cannot be told apart by what both profilers say of them"
+    for what, counted in (
+        ("kernels", _kernels),
+        ("copies", _copies),
+        ("memsets", _memsets),
+        ("collectives", _collectives),
+    ):
+        yield from _differences(what, counted(kineto), counted(nsys))
+    if elements := _elements_of_ranges(nsys):
+        yield from _differences("elements of messages", _elements(kineto), elements)
+    computed = [_computed_us(tables) for tables in (kineto, nsys)]
+    if abs(computed[0] / computed[1] - 1) > COMPUTE_TOLERANCE:
+        yield f"compute time: {computed[0]:.0f} us in one, {computed[1]:.0f} us in the other"
+
+
+def _differences(what: str, one: Mapping[Any, int], other: Mapping[Any, int]) -> Iterator[str]:
+    if not one:
+        yield f"{what}: there are none to compare"
+    for key in sorted({*one, *other}, key=repr):
+        if one.get(key, 0) != other.get(key, 0):
+            yield f"{what}: {one.get(key, 0)} in one, {other.get(key, 0)} in the other of {key}"
+
+
+def _rows(tables: RankTables, kinds: tuple[str, ...], *columns: str) -> Iterator[tuple[Any, ...]]:
+    """Work on the device that iterations launched, by iteration."""
+    for row in tables.device_events.select(["iteration", "kind", *columns]).to_pylist():
+        if row["iteration"] is not None and row.pop("kind") in kinds:
+            yield tuple(row.values())
+
+
+def _kernels(tables: RankTables) -> Counter[Any]:
+    rows = _rows(tables, _KERNELS, "name")
+    return Counter((iteration, kernel(name)) for iteration, name in rows)
+
+
+def _copies(tables: RankTables) -> Counter[Any]:
+    found: Counter[Any] = Counter()
+    for iteration, direction, source, target, size in _rows(
+        tables, ("memcpy",), "direction", "from_memory", "to_memory", "bytes"
+    ):
+        found[iteration, direction, source, target, "copies"] += 1
+        found[iteration, direction, source, target, "bytes"] += size
+    return found
+
+
+def _memsets(tables: RankTables) -> Counter[Any]:
+    return Counter(_rows(tables, ("memset",), "bytes"))
+
+
+def _collectives(tables: RankTables) -> Counter[Any]:
+    rows = tables.collectives.select(["iteration", "operation"]).to_pylist()
+    return Counter(tuple(row.values()) for row in rows if row["iteration"] is not None)
+
+
+def _elements(tables: RankTables) -> Counter[Any]:
+    """What Kineto says that a rank gave to each collective, and how much it sent and received in each iteration."""
+    found: Counter[Any] = Counter()
+    for row in tables.collectives.select(["iteration", "operation", "in_elements", "out_elements"]).to_pylist():
+        iteration, operation, given, received = row.values()
+        if iteration is None:
+            continue
+        if operation not in _BETWEEN_TWO:
+            found[iteration, operation, given] += 1
+            continue
+        found[iteration, "send"] += given or 0
+        found[iteration, "recv"] += received or 0
+    return +found
+
+
+def _elements_of_ranges(tables: RankTables) -> Counter[Any]:
+    """The same from torch's own ranges, whose texts have the dimensions of the tensors that were given."""
+    iterations = tables.iterations.select(["iteration", "start_ns", "end_ns"]).to_pylist()
+    launches = tables.device_events.filter(pc.equal(tables.device_events["kind"], "communication"))
+    launched = list(zip(*(launches[name].to_pylist() for name in ("launch_thread", "launch_start_ns")), strict=True))
+    found: Counter[Any] = Counter()
+    for row in tables.host_events.select(["name", "thread", "start_ns", "end_ns", "shapes"]).to_pylist():
+        name, start, end = row["name"], row["start_ns"], row["end_ns"]
+        within = [each["iteration"] for each in iterations if each["start_ns"] <= start < each["end_ns"]]
+        if not within or not row["shapes"] or not name.startswith(("nccl:", "c10d::")):
+            continue
+        elements = sum(math.prod(shape) for shape in json.loads(row["shapes"]) if shape)
+        if name in _SENDING:
+            # NCCL carries these out in batches, whose ranges have no dimensions.
+            found[within[0], _SENDING[name]] += elements
+            continue
+        operation = torch_operation(name.removeprefix("nccl:").partition(" ")[0])
+        # In a group of one rank, nothing is launched.
+        here = any(thread == row["thread"] and start <= launch < end for thread, launch in launched)
+        if name.startswith("nccl:") and operation not in _BETWEEN_TWO and here:
+            found[within[0], operation, elements] += 1
+    return found
+
+
+def _computed_us(tables: RankTables) -> float:
+    """The time in which the device computed in the window, whatever ran at once counted once."""
+    return device_work(tables.device_events).compute.total_ns / 1e3
