@@ -66,8 +66,16 @@ from seen join named using (group_id) left join matched_groups using (group_id, 
 order by "group", group_name, group_ranks, operation
 """
 
-_BY_RANK = """
-with rows as (
+#: Of fewer operations of one size, the shortest can have waited as the others did.
+_ENOUGH_OF_A_SIZE = 8
+
+_BY_RANK = f"""
+with of_size as (
+    select group_id, operation, rank, min(end_ns - start_ns) * count(*) / 1e3 as shortest_us from operations
+    where message_bytes is not null group by group_id, operation, rank, message_bytes having count(*) >= {_ENOUGH_OF_A_SIZE}
+), shortest as (
+    select group_id, operation, rank, sum(shortest_us) as shortest_us from of_size group by all
+), rows as (
     select group_id, operation, rank, count(*) as count, sum(message_bytes)::bigint as bytes,
         sum(end_ns - start_ns) / 1e3 as duration_us, any_value("group") as "group", any_value(group_name) as group_name,
         any_value(group_ranks) as group_ranks
@@ -78,8 +86,9 @@ with rows as (
     from waiting group by all
 )
 select operation, "group", group_name, group_ranks, rank, count, coalesce(matched_count, 0)::bigint as matched_count, bytes,
-    duration_us, transfer_us, wait_us, exposed_us, overlapped_us
-from rows left join waits using (group_id, operation, rank) left join exposure using (group_id, operation, rank)
+    duration_us, shortest_us, transfer_us, wait_us, exposed_us, overlapped_us
+from rows left join shortest using (group_id, operation, rank) left join waits using (group_id, operation, rank)
+left join exposure using (group_id, operation, rank)
 order by "group", group_name, group_ranks, operation, rank
 """
 
@@ -123,9 +132,11 @@ def communication_by_rank(
 
     Returns:
         A row per operation, group and rank: operation, group, group_name, group_ranks, rank, count, matched_count, bytes,
-        duration_us (kernels added up), transfer_us and wait_us (of matched operations, null without any), exposed_us (time
-        in which nothing but communication ran) and overlapped_us (time beside compute). Exposed times of groups that
-        communicate at once overlap: they add up to more than the rank's exposed communication.
+        duration_us (kernels added up), shortest_us (the same, were each as short as the shortest of its size on that rank, of
+        sizes that occur often, null without any: what transfers take where nothing is matched, if some wait not), transfer_us
+        and wait_us (of matched operations, null without any), exposed_us (time in which nothing but communication ran) and
+        overlapped_us (time beside compute). Exposed times of groups that communicate at once overlap: they add up to more than
+        the rank's exposed communication.
     """
     measure_waiting(connection, infos, limitations=limitations)
     connection.register("exposure", exposure(connection))

@@ -10,6 +10,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pyarrow as pa
 from bridge_profiling.analysis.breakdown import COLUMNS
 
 if TYPE_CHECKING:
+    from bridge_profiling.analysis.findings import Finding, Thresholds
     from bridge_profiling.analysis.run import Run
 
 SCHEMA_VERSION = 1
@@ -39,12 +41,15 @@ _KERNEL = ("name", "kind", "count", "total_us", "mean_us", "min_us", "max_us")
 _KIND = ("operation", "group", "group_name", "group_ranks")
 
 
-def document(run: Run) -> dict[str, Any]:
+def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
     """Every answer about a run, as plain data.
 
     Args:
         run: whose captures are read now, unless they were.
+        thresholds: above or below what a number becomes a finding; None for the defaults.
     """
+    # First: what findings need is then answered in the one pass over the captures.
+    findings = [as_plain_data(finding) for finding in run.findings(thresholds)]
     breakdowns = _by_capture(run.breakdown(), COLUMNS)
     iterations = _by_capture(run.iterations(), _ITERATION)
     kernels = _by_capture(run.kernels(), _KERNEL)
@@ -69,14 +74,34 @@ def document(run: Run) -> dict[str, Any]:
         "ranks": ranks,
         "collectives": collectives,
         "memory": memory,
-        "findings": [],
+        "findings": findings,
         "limitations": run.limitations,
     }
 
 
-def dumps(run: Run) -> str:
+def dumps(run: Run, thresholds: Thresholds | None = None) -> str:
     """The document as JSON text. What is not a number in JSON, as an endless bandwidth, is null."""
-    return json.dumps(_finite(document(run)), indent=1, allow_nan=False)
+    return json.dumps(_finite(document(run, thresholds)), indent=1, allow_nan=False)
+
+
+def as_plain_data(finding: Finding) -> dict[str, Any]:
+    """A finding as the document holds it.
+
+    Args:
+        finding: which.
+    """
+    return {
+        "id": finding.id,
+        "title": finding.title,
+        "ranks": finding.ranks,
+        "evidence": dict(finding.evidence),
+        "recoverable_us_per_iteration": finding.recoverable_us_per_iteration,
+        "confidence": str(finding.confidence),
+        "confidence_reason": finding.confidence_reason,
+        "action": finding.action,
+        "events": [asdict(event) for event in finding.events],
+        "severe": finding.severe,
+    }
 
 
 def _by_capture(table: pa.Table, columns: Sequence[str]) -> dict[tuple[int, str], list[dict[str, Any]]]:

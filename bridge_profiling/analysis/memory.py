@@ -5,7 +5,8 @@ totals after each, without sites. Where a rank has both, the snapshot is taken. 
 
 Allocated is what the program's tensors hold, as the allocator rounds it; reserved is what the caching allocator holds of the
 device. Fragmentation is the part of the reserved but free memory that its largest free block is not: memory that is there and
-cannot serve a large request.
+cannot serve a large request. Needlessly reserved is what the allocator took of the device while at least as much of what it
+held already was free: holes that were too small for the request.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ _SUMMARY = pa.schema(
         ("end_reserved_bytes", pa.int64()),
         ("largest_free_bytes", pa.int64()),
         ("fragmentation", pa.float64()),
+        ("inactive_split_bytes", pa.int64()),
+        ("needlessly_reserved_bytes", pa.int64()),
         ("iterations", pa.int32()),
         ("growth_bytes_per_iteration", pa.float64()),
     ]
@@ -64,7 +67,9 @@ def memory(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, 
     Returns:
         A row per rank and device: rank, device, source (`snapshot` or `kineto`), peak_bytes and peak_ns (of what was
         allocated, and when first), end_bytes (allocated when the recording ended), peak_reserved_bytes, end_reserved_bytes,
-        largest_free_bytes and fragmentation (0 to 1, when the snapshot was taken; null without one), iterations, and
+        largest_free_bytes, fragmentation (0 to 1) and inactive_split_bytes (free, in blocks of the device of which other parts
+        are in use), all three when the snapshot was taken and null without one, needlessly_reserved_bytes (while recorded, at
+        most what the highest reserved amount is above the highest allocated one; null when unknown), iterations, and
         growth_bytes_per_iteration: the median change from the end of one iteration to the end of the next, null when fewer
         than two are known. Empty when no memory was recorded.
     """
@@ -74,8 +79,9 @@ def memory(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, 
         ends, _ = ends_of_iterations(connection, series, limitations)
         peak, peak_ns = series.peak
         reserved = series.reserved_base
-        largest, fragmentation = (
-            held.get((series.rank, series.device), (None, None)) if series.source == "snapshot" else (None, None)
+        unknown = (None, None, None)
+        largest, fragmentation, split = (
+            held.get((series.rank, series.device), unknown) if series.source == "snapshot" else unknown
         )
         rows.append(
             {
@@ -89,6 +95,8 @@ def memory(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, 
                 "end_reserved_bytes": None if reserved is None else int([reserved, *series.reserved[-1:]][-1]),
                 "largest_free_bytes": largest,
                 "fragmentation": fragmentation,
+                "inactive_split_bytes": split,
+                "needlessly_reserved_bytes": series.needlessly_reserved,
                 "iterations": len(ends),
                 "growth_bytes_per_iteration": _growth(series.at(ends)),
             }
@@ -114,9 +122,7 @@ def timeline(
     for series in device_series(connection, limitations):
         kept = _thinned(series.allocated, points)
         time_ns = series.time_ns[kept]
-        known = series.reserved_base is not None
-        amounts = np.concatenate(([series.reserved_base or 0], series.reserved))
-        reserved = amounts[np.searchsorted(series.reserved_ns, time_ns, side="right")]
+        reserved = series.reserved_at(time_ns)
         found.append(
             pa.table(
                 {
@@ -124,7 +130,7 @@ def timeline(
                     "device": pa.repeat(pa.scalar(series.device, pa.int32()), len(kept)),
                     "time_ns": pa.array(time_ns, pa.int64()),
                     "allocated_bytes": pa.array(series.allocated[kept], pa.int64()),
-                    "reserved_bytes": pa.array(reserved, pa.int64()) if known else pa.nulls(len(kept), pa.int64()),
+                    "reserved_bytes": pa.nulls(len(kept), pa.int64()) if reserved is None else pa.array(reserved, pa.int64()),
                 }
             )
         )
@@ -133,7 +139,7 @@ def timeline(
 
 
 def growth(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str]) -> pa.Table:
-    """What was allocated at the end of each iteration.
+    """What was allocated, and what reserved, at the end of each iteration.
 
     Args:
         connection: of `parquet_views.connect`.
@@ -142,12 +148,12 @@ def growth(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, 
 
     Returns:
         rank, device, iteration (null where iterations are inferred from what repeats), end_ns, allocated_bytes,
-        change_bytes (since the end of the iteration before; null for the first).
+        change_bytes (since the end of the iteration before; null for the first), reserved_bytes (null when unknown).
     """
     rows: list[dict[str, Any]] = []
     for series in device_series(connection, limitations):
         ends, numbers = ends_of_iterations(connection, series, limitations)
-        amounts = series.at(ends).tolist()
+        amounts, reserved = series.at(ends).tolist(), series.reserved_at(ends)
         for place, (end_ns, amount) in enumerate(zip(ends.tolist(), amounts, strict=True)):
             rows.append(
                 {
@@ -157,10 +163,15 @@ def growth(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, 
                     "end_ns": end_ns,
                     "allocated_bytes": amount,
                     "change_bytes": amount - amounts[place - 1] if place else None,
+                    "reserved_bytes": None if reserved is None else int(reserved[place]),
                 }
             )
     schema = pa.schema(
-        [*_DEVICE, ("iteration", pa.int32()), *((name, pa.int64()) for name in ("end_ns", "allocated_bytes", "change_bytes"))]
+        [
+            *_DEVICE,
+            ("iteration", pa.int32()),
+            *((name, pa.int64()) for name in ("end_ns", "allocated_bytes", "change_bytes", "reserved_bytes")),
+        ]
     )
     return pa.Table.from_pylist(rows, schema=schema)
 
@@ -277,13 +288,17 @@ def difference(before: pa.Table, after: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=pa.schema([("site", pa.string()), *((name, pa.float64()) for name in names)]))
 
 
-def _free_blocks(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], tuple[int, float | None]]:
-    """Largest free block and fragmentation of each rank's devices when the snapshot was taken."""
+def _free_blocks(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], tuple[int, float | None, int]]:
+    """Largest free block, fragmentation and inactive split bytes of each rank's devices when the snapshot was taken."""
     rows = connection.execute(
-        """select rank, coalesce(device, 0), sum(bytes - active_bytes)::bigint, max(largest_free_bytes)::bigint
+        """select rank, coalesce(device, 0), sum(bytes - active_bytes)::bigint, max(largest_free_bytes)::bigint,
+            coalesce(sum(bytes - active_bytes) filter (active_bytes > 0), 0)::bigint
         from segments where freed_ns is null and active_bytes is not null group by all"""
     ).fetchall()
-    return {(rank, device): (largest or 0, 1 - (largest or 0) / free if free else None) for rank, device, free, largest in rows}
+    return {
+        (rank, device): (largest or 0, 1 - (largest or 0) / free if free else None, split)
+        for rank, device, free, largest, split in rows
+    }
 
 
 def _growth(amounts: Integers) -> float | None:

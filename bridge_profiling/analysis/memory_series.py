@@ -73,12 +73,34 @@ class Series:
         """Bytes allocated at some times."""
         return np.concatenate(([self.base], self.allocated))[np.searchsorted(self.time_ns, time_ns, side="right")]
 
+    def reserved_at(self, time_ns: Integers) -> Integers | None:
+        """Bytes reserved at some times; None when that is unknown."""
+        if self.reserved_base is None:
+            return None
+        amounts = np.concatenate(([self.reserved_base], self.reserved))
+        return amounts[np.searchsorted(self.reserved_ns, time_ns, side="right")]
+
     @property
     def peak(self) -> tuple[int, int | None]:
         """The most that was allocated, and since when, first; None when it was there before the recording began."""
         if not len(self.allocated) or self.allocated.max() < self.base:
             return self.base, None
         return int(self.allocated.max()), int(self.time_ns[self.allocated.argmax()])
+
+    @property
+    def needlessly_reserved(self) -> int | None:
+        """Bytes reserved while as many of those reserved before were free, as far as they were never needed at once.
+
+        None when what was reserved is unknown. A request that no hole is large enough for is served so; that what was
+        allocated never came near to it says that holes were the reason, and not that all was in use a moment later.
+        """
+        if self.reserved_base is None:
+            return None
+        amounts = np.concatenate(([self.reserved_base], self.reserved))
+        more = np.diff(amounts)
+        free = amounts[:-1] - self.at(self.reserved_ns - 1)
+        needless = int(more[(more > 0) & (free >= more)].sum())
+        return min(needless, max(int(amounts.max()) - self.peak[0], 0))
 
     @property
     def end(self) -> int:

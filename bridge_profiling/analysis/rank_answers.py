@@ -14,12 +14,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from bridge_profiling.analysis import host_evidence
+from bridge_profiling.analysis.absence_table import absence_table
+from bridge_profiling.analysis.absences import absences
 from bridge_profiling.analysis.breakdown import DeviceWork, breakdown, device_work
 from bridge_profiling.analysis.copies import copies
+from bridge_profiling.analysis.intervals import Nanoseconds
 from bridge_profiling.analysis.iterations import Windows, iterations, windows
 from bridge_profiling.analysis.launches import HOST_COLUMNS, ComputeAbsent, compute_absent, launches, recorded_waits
 from bridge_profiling.analysis.operators import operator_columns, operators
+from bridge_profiling.analysis.pace import pace
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.load import load
@@ -109,11 +115,22 @@ class RankAnswers:
 
     def launches(self) -> pa.Table:
         """Why the device did not compute, in each iteration; over the span where none is marked: `analysis.launches`."""
-        windows = self._windows
-        if len(windows.iteration):
-            return launches(self._absent, windows.iteration, windows.start_ns, windows.end_ns)
-        span = self._work.span
-        return launches(self._absent, pa.nulls(len(span), pa.int32()), span.start_ns, span.end_ns)
+        return launches(self._absent, *self._iterations_or_span)
+
+    def absences(self, **options: Any) -> pa.Table:
+        """The same time by what it is owed to, with what shows it: `analysis.absences`.
+
+        Args:
+            options: of `host_evidence`.
+        """
+        host_events = self._tables.columns("host_events", host_evidence.COLUMNS)
+        host = host_evidence.host_evidence(host_events, self._device_events, **options)
+        found = absences(self._absent, self._device_events, host_events, host)
+        return absence_table(found, host, *self._iterations_or_span)
+
+    def pace(self) -> pa.Table:
+        """How many kernels each iteration has, how long they take, and what launching them costs: `analysis.pace`."""
+        return pace(self._device_events, *self._iterations_or_span)
 
     def copies(self) -> pa.Table:
         """Copies by direction and memory: `analysis.copies`."""
@@ -149,6 +166,15 @@ class RankAnswers:
     @cached_property
     def _windows(self) -> Windows:
         return windows(self._tables.iterations, self._device_events)
+
+    @property
+    def _iterations_or_span(self) -> tuple[NDArray[np.int32] | pa.Array, Nanoseconds, Nanoseconds]:
+        """Numbers, begins and ends of the iterations' windows; the span, without a number, where none is marked."""
+        windows = self._windows
+        if len(windows.iteration):
+            return windows.iteration, windows.start_ns, windows.end_ns
+        span = self._work.span
+        return pa.nulls(len(span), pa.int32()), span.start_ns, span.end_ns
 
     @cached_property
     def _absent(self) -> ComputeAbsent:

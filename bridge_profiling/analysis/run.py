@@ -7,18 +7,31 @@ run.breakdown().to_pandas()
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
 from bridge_profiling.analysis import iterations as of_iterations
 from bridge_profiling.analysis.engines import Engine, engine_named
 from bridge_profiling.analysis.kernels import kernels
-from bridge_profiling.analysis.run_answers import OnProgress, RunAnswers
+from bridge_profiling.analysis.run_answers import AcrossRanks, OnProgress, RunAnswers
 from bridge_profiling.analysis.run_limitations import of_ranks
+from bridge_profiling.traces.run_dir import RankCapture
 from bridge_profiling.traces.tables import RankInfo
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure as PlotlyFigure
+
+    from bridge_profiling.analysis.compare import Comparison
+    from bridge_profiling.analysis.compare_events import Noise
+    from bridge_profiling.analysis.findings import Finding, Thresholds
+
+
+#: What `Run.operators` asks by default.
+_OPERATORS = {"category": "operator", "shapes": False, "stacks": False}
 
 
 class Run:
@@ -56,6 +69,10 @@ class Run:
         if isinstance(engine, str):
             engine = engine_named(engine, workers, ray_address)
         self._answers = RunAnswers(self.path, engine, None if parquet is None else Path(parquet), on_progress)
+        if "IPython" in sys.modules:
+            from bridge_profiling.analysis.notebook import show_tables
+
+            show_tables()
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +90,16 @@ class Run:
     def infos(self) -> list[RankInfo]:
         """What is known about each rank's trace besides its events, by rank."""
         return [result.info for result in self._answers.traces]
+
+    @property
+    def manifests(self) -> list[RankCapture]:
+        """What each rank wrote down about its capture, by rank; none for captures of other origin, and for Parquet alone."""
+        return self._answers.manifests
+
+    @property
+    def main_source(self) -> str:
+        """The profiler that captured the most ranks, `kineto` or `nsys`: answers across ranks are from its traces."""
+        return self._answers.main_source
 
     @property
     def errors(self) -> list[str]:
@@ -104,6 +131,25 @@ class Run:
         """Why each device did not compute when it did not: launch-starved, blocked, dependency-stalled."""
         return self._answers.ask("launches")
 
+    def absences(self, **range_names: str) -> pa.Table:
+        """What compute-absent time is owed to, by iteration, cause and what shows it; a cause's rows add up to its time.
+
+        Args:
+            range_names: regular expressions `data_loading` and `checkpoint`, which names of such ranges match; those of
+                `analysis.host_evidence` where not given.
+        """
+        return self._answers.ask("absences", **range_names)
+
+    def pace(self) -> pa.Table:
+        """Kernels of each iteration: how many, how long, and what launching them costs the host."""
+        return self._answers.ask("pace")
+
+    def budget(self) -> pa.Table:
+        """What the median iteration of each rank is made of: compute, and what the rest is owed to; the parts add up to it."""
+        from bridge_profiling.analysis.budget import budget
+
+        return budget(self.iterations(), self.absences(), self.ranks())
+
     def kernels(self, *, by_rank: bool = True) -> pa.Table:
         """Kernel statistics: count, total, mean, shortest and longest, per name."""
         return self._answers.of_each_source(kernels, by_rank=by_rank)
@@ -121,6 +167,10 @@ class Run:
     def copies(self) -> pa.Table:
         """Copies: direction, pinned or pageable, bytes, bandwidth."""
         return self._answers.ask("copies")
+
+    def answer_together(self) -> None:
+        """Answer all of the above in one pass over the captures, for those who will ask for all of it: asking is quick then."""
+        self._answers.ask_together({"operators": _OPERATORS})
 
     # Questions across ranks.
 
@@ -174,6 +224,10 @@ class Run:
 
         return self._answers.across(pipeline.pipeline_by_rank if by_rank else pipeline.pipeline)
 
+    def across(self, question: AcrossRanks) -> pa.Table:
+        """A question of one's own to the database of all ranks, as `analysis.communication.communication` is one."""
+        return self._answers.across(question)
+
     # Memory.
 
     def memory(self) -> pa.Table:
@@ -206,6 +260,12 @@ class Run:
 
         return self._answers.across(memory.growth, with_memory=True)
 
+    def out_of_memory(self) -> pa.Table:
+        """Each out-of-memory error: what was asked for, what was free, and the place in the program that asked."""
+        from bridge_profiling.analysis import out_of_memory
+
+        return self._answers.across(out_of_memory.out_of_memory, with_memory=True)
+
     def memory_difference(self, other: Run) -> pa.Table:
         """What changed from this run's memory to another's, by the place in the program that allocated it.
 
@@ -216,13 +276,57 @@ class Run:
 
         return memory.difference(self.memory_sites(), other.memory_sites())
 
+    # What to make of it.
+
+    def findings(self, thresholds: Thresholds | None = None) -> list[Finding]:
+        """Where time was lost or memory is short, who is to blame, how sure that is and what to change.
+
+        The most time to get back comes first. An empty list says that nothing was found.
+
+        Args:
+            thresholds: above or below what a number becomes a finding; None for the defaults.
+        """
+        from bridge_profiling.analysis.findings import find_all
+
+        return find_all(self, thresholds)
+
+    def figure(self, name: str, **options: Any) -> PlotlyFigure:
+        """An answer as a Plotly figure, as a notebook shows it; needs Plotly.
+
+        Args:
+            name: `budget` (view: `cause` or `activity`), `iterations` (measure: `own_us`, `duration_us`, `compute_us` or
+                `waiting_us`), `waits`, `communication`, `memory` (rank, device), `timeline` (iteration, ranks).
+            options: of that figure; the defaults otherwise.
+
+        Raises:
+            ProfilingConfigError: there is no such figure.
+        """
+        from bridge_profiling.analysis.notebook import figure
+
+        return figure(self, name, **options)
+
+    def compare(self, other: Run, *, noise: Noise | None = None) -> Comparison:
+        """What changed from this run to another; of several runs a side, `analysis.compare.compare`.
+
+        Args:
+            other: the run to compare with this one.
+            noise: above what a difference of an event is a change; None for the defaults.
+        """
+        from bridge_profiling.analysis.compare import compare
+
+        return compare(self, other, noise=noise)
+
     # All of it.
 
-    def to_json(self) -> str:
-        """Every answer, as the document that `bridge-profiling analyze --json` prints."""
+    def to_json(self, thresholds: Thresholds | None = None) -> str:
+        """Every answer, as the document that `bridge-profiling analyze --json` prints.
+
+        Args:
+            thresholds: above or below what a number becomes a finding; None for the defaults.
+        """
         from bridge_profiling.analysis.json_output import dumps
 
-        return dumps(self)
+        return dumps(self, thresholds)
 
     def entries(self) -> list[tuple[RankInfo, Path]]:
         """Each rank's trace, by the profiler that captured the most ranks, and the folder of its Parquet tables."""

@@ -18,7 +18,7 @@ from bridge_profiling.analysis.parquet_views import connect
 from bridge_profiling.analysis.rank_answers import Questions, RankResult, RankTask, answer
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.run_dir import Capture, find_run
+from bridge_profiling.traces.run_dir import Capture, RankCapture, find_captures, find_run
 from bridge_profiling.traces.tables import RankInfo
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ OnProgress = Callable[[int, int], None]
 
 #: Small answers, given together while a capture's tables are in a worker: asking for one soon means asking for another.
 _TOGETHER: Questions = {name: {} for name in ("breakdown", "iterations", "launches", "copies", "limitations")}
+
+#: What findings need besides. Who asks for these first gets all of them in one pass.
+_FOR_FINDINGS = ("absences", "pace")
 
 
 class AcrossRanks(Protocol):
@@ -52,11 +55,12 @@ class RunAnswers:
     """
 
     def __init__(self, path: Path, engine: Engine, parquet: Path | None, on_progress: OnProgress | None) -> None:
-        self._sources, self._found_limitations = _find(path)
+        self._sources, self._found_limitations, self._manifests = _find(path)
         self._engine, self._parquet, self._on_progress = engine, parquet, on_progress
         self._scratch = tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True)
         self._loaded: list[RankResult] | None = None
         self._kept: dict[tuple[str, frozenset[tuple[str, Any]]], pa.Table] = {}
+        self._across: dict[tuple[AcrossRanks, bool], pa.Table] = {}
         self._connections: dict[tuple[str, ...], duckdb.DuckDBPyConnection] = {}
         self._errors: list[str] = []
         self._limitations: list[str] = []
@@ -70,7 +74,11 @@ class RunAnswers:
 
     def ask(self, question: str, **options: Any) -> pa.Table:
         """A question's answer from every trace as one table; its first columns are `rank` and `source`."""
-        questions = _TOGETHER if question in _TOGETHER else {question: options}
+        questions: Questions = {question: options}
+        if question in _TOGETHER:
+            questions = _TOGETHER
+        elif question in _FOR_FINDINGS and not options:
+            questions = {name: {} for name in (*_TOGETHER, *_FOR_FINDINGS) if _key(name, {}) not in self._kept}
         self._load(questions)
         key = _key(question, options)
         if key not in self._kept:
@@ -78,11 +86,24 @@ class RunAnswers:
             self._keep(questions, self._work(tasks))
         return self._kept[key]
 
+    def ask_together(self, questions: Questions) -> None:
+        """Answer some questions in one pass over the captures, with those that findings need: `ask` has them then."""
+        wanted = {**{name: {} for name in (*_TOGETHER, *_FOR_FINDINGS)}, **questions}
+        left = {name: options for name, options in wanted.items() if _key(name, options) not in self._kept}
+        self._load(left)
+        left = {name: options for name, options in left.items() if _key(name, options) not in self._kept}
+        if left:
+            tasks = [RankTask(result.entry, left) for result in self.traces if result.entry is not None]
+            self._keep(left, self._work(tasks))
+
     def across(self, question: AcrossRanks, *, with_memory: bool = False) -> pa.Table:
-        """The answer of a question across ranks, with the column `source` after `rank` where it has one."""
+        """The answer of a question across ranks, worked out once."""
+        if (question, with_memory) in self._across:
+            return self._across[question, with_memory]
         chosen = [result.info for result in self.results if with_memory or result.info.source != "memory"]
         infos = [info for info in chosen if info.source in (self.main_source, "memory")]
-        return question(self.connection, infos, limitations=self._limitations)
+        found = self._across[question, with_memory] = question(self.connection, infos, limitations=self._limitations)
+        return found
 
     @property
     def results(self) -> list[RankResult]:
@@ -107,6 +128,12 @@ class RunAnswers:
         """What was said when captures were found, and by questions across ranks; not what single captures cannot tell."""
         self._load({})
         return [*self._found_limitations, *self._mixed_sources(), *self._limitations]
+
+    @property
+    def manifests(self) -> list[RankCapture]:
+        """The manifests of the captures, one of each rank, by rank; those that are there where no capture is."""
+        found = {manifest.rank: manifest for manifest in self._manifests}
+        return [found[rank] for rank in sorted(found)]
 
     @property
     def main_source(self) -> str:
@@ -212,16 +239,25 @@ def labelled(table: pa.Table, info: RankInfo) -> pa.Table:
 _NOTHING = pa.table({"rank": pa.array([], pa.int32()), "source": pa.array([], pa.string())})
 
 
-def _find(path: Path) -> tuple[list[Capture | Path], list[str]]:
-    """Captures, else folders of Parquet tables, and what is to be said about them."""
+def _find(path: Path) -> tuple[list[Capture | Path], list[str], list[RankCapture]]:
+    """Captures, else folders of Parquet tables, what is to be said about them, and their manifests or, without any, others."""
     try:
         found = find_run(path)
     except TraceError:
         entries = sorted({table.parent for table in path.glob("*/*.parquet") if (table.parent / cache.INFO).is_file()})
-        if not entries:
+        if entries:
+            return list(entries), [], []
+        manifests = _manifests_alone(path)
+        if not manifests:
             raise
-        return list(entries), []
-    return list(found.captures), found.limitations
+        return [], [f"{path} holds manifests and no capture: how long iterations took is all that can be told"], manifests
+    return list(found.captures), found.limitations, [each.manifest for each in found.captures if each.manifest is not None]
+
+
+def _manifests_alone(path: Path) -> list[RankCapture]:
+    """The manifests of the attempt written last anywhere under a directory."""
+    written = max(path.rglob("manifest/*/rank-*.json"), key=lambda manifest: manifest.stat().st_mtime_ns, default=None)
+    return [] if written is None else find_captures(written.parents[2])
 
 
 def _key(question: str, options: Mapping[str, Any]) -> tuple[str, frozenset[tuple[str, Any]]]:

@@ -10,6 +10,10 @@ from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS
 from bridge_profiling.traces.tables import RankInfo
 
 
+#: More sets of neighbouring ranks than this are not listed.
+_RUNS = 12
+
+
 def of_ranks(limitations: pa.Table, iterations: pa.Table, snapshots: Sequence[RankInfo]) -> list[str]:
     """What single captures cannot tell.
 
@@ -30,7 +34,7 @@ def of_ranks(limitations: pa.Table, iterations: pa.Table, snapshots: Sequence[Ra
 
 
 def named(ranks: Sequence[int]) -> str:
-    """Ranks in words: `rank 3`, `ranks 0-5, 7`."""
+    """Ranks in words: `rank 3`, `ranks 0-5, 7`; of many apart from one another the first, `ranks 1, 3, 5 and 509 more`."""
     found = sorted(set(ranks))
     runs: list[list[int]] = []
     for rank in found:
@@ -38,7 +42,9 @@ def named(ranks: Sequence[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_RUNS])
+    if len(runs) > _RUNS:
+        words += f" and {sum(last - first + 1 for first, last in runs[_RUNS:]):,} more"
     return f"rank {words}" if len(found) == 1 else f"ranks {words}"
 
 

@@ -8,8 +8,11 @@ try:
     import typer
 
     from bridge_profiling.cli.analyze import analyze
+    from bridge_profiling.cli.compare import compare
     from bridge_profiling.cli.doctor import doctor
+    from bridge_profiling.cli.memory import memory
     from bridge_profiling.cli.merge import merge
+    from bridge_profiling.cli.report import report
 except ModuleNotFoundError as error:  # a container in which this package was installed without its dependencies
     if error.name is None or error.name.split(".")[0] == "bridge_profiling":
         raise
@@ -23,8 +26,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(report)
 app.command()(analyze)
 app.command()(merge)
+app.command()(compare)
+app.command()(memory)
 app.command()(doctor)
 
 

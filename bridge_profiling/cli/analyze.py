@@ -19,7 +19,10 @@ class EngineName(StrEnum):
 
 
 def analyze(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A directory of captures of any origin, or one capture.")],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="Captures of any origin: a directory, a file, or a NeMo-Run experiment."),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     parquet: Annotated[
         Path | None,
@@ -38,7 +41,7 @@ def analyze(
 
     Exit code 1: a capture could not be read, or not to its end; the others are analysed. 2: the request itself is wrong.
     """
-    with readable(run):
+    with readable(run) as path:
         # Loaded here, so that `--help` and other commands do not wait for it.
         from bridge_profiling.analysis import Run
 
@@ -47,7 +50,7 @@ def analyze(
         with (
             progress("reading", "captures") as on_progress,
             Run(
-                run, engine=engine.value, workers=workers, ray_address=ray_address, parquet=parquet, on_progress=on_progress
+                path, engine=engine.value, workers=workers, ray_address=ray_address, parquet=parquet, on_progress=on_progress
             ) as found,
         ):
             # Everything is asked before anything is printed: a bar and an answer do not share a screen.

@@ -11,31 +11,40 @@ from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readab
 
 
 def merge(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A directory of captures of any origin, or one capture.")],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="Captures of any origin: a directory, a file, or a NeMo-Run experiment."),
+    ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The merged trace; .gz in its name compresses it.")
     ] = Path("all_ranks.json.gz"),
     host: Annotated[bool, typer.Option(help="The hosts' ranges too, not the devices' work alone.")] = True,
+    findings: Annotated[bool, typer.Option(help="Annotate what `report` finds.")] = True,
     workers: Annotated[int | None, typer.Option(min=1, help="Captures read at a time. Default: one per CPU.")] = None,
 ) -> None:
     """Merge all ranks' traces into one, on one clock; open it at https://ui.perfetto.dev.
 
     Exit code 1: a capture could not be read, or not to its end; the others are merged. 2: the request itself is wrong.
     """
-    with readable(run):
+    with readable(run) as path:
         # Loaded here, so that `--help` and other commands do not wait for it.
         from bridge_profiling.analysis import Run
         from bridge_profiling.report.merged_trace import write_merged_trace
 
         if not output.parent.is_dir() or output.is_dir():
             raise typer.BadParameter(f"{output} cannot be written: name a file in a directory that is there", param_hint="-o")
-        with progress("reading", "captures") as on_progress, Run(run, workers=workers, on_progress=on_progress) as found:
+        with progress("reading", "captures") as on_progress, Run(path, workers=workers, on_progress=on_progress) as found:
+            # First: what findings need is then answered in the one pass over the captures.
+            judged = found.findings() if findings else []
             offsets = found.clock_offsets() if len(found.entries()) > 1 else None
             errors, limitations = found.errors, found.limitations
             with progress("merging", "ranks") as on_merged:
-                count = write_merged_trace(found.entries(), output, clock_offsets=offsets, host=host, on_progress=on_merged)
+                count = write_merged_trace(
+                    found.entries(), output, clock_offsets=offsets, host=host, findings=judged, on_progress=on_merged
+                )
             ranks = len(found.entries())
-    typer.echo(f"{output}: {count} events of {ranks} ranks. Open it at https://ui.perfetto.dev")
+    annotated = f" and {len(judged)} findings" if judged else ""
+    typer.echo(f"{output}: {count} events of {ranks} ranks{annotated}. Open it at https://ui.perfetto.dev")
     for sentence in limitations:
         typer.echo(f"- {sentence}")
     print_errors(errors)

@@ -24,16 +24,17 @@ _PATIENCE_S = 1.0
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn a run without captures into one line on standard error and exit code 1, and one that is not there into exit code 2.
+def readable(run: Path, hint: str = "RUN") -> Iterator[Path]:
+    """Where the captures of what was typed are; a NeMo-Run experiment's are fetched first, unless they are here.
+
+    Turns a run without captures into one line on standard error and exit code 1, and one that is not there into exit code 2.
 
     Args:
-        path: what was typed.
+        run: a directory or file, or an experiment's id or title, with `/job` after it where it has several.
+        hint: what the argument is called.
     """
-    if not path.exists():
-        raise typer.BadParameter(f"{path} does not exist", param_hint="RUN")
     try:
-        yield
+        yield _located(run, hint)
     except TraceError as error:
         print_errors([str(error)])
         raise typer.Exit(UNREADABLE) from error
@@ -42,6 +43,21 @@ def readable(path: Path) -> Iterator[None]:
             raise
         typer.echo(f"error: reading captures needs {error.name}. Type pip install 'bridge-profiling[analysis]'.", err=True)
         raise typer.Exit(2) from error
+
+
+def _located(run: Path, hint: str) -> Path:
+    from bridge_profiling.experiments.captures import captures_of
+    from bridge_profiling.experiments.find import experiment_of
+
+    experiment = experiment_of(run)
+    if experiment is None:
+        if not run.exists():
+            raise typer.BadParameter(
+                f"{run} does not exist, neither as a directory or file nor as a NeMo-Run experiment", param_hint=hint
+            )
+        return run
+    with progress("fetching", "files") as on_progress:
+        return captures_of(*experiment, on_progress=on_progress)
 
 
 def print_errors(errors: list[str]) -> None:

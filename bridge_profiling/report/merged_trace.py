@@ -1,6 +1,7 @@
 """One trace of all ranks on one clock, for https://ui.perfetto.dev or chrome://tracing. Shows tables again; computes no answer.
 
 Each rank is a process, its host threads and its streams are threads of it, and arrows lead from launches to what they launched.
+Findings are annotations: each is a track on top of the ranks that it blames.
 It is written rank by rank, a batch of rows at a time, so memory does not grow with the ranks or their length.
 """
 
@@ -19,7 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from isal import igzip
 
+from bridge_profiling.analysis.findings import Event, Finding
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.report.evidence import length_ns
 from bridge_profiling.traces.tables import RankInfo
 
 #: Rows in memory at a time.
@@ -60,6 +63,7 @@ def write_merged_trace(
     *,
     clock_offsets: pa.Table | None = None,
     host: bool = True,
+    findings: Sequence[Finding] = (),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Write one trace of many ranks.
@@ -69,6 +73,7 @@ def write_merged_trace(
         output: the file; compressed when its name ends in .gz. It is there when it is whole.
         clock_offsets: what `analysis.clocks.clock_offsets` found; None leaves each rank's times as they are.
         host: with the hosts' ranges, and arrows from launches to what they launched.
+        findings: annotated where they show: at their events, else over the iterations of the ranks to blame.
         on_progress: called with how many ranks are done, and how many there are.
 
     Returns:
@@ -85,7 +90,7 @@ def write_merged_trace(
         write('{"ph":"M","name":"trace_name","pid":0,"tid":0,"args":{"name":"all ranks"}}')
         for done, (info, entry) in enumerate(ranks, 1):
             rank = _Rank(info, offsets[info.rank] - base_ns, tracks)
-            for event in rank.events(entry, host=host):
+            for event in itertools.chain(rank.annotations(entry, findings), rank.events(entry, host=host)):
                 write(",\n" + event)
             count += rank.count
             if on_progress is not None:
@@ -120,6 +125,30 @@ class _Rank:
         for rows in _batches(entry / "device_events.parquet", _DEVICE_COLUMNS):
             yield from self._device(rows, arrows=host)
 
+    def annotations(self, entry: Path, findings: Sequence[Finding]) -> Iterator[str]:
+        """Each finding about this rank as a track of its own, above the threads: slices of one track may not overlap."""
+        for number, finding in enumerate(findings, 1):
+            places = _places(finding, self._rank, entry)
+            if not places:
+                continue
+            track = next(self._tracks)
+            yield self._said("thread_name", track, name=f"finding {number}: {finding.id}")
+            yield self._said("thread_sort_index", track, sort_index=number - 1_000_000)
+            args = {
+                "title": finding.title,
+                "change": finding.action,
+                "recoverable_us_per_iteration": finding.recoverable_us_per_iteration,
+                "confidence": str(finding.confidence),
+            }
+            over = -self._shift_ns
+            for event in sorted(places, key=lambda place: place.start_ns or 0):
+                # What begins before everything else begins with it, and what overlaps the slice before begins where that ends.
+                start = max(event.start_ns or 0, over)
+                over = max(over, (event.start_ns or 0) + length_ns(event))
+                if over > start:
+                    said = json.dumps({"event": event.name, "count": event.count, **args})[1:-1]
+                    yield self._slice("finding", json.dumps(finding.title), track, start, over, said)
+
     def _host(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
         for category, name, thread, start, end, correlation, shapes in rows:
             track = self._track("thread", thread)
@@ -144,8 +173,11 @@ class _Rank:
 
     def _complete(self, category: str, name: str, track: int, start_ns: int, end_ns: int, args: str) -> str:
         self.count += 1
+        return self._slice(_CATEGORIES.get(category, category), name, track, start_ns, end_ns, args)
+
+    def _slice(self, category: str, name: str, track: int, start_ns: int, end_ns: int, args: str) -> str:
         return (
-            f'{{"ph":"X","cat":"{_CATEGORIES.get(category, category)}","name":{name},"pid":{self._rank},"tid":{track},'
+            f'{{"ph":"X","cat":"{category}","name":{name},"pid":{self._rank},"tid":{track},'
             f'"ts":{_us(start_ns + self._shift_ns)},"dur":{_us(end_ns - start_ns)},"args":{{{args}}}}}'
         )
 
@@ -179,6 +211,21 @@ class _Track(NamedTuple):
 
     number: int
     said: tuple[str, ...]
+
+
+def _places(finding: Finding, rank: int, entry: Path) -> list[Event]:
+    """Where a finding shows on a rank: its events there, or on a rank to blame each iteration. Nowhere on other ranks."""
+    known = [event for event in finding.events if event.rank == rank and event.start_ns is not None and event.duration_us]
+    if known or rank not in finding.ranks or any(event.start_ns is not None for event in finding.events):
+        return known
+    path = entry / "iterations.parquet"
+    if not path.is_file():
+        return []
+    rows = pq.read_table(path, columns=["iteration", "start_ns", "end_ns"]).to_pylist()
+    return [
+        Event(rank, f"iteration {row['iteration']}", row["iteration"], row["start_ns"], (row["end_ns"] - row["start_ns"]) / 1e3)
+        for row in rows
+    ]
 
 
 def _us(time_ns: int) -> str:

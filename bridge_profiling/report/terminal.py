@@ -44,13 +44,19 @@ def _ranks_table(captures: Sequence[RankCapture]) -> Table:
     table.add_column("iterations")
     table.add_column("step, profiled", justify="right")
     table.add_column("unprofiled", justify="right")
-    for capture in captures:
+    sides = [(capture.mfu(profiled=True), capture.mfu(profiled=False)) for capture in captures]
+    known = any(profiled or unprofiled for profiled, unprofiled in sides)
+    if known:
+        table.add_column("MFU, profiled", justify="right")
+        table.add_column("unprofiled", justify="right")
+    for capture, mfus in zip(captures, sides, strict=True):
         table.add_row(
             str(capture.rank),
             capture.manifest["status"],
             ", ".join(str(iteration) for iteration in capture.captured) or "none",
             _median_ms(capture.durations_ns(profiled=True)),
             _median_ms(capture.durations_ns(profiled=False)),
+            *(_median_percent(mfu) for mfu in mfus if known),
         )
     return table
 
@@ -98,3 +104,7 @@ def _top_operators(trace: Path) -> list[tuple[str, int, int]]:
 
 def _median_ms(durations_ns: list[int]) -> str:
     return f"{statistics.median(durations_ns) / 1e6:.1f} ms" if durations_ns else "-"
+
+
+def _median_percent(shares: list[float]) -> str:
+    return f"{statistics.median(shares):.1%}" if shares else "-"

@@ -60,6 +60,7 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, operators: bool, ex
         raise TraceError(document.error or _nothing_in(path, collected, reader))
     keys = document.keys
     named = _rank_of(keys)
+    devices, device_bytes = _devices(keys)
     info = RankInfo(
         rank=rank if named is None else named,
         rank_source=rank_source if named is None else "trace",
@@ -68,7 +69,8 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, operators: bool, ex
         world_size=_world_size(keys),
         coordinates=_coordinates(keys),
         versions=_versions(keys),
-        devices=_devices(keys),
+        devices=devices,
+        device_bytes=device_bytes,
         groups=_groups(keys),
     )
     info.clock_base_ns = _base_ns(keys, info.limitations)
@@ -177,10 +179,14 @@ def _versions(keys: dict[str, Any]) -> dict[str, str]:
     return versions
 
 
-def _devices(keys: dict[str, Any]) -> dict[int, str]:
+def _devices(keys: dict[str, Any]) -> tuple[dict[int, str], dict[int, int]]:
+    """Names of the devices, and their memory in bytes, by number."""
     found = keys.get("deviceProperties")
     devices = [device for device in found if isinstance(device, dict)] if isinstance(found, list) else []
-    return {integer(device.get("id")): str(device.get("name", "")) for device in devices if integer(device.get("id")) >= 0}
+    by_number = {number: device for device in devices if (number := integer(device.get("id"))) >= 0}
+    names = {number: str(device.get("name", "")) for number, device in by_number.items()}
+    memory = {number: size for number, device in by_number.items() if (size := integer(device.get("totalGlobalMem"))) > 0}
+    return names, memory
 
 
 def _groups(keys: dict[str, Any]) -> list[ProcessGroup]:

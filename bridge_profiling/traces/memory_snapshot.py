@@ -22,6 +22,7 @@ from bridge_profiling.traces.snapshot_annotations import annotation_tables, read
 from bridge_profiling.traces.snapshot_replay import (
     ROUNDING_BYTES,
     Allocation,
+    OutOfMemory,
     Replay,
     Segment,
     dictionaries,
@@ -56,8 +57,8 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
         rank_source: where that rank comes from.
 
     Returns:
-        `allocations` and `segments`, and `host_events` with the annotations that torch recorded. Times are nanoseconds,
-        exact to the microsecond that torch writes.
+        `allocations`, `segments` and `out_of_memory`, and `host_events` with the annotations that torch recorded. Times are
+        nanoseconds, exact to the microsecond that torch writes.
 
     Raises:
         TraceError: it is no snapshot, or more than plain data. The message names the file.
@@ -82,11 +83,13 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
     segments = sorted(
         (each for found in replays for each in found.segments), key=lambda each: (each.allocated or 0, each.address)
     )
+    errors = [each for found in replays for each in found.out_of_memory]
     marks = read_annotations(budget.of(dictionaries(snapshot.get("external_annotations"))))
     try:
         tables = {
             "allocations": build("allocations", rank, _allocation_columns(allocations, stacks)),
             "segments": build("segments", rank, _segment_columns(segments)),
+            "out_of_memory": build("out_of_memory", rank, _out_of_memory_columns(errors, stacks)),
             **annotation_tables(marks, rank),
         }
     except (pa.ArrowInvalid, OverflowError) as error:
@@ -231,6 +234,17 @@ def _segment_columns(rows: list[Segment]) -> dict[str, pa.Array]:
     }
 
 
+def _out_of_memory_columns(rows: list[OutOfMemory], stacks: _Stacks) -> dict[str, pa.Array]:
+    codes = np.fromiter((stacks.code(row.frames) for row in rows), np.int64, len(rows))
+    return {
+        "device": pa.array([row.device for row in rows], pa.int64()),
+        "time_ns": _times([row.time for row in rows]),
+        "requested_bytes": pa.array([row.requested for row in rows], pa.int64()),
+        "free_bytes": pa.array([row.free for row in rows], pa.int64()),
+        "stack": coded_column(codes, stacks.texts),
+    }
+
+
 def _times(microseconds: list[int | None]) -> pa.Array:
     """Microseconds as nanoseconds; what is no time of a host is null."""
     known = [None if time is None or abs(time) > _MAX_TIME_US else time * 1000 for time in microseconds]
@@ -272,5 +286,5 @@ def _describe_device(found: Replay, say: Any) -> None:
         say(f"{found.unplaced} entries of the history {on} have no address or no size and are left out")
     for action, count in found.unknown.most_common(3):
         say(f"{count} entries of the history {on} with the unknown action {action!r} are left out")
-    for _, asked, free in found.out_of_memory[:3]:
-        say(f"the history {on} has an out-of-memory error: {asked} bytes were asked for, {free} were free")
+    for error in found.out_of_memory[:3]:
+        say(f"the history {on} has an out-of-memory error: {error.requested} bytes were asked for, {error.free} were free")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from bridge_profiling.traces.nsys_database import Database, quoted
 from bridge_profiling.traces.nsys_processes import Process, environment, launched
@@ -10,6 +10,8 @@ from bridge_profiling.traces.tables import RankInfo
 
 #: Later ones would overflow 64 bits together with the session's own times.
 _MAX_BASE_NS = 4 * 10**18
+
+Value = TypeVar("Value")
 
 
 def describe_capture(database: Database, process: Process, info: RankInfo) -> None:
@@ -33,7 +35,7 @@ def describe_capture(database: Database, process: Process, info: RankInfo) -> No
         info.versions |= {"nsys": str(rows[0][0])} if rows else {}
     if process.global_pid is not None and process.global_pid == launched(database):
         info.world_size = environment(database).get("WORLD_SIZE") or None
-    info.devices = _devices(database, process)
+    info.devices, info.device_bytes = _devices(database, process)
 
 
 def _first(database: Database, table: str, column: str) -> Any:
@@ -41,15 +43,24 @@ def _first(database: Database, table: str, column: str) -> Any:
     return rows[0][0] if rows else None
 
 
-def _devices(database: Database, process: Process) -> dict[int, str]:
-    """Names of the devices that the process used, by its own numbers of them."""
+def _devices(database: Database, process: Process) -> tuple[dict[int, str], dict[int, int]]:
+    """Names of the devices that the process used, and their memory in bytes, by its own numbers of them."""
     if not database.has("TARGET_INFO_GPU", "id", "name"):
-        return {}
+        return {}, {}
     names = {number: str(name) for number, name in database.rows("SELECT id, name FROM TARGET_INFO_GPU")}
+    memory: dict[Any, int] = {}
+    if database.has("TARGET_INFO_GPU", "totalMemory"):
+        rows = database.rows("SELECT id, totalMemory FROM TARGET_INFO_GPU")
+        memory = {number: size for number, size in rows if isinstance(size, int) and size > 0}
     gpus: dict[Any, Any] = {}
     if database.has("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"):
         rows = database.rows("SELECT cudaId, gpuId, pid FROM TARGET_INFO_CUDA_DEVICE")
         gpus = {cuda: gpu for cuda, gpu, pid in rows if pid == process.pid}
-    only = next(iter(set(names.values()))) if len(set(names.values())) == 1 else None
-    found = {device: names.get(gpus.get(device)) or only for device in process.devices}
-    return {device: name for device, name in found.items() if name}
+    return _by_device(process, gpus, names), _by_device(process, gpus, memory)
+
+
+def _by_device(process: Process, gpus: dict[Any, Any], values: dict[Any, Value]) -> dict[int, Value]:
+    """What is known of the devices by the process's numbers; what all devices have in common where these are unknown."""
+    only = next(iter(set(values.values()))) if len(set(values.values())) == 1 else None
+    found = {device: values.get(gpus.get(device)) or only for device in process.devices}
+    return {device: value for device, value in found.items() if value}

@@ -55,7 +55,11 @@ class RankCapture:
         return next((path for path in self.artifacts if path.name.endswith(".pt.trace.json.gz")), None)
 
     def durations_ns(self, *, profiled: bool) -> list[int]:
-        """Durations of the iterations inside the window, or of those outside it that the profiler did not touch.
+        """Durations of the iterations inside the window, or of those outside it that the profiler did not touch."""
+        return list(self.durations_by_iteration(profiled=profiled).values())
+
+    def durations_by_iteration(self, *, profiled: bool) -> dict[int, int]:
+        """Nanoseconds of each iteration inside the window, or of those outside it that the profiler did not touch.
 
         The iteration before the window (the profiler warms up in it), the one after it (it pays for the flush) and
         the first of the run (it pays for lazy initialisation) count to neither side.
@@ -64,14 +68,20 @@ class RankCapture:
         iterations = durations["iteration"]
         inside = set(self.captured)
         if not iterations:
-            return []
+            return {}
         window = self.manifest["window"]
         near = {window["start"] - 1, window["end"], iterations[0]}
-        return [
-            duration
+        return {
+            iteration: duration
             for iteration, duration in zip(iterations, durations["duration_ns"], strict=True)
             if (iteration in inside if profiled else iteration not in inside | near)
-        ]
+        }
+
+    def mfu(self, *, profiled: bool) -> list[float]:
+        """MFU of the same iterations, shares of the device's peak; empty where the manifest has none."""
+        durations = self.manifest["durations_ns"]
+        shares = dict(zip(durations["iteration"], durations.get("mfu") or (), strict=False))
+        return [shares[iteration] for iteration in self.durations_by_iteration(profiled=profiled) if iteration in shares]
 
 
 def find_captures(root: Path, folder: str | None = None) -> list[RankCapture]:

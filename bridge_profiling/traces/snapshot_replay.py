@@ -69,6 +69,24 @@ class Segment:
 
 
 @dataclass
+class OutOfMemory:
+    """A request that the allocator could not serve.
+
+    Args:
+        time: microseconds, None when not recorded.
+        requested: bytes asked for.
+        free: bytes of the device that nobody held.
+        frames: the call stack of who asked, as torch wrote it, innermost first.
+    """
+
+    device: int
+    time: int | None
+    requested: int | None
+    free: int | None
+    frames: Any = None
+
+
+@dataclass
 class Replay:
     """What one device's history and its segments tell together.
 
@@ -80,7 +98,7 @@ class Replay:
         overlapping: segments left out because another lies where they do.
         unlisted: allocations that the history leaves live and no segment lists.
         unplaced: allocations and frees that name no address or size.
-        out_of_memory: (microseconds, bytes asked for, bytes free) of each out-of-memory error.
+        out_of_memory: each out-of-memory error.
         unknown: actions that this reader does not know, and how often.
     """
 
@@ -94,7 +112,7 @@ class Replay:
     overlapping: int = 0
     unlisted: int = 0
     unplaced: int = 0
-    out_of_memory: list[tuple[int | None, int | None, int | None]] = field(default_factory=list)
+    out_of_memory: list[OutOfMemory] = field(default_factory=list)
     unknown: Counter[str] = field(default_factory=Counter)
 
 
@@ -113,8 +131,8 @@ def replay(device: int, history: Iterable[Mapping[str, Any]], segments: Iterable
         action = text(entry.get("action"))
         if action in ("oom", "snapshot"):
             if action == "oom":
-                asked = tuple(integer(entry.get(name)) for name in ("time_us", "size", "device_free"))
-                blocks.found.out_of_memory.append((asked[0], asked[1], asked[2]))
+                time, size, free = (integer(entry.get(name)) for name in ("time_us", "size", "device_free"))
+                blocks.found.out_of_memory.append(OutOfMemory(device, time, size, free, entry.get("frames")))
             continue
         address, size = integer(entry.get("addr")), integer(entry.get("size"))
         if address is None or size is None or address < 0 or size < 0:

@@ -153,6 +153,18 @@ SEGMENTS = pa.schema(
     ]
 )
 
+# What the allocator could not serve. The training has usually ended with it.
+OUT_OF_MEMORY = pa.schema(
+    [
+        RANK,
+        ("device", pa.int32()),
+        ("time_ns", pa.int64()),  # null when not recorded
+        ("requested_bytes", pa.int64()),
+        ("free_bytes", pa.int64()),  # of the device then, outside what the allocator held
+        ("stack", NAME),  # who asked: as of an allocation; null when not recorded
+    ]
+)
+
 MEMORY_EVENTS = pa.schema(
     [
         RANK,
@@ -185,6 +197,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "synchronizations": SYNCHRONIZATIONS,
     "allocations": ALLOCATIONS,
     "segments": SEGMENTS,
+    "out_of_memory": OUT_OF_MEMORY,
     "memory_events": MEMORY_EVENTS,
     "gpu_metrics": GPU_METRICS,
 }
@@ -223,6 +236,7 @@ class RankInfo:
         host: host name; None when unknown.
         versions: `{"cuda_runtime": "13.0", "nccl": "2.28.9", …}`, as the capture has them.
         devices: names of the devices, by number.
+        device_bytes: memory of the devices, by number; empty where the capture does not say.
         groups: the process groups the trace lists.
         partial: the capture is incomplete (cut file, or a manifest that says so).
         limitations: sentences: what this capture cannot tell, and what was read differently than written.
@@ -241,6 +255,7 @@ class RankInfo:
     host: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     devices: dict[int, str] = field(default_factory=dict)
+    device_bytes: dict[int, int] = field(default_factory=dict)
     groups: list[ProcessGroup] = field(default_factory=list)
     partial: bool = False
     limitations: list[str] = field(default_factory=list)

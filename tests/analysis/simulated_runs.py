@@ -30,14 +30,17 @@ class SimulatedRun:
         ranks: how many.
         offsets_ns: how much each rank's clock is ahead of real time.
         transfer_ns: what moving data takes, unless said otherwise.
+        communication_stream: where communication runs; on stream 7 what is computed after it waits for it.
     """
 
     ranks: int
     offsets_ns: dict[int, int] = field(default_factory=dict)
     transfer_ns: int = 20 * US
+    communication_stream: int = 20
 
     def __post_init__(self) -> None:
         self.now_ns = dict.fromkeys(range(self.ranks), EPOCH_NS)
+        self.kernels: dict[int, list[int]] = {}
         self.iteration: int | None = None
         self.device: dict[int, list[dict[str, Any]]] = defaultdict(list)
         self.operations: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -45,10 +48,12 @@ class SimulatedRun:
         self.happened = 0
 
     def compute(self, rank: int, duration_ns: int) -> None:
-        """The rank computes."""
-        begin = self.now_ns[rank]
-        self.now_ns[rank] += duration_ns
-        self._device(rank, "compute", begin, self.now_ns[rank], None)
+        """The rank computes, in as many kernels as it is told to, in the proportions given."""
+        shares = self.kernels.get(rank, [1])
+        for share in shares:
+            begin = self.now_ns[rank]
+            self.now_ns[rank] += duration_ns * share // sum(shares)
+            self._device(rank, "compute", begin, self.now_ns[rank], None)
 
     def meet(
         self, members: Sequence[int], operation: str = "all_reduce", size: int = 1 << 20, group: str = "TP", **how: Any
@@ -144,7 +149,7 @@ class SimulatedRun:
     def _device(self, rank: int, kind: str, begin: int, end: int, truth: int | None) -> None:
         clock = self.offsets_ns.get(rank, 0)
         row = {"kind": kind, "name": kind, "start_ns": begin + clock, "end_ns": end + clock, "iteration": self.iteration}
-        self.device[rank].append(row | {"truth": truth, "stream": 7 if kind == "compute" else 20})
+        self.device[rank].append(row | {"truth": truth, "stream": 7 if kind == "compute" else self.communication_stream})
 
     def _operation(
         self, rank: int, operation: str, members: Sequence[int], size: int, group: str, begin: int, end: int, peer: int | None

@@ -53,6 +53,20 @@ def test_operators_are_shown_by_the_time_that_is_their_own(run: Path) -> None:
     ]
 
 
+def test_mfu_is_shown_where_it_is_known_and_nothing_where_it_is_not(run: Path) -> None:
+    path = run / "manifest" / "iter-4-5" / "rank-0.json"
+    manifest = json.loads(path.read_text())
+    durations = manifest["durations_ns"] = {"iteration": [0, 1, 2, 4, 7], "duration_ns": [9, 2, 2, 4, 2]}
+    for mfu, shown in (([0.1, 0.4, 0.5, 0.2, 0.41], True), (None, False)):
+        durations["mfu"] = mfu
+        path.write_text(json.dumps(manifest))
+        console = Console(record=True, width=120)
+        print_captures(find_captures(run), console)
+        text = console.export_text()
+        # The profiled iteration, and the median of the others but the run's first: the profiler's own cost is no share.
+        assert ("MFU" in text, "20.0%" in text, "41.0%" in text) == (shown, shown, shown)
+
+
 def test_a_submit_host_without_the_analysis_extra_shows_the_rest_and_says_what_to_install(run: Path) -> None:
     script = f"""
 import sys

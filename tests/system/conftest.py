@@ -6,11 +6,15 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.system import debian, nsys_install, slurm_cluster
+from tests.system import browser, debian, nsys_install, slurm_cluster
 from tests.system.slurm_cluster import SlurmCluster
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,6 +37,13 @@ def nsys() -> Path:
     For a job, put its directory first on PATH: `{"PATH": f"{nsys.parent}:{os.environ['PATH']}"}`. It is kept in `.cache/`.
     """
     return nsys_install.working_nsys(ROOT / ".cache" / "nsys")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """A real browser without a window. Mark its tests `needs("browser")`."""
+    with browser.opened() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -147,6 +147,21 @@ def test_exactly_the_ranks_asked_for_are_profiled_in_exactly_the_window(slurm_cl
     assert {manifest["job"]["id"] for manifest in manifests.values()} == {submission.job_id}
 
 
+def test_the_report_is_made_by_a_job_of_its_own_after_the_training(slurm_cluster, submit):
+    submission = submit("--report", "--steps", "4:7", "train.train_iters=9")
+    output = submission.finish()
+    assert submission.process.returncode == 0, output
+    page = submission.job_dir / "profiles" / "report.html"
+    assert output.splitlines()[-1] == f"report: {page}"
+    assert "rank 3" in page.read_text()
+    lines = (submission.home / ".slurm_jobs").read_text().splitlines()
+    training, report = (line.partition("=")[0].strip() for line in lines)
+    assert [slurm_cluster.state(job) for job in (training, report)] == ["COMPLETED", "COMPLETED"]
+    sacct = ("sacct", "--noheader", "--allocations")
+    ended = slurm_cluster.run(*sacct, "--format=End", f"--jobs={training}")
+    assert ended <= slurm_cluster.run(*sacct, "--format=Start", f"--jobs={report}"), "it began before the training had ended"
+
+
 @pytest.mark.needs("nsys")
 @pytest.mark.parametrize("kind", ["script", "partial"])
 def test_exactly_the_ranks_asked_for_run_under_nsys(slurm_cluster, submit, nsys, kind):

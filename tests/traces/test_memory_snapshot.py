@@ -153,6 +153,19 @@ def test_an_out_of_memory_error_is_told(tmp_path: Path) -> None:
     assert said(tables, "an out-of-memory error: 4096 bytes were asked for, 17 were free")
 
 
+def test_an_out_of_memory_error_names_who_asked_and_for_how_much(tmp_path: Path) -> None:
+    oom = {"action": "oom", "size": 4096, "device_free": 17, "time_us": T0 + 3, "stream": 0, "frames": FRAMES}
+    untold = {"action": "oom", "size": 512}
+    tables = memory_snapshot.read(write(tmp_path / "oom.pickle", [entry("alloc", 0, 512, 1), oom, untold]), rank=2)
+    first, second = tables["out_of_memory"].to_pylist()
+    assert first == {
+        "rank": 2, "device": 0, "time_ns": (T0 + 3) * 1000, "requested_bytes": 4096, "free_bytes": 17,
+        "stack": "empty\nforward model.py:12",
+    }  # fmt: skip
+    assert (second["requested_bytes"], second["time_ns"], second["free_bytes"], second["stack"]) == (512, None, None, None)
+    assert tables["allocations"].num_rows == 1, "a request that failed is no allocation"
+
+
 def test_actions_of_other_versions_are_left_out_and_said(tmp_path: Path) -> None:
     trace = [
         entry("alloc", 0, 512, 1),

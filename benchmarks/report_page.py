@@ -1,0 +1,89 @@
+"""`bridge-profiling report` on many ranks: seconds, processor seconds, and the page's size.
+
+    python benchmarks/report_page.py CAPTURES [--ranks 4,64] [--work DIR] [--copies 1]
+
+CAPTURES is a folder of real Kineto captures of one run, as kineto/pp2_dp2, whose ranks are 13 MB of JSON each. They are written
+again under as many rank numbers as asked, a block of them at a time with groups of its own, so that ranks still match. Each
+report is made from files that were just written: nothing is cached. --copies repeats each rank in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from scaled_captures import scaled
+
+_LISTS = re.compile(rb'("ranks": \[|"Process Group Ranks": "\[)([\d, ]*)(\])')
+_RANK = re.compile(rb'("(?:Src|Dst) Rank": )(\d+)')
+_SELF = re.compile(rb'("distributedInfo": \{"backend": "nccl", "rank": )(\d+)(, "world_size": )\d+')
+
+
+def renumbered(trace: bytes, block: int, world: int) -> bytes:
+    """A rank's trace as that of the rank so many later, with its groups.
+
+    Args:
+        trace: the JSON of a Kineto trace.
+        block: added to every rank.
+        world: ranks of the job.
+    """
+
+    def moved(found: re.Match[bytes]) -> bytes:
+        members = [b"%d" % (int(each) + block) for each in found[2].split(b",") if each.strip()]
+        return found[1] + b", ".join(members) + found[3]
+
+    trace = _LISTS.sub(moved, trace)
+    trace = _RANK.sub(lambda found: found[1] + b"%d" % (int(found[2]) + block), trace)
+    return _SELF.sub(lambda found: found[1] + b"%d" % (int(found[2]) + block) + found[3] + b"%d" % world, trace)
+
+
+def write_ranks(captures: Path, folder: Path, count: int, copies: int) -> int:
+    """Write as many ranks as asked; how many bytes of JSON they are."""
+    sources = sorted(captures.glob("rank-*.json.gz"))
+    traces = [scaled(gzip.decompress(path.read_bytes()), copies) for path in sources]
+    written = 0
+    for rank in range(count):
+        block = rank - rank % len(traces)
+        trace = renumbered(traces[rank % len(traces)], block, count)
+        (folder / f"rank-{rank}.json.gz").write_bytes(gzip.compress(trace, compresslevel=1))
+        written += len(trace)
+    return written
+
+
+def main() -> None:
+    """Print a line for each number of ranks."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("captures", type=Path)
+    parser.add_argument("--ranks", default="4,64")
+    parser.add_argument("--copies", type=int, default=1)
+    parser.add_argument("--work", type=Path)
+    options = parser.parse_args()
+    print(f"{'ranks':>6} {'JSON':>9} {'compressed':>11} {'seconds':>8} {'of CPUs':>8} {'peak of a process':>18} {'page':>7}")
+    for count in (int(each) for each in options.ranks.split(",")):
+        with tempfile.TemporaryDirectory(dir=options.work) as temporary:
+            folder = Path(temporary)
+            written = write_ranks(options.captures, folder, count, options.copies)
+            packed = sum(path.stat().st_size for path in folder.iterdir())
+            page = folder / "report.html"
+            before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+            command = [sys.executable, "-m", "bridge_profiling.cli", "report", str(folder), "-o", str(page)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+            worked = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            print(
+                f"{count:>6} {written / 1e6:>6.0f} MB {packed / 1e6:>8.0f} MB {seconds:>8.1f} {worked:>8.1f}"
+                f" {after.ru_maxrss / 1024:>15.0f} MB {page.stat().st_size / 1e6:>4.1f} MB",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""How sure a change is: intervals of the difference of two medians or two means, from samples alone.
+
+Student's t distribution is computed here, in thirty lines that are tested against its density: scipy, which has it, would
+be larger than all that the desk installs besides. Knows nothing of traces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: How often such intervals hold the true change.
+LEVEL = 0.95
+
+#: With fewer samples than this on a side, nothing is said about how sure a change is.
+ENOUGH_SAMPLES = 3
+
+#: Fewer samples than this tell nothing about how alike neighbours are.
+_ENOUGH_FOR_CORRELATION = 10
+
+#: However alike neighbours are, so much of a sample counts.
+_MOST_ALIKE = 0.95
+
+
+@dataclass(frozen=True)
+class Change:
+    """From one value to another, and between which bounds the true change lies, as far as that can be told.
+
+    Args:
+        base: the value before.
+        other: the value after.
+        low: lower bound of the change; None when it cannot be told.
+        high: upper bound of it.
+    """
+
+    base: float
+    other: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def change(self) -> float:
+        """How much more it is after."""
+        return self.other - self.base
+
+    @property
+    def relative(self) -> float | None:
+        """The change as a share of the value before; None of nothing."""
+        return self.change / self.base if self.base else None
+
+    @property
+    def significant(self) -> bool | None:
+        """Whether the bounds exclude that nothing changed; None when there are none."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low > 0 or self.high < 0
+
+
+def change_of_median(base: Sequence[float], other: Sequence[float]) -> Change:
+    """The change of the median, with bounds that a slow iteration now and then does not widen.
+
+    Price and Bonett 2002, https://doi.org/10.1080/00949650212140 (the variance of a median from order statistics around it),
+    with Student's t in place of the normal quantile, since samples may be as few as three. Samples in the order in which they
+    were taken: where neighbours are alike, as iterations of a drifting machine are, they count for less.
+
+    Args:
+        base: samples of one side, at least one.
+        other: samples of the other.
+    """
+    before, after = np.asarray(base, np.float64), np.asarray(other, np.float64)
+    medians = float(np.median(before)), float(np.median(after))
+    if min(len(before), len(after)) < ENOUGH_SAMPLES:
+        return Change(*medians)
+    spread = [_variance_of_median(samples) * _inflation(samples) for samples in (before, after)]
+    return _bounded(medians, spread, [_effective(before), _effective(after)])
+
+
+def change_of_mean(base: Sequence[float], other: Sequence[float], *, enough: int = ENOUGH_SAMPLES) -> Change:
+    """The change of the mean, with the bounds of Welch's t: sides may vary differently.
+
+    Args:
+        base: samples of one side, at least one.
+        other: samples of the other.
+        enough: samples a side for bounds, at least 2: runs of their own need fewer than iterations of one run.
+    """
+    before, after = np.asarray(base, np.float64), np.asarray(other, np.float64)
+    means = float(before.mean()), float(after.mean())
+    if min(len(before), len(after)) < enough:
+        return Change(*means)
+    spread = [float(samples.var(ddof=1)) / len(samples) for samples in (before, after)]
+    return _bounded(means, spread, [len(before), len(after)])
+
+
+def welch_p(base: Sequence[float], other: Sequence[float]) -> float:
+    """The probability that means differ as much by chance: Welch's t, two-sided.
+
+    Args:
+        base: at least two samples of one side.
+        other: at least two of the other.
+    """
+    before, after = np.asarray(base, np.float64), np.asarray(other, np.float64)
+    spread = [float(samples.var(ddof=1)) / len(samples) for samples in (before, after)]
+    difference = abs(float(after.mean() - before.mean()))
+    error = math.sqrt(sum(spread))
+    if error == 0:
+        return 0.0 if difference else 1.0
+    return 2 * (1 - t_cdf(difference / error, _freedom(spread, [len(before), len(after)])))
+
+
+def t_cdf(t: float, freedom: float) -> float:
+    """Student's t distribution: the probability of a value up to t.
+
+    Args:
+        t: the value.
+        freedom: degrees of freedom, above 0; need not be whole.
+    """
+    if math.isinf(freedom):
+        return NormalDist().cdf(t)
+    tail = _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t)) / 2
+    return 1 - tail if t > 0 else tail
+
+
+@lru_cache(maxsize=1 << 10)
+def t_quantile(probability: float, freedom: float) -> float:
+    """The value up to which Student's t distribution has a probability.
+
+    Args:
+        probability: between 0 and 1.
+        freedom: degrees of freedom, above 0.
+    """
+    if probability < 0.5:
+        return -t_quantile(1 - probability, freedom)
+    low, high = 0.0, 1.0
+    while t_cdf(high, freedom) < probability:
+        low, high = high, high * 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_cdf(middle, freedom) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def _bounded(values: tuple[float, float], spread: Sequence[float], counts: Sequence[float]) -> Change:
+    difference, error = values[1] - values[0], math.sqrt(sum(spread))
+    reach = t_quantile((1 + LEVEL) / 2, _freedom(spread, counts)) * error if error else 0.0
+    return Change(*values, difference - reach, difference + reach)
+
+
+def _freedom(spread: Sequence[float], counts: Sequence[float]) -> float:
+    """Welch's and Satterthwaite's degrees of freedom."""
+    below = sum(each * each / (count - 1) for each, count in zip(spread, counts, strict=True))
+    return sum(spread) ** 2 / below if below else math.inf
+
+
+def _variance_of_median(samples: NDArray[np.float64]) -> float:
+    count = len(samples)
+    ordered = np.sort(samples)
+    place = max(1, round((count + 1) / 2 - math.sqrt(count)))
+    # The probability that so few samples, or fewer, lie on one side of the median, on either side.
+    outside = min(2 * _binomial_tail(count, place - 1), 1 - 1e-12)
+    distance = float(ordered[count - place] - ordered[place - 1])
+    return (distance / (2 * NormalDist().inv_cdf(1 - outside / 2))) ** 2
+
+
+def _binomial_tail(count: int, most: int) -> float:
+    """The probability of at most so many heads among tosses of a fair coin."""
+    log_all = count * math.log(2)
+    logs = (math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) - log_all for k in range(most + 1))
+    return math.fsum(math.exp(log) for log in logs)
+
+
+def _inflation(samples: NDArray[np.float64]) -> float:
+    """How much larger the variance of an average is because neighbours are alike (first-order correlation)."""
+    if len(samples) < _ENOUGH_FOR_CORRELATION:
+        return 1.0
+    # Of ranks, not of values: one iteration that is ten times as long must not decide it.
+    ranks = np.argsort(np.argsort(samples, kind="stable"), kind="stable") - (len(samples) - 1) / 2
+    alike = float((ranks[1:] * ranks[:-1]).sum() / (ranks * ranks).sum())
+    alike = min(max(alike, 0.0), _MOST_ALIKE)
+    return (1 + alike) / (1 - alike)
+
+
+def _effective(samples: NDArray[np.float64]) -> float:
+    """How many independent samples these are worth."""
+    return max(len(samples) / _inflation(samples), 2.0)
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularized incomplete beta function, by its continued fraction (DLMF 8.17.22, https://dlmf.nist.gov/8.17.v)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):  # where the fraction converges fast
+        return 1 - _incomplete_beta(b, a, 1 - x)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    return math.exp(log_front) / a * _fraction(a, b, x)
+
+
+def _fraction(a: float, b: float, x: float) -> float:
+    """Lentz' way to evaluate it from the front; `tiny` keeps a zero from dividing."""
+    tiny = 1e-300
+    upper = 1.0
+    value = lower = 1 / ((1 - (a + b) * x / (a + 1)) or tiny)
+    for m in range(1, 10_000):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            lower = 1 / ((1 + term * lower) or tiny)
+            upper = (1 + term / upper) or tiny
+            step = lower * upper
+            value *= step
+        if abs(step - 1) < 1e-15:
+            break
+    return value

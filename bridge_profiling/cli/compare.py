@@ -1,0 +1,102 @@
+"""`bridge-profiling compare`: print what changed from one run to another. The answers are `analysis.compare`'s."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readable
+
+if TYPE_CHECKING:
+    from bridge_profiling.analysis.compare import Comparison
+
+#: Exit code when an iteration became slower, for sure, by more than --fail-over.
+REGRESSED = 3
+
+
+def compare(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="What is compared with: as RUN of analyze.")],
+    other: Annotated[Path, typer.Argument(metavar="OTHER", help="What is compared.")],
+    also_base: Annotated[
+        list[Path] | None, typer.Option(metavar="RUN", help="Another of BASE's kind; repeatable: Welch's t over the runs.")
+    ] = None,
+    also_other: Annotated[list[Path] | None, typer.Option(metavar="RUN", help="Another of OTHER's kind; repeatable.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page, one HTML file.")] = None,
+    fail_over: Annotated[
+        str | None,
+        typer.Option(metavar="PERCENT", help="Exit code 3 when an iteration is slower by more than this (5%), for sure."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Captures read at a time. Default: one per CPU.")] = None,
+) -> None:
+    """Say what changed from BASE to OTHER: same work? how much slower or faster, how sure, which part of the step.
+
+    Exit code 3: --fail-over is exceeded. 1: a capture could not be read, or not to its end. 2: the request itself is wrong.
+    """
+    limit = None if fail_over is None else _share(fail_over)
+    if output is not None and (not output.parent.is_dir() or output.is_dir()):
+        raise typer.BadParameter(f"{output} cannot be written: name a file in a directory that is there", param_hint="-o")
+    named = (("BASE", [base, *(also_base or [])]), ("OTHER", [other, *(also_other or [])]))
+    with contextlib.ExitStack() as stack:
+        paths = [[stack.enter_context(readable(path, hint)) for path in side] for hint, side in named]
+        # Loaded here, so that `--help` and other commands do not wait for it.
+        from bridge_profiling.analysis import Run
+        from bridge_profiling.analysis.compare import compare as compared
+
+        on_progress = stack.enter_context(progress("reading", "captures"))
+        sides = [[stack.enter_context(Run(path, workers=workers, on_progress=on_progress)) for path in side] for side in paths]
+        found = compared(*sides)
+        errors = [error for side in sides for run in side for error in run.errors]
+    if output is not None:
+        from bridge_profiling.report.comparison_page import write_page
+
+        write_page(found, output)
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        _print(found)
+        if output is not None:
+            typer.echo(f"page: {output}")
+    print_errors(errors)
+    if errors:
+        raise typer.Exit(UNREADABLE)
+    if limit is not None:
+        _judge(found, limit, fail_over or "")
+
+
+def _share(text: str) -> float:
+    """`5%`, `5 %` or `5` as 0.05."""
+    number = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%?\s*", text)
+    if number is None:
+        raise typer.BadParameter(f"{text!r} is not a percentage: type for example 5%", param_hint="--fail-over")
+    return float(number[1]) / 100
+
+
+def _print(found: Comparison) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from bridge_profiling.report import comparison
+    from bridge_profiling.report.run_tables import print_sections
+
+    console = Console(highlight=False)
+    base, other = comparison.names(found)
+    console.print(Text(f"{base} → {other}", style="bold"), soft_wrap=True)
+    for sentence in comparison.sentences(found):
+        console.print(Text(sentence), soft_wrap=True)
+    console.print()
+    print_sections(comparison.sections(found), comparison.limitations(found), console)
+
+
+def _judge(found: Comparison, limit: float, typed: str) -> None:
+    """End with exit code 3 when the limit is exceeded; say so when that cannot be told, for a CI job that relies on it."""
+    if found.regressed(limit):
+        typer.echo(f"error: the median iteration is slower by more than {typed}", err=True)
+        raise typer.Exit(REGRESSED)
+    if found.step is None or found.step.verdict == "unknown":
+        why = "no iterations are known" if found.step is None else found.step.reason
+        typer.echo(f"--fail-over {typed} cannot be judged: {why}", err=True)

@@ -1,0 +1,65 @@
+"""`bridge-profiling memory`: print what device memory was needed for. The answers are `analysis.memory`'s."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readable
+
+
+def memory(
+    run: Annotated[
+        Path, typer.Argument(metavar="A", help="A memory snapshot, a directory of captures, or a NeMo-Run experiment.")
+    ],
+    other: Annotated[Path | None, typer.Argument(metavar="[B]", help="Another, to compare A with.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page, one HTML file.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Captures read at a time. Default: one per CPU.")] = None,
+) -> None:
+    """Say how much device memory was held at the peak, by what, and whether it grows; of two, what differs.
+
+    Exit code 1: a capture could not be read, or records no memory. 2: the request itself is wrong.
+    """
+    if output is not None and (not output.parent.is_dir() or output.is_dir()):
+        raise typer.BadParameter(f"{output} cannot be written: name a file in a directory that is there", param_hint="-o")
+    with contextlib.ExitStack() as stack:
+        asked = [(run, "A"), *([(other, "B")] if other is not None else [])]
+        paths = [stack.enter_context(readable(path, hint)) for path, hint in asked]
+        # Loaded here, so that `--help` and other commands do not wait for it.
+        from bridge_profiling.analysis import Run
+        from bridge_profiling.errors import TraceError
+        from bridge_profiling.report import memory_report
+
+        on_progress = stack.enter_context(progress("reading", "captures"))
+        runs = [stack.enter_context(Run(path, workers=workers, on_progress=on_progress)) for path in paths]
+        answer = memory_report.ask(*runs)
+        errors = [error for each in runs for error in each.errors]
+        empty = [str(each.path) for each in answer.runs if not each.devices]
+        if empty:
+            print_errors(errors)
+            raise TraceError(
+                f"{' and '.join(empty)} records no memory: profile with profiling.record_memory_history=true, or with"
+                " profiling.pytorch_profiler_profile_memory=true for totals alone"
+            )
+        if output is not None:
+            memory_report.write_page(answer, output)
+    if as_json:
+        typer.echo(memory_report.dumps(answer))
+    else:
+        from rich.console import Console
+
+        from bridge_profiling.report.run_tables import print_sections
+
+        for line in (*memory_report.sentences(answer), "", *memory_report.pictures(answer), ""):
+            typer.echo(line)
+        found = [section for _, section in memory_report.named_sections(answer)]
+        print_sections(found, memory_report.limitations(answer), Console(highlight=False))
+        if output is not None:
+            typer.echo(f"page: {output}")
+    print_errors(errors)
+    if errors:
+        raise typer.Exit(UNREADABLE)

@@ -1,0 +1,97 @@
+"""`bridge-profiling report`: the answer on the terminal, and as one page. `report.html` and `report.verdict` do the work."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bridge_profiling.cli.analyze import EngineName
+from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readable
+
+if TYPE_CHECKING:
+    from bridge_profiling.analysis.findings import Thresholds
+
+
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="Captures of any origin: a directory, a file, or a NeMo-Run experiment."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The page. Default: report.html; with --json, none."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers and findings as JSON instead.")] = False,
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Above or below what a number becomes a finding, as data_loading=0.05."),
+    ] = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="DIRECTORY", help="Keep the ranks' tables here, as Parquet.")] = None,
+    engine: Annotated[
+        EngineName, typer.Option(help="Read captures in processes of this machine, or on a Ray cluster.")
+    ] = EngineName.process,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="The Ray cluster's. Default: $RAY_ADDRESS, else one is started."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Captures read at a time. Default: one per CPU.")] = None,
+) -> None:
+    """Say where an iteration's time went, who is to blame, and what to change: here, and on one page.
+
+    Exit code 1: a capture could not be read, or not to its end; the others are judged. 2: the request itself is wrong.
+    """
+    if output is None and not as_json:
+        output = Path("report.html")
+    if output is not None and (not output.parent.is_dir() or output.is_dir()):
+        raise typer.BadParameter(f"{output} cannot be written: name a file in a directory that is there", param_hint="-o")
+    with readable(run) as path:
+        # Loaded here, so that `--help` and other commands do not wait for it.
+        from bridge_profiling.analysis import Run
+        from bridge_profiling.report.answers import summarize
+        from bridge_profiling.report.html import write_page
+
+        thresholds = _thresholds(threshold or [])
+        with (
+            progress("reading", "captures") as on_progress,
+            Run(
+                path, engine=engine.value, workers=workers, ray_address=ray_address, parquet=parquet, on_progress=on_progress
+            ) as found,
+        ):
+            # Everything is asked before anything is printed: a bar and an answer do not share a screen.
+            summary = write_page(found, output, thresholds).summary if output is not None else summarize(found, thresholds)
+            text = found.to_json(thresholds) if as_json else None
+            errors = found.errors
+    if text is not None:
+        typer.echo(text)
+    else:
+        from rich.console import Console
+
+        from bridge_profiling.report.findings_terminal import print_verdict
+
+        print_verdict(summary, Console(highlight=False))
+        typer.echo(f"\nThe page: {output}")
+    print_errors(errors)
+    if errors:
+        raise typer.Exit(UNREADABLE)
+
+
+def _thresholds(typed: list[str]) -> Thresholds:
+    """Thresholds from NAME=VALUE; the defaults for those that are not named."""
+    from bridge_profiling.analysis.findings import Thresholds
+
+    known = {name: type(value) for name, value in dataclasses.asdict(Thresholds()).items()}
+    values: dict[str, Any] = {}
+    for each in typed:
+        name, _, value = each.partition("=")
+        if name not in known:
+            raise typer.BadParameter(
+                f"there is no threshold {name!r}: type one of {', '.join(known)}", param_hint="--threshold"
+            )
+        try:
+            values[name] = known[name](value)
+        except ValueError as error:
+            raise typer.BadParameter(f"{name} takes a number, not {value!r}", param_hint="--threshold") from error
+    return Thresholds(**values)

@@ -1,0 +1,105 @@
+"""Runs to compare, whose truth is written down: iterations of known kernels, and manifests with unprofiled durations."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.traces.kineto_files import call, complete, document, kernel
+
+
+@dataclass
+class WrittenRun:
+    """What is written as a run.
+
+    Args:
+        iterations: how many are captured.
+        kernels: microseconds of each kernel, by name, as often as it runs in an iteration.
+        host_us: how late the host launches the first kernel.
+        slow: iterations by place to how much later their first kernel is launched.
+        noise_us: by how much times scatter.
+        ranks: how many.
+        shapes: of the matrix product that launches everything.
+        unprofiled_ms: durations of iterations outside the window, for a manifest; none for no manifest.
+        manifest: more of the manifest.
+        seed: of the scatter.
+    """
+
+    iterations: int = 6
+    kernels: Mapping[str, Sequence[float]] = field(default_factory=lambda: {"gemm": [300.0, 300.0], "softmax": [50.0]})
+    host_us: float = 100.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+    noise_us: float = 1.0
+    ranks: int = 1
+    shapes: str = "[[64, 64], [64, 64]]"
+    unprofiled_ms: Sequence[float] = ()
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 1
+
+    def write(self, root: Path) -> Path:
+        """Write it under a directory, which is returned."""
+        for rank in range(self.ranks):
+            path = root / "torch" / f"iter-10-{10 + self.iterations}" / f"rank-{rank}.pt.trace.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            distributed = {"rank": rank, "world_size": self.ranks}
+            path.write_text(json.dumps(document(self._events(rank), distributedInfo=distributed)))
+            if self.unprofiled_ms:
+                self._write_manifest(root, rank, path)
+        return root
+
+    def _events(self, rank: int) -> list[dict[str, Any]]:
+        chance = random.Random(self.seed * 1000 + rank)
+        events: list[dict[str, Any]] = []
+        now, correlation = 1000.0, 1
+        for place in range(self.iterations):
+            begin = now
+            launch = begin + self.host_us + self.slow.get(place, 0.0) + chance.uniform(0, self.noise_us)
+            dims = json.loads(self.shapes)
+            events.append(complete("cpu_op", "aten::mm", launch, 5, **{"Input Dims": dims, "External id": correlation}))
+            device = launch + 10
+            for name, times in self.kernels.items():
+                for time in times:
+                    events.append(call("cudaLaunchKernel", launch + 1, 2, correlation))
+                    lasts = time + chance.uniform(0, self.noise_us)
+                    events.append(kernel(name, device, lasts, correlation=correlation))
+                    device += lasts
+                    correlation += 1
+            now = device + 20
+            events.append(complete("user_annotation", f"ProfilerStep#{10 + place}", begin, now - begin - 1))
+        return events
+
+    def _write_manifest(self, root: Path, rank: int, trace: Path) -> None:
+        window = {"start": 10, "end": 10 + self.iterations}
+        captured = list(range(window["start"], window["end"]))
+        # The first of the run counts to nothing; these come after the window and what it costs.
+        outside = [0, *range(window["end"] + 1, window["end"] + 1 + len(self.unprofiled_ms))]
+        durations = [round(each * 1e6) for each in (999.0, *self.unprofiled_ms)]
+        manifest = {
+            "status": "complete",
+            "reason": None,
+            "window": window,
+            "captured": {"first": captured[0], "last": captured[-1], "iterations": captured},
+            "profilers": [
+                {
+                    "name": "torch",
+                    "status": "complete",
+                    "reason": None,
+                    "artifacts": [{"path": str(trace.relative_to(root)), "bytes": trace.stat().st_size}],
+                    "notes": [],
+                }
+            ],
+            "rank": rank,
+            "world_size": self.ranks,
+            "coordinates": {"tp": [0, 1], "pp": [0, 1], "dp": [rank, self.ranks], "cp": [0, 1], "ep": [0, 1]},
+            "host": "node1",
+            "config": {"record_shapes": True},
+            "versions": {"torch": "2.13.0"},
+            "durations_ns": {"iteration": outside, "duration_ns": durations},
+        } | dict(self.manifest)
+        path = root / "manifest" / trace.parent.name / f"rank-{rank}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(manifest))

@@ -1,0 +1,69 @@
+"""Summaries and findings made for a claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.analysis.findings import Confidence, Finding
+from bridge_profiling.report.answers import Summary
+from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.traces.tables import RankInfo
+
+MS = 1_000.0
+
+
+def row(rank: int, duration_us: float = 100 * MS, iterations: int = 10, **parts_us: float) -> dict[str, Any]:
+    """A row of a budget: what is not named is compute."""
+    found: dict[str, Any] = dict.fromkeys((*BY_CAUSE, *BY_ACTIVITY), 0.0) | parts_us
+    found["compute_us"] = duration_us - sum(parts_us.values())
+    found["idle_us"] = duration_us - found["compute_us"]
+    return {
+        "rank": rank,
+        "source": "kineto",
+        "iterations": iterations,
+        "waiting_known": True,
+        "duration_us": duration_us,
+        **found,
+    }
+
+
+def finding(**known: Any) -> Finding:
+    """A finding with what a claim needs to know."""
+    usual: dict[str, Any] = {
+        "id": "data_loading",
+        "title": "Data loading holds all ranks for 30 ms of each iteration",
+        "ranks": [0, 1],
+        "evidence": {"waiting_us": 30 * MS},
+        "recoverable_us_per_iteration": 30 * MS,
+        "confidence": Confidence.high,
+        "action": "Raise dataset.num_workers. Then look at the disks.",
+    }
+    return Finding(**(usual | known))
+
+
+def summary(rows: list[dict[str, Any]], findings: list[Finding] | None = None, **known: Any) -> Summary:
+    """A summary of ranks with these budgets."""
+    world = known.pop("world_size", len(rows))
+    infos = [
+        RankInfo(rank=each["rank"], rank_source="trace", source="kineto", files=[f"rank-{each['rank']}.json"], world_size=world)
+        for each in rows
+    ]
+    usual: dict[str, Any] = {"manifests": [], "limitations": [], "errors": []}
+    return Summary(path=Path("run7"), source="kineto", infos=infos, budget=rows, findings=findings or [], **(usual | known))
+
+
+def manifest(rank: int, profiled_ms: list[int], plain_ms: list[int]) -> RankCapture:
+    """A rank's manifest: profiled iterations after plain ones."""
+    first = len(plain_ms) + 2
+    numbers = [0, *range(1, len(plain_ms) + 1), *range(first, first + len(profiled_ms))]
+    content = {
+        "rank": rank,
+        "status": "complete",
+        "window": {"start": first, "end": first + len(profiled_ms)},
+        "captured": {"iterations": list(range(first, first + len(profiled_ms)))},
+        "durations_ns": {"iteration": numbers, "duration_ns": [each * 1_000_000 for each in (500, *plain_ms, *profiled_ms)]},
+        "profilers": [],
+    }
+    return RankCapture(Path("run7"), "iter-12-14", content)

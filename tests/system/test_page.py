@@ -1,0 +1,352 @@
+"""The page in a real browser: what a user clicks, types and prints. `PAGE_PICTURES=DIR` writes the docs' pictures there."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.traces.conftest import captures
+from tests.traces.kineto_files import call, complete, document, kernel
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+__all__ = ["captures"]
+
+pytestmark = [pytest.mark.system, pytest.mark.needs("browser")]
+
+#: A laptop's screen.
+_LAPTOP = {"width": 1366, "height": 768}
+
+_SECTIONS = (
+    "verdict",
+    "budget",
+    "iterations",
+    "waits",
+    "findings",
+    "work",
+    "communication",
+    "timeline",
+    "memory",
+    "quality",
+    "raw",
+)
+
+_HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u2028</script>"
+
+Report = Callable[[Path, Path], Path]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Makes the page of a run as a user does."""
+    environment = os.environ | {"BRIDGE_PROFILING_CACHE": str(tmp_path_factory.getbasetemp() / "page-cache")}
+
+    def make(run: Path, page: Path) -> Path:
+        command = [sys.executable, "-m", "bridge_profiling.cli", "report", str(run), "-o", str(page)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return page
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def real_page(report: Report, captures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of four H200 ranks and a memory snapshot."""
+    folder = tmp_path_factory.mktemp("real")
+    run = folder / "tp2_dp2"
+    run.mkdir()
+    for file in (captures / "kineto" / "tp2_dp2").glob("rank-*.json.gz"):
+        (run / file.name).symlink_to(file)
+    (run / "snapshot_0.pickle.xz").symlink_to(captures / "memory" / "tp2_dp2" / "snapshot_0.pickle.xz")
+    return report(run, folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def hostile_page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of ranks whose kernels, annotations and operators are called what an attacker would call them."""
+    folder = tmp_path_factory.mktemp("hostile")
+    for rank in (0, 1):
+        events = []
+        for step in range(3):
+            begin = 10_000 * step
+            events += [
+                complete("user_annotation", f"ProfilerStep#{step}", begin, 9_000),
+                complete("user_annotation", f"dataloader {_HOSTILE}", begin + 10, 4_000),
+                complete("cpu_op", f"aten::{_HOSTILE}", begin + 4_100, 50),
+                call("cudaLaunchKernel", begin + 4_110, 2, step + 1),
+                kernel(_HOSTILE, begin + 4_200, 2_500, correlation=step + 1),
+            ]
+        trace = document(events, distributedInfo={"rank": rank})
+        (folder / f"rank-{rank}.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
+    return report(folder, folder / "report.html")
+
+
+@pytest.fixture
+def context(chromium: Browser) -> Iterator[BrowserContext]:
+    """A browser without a past, whose every request to a network is refused and remembered."""
+    opened = chromium.new_context(viewport=_LAPTOP, color_scheme="light")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def show(context: BrowserContext) -> Callable[[Path], Page]:
+    """Opens a page, and waits until it has drawn everything. Its errors and requests are in `page.errors`, `page.requests`."""
+
+    def show(path: Path) -> Page:
+        page = context.new_page()
+        page.errors, page.requests = [], []  # type: ignore[attr-defined]
+        page.on("pageerror", lambda error: page.errors.append(str(error)))
+        page.on("console", lambda said: page.errors.append(said.text) if said.type == "error" else None)
+
+        def refuse(route) -> None:
+            page.requests.append(route.request.url)
+            route.abort()
+
+        page.route(lambda url: url.startswith(("http", "ws")), refuse)
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached", timeout=120_000)
+        assert page.get_attribute("html", "data-ready") == "yes"
+        return page
+
+    return show
+
+
+def _rows(page: Page, table: str, column: int) -> list[str]:
+    cells = page.locator(f"#table-{table} tbody tr:not([hidden]) td:nth-child({column + 1})")
+    return cells.all_inner_texts()
+
+
+def _numbers(texts: list[str]) -> list[float]:
+    return [float(text.replace(",", "").rstrip(" %")) for text in texts]
+
+
+def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(
+    real_page: Path, show: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    page = show(real_page)
+    assert page.requests == []
+    assert page.errors == []
+    assert page.locator("main > section").evaluate_all("all => all.map((each) => each.id)") == list(_SECTIONS)
+    # Nothing sticks out: a page that scrolls sideways cannot be read on a laptop.
+    assert page.evaluate("document.documentElement.scrollWidth") <= _LAPTOP["width"]
+    drawn = page.locator(".figure")
+    assert drawn.count() >= 8
+    for place in range(drawn.count()):
+        assert drawn.nth(place).locator("svg.main-svg").count() >= 1, drawn.nth(place).get_attribute("id")
+    folder = Path(os.environ.get("PAGE_PICTURES", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=folder / "page-top.png")
+    for section in _SECTIONS[1:]:
+        # Of the findings the first, of the rest a screen: pictures are to be looked at, and lie in a repository.
+        box = page.locator(f"#{section}" if section != "findings" else "#finding-1").bounding_box()
+        assert box is not None
+        clip = {**box, "height": min(box["height"], _LAPTOP["height"])}
+        page.screenshot(path=folder / f"page-{section}.png", clip=clip, full_page=True)
+    assert real_page.stat().st_size < 5_000_000
+
+
+def test_labels_do_not_overlap(real_page: Path, show: Callable[[Path], Page]) -> None:
+    page = show(real_page)
+    overlapping = page.evaluate(
+        """() => [...document.querySelectorAll(".figure")].flatMap((figure) =>
+            [".ytick text", ".xtick text", ".legendtext"].flatMap((kind) => {
+                const box = (each) => [each.textContent, each.getBoundingClientRect()];
+                const boxes = [...figure.querySelectorAll(kind)].map(box);
+                return boxes.flatMap(([one, a], place) => boxes.slice(place + 1)
+                    .filter(([, b]) => a.left < b.right - 1 && b.left < a.right - 1)
+                    .filter(([, b]) => a.top < b.bottom - 2 && b.top < a.bottom - 2)
+                    .map(([other]) => `${figure.id}: ${one} | ${other}`));
+            }))"""
+    )
+    assert overlapping == []
+
+
+def test_kernels_are_sorted_and_filtered_by_the_mouse(real_page: Path, show: Callable[[Path], Page]) -> None:
+    page = show(real_page)
+    totals = _numbers(_rows(page, "kernels", 2))
+    assert totals == sorted(totals, reverse=True)
+    page.locator("#table-kernels th button", has_text="max").click()
+    longest = _numbers(_rows(page, "kernels", 6))
+    assert longest == sorted(longest, reverse=True)
+    page.locator("#table-kernels th button", has_text="max").click()
+    assert _numbers(_rows(page, "kernels", 6)) == sorted(longest)
+    page.locator('[data-filter="kernels"]').fill("NCCL reduce")
+    names = _rows(page, "kernels", 7)
+    assert names
+    assert all("nccl" in name.lower() and "reduce" in name.lower() for name in names)
+    assert page.locator("#count-kernels").inner_text() == f"{len(names)} rows"
+    page.locator('[data-filter="kernels"]').fill("")
+    page.select_option('select[data-kind="kernels"]', "compute")
+    assert set(_rows(page, "kernels", 0)) == {"compute"}
+
+
+def test_the_keyboard_alone_reaches_and_sorts(real_page: Path, show: Callable[[Path], Page]) -> None:
+    page = show(real_page)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the verdict"
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#verdict"
+    heading = page.locator("#table-operators th", has_text="count")
+    seen = set()
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("document.activeElement.closest('section')?.id"))
+        if page.evaluate("document.activeElement.parentElement === document.querySelector('#table-operators th')"):
+            break
+    else:
+        pytest.fail("two hundred Tabs do not reach the operators")
+    assert {"budget", "iterations", "findings", "work"} <= seen
+    # What has the focus shows it.
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    page.keyboard.press("Enter")
+    assert heading.get_attribute("aria-sort") == "descending"
+    counts = _numbers(_rows(page, "operators", 0))
+    assert counts == sorted(counts, reverse=True)
+    page.keyboard.press("Space")
+    assert heading.get_attribute("aria-sort") == "ascending"
+
+
+def test_another_iteration_and_rank_of_the_timeline(real_page: Path, show: Callable[[Path], Page]) -> None:
+    page = show(real_page)
+    lanes = page.locator("#figure-timeline .ytick text")
+    assert {text.split(" · ")[0] for text in lanes.all_text_contents()} == {f"rank {rank}" for rank in range(4)}
+    before = page.evaluate("JSON.stringify(document.getElementById('figure-timeline').data[0].x.slice(0, 50))")
+    page.select_option("#timeline-iteration", "10")
+    page.wait_for_timeout(100)
+    assert before != page.evaluate("JSON.stringify(document.getElementById('figure-timeline').data[0].x.slice(0, 50))")
+    page.select_option("#timeline-rank", "3")
+    page.wait_for_timeout(100)
+    assert all("rank" not in text for text in lanes.all_text_contents())
+    whole = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
+    page.locator("#timeline-in").click()
+    closer = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
+    assert closer[1] - closer[0] == pytest.approx((whole[1] - whole[0]) / 2)
+    page.locator("#timeline-all").click()
+    assert page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range") == whole
+
+
+def test_an_event_of_a_finding_is_shown_in_the_timeline(real_page: Path, show: Callable[[Path], Page]) -> None:
+    page = show(real_page)
+    button = page.locator(".to-timeline").first
+    rank, start = button.get_attribute("data-rank"), float(button.get_attribute("data-start"))
+    button.click()
+    assert page.input_value("#timeline-rank") == rank
+    first, last = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
+    assert first <= start <= last
+    assert last - first < 200
+
+
+def test_the_budget_adds_up_either_way(real_page: Path, show: Callable[[Path], Page]) -> None:
+    page = show(real_page)
+    total = """() => { const sums = {}; for (const trace of document.getElementById('figure-budget').data)
+        trace.y.forEach((rank, place) => { sums[rank] = (sums[rank] || 0) + trace.x[place]; }); return sums; }"""
+    by_cause = page.evaluate(total)
+    assert len(by_cause) == 4
+    page.locator('.switch[data-for="budget"] button', has_text="by activity").click()
+    assert page.evaluate(total) == pytest.approx(by_cause, rel=2e-3)
+
+
+def test_dark_and_light_and_the_systems_choice(real_page: Path, show: Callable[[Path], Page]) -> None:
+    page = show(real_page)
+    ink = "document.querySelector('#figure-budget .legendtext').style.fill"
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground), page.evaluate(ink)
+    page.locator("#theme").click()
+    dark = page.evaluate(ground), page.evaluate(ink)
+    assert page.get_attribute("#theme", "aria-pressed") == "true"
+    assert light[0] != dark[0]
+    assert light[1] != dark[1]
+    if "PAGE_PICTURES" in os.environ:
+        page.screenshot(path=Path(os.environ["PAGE_PICTURES"]) / "page-dark.png")
+    page.locator("#theme").click()
+    page.emulate_media(color_scheme="dark")
+    page.reload()
+    page.wait_for_selector("html[data-ready]", state="attached", timeout=120_000)
+    assert page.evaluate(ground) == dark[0]
+
+
+def test_it_prints_on_white_without_controls_and_within_the_paper(real_page: Path, show: Callable[[Path], Page]) -> None:
+    page = show(real_page)
+    page.locator("#theme").click()
+    page.set_viewport_size({"width": 688, "height": 1000})  # A4 less its margins
+    page.emulate_media(media="print")
+    page.wait_for_selector('html[data-theme="light"]', state="attached")
+    page.wait_for_timeout(500)  # for the figures, which are drawn anew
+    for control in ("nav", "#theme", ".filters", ".switch"):
+        assert not page.locator(control).first.is_visible()
+    assert page.locator("#verdict").is_visible()
+    wide = page.locator("svg.main-svg").evaluate_all(
+        "all => Math.max(...all.map((each) => each.getBoundingClientRect().right))"
+    )
+    assert wide <= 690
+    page.emulate_media(media="screen")
+    page.wait_for_selector('html[data-theme="dark"]', state="attached")
+    assert len(page.pdf(format="A4")) > 50_000
+
+
+def test_hostile_names_stay_text(hostile_page: Path, show: Callable[[Path], Page]) -> None:
+    page = show(hostile_page)
+    assert page.errors == []
+    assert page.requests == []
+    assert "taken" not in page.title()
+    assert page.locator("img").count() == 0
+    shown = _rows(page, "kernels", 7)
+    assert any("<script>document.title='taken'</script><img" in name for name in shown)
+    # Also where a script writes them: hover over every bar of the timeline.
+    page.locator("#timeline").scroll_into_view_if_needed()
+    box = page.locator("#figure-timeline").bounding_box()
+    for step in range(0, 100, 4):
+        page.mouse.move(box["x"] + box["width"] * step / 100, box["y"] + box["height"] / 2)
+    page.wait_for_timeout(200)
+    assert "taken" not in page.title()
+    assert page.locator("img").count() == 0
+
+
+def test_a_trace_goes_to_perfetto_only_when_clicked(
+    real_page: Path, show: Callable[[Path], Page], context: BrowserContext, tmp_path: Path
+) -> None:
+    answering = """<script>addEventListener("message", (event) => {
+        if (event.data === "PING") event.source.postMessage("PONG", "*");
+        else document.title = event.data.perfetto.title + " " + event.data.perfetto.buffer.byteLength;
+    });</script>"""
+    asked = []
+
+    def perfetto(route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(body=answering, content_type="text/html")
+
+    context.route("https://ui.perfetto.dev/**", perfetto)
+    page = show(real_page)
+    trace = tmp_path / "rank-0.json.gz"
+    trace.write_bytes(b"x" * 1234)
+    assert page.locator("#perfetto-open").is_disabled()
+    page.set_input_files("#perfetto-file", trace)
+    assert asked == []
+    with context.expect_page() as opened:
+        page.locator("#perfetto-open").click()
+    opened.value.wait_for_function("document.title.includes('1234')")
+    assert opened.value.title() == "rank-0.json.gz 1234"
+    assert len(asked) == 1
+    assert page.locator("#perfetto-said").inner_text() == "rank-0.json.gz is open in Perfetto."
+
+
+def test_a_browser_that_cannot_unpack_shows_words_and_tables(real_page: Path, context: BrowserContext) -> None:
+    context.add_init_script("delete window.DecompressionStream")
+    page = context.new_page()
+    page.goto(real_page.as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert page.get_attribute("html", "data-ready") == "without pictures"
+    assert page.locator("#no-pictures").is_visible()
+    assert page.locator("#table-kernels tbody tr").count() > 50
+    assert page.locator(".figure").first.is_hidden()

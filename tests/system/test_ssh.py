@@ -1,0 +1,106 @@
+"""Captures come from another machine through a real SSH server, with NeMo-Run's own tunnel: the server is this machine's."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.compared_runs import WrittenRun
+from tests.system import debian
+
+pytestmark = [pytest.mark.system, pytest.mark.needs("ssh", "nemo_run")]
+
+ROOT = Path(__file__).resolve().parents[2]
+_PATIENCE_S = 60
+
+SUBMIT = """
+import sys
+import nemo_run as run
+from bridge_profiling.plugins import PyTorchProfilerPlugin
+
+if __name__ == "__main__":
+    far, user, port, key = sys.argv[1:]
+    tunnel = run.SSHTunnel(host="127.0.0.1", user=user, port=int(port), identity=key, job_dir=far)
+    executor = run.SlurmExecutor(account="team", packager=run.Packager(), tunnel=tunnel)
+    plugins = [PyTorchProfilerPlugin(profile_step_start=10, profile_step_end=13)]
+    with run.Experiment("far") as experiment:
+        experiment.add(run.Script("train.py", entrypoint="python"), executor=executor, name="training", plugins=plugins)
+        experiment.dryrun(delete_exp_dir=False)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+    """The port of an SSH server on the loopback interface, and a key that opens it; both are gone afterwards."""
+    debian.install(["openssh-server", "openssh-client"])
+    folder = tmp_path_factory.mktemp("ssh")
+    for name in ("host", "key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    (folder / "authorized").write_text((folder / "key.pub").read_text())
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    Path("/run/sshd").mkdir(exist_ok=True)  # what a service's start would make
+    options = {
+        "Port": port, "ListenAddress": "127.0.0.1", "HostKey": folder / "host", "AuthorizedKeysFile": folder / "authorized",
+        "PidFile": "none", "StrictModes": "no", "PasswordAuthentication": "no", "PermitRootLogin": "prohibit-password",
+        "UsePAM": "no", "Subsystem": "sftp internal-sftp",
+    }  # fmt: skip
+    configuration = folder / "sshd_config"
+    configuration.write_text("".join(f"{name} {value}\n" for name, value in options.items()))
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(configuration)], stdout=log, stderr=log)
+    try:
+        _wait_for(port, process, folder / "log")
+        yield port, folder / "key"
+    finally:
+        process.terminate()
+        process.wait(timeout=_PATIENCE_S)
+
+
+def _wait_for(port: int, process: subprocess.Popen, log: Path) -> None:
+    end = time.monotonic() + _PATIENCE_S
+    while process.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+def test_an_experiments_captures_come_through_its_tunnel(server: tuple[int, Path], tmp_path: Path) -> None:
+    port, key = server
+    far, home = tmp_path / "far", tmp_path / "home"
+    environment = os.environ | {"NEMORUN_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    (tmp_path / "submit.py").write_text(SUBMIT)
+    submit = [sys.executable, "submit.py", str(far), getpass.getuser(), str(port), str(key)]
+    subprocess.run(submit, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    (experiment,) = (home / "experiments" / "far").iterdir()
+    captures = far / "far" / experiment.name / "training" / "profiles"
+    WrittenRun(iterations=3, ranks=2, unprofiled_ms=[5.0, 5.1, 5.2]).write(captures)
+    (captures / "checkpoint.pt").write_bytes(b"0" * 100_000)
+
+    def analyze() -> dict:
+        command = [sys.executable, "-m", "bridge_profiling.cli", "analyze", experiment.name, "--json"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    found = analyze()
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+    assert [row["iteration"] for row in found["ranks"][0]["iterations"]] == [10, 11, 12]
+    here = experiment / "training" / "profiles"
+    traces = sorted(here.rglob("*.pt.trace.json"))
+    assert [path.name for path in traces] == ["rank-0.pt.trace.json", "rank-1.pt.trace.json"]
+    assert not list(here.rglob("*.pt"))
+    written = [path.stat().st_ino for path in traces]
+    assert analyze() == found
+    assert [path.stat().st_ino for path in traces] == written, "what is here was copied again"
