@@ -16,7 +16,9 @@ def main(arguments: list[str]) -> int:
     """Install; the exit code is the installer's."""
     pip = [sys.executable, "-m", "pip"]
     if subprocess.run([*pip, "install", "--quiet", "--no-cache-dir", "uv"]).returncode == 0:
-        uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
+        # As pip does: each rank imports thousands of modules, and where Python may not keep what it compiled
+        # (PYTHONDONTWRITEBYTECODE, a read-only image) every start would compile them again.
+        uv = [sys.executable, "-m", "uv", "pip", "install", "--compile-bytecode", "--python", sys.executable]
         if subprocess.run([*uv, "--quiet", *_pip_settings(pip), *arguments]).returncode == 0:
             return 0
         print("uv could not install this; trying pip, which takes minutes where uv takes seconds", file=sys.stderr)

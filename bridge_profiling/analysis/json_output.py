@@ -67,13 +67,14 @@ def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
                 "kernels": kernels[capture],
             }
         )
-    collectives, memory = _collectives(run), run.memory().to_pylist()
+    collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()
     # Last: questions across ranks add to the limitations.
     return {
         "schema_version": SCHEMA_VERSION,
         "ranks": ranks,
         "collectives": collectives,
         "memory": memory,
+        "pipeline": pipeline,
         "findings": findings,
         "limitations": run.limitations,
     }

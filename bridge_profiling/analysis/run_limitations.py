@@ -9,7 +9,6 @@ import pyarrow as pa
 from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS
 from bridge_profiling.traces.tables import RankInfo
 
-
 #: More sets of neighbouring ranks than this are not listed.
 _RUNS = 12
 

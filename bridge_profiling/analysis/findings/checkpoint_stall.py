@@ -10,10 +10,10 @@ from bridge_profiling.analysis.findings.finding import Finding
 from bridge_profiling.analysis.findings.losses import by_rank, claimed_ranges, ms
 
 _ACTION = (
-    "Write it beside training: checkpoint.async_save=true with ckpt_format=torch_dist (Megatron-LM: --async-save; plain "
-    "PyTorch: torch.distributed.checkpoint.async_save), which holds the devices only for the copy to host memory; "
-    "ckpt_fully_parallel_save=true to share the writing among data-parallel ranks; faster or node-local storage; a longer "
-    "checkpoint.save_interval."
+    "Write it beside training, which holds the devices only for the copy to host memory (Megatron Bridge: "
+    "checkpoint.async_save=true with checkpoint.ckpt_format=torch_dist; Megatron-LM: --async-save; plain PyTorch: "
+    "torch.distributed.checkpoint.async_save); share the writing among data-parallel ranks (Megatron Bridge: "
+    "checkpoint.fully_parallel_save=true); faster or node-local storage; a longer checkpoint.save_interval."
 )
 
 

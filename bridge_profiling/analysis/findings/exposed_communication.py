@@ -23,19 +23,23 @@ from bridge_profiling.analysis.findings.transfers import Transfer, by_group, tra
 
 _ACTIONS = {
     "tp": (
-        "Tensor parallelism: overlap it with the matrix products (tp_comm_overlap=True, needs sequence_parallel=True and "
-        "Transformer Engine), keep tensor_model_parallel_size within one NVLink domain, or make it smaller."
+        "Tensor parallelism: overlap it with the matrix products (model.tp_comm_overlap=true, needs "
+        "model.sequence_parallel=true and Transformer Engine), keep model.tensor_model_parallel_size within one NVLink "
+        "domain, or make it smaller."
     ),
     "dp": (
-        "Data parallelism: overlap_grad_reduce=True, overlap_param_gather=True (with use_distributed_optimizer), "
-        "ddp.bucket_size, ddp.grad_reduce_in_fp32=False, and more microbatches for each reduction."
+        "Data parallelism: ddp.overlap_grad_reduce=true, ddp.overlap_param_gather=true (with ddp.use_distributed_optimizer), "
+        "ddp.bucket_size, ddp.grad_reduce_in_fp32=false, and more microbatches for each reduction."
     ),
-    "pp": "Pipeline: overlap_p2p_comm=True with virtual_pipeline_model_parallel_size, and larger microbatches.",
+    "pp": "Pipeline: model.overlap_p2p_comm=true with model.virtual_pipeline_model_parallel_size, and larger microbatches.",
     "ep": (
-        "Experts: moe_token_dispatcher_type=flex (DeepEP), overlap_moe_expert_parallel_comm, moe_shared_expert_overlap, and "
-        "expert_model_parallel_size within one NVLink domain."
+        "Experts: model.moe_token_dispatcher_type=flex (DeepEP), model.overlap_moe_expert_parallel_comm, "
+        "model.moe_shared_expert_overlap, and model.expert_model_parallel_size within one NVLink domain."
     ),
-    "cp": "Context parallelism: cp_comm_type=a2a or p2p, which overlaps with attention, and a smaller context_parallel_size.",
+    "cp": (
+        "Context parallelism: model.cp_comm_type=a2a or p2p, which overlaps with attention, and a smaller "
+        "model.context_parallel_size."
+    ),
 }
 _ANY = "Overlap it with compute, send less of it, or over a faster link: find which group it is, and what waits for it."
 _LATENCY = "Its messages are small: their number costs more than their size. Send fewer, larger ones (ddp.bucket_size)."

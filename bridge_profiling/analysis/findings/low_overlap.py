@@ -26,10 +26,10 @@ _OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather")
 _SMALLEST_BYTES = 1 << 20
 
 _ACTION = (
-    "Set ddp.overlap_grad_reduce=True and, with the distributed optimizer, ddp.overlap_param_gather=True "
-    "(use_distributed_optimizer=True). If they are set: a smaller ddp.bucket_size starts the first bucket earlier, "
+    "Set ddp.overlap_grad_reduce=true and, with the distributed optimizer, ddp.overlap_param_gather=true "
+    "(ddp.use_distributed_optimizer=true). If they are set: a smaller ddp.bucket_size starts the first bucket earlier, "
     "CUDA_DEVICE_MAX_CONNECTIONS=1 keeps the order of launches under tensor parallelism, and "
-    "ddp.align_param_gather=True helps with pipeline stages."
+    "ddp.align_param_gather=true helps with pipeline stages."
 )
 
 

@@ -26,7 +26,7 @@ _MOST = 2 / 3
 _ACTION = (
     "Something keeps a reference across iterations, at the allocation sites named: losses or metrics kept with their graph "
     "(keep loss.detach() or .item()), outputs appended to a list, a cache without a bound, hooks that hold activations. "
-    "With manual_gc on, reference cycles wait for the next collection: lower manual_gc_interval."
+    "With train.manual_gc on, reference cycles wait for the next collection: lower train.manual_gc_interval."
 )
 
 

@@ -12,9 +12,9 @@ from bridge_profiling.analysis.findings.finding import Confidence, Event, Findin
 from bridge_profiling.analysis.findings.memory_recordings import device_bytes, gigabytes, largest_sites, megabytes
 
 _ACTION = (
-    "Needed less: recompute activations (recompute_granularity=selective, or full with recompute_method and "
-    "recompute_num_layers), shard the optimizer (use_distributed_optimizer), sequence_parallel with tensor parallelism, a "
-    "smaller micro_batch_size, more tensor, pipeline or context parallelism, or cpu_offloading."
+    "Needed less: recompute activations (model.recompute_granularity=selective, or full with model.recompute_method "
+    "and model.recompute_num_layers), shard the optimizer (ddp.use_distributed_optimizer), model.sequence_parallel with "
+    "tensor parallelism, a smaller train.micro_batch_size, or more tensor, pipeline or context parallelism."
 )
 
 _CACHED = "the allocator reserved it, but tensors hold less: it frees what it caches before it runs out, at the price of stalls"

@@ -31,8 +31,8 @@ _MOST_LAYERS, _FEW_LAYERS = 256, 4
 _SCHEDULE_WASTES = 0.25
 
 _MORE_MICROBATCHES = (
-    "More microbatches (a larger global_batch_size, or a smaller micro_batch_size if the GPU stays busy), an interleaved "
-    "schedule (virtual_pipeline_model_parallel_size, or num_layers_per_virtual_pipeline_stage), or fewer pipeline stages."
+    "More microbatches (a larger train.global_batch_size, or a smaller train.micro_batch_size if the GPU stays busy), an "
+    "interleaved schedule (model.virtual_pipeline_model_parallel_size), or fewer pipeline stages."
 )
 
 
@@ -169,16 +169,16 @@ def _split(longest: int, count: int) -> str:
     """How to give the longest stage less to do."""
     if longest == 0:
         return (
-            "Give the first stage less: account_for_embedding_in_pipeline_split=True, or a smaller "
-            "num_layers_in_first_pipeline_stage (num_layers less those must divide among the other stages)."
+            "Give the first stage less: model.account_for_embedding_in_pipeline_split=true, or a smaller "
+            "model.num_layers_in_first_pipeline_stage (model.num_layers less those must divide among the other stages)."
         )
     if longest == count - 1:
         return (
             "Give the last stage less, which also has the output layer and the loss: "
-            "account_for_loss_in_pipeline_split=True, or a smaller num_layers_in_last_pipeline_stage (num_layers less those "
-            "must divide among the other stages)."
+            "model.account_for_loss_in_pipeline_split=true, or a smaller model.num_layers_in_last_pipeline_stage "
+            "(model.num_layers less those must divide among the other stages)."
         )
     return (
-        f"Give stage {longest} less: move layers to other stages (num_layers_in_first_pipeline_stage, "
-        "num_layers_in_last_pipeline_stage, or pipeline_model_parallel_layout)."
+        f"Give stage {longest} less: move layers to other stages (model.num_layers_in_first_pipeline_stage, "
+        "model.num_layers_in_last_pipeline_stage, or model.pipeline_model_parallel_layout)."
     )

@@ -25,9 +25,9 @@ _EVENTS = 6
 
 _ACTION = (
     "Give each rank's process cores of its own on the GPU's NUMA node (Slurm: --cpu-bind=cores, --cpus-per-task; numactl; "
-    "OMP_NUM_THREADS), let all ranks collect garbage together (manual_gc=True, manual_gc_interval), and keep logging, "
-    "checkpoint writers and data workers off these ranks' cores. CUDA graphs "
-    "(cuda_graph_impl=local) take the host out of the way."
+    "OMP_NUM_THREADS), let all ranks collect garbage together (train.manual_gc=true, train.manual_gc_interval), and keep "
+    "logging, checkpoint writers and data workers off these ranks' cores. CUDA graphs "
+    "(model.cuda_graph_impl=local) take the host out of the way."
 )
 _SLOW_ACTION = "Its launching calls themselves take longer than elsewhere: the processor is slow or shared with other work. "
 
