@@ -82,7 +82,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
 
 def dumps(run: Run, thresholds: Thresholds | None = None) -> str:
     """The document as JSON text. What is not a number in JSON, as an endless bandwidth, is null."""
-    return json.dumps(_finite(document(run, thresholds)), indent=1, allow_nan=False)
+    return json.dumps(finite(document(run, thresholds)), indent=1, allow_nan=False)
 
 
 def as_plain_data(finding: Finding) -> dict[str, Any]:
@@ -142,9 +142,10 @@ def _listed(coordinates: dict[str, tuple[int, int]] | None) -> dict[str, list[in
     return None if coordinates is None else {name: list(place) for name, place in coordinates.items()}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Plain data as JSON can hold it: what is not a number there, or has no end, is None."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

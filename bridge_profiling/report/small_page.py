@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from isal import igzip
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
-from bridge_profiling import __version__
 from bridge_profiling.analysis.figures.style import COLOURS, Figure
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.report.html import plotly_script
+from bridge_profiling.report import self_contained
 from bridge_profiling.report.page_parts import Table
 from bridge_profiling.report.run_tables import Section
 
@@ -84,38 +75,14 @@ def write_small_page(
         ProfilingConfigError: the file cannot be written.
     """
     data = {"figures": {block.id: block.variants for block in blocks if block.variants}, "timeline": None, "colours": COLOURS}
-    environment = Environment(
-        loader=PackageLoader("bridge_profiling.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    folder = Path(__file__).parent / "templates"
-    text = environment.get_template("small_page.html.jinja").render(
+    text = self_contained.render(
+        "small_page.html.jinja",
+        _SCRIPTS,
+        data,
         kind=kind,
         title=title,
         sentences=sentences,
         blocks=[{**vars(block), "id": block.id, "variants": list(block.variants or {})} for block in blocks],
         limitations=limitations,
-        version=__version__,
-        style=Markup((folder / "page.css").read_text(encoding="utf-8")),
-        script=Markup("\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS)),
-        plotly=_packed(plotly_script()),
-        data=_packed(json.dumps(data, separators=(",", ":"), allow_nan=False).encode()),
     )
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(output)
-    except OSError as error:
-        raise ProfilingConfigError(
-            f"{output} cannot be written", why=error.strerror or str(error), instead="Name another file with -o"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _packed(content: bytes) -> Markup:
-    """Gzip, as text that no browser and no template takes for markup."""
-    return Markup(base64.b64encode(igzip.compress(content, 3)).decode())
+    self_contained.write(output, text)
