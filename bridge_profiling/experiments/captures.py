@@ -189,7 +189,8 @@ def _connected(built: Built, tunnel_to: Callable[[Built], Tunnel]) -> Iterator[T
 
 def _listing(tunnel: Tunnel, directory: str) -> Iterator[RemoteFile]:
     """Every file under a directory there."""
-    command = f"find -L {shlex.quote(directory)} -type f -not -path '*/.*' -printf '%s %T@ %P\\n'"
+    # Hidden is what is so below the directory; it may itself lie in a hidden one, as NeMo-Run's own ~/.nemo_run.
+    command = f"find -L {shlex.quote(directory)} -mindepth 1 -name '.*' -prune -o -type f -printf '%s %T@ %P\\n'"
     result = tunnel.run(command, hide=True, warn=True)
     if not result.ok and not result.stdout.strip():
         raise TraceError(f"{directory} is not there at the other end of the tunnel: the job has written no captures")

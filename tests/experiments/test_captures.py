@@ -76,7 +76,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def far(tmp_path: Path) -> Path:
     """What a job has written: two attempts, a nsys report with its export, logs and a checkpoint."""
-    root = tmp_path / "far {side}"
+    # In a hidden directory, as NeMo-Run's own ~/.nemo_run is.
+    root = tmp_path / ".home" / "far {side}"
     for folder, content in (("iter-2-4", "first"), ("iter-2-4.1", "second attempt")):
         _attempt(root, folder, content)
         _age(root, 100 if folder == "iter-2-4" else 50)

@@ -14,6 +14,9 @@ import pytest
 from bridge_profiling.analysis.findings import Finding
 from tests.analysis.findings.case_table import NO_CAUSE, PLANTED, Judged, Known, judge, markdown, replaced, shared_captures
 
+# A minute and a half of reading: test_planted_hosts.py and test_real_captures.py have what every change is held against.
+pytestmark = pytest.mark.system
+
 Judge = Callable[[Known], Judged]
 
 PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "known-causes.md"
