@@ -33,6 +33,8 @@ _TOGETHER: Questions = {name: {} for name in ("breakdown", "iterations", "launch
 #: What findings need besides. Who asks for these first gets all of them in one pass.
 _FOR_FINDINGS = ("absences", "pace")
 
+_ALL_TOGETHER: Questions = {**_TOGETHER, **{name: {} for name in _FOR_FINDINGS}}
+
 
 class AcrossRanks(Protocol):
     """A question that a database of all ranks answers."""
@@ -78,20 +80,18 @@ class RunAnswers:
         if question in _TOGETHER:
             questions = _TOGETHER
         elif question in _FOR_FINDINGS and not options:
-            questions = {name: {} for name in (*_TOGETHER, *_FOR_FINDINGS) if _key(name, {}) not in self._kept}
-        self._load(questions)
-        key = _key(question, options)
-        if key not in self._kept:
-            tasks = [RankTask(result.entry, questions) for result in self.traces if result.entry is not None]
-            self._keep(questions, self._work(tasks))
-        return self._kept[key]
+            questions = _ALL_TOGETHER
+        self._answer(questions)
+        return self._kept[_key(question, options)]
 
     def ask_together(self, questions: Questions) -> None:
         """Answer some questions in one pass over the captures, with those that findings need: `ask` has them then."""
-        wanted = {**{name: {} for name in (*_TOGETHER, *_FOR_FINDINGS)}, **questions}
-        left = {name: options for name, options in wanted.items() if _key(name, options) not in self._kept}
-        self._load(left)
-        left = {name: options for name, options in left.items() if _key(name, options) not in self._kept}
+        self._answer({**_ALL_TOGETHER, **questions})
+
+    def _answer(self, questions: Questions) -> None:
+        """Answer those that are not answered yet, in one pass."""
+        self._load(questions)
+        left = {name: options for name, options in questions.items() if _key(name, options) not in self._kept}
         if left:
             tasks = [RankTask(result.entry, left) for result in self.traces if result.entry is not None]
             self._keep(left, self._work(tasks))

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from bridge_profiling.cli.options import (
+    EngineName,
+    EngineOption,
+    ParquetOption,
+    RayAddressOption,
+    RunArgument,
+    WorkersOption,
+    check_parquet,
+)
 from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readable
 
 
-class EngineName(StrEnum):
-    """Where captures are read."""
-
-    process = "process"
-    ray = "ray"
-
-
 def analyze(
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="Captures of any origin: a directory, a file, or a NeMo-Run experiment."),
-    ],
+    run: RunArgument,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    parquet: Annotated[
-        Path | None,
-        typer.Option(metavar="DIRECTORY", help="Keep the ranks' tables here, as Parquet. RUN may be such a directory."),
-    ] = None,
-    engine: Annotated[
-        EngineName, typer.Option(help="Read captures in processes of this machine, or on a Ray cluster.")
-    ] = EngineName.process,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="The Ray cluster's. Default: $RAY_ADDRESS, else one is started."),
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Captures read at a time. Default: one per CPU.")] = None,
+    parquet: ParquetOption = None,
+    engine: EngineOption = EngineName.process,
+    ray_address: RayAddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Say where each rank's time went: device, iterations, kernels, communication, memory.
 
@@ -45,8 +34,7 @@ def analyze(
         # Loaded here, so that `--help` and other commands do not wait for it.
         from bridge_profiling.analysis import Run
 
-        if parquet is not None and parquet.exists() and not parquet.is_dir():
-            raise typer.BadParameter(f"{parquet} is a file", param_hint="--parquet")
+        check_parquet(parquet)
         with (
             progress("reading", "captures") as on_progress,
             Run(

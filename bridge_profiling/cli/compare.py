@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bridge_profiling.cli.options import WorkersOption, check_output
 from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readable
 
 if TYPE_CHECKING:
@@ -31,15 +32,14 @@ def compare(
         str | None,
         typer.Option(metavar="PERCENT", help="Exit code 3 when an iteration is slower by more than this (5%), for sure."),
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Captures read at a time. Default: one per CPU.")] = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Say what changed from BASE to OTHER: same work? how much slower or faster, how sure, which part of the step.
 
     Exit code 3: --fail-over is exceeded. 1: a capture could not be read, or not to its end. 2: the request itself is wrong.
     """
     limit = None if fail_over is None else _share(fail_over)
-    if output is not None and (not output.parent.is_dir() or output.is_dir()):
-        raise typer.BadParameter(f"{output} cannot be written: name a file in a directory that is there", param_hint="-o")
+    check_output(output)
     named = (("BASE", [base, *(also_base or [])]), ("OTHER", [other, *(also_other or [])]))
     with contextlib.ExitStack() as stack:
         paths = [[stack.enter_context(readable(path, hint)) for path in side] for hint, side in named]

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bridge_profiling.cli.options import WorkersOption, check_output
 from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readable
 
 
@@ -18,14 +19,13 @@ def memory(
     other: Annotated[Path | None, typer.Argument(metavar="[B]", help="Another, to compare A with.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page, one HTML file.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Captures read at a time. Default: one per CPU.")] = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Say how much device memory was held at the peak, by what, and whether it grows; of two, what differs.
 
     Exit code 1: a capture could not be read, or records no memory. 2: the request itself is wrong.
     """
-    if output is not None and (not output.parent.is_dir() or output.is_dir()):
-        raise typer.BadParameter(f"{output} cannot be written: name a file in a directory that is there", param_hint="-o")
+    check_output(output)
     with contextlib.ExitStack() as stack:
         asked = [(run, "A"), *([(other, "B")] if other is not None else [])]
         paths = [stack.enter_context(readable(path, hint)) for path, hint in asked]

@@ -7,20 +7,18 @@ from typing import Annotated
 
 import typer
 
+from bridge_profiling.cli.options import RunArgument, WorkersOption, check_output
 from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readable
 
 
 def merge(
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="Captures of any origin: a directory, a file, or a NeMo-Run experiment."),
-    ],
+    run: RunArgument,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The merged trace; .gz in its name compresses it.")
     ] = Path("all_ranks.json.gz"),
     host: Annotated[bool, typer.Option(help="The hosts' ranges too, not the devices' work alone.")] = True,
     findings: Annotated[bool, typer.Option(help="Annotate what `report` finds.")] = True,
-    workers: Annotated[int | None, typer.Option(min=1, help="Captures read at a time. Default: one per CPU.")] = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Merge all ranks' traces into one, on one clock; open it at https://ui.perfetto.dev.
 
@@ -31,8 +29,7 @@ def merge(
         from bridge_profiling.analysis import Run
         from bridge_profiling.report.merged_trace import write_merged_trace
 
-        if not output.parent.is_dir() or output.is_dir():
-            raise typer.BadParameter(f"{output} cannot be written: name a file in a directory that is there", param_hint="-o")
+        check_output(output)
         with progress("reading", "captures") as on_progress, Run(path, workers=workers, on_progress=on_progress) as found:
             # First: what findings need is then answered in the one pass over the captures.
             judged = found.findings() if findings else []

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridge_profiling.cli.analyze import EngineName
+from bridge_profiling.cli.options import (
+    EngineName,
+    EngineOption,
+    ParquetOption,
+    RayAddressOption,
+    RunArgument,
+    WorkersOption,
+    check_output,
+    check_parquet,
+)
 from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readable
 
 if TYPE_CHECKING:
@@ -16,10 +25,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="Captures of any origin: a directory, a file, or a NeMo-Run experiment."),
-    ],
+    run: RunArgument,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="The page. Default: report.html; with --json, none."),
@@ -29,15 +35,10 @@ def report(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Above or below what a number becomes a finding, as data_loading=0.05."),
     ] = None,
-    parquet: Annotated[Path | None, typer.Option(metavar="DIRECTORY", help="Keep the ranks' tables here, as Parquet.")] = None,
-    engine: Annotated[
-        EngineName, typer.Option(help="Read captures in processes of this machine, or on a Ray cluster.")
-    ] = EngineName.process,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="The Ray cluster's. Default: $RAY_ADDRESS, else one is started."),
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Captures read at a time. Default: one per CPU.")] = None,
+    parquet: ParquetOption = None,
+    engine: EngineOption = EngineName.process,
+    ray_address: RayAddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Say where an iteration's time went, who is to blame, and what to change: here, and on one page.
 
@@ -45,8 +46,8 @@ def report(
     """
     if output is None and not as_json:
         output = Path("report.html")
-    if output is not None and (not output.parent.is_dir() or output.is_dir()):
-        raise typer.BadParameter(f"{output} cannot be written: name a file in a directory that is there", param_hint="-o")
+    check_output(output)
+    check_parquet(parquet)
     with readable(run) as path:
         # Loaded here, so that `--help` and other commands do not wait for it.
         from bridge_profiling.analysis import Run

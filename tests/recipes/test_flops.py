@@ -14,6 +14,7 @@ from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from recipes.catalog import RANKS, get_recipe  # noqa: E402
 from recipes.flops import flops_per_token, iteration_work  # noqa: E402
 from recipes.parameters import count_parameters  # noqa: E402
+from tests.recipes.small_models import LLAMA  # noqa: E402
 
 
 def finalized(recipe, *overrides, ranks=None):
@@ -87,15 +88,6 @@ def test_what_is_not_counted_is_not_guessed():
     assert iteration_work(config, 1) is None
 
 
-SMALL = [
-    "model.num_layers=2",
-    "model.hidden_size=64",
-    "model.num_attention_heads=4",
-    "model.vocab_size=128",
-    "model.seq_length=32",
-    "model.bf16=false",
-]
-LLAMA = [*SMALL, "model.num_query_groups=2", "model.ffn_hidden_size=96"]
 EXPERTS = [
     *LLAMA,
     "model.kv_channels=32",

@@ -10,6 +10,7 @@ pytest.importorskip("megatron.core")
 from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from recipes.catalog import RANKS, RECIPES, get_recipe  # noqa: E402
 from recipes.parameters import count_parameters  # noqa: E402
+from tests.recipes.small_models import LLAMA, SMALL  # noqa: E402
 
 #: What the publishers of each model say: total, and active a token.
 PUBLISHED = {
@@ -19,15 +20,6 @@ PUBLISHED = {
     "qwen3_30b_a3b": (30.53e9, 3.35e9),
 }
 
-SMALL = [
-    "model.num_layers=2",
-    "model.hidden_size=64",
-    "model.num_attention_heads=4",
-    "model.vocab_size=128",
-    "model.seq_length=32",
-    "model.bf16=false",
-]
-LLAMA = [*SMALL, "model.num_query_groups=2", "model.ffn_hidden_size=96"]
 QWEN = [
     *SMALL,
     "model.num_query_groups=2",

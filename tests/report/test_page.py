@@ -21,7 +21,7 @@ from bridge_profiling.traces.tables import RankInfo
 from tests.analysis.simulated_runs import MS, SimulatedRun
 from tests.cli.test_analyze import write
 from tests.report.summaries import finding
-from tests.traces.kineto_files import call, complete, document, kernel
+from tests.traces.kineto_files import call, document, kernel, write_ranks_called
 
 RunOf = Callable[..., Run]
 
@@ -81,19 +81,7 @@ def test_names_of_kernels_ranges_and_files_are_text(run_of: RunOf, tmp_path: Pat
     hostile = "</script><script>alert(1)</script>\u2028<img src=x onerror=alert(2)>"
     folder = tmp_path / "run <b>7"
     folder.mkdir()
-    for rank in (0, 1):
-        events = []
-        for step in range(3):
-            begin = 10_000 * step
-            events += [
-                complete("user_annotation", f"ProfilerStep#{step}", begin, 9_000),
-                complete("user_annotation", f"dataloader {hostile}", begin + 10, 4_000),
-                complete("cpu_op", f"aten::{hostile}", begin + 4_100, 50),
-                call("cudaLaunchKernel", begin + 4_110, 2, step + 1),
-                kernel(hostile, begin + 4_200, 2_500, correlation=step + 1),
-            ]
-        trace = document(events, distributedInfo={"rank": rank})
-        (folder / f"rank-{rank}.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
+    write_ranks_called(hostile, folder)
     text = _page(run_of(folder), tmp_path)
     assert text.count("<script") == text.count("</script>") == 3, "the data, Plotly, and the page's own"
     assert "<img" not in text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.traces.conftest import captures
-from tests.traces.kineto_files import call, complete, document, kernel
+from tests.traces.kineto_files import write_ranks_called
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -75,19 +73,7 @@ def real_page(report: Report, captures: Path, tmp_path_factory: pytest.TempPathF
 def hostile_page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of ranks whose kernels, annotations and operators are called what an attacker would call them."""
     folder = tmp_path_factory.mktemp("hostile")
-    for rank in (0, 1):
-        events = []
-        for step in range(3):
-            begin = 10_000 * step
-            events += [
-                complete("user_annotation", f"ProfilerStep#{step}", begin, 9_000),
-                complete("user_annotation", f"dataloader {_HOSTILE}", begin + 10, 4_000),
-                complete("cpu_op", f"aten::{_HOSTILE}", begin + 4_100, 50),
-                call("cudaLaunchKernel", begin + 4_110, 2, step + 1),
-                kernel(_HOSTILE, begin + 4_200, 2_500, correlation=step + 1),
-            ]
-        trace = document(events, distributedInfo={"rank": rank})
-        (folder / f"rank-{rank}.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
+    write_ranks_called(_HOSTILE, folder)
     return report(folder, folder / "report.html")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
 from typing import Any
 
 
@@ -24,3 +27,20 @@ def call(name: str, start_us: float, duration_us: float, correlation: int, **arg
 def document(events: list[dict[str, Any]], **keys: Any) -> dict[str, Any]:
     """A whole trace, as torch writes it for rank 3 of 8."""
     return {"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 8}, "traceEvents": events, **keys}
+
+
+def write_ranks_called(name: str, folder: Path) -> None:
+    """Two ranks of three iterations whose data loading, operators and kernels all bear a name."""
+    for rank in (0, 1):
+        events = []
+        for step in range(3):
+            begin = 10_000 * step
+            events += [
+                complete("user_annotation", f"ProfilerStep#{step}", begin, 9_000),
+                complete("user_annotation", f"dataloader {name}", begin + 10, 4_000),
+                complete("cpu_op", f"aten::{name}", begin + 4_100, 50),
+                call("cudaLaunchKernel", begin + 4_110, 2, step + 1),
+                kernel(name, begin + 4_200, 2_500, correlation=step + 1),
+            ]
+        trace = document(events, distributedInfo={"rank": rank})
+        (folder / f"rank-{rank}.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
