@@ -9,6 +9,8 @@ _GPT = ("train.train_iters=20", "model.num_layers=4", "model.seq_length=1024", "
 _TP2_DP2 = (*_GPT, "model.tensor_model_parallel_size=2", "train.global_batch_size=8")
 _PP2_DP2 = (*_GPT, "model.pipeline_model_parallel_size=2", "train.global_batch_size=16", "ddp.overlap_param_gather=true")
 _DP2 = (*_GPT, "train.global_batch_size=8")
+_TP2 = (*_DP2, "model.tensor_model_parallel_size=2")
+_PP2 = (*_DP2, "model.pipeline_model_parallel_size=2")
 #: Two layers of Llama 3 8B, and a quarter of its vocabulary. Megatron-core's own layers know no sequence parallelism.
 _LLAMA = (
     "train.train_iters=20", "model.num_layers=2", "model.seq_length=2048", "model.vocab_size=32064",
@@ -57,6 +59,21 @@ JOBS: dict[str, JobSpec] = {
         "llama3_8b", 4, (*_LLAMA, "model.tensor_model_parallel_size=4"), "torch", ranks="2", selected=(2,)
     ),
     "llama-tp2_dp2-nsys": JobSpec("llama3_8b", 4, _LLAMA, "nsys", ranks="1,2", selected=(1, 2)),
+    # -- two GPUs: the chain where a machine has no more -------------------------------------------------------------
+    "tp2": JobSpec("gpt_125m", 2, (*_TP2, "checkpoint.save={folder}/checkpoints", "checkpoint.save_interval=10")),
+    "tp2-nsys": JobSpec("gpt_125m", 2, _TP2, "nsys", ranks="all", selected=(0, 1)),
+    "tp2-torch-shapes-memory": JobSpec(
+        "gpt_125m", 2, _TP2, "torch", ranks="all", selected=(0, 1), options=("--record-shapes", "--memory")
+    ),
+    "tp2-torch-resumed": JobSpec(
+        "gpt_125m", 2, (*_TP2, "checkpoint.load={folder}/checkpoints"), "torch", ranks="1", selected=(1,),
+        needs="tp2", resumes_at=10,
+    ),
+    "pp2": JobSpec("gpt_125m", 2, _PP2),
+    "pp2-torch-memory": JobSpec("gpt_125m", 2, _PP2, "torch", ranks="pp", selected=(0, 1), options=("--memory",)),
+    "pp2-nsys-shapes": JobSpec(
+        "gpt_125m", 2, _PP2, "nsys", ranks="all", selected=(0, 1), options=("--record-shapes",)
+    ),
     # -- two GPUs, and one; the longest first, since they are started in this order ----------------------------------
     "slow-disk": JobSpec(
         "gpt_125m", 2, _DP2, "torch", environment={"PLANTED_SLOW_DISK": "60"}, limit=240

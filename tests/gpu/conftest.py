@@ -48,13 +48,20 @@ class _NoCall:
 @pytest.fixture
 def job(request, jobs) -> Job:
     """The job that the test names, when it has ended."""
-    return jobs.result(request.param)
+    return _ended(jobs, request.param)
 
 
 @pytest.fixture
 def reference(request, jobs) -> Job:
-    """The same training without a profiler."""
-    return jobs.result(request.param)
+    """The training that it is compared with."""
+    return _ended(jobs, request.param)
+
+
+def _ended(jobs: Jobs, name: str) -> Job:
+    wanted, found = JOBS[name].gpus, len(devices())
+    if wanted > found:
+        pytest.skip(f"it takes {wanted} GPUs, and there are {found}")
+    return jobs.result(name)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -37,6 +37,7 @@ _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "SLURM", "TORCHELASTI
 #: Jobs that share a GPU: starting takes most of a job's time, and hardly any of the GPU's. Places for jobs on more than two
 #: GPUs are kept apart: such a job needs one on every GPU at once, and small ones would never leave it that.
 _SHARES = {"large": 2, "small": 2}
+_SHARES_OF_A_SMALL_MACHINE = {"large": 0, "small": 4}
 
 #: Seconds that nsys' own processes may stay after the job.
 _AFTERMATH_SECONDS = 20
@@ -215,7 +216,8 @@ class Jobs:
 
     def __init__(self, specs: Mapping[str, JobSpec], folder: Path, devices: Sequence[str]) -> None:
         self._specs, self._folder, self._devices = specs, folder, list(devices)
-        self._free = {(device, size): shares for device in self._devices for size, shares in _SHARES.items()}
+        self._shares = _SHARES if len(self._devices) > 2 else _SHARES_OF_A_SMALL_MACHINE
+        self._free = {(device, size): shares for device in self._devices for size, shares in self._shares.items()}
         self._changed = threading.Condition()
         self._futures: dict[str, Future[Job]] = {}
         self._stopping = False
@@ -273,7 +275,7 @@ class Jobs:
 
     def _take(self, spec: JobSpec) -> list[tuple[str, str]]:
         """Wait for a place on as many GPUs as the job has ranks, the emptiest first; for all places of a GPU if it is alone."""
-        wanted = dict(_SHARES) if spec.alone else {"large" if spec.gpus > 2 else "small": 1}
+        wanted = dict(self._shares) if spec.alone else {"large" if spec.gpus > 2 else "small": 1}
         with self._changed:
             while True:
                 if self._stopping:

@@ -8,10 +8,14 @@ from tests.gpu.catalog import JOBS
 from tests.planted.expected_collectives import expected_collectives, recorded_collectives
 from tests.planted.witness import differences
 
-pytestmark = [pytest.mark.needs("gpus4", "megatron", "nemo_run", "nsys_on_path"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.needs("gpus2", "megatron", "nemo_run", "nsys_on_path"), pytest.mark.timeout(900)]
 
 #: A job captured by Kineto, and one that trains the same and is captured by nsys.
-WITNESSES = [("tp2_dp2-torch-shapes-memory", "tp2_dp2-nsys"), ("pp2_dp2-torch-memory", "pp2_dp2-nsys-shapes")]
+WITNESSES = [
+    (f"{layout}-{kineto}", f"{layout}-{nsys}")
+    for name, kineto, nsys in (("tp2", "torch-shapes-memory", "nsys"), ("pp2", "torch-memory", "nsys-shapes"))
+    for layout in (name, f"{name}_dp2")
+]
 
 CAPTURED = [name for name, _ in WITNESSES]
 
