@@ -1,7 +1,7 @@
 """What profiling costs a training: outside the window, inside it, after it, and when a trace is written.
 
     python benchmarks/gpu_overhead.py --json overhead.json                     every case, on every GPU of the machine at once
-    python benchmarks/gpu_overhead.py --cases idle inside-torch --seconds 120  some of them; a name's beginning is enough
+    python benchmarks/gpu_overhead.py --cases idle inside-torch --seconds 120  some of them, by name or by a beginning of names
     python benchmarks/gpu_overhead.py --list
 
 A real megatron-core training step on one GPU, small and bound by the host (gpu_training.py), so that what profiling costs the
@@ -109,11 +109,11 @@ class Schedule:
         self._scratch, self._lock = scratch, threading.Lock()
         self._end = monotonic() + arguments.seconds
         fixed, wanted = sum(case.fixed for case in cases), sum(case.seconds for case in cases)
-        self._factor = min(max((arguments.seconds * len(lanes) - fixed) / max(wanted, 1.0), 0.1), 1.0)
+        self._factor = max((arguments.seconds * len(lanes) - fixed) / max(wanted, 1.0), 0.1)
         expected = (fixed + wanted * self._factor) / len(lanes)
         self.say(
             f"{len(cases)} cases on {len(lanes)} {'GPU(s)' if lanes[0].gpu else 'CPU'}, {len(lanes[0].cores)} cores each;"
-            f" {expected:.0f} s expected, with {self._factor:.0%} of the time that each can use for measuring"
+            f" {expected:.0f} s expected, with {self._factor:.0%} of the time that each usually measures"
         )
 
     def say(self, text: str) -> None:
@@ -189,7 +189,7 @@ def _target(target: tuple[float, float]) -> str:
 def main(cases: Sequence[Case], description: str | None) -> None:
     """Run those of these cases that are asked for."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="*", default=[""], metavar="NAME", help="beginnings of the names of cases; all")
+    parser.add_argument("--cases", nargs="*", default=[""], metavar="NAME", help="names of cases, or beginnings of names; all")
     parser.add_argument("--seconds", type=float, default=380, help="for all of it (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=80, help="rounds of a case at most; 100 pairs in one of `idle`")
     parser.add_argument("--gpus", type=int, help="GPUs to use at most; all that are visible")
@@ -199,7 +199,7 @@ def main(cases: Sequence[Case], description: str | None) -> None:
     parser.add_argument("--scratch", type=Path, help="directory on a fast disk for captures; the usual temporary one")
     parser.add_argument("--list", action="store_true", help="say what there is, and end")
     arguments = parser.parse_args()
-    chosen = [case for case in cases if case.name.startswith(tuple(arguments.cases))]
+    chosen = [case for case in cases if any(_means(asked, case, cases) for asked in arguments.cases)]
     if arguments.list:
         print("\n".join(f"{case.name:36} {case.fixed:4.0f} s and {case.seconds:4.0f} s to measure" for case in chosen))
         return
@@ -228,6 +228,11 @@ def main(cases: Sequence[Case], description: str | None) -> None:
                 record.seconds["all"] = monotonic() - began
                 record.write()
     _conclude(record)
+
+
+def _means(asked: str, case: Case, cases: Sequence[Case]) -> bool:
+    """Whether this case is asked for: by its name, or by its beginning where no case has just that name."""
+    return case.name == asked if any(one.name == asked for one in cases) else case.name.startswith(asked)
 
 
 def _conclude(record: Record) -> None:
