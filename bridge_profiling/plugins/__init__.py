@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bridge_profiling.plugins.nsys import NsysPlugin, NsysPluginScriptArgs
     from bridge_profiling.plugins.preemption import PreemptionPlugin, PreemptionPluginScriptArgs
     from bridge_profiling.plugins.pytorch_profiler import PyTorchProfilerPlugin, PyTorchProfilerPluginScriptArgs
+    from bridge_profiling.plugins.ray_workers import RayWorkersPlugin
 
 _MODULES = {
     "FaultTolerancePlugin": "fault_tolerance",
@@ -24,6 +25,7 @@ _MODULES = {
     "PreemptionPluginScriptArgs": "preemption",
     "PyTorchProfilerPlugin": "pytorch_profiler",
     "PyTorchProfilerPluginScriptArgs": "pytorch_profiler",
+    "RayWorkersPlugin": "ray_workers",
 }
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "PreemptionPluginScriptArgs",
     "PyTorchProfilerPlugin",
     "PyTorchProfilerPluginScriptArgs",
+    "RayWorkersPlugin",
 ]
 
 

@@ -1,0 +1,254 @@
+"""What a driver gives Ray's workers, and what a worker captures: everything that needs no Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bridge_profiling.config import Window
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.integrations import ray as integration
+from bridge_profiling.integrations.ray import WorkerProfiling, nsight_options, worker_runtime_env
+from bridge_profiling.ray_variables import RayRequest
+from bridge_profiling.traces.run_dir import find_captures
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, PATTERNS = "NRL_NSYS_PROFILE_STEP_RANGE", "NRL_NSYS_WORKER_PATTERNS"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, tmp_path):
+    """Asked for: steps 2 to 7 of policy workers. No nsys on this machine, and nothing of another launch."""
+    for name in (*os.environ, "BRIDGE_PROFILING_LAUNCH_ID"):
+        if name.startswith(("NRL_", "BRIDGE_PROFILING", "SLURM", "TORCHELASTIC")):
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(STEPS, "2:8")
+    monkeypatch.setenv(PATTERNS, "*policy*")
+    monkeypatch.setattr(integration, "_nsys_here", lambda: None)
+    monkeypatch.chdir(tmp_path)
+
+
+def options(*, rank=0, cuda=True, given=None, reports=None, **extra):
+    request = RayRequest(Window(2, 3), ("*",), extra_options={name.replace("_", "-"): value for name, value in extra.items()})
+    return nsight_options("policy_worker", rank=rank, request=request, cuda=cuda, given=given, reports=reports)
+
+
+# -- the driver -------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_not_selected_gets_what_was_given(monkeypatch):
+    given = {"env_vars": {"A": "1"}, "nsight": "default"}
+    assert worker_runtime_env("reward_worker", runtime_env=given) == given
+    assert worker_runtime_env("reward_worker") == {}
+    monkeypatch.delenv(STEPS)
+    monkeypatch.delenv(PATTERNS)
+    assert worker_runtime_env("policy_worker") == {}
+
+
+def test_what_a_worker_is_started_with_anyway_stays(tmp_path):
+    given = {"env_vars": {"A": "1", "PATH": "/theirs"}, "working_dir": "/code", "py_executable": "/venv/bin/python"}
+    made = worker_runtime_env("policy_worker", rank=1, runtime_env=given, output_dir=tmp_path / "out", cuda=True)
+    assert made["working_dir"] == "/code"
+    assert made["env_vars"]["A"] == "1"
+    assert made["env_vars"]["PATH"] == "/venv/bin:/theirs", "Ray starts `python` from PATH, whatever py_executable says"
+    assert given["env_vars"] == {"A": "1", "PATH": "/theirs"}, "what was given is not changed"
+    assert made["nsight"]["capture-range"] == "cudaProfilerApi"
+
+
+def test_a_worker_is_told_what_the_driver_was_asked_and_where_captures_go(tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIDGE_PROFILING_DIR", "out")
+    variables = worker_runtime_env("policy_worker", cuda=False)["env_vars"]
+    assert variables["BRIDGE_PROFILING_DIR"] == str(tmp_path / "out"), "absolute: a worker runs in another directory"
+    assert (variables[STEPS], variables[PATTERNS]) == ("2:8", "*policy*")
+    assert variables["PATH"] == f"{os.path.dirname(sys.executable)}:${{PATH}}"
+
+
+def test_reports_go_to_the_output_directory_where_one_is_chosen_and_stay_with_ray_otherwise(tmp_path):
+    chosen = worker_runtime_env("policy_worker", rank=3, output_dir=tmp_path / "out", cuda=True)
+    assert chosen["nsight"]["o"] == str(tmp_path / "out/nsight/policy_worker_rank-3_2-8_%p")
+    assert (tmp_path / "out/nsight").is_dir(), "nsys writes elsewhere when its directory is missing"
+    assert worker_runtime_env("policy_worker", rank=3, cuda=True)["nsight"]["o"] == "policy_worker_rank-3_2-8_%p"
+
+
+@pytest.mark.parametrize("command", ["uv run --locked --directory /code", "python3"])
+def test_a_command_that_names_no_interpreter_s_place_leaves_the_driver_s(command):
+    path = worker_runtime_env("policy_worker", runtime_env={"py_executable": command}, cuda=True)["env_vars"]["PATH"]
+    assert path == f"{os.path.dirname(sys.executable)}:${{PATH}}"
+
+
+def test_a_directory_that_nsys_cannot_be_told_of_is_refused_and_one_that_cannot_be_made_is_left_to_ray(tmp_path, caplog):
+    with pytest.raises(ProfilingConfigError, match="through a shell"):
+        worker_runtime_env("policy_worker", output_dir=tmp_path / "two words", cuda=True)
+    (tmp_path / "file").touch()
+    made = worker_runtime_env("policy_worker", output_dir=tmp_path / "file", cuda=True)
+    assert made["nsight"]["o"] == "policy_worker_rank-0_2-8_%p"
+    assert "Ray's session directory" in caplog.text
+
+
+def test_the_torch_profiler_needs_no_nsight(monkeypatch):
+    monkeypatch.setenv("BRIDGE_PROFILING_RAY_PROFILER", "torch")
+    made = worker_runtime_env("policy_worker", runtime_env={"env_vars": {"PATH": "/theirs"}})
+    assert set(made) == {"env_vars"}
+    assert made["env_vars"]["PATH"] == "/theirs"
+
+
+def test_a_capture_range_the_worker_s_machine_can_have():
+    gpu, cpu = options(cuda=True), options(cuda=False)
+    assert (gpu["capture-range"], gpu["capture-range-end"], gpu["trace"]) == ("cudaProfilerApi", "stop", "cuda,nvtx")
+    assert (cpu["capture-range"], cpu["capture-range-end"], cpu["trace"]) == ("nvtx", "stop", "nvtx")
+    assert cpu["nvtx-capture"] == "bridge_profiling_window"
+    assert "nvtx-capture" not in gpu
+
+
+def test_options_of_the_user_win_over_the_default_ones_and_the_variable_s_over_the_code_s():
+    made = options(given={"s": "process-tree", "t": "osrt", "cpuctxsw": "system-wide"}, trace="nvtx", gpu_metrics_device="all")
+    assert (made["sample"], made["trace"], made["cpuctxsw"]) == ("process-tree", "nvtx", "system-wide")
+    assert made["gpu-metrics-device"] == "all"
+    assert not {"s", "t", "output"} & made.keys(), "Ray would pass both names of an option"
+
+
+def test_a_capture_range_of_the_user_s_still_leaves_the_worker_alive():
+    made = options(cuda=False, capture_range="nvtx", nvtx_capture="their_range")
+    assert (made["nvtx-capture"], made["capture-range-end"]) == ("their_range", "stop")
+    assert "capture-range-end" not in options(capture_range="none")
+    assert options(capture_range_end="repeat:3")["capture-range-end"] == "repeat:3"
+
+
+def test_a_place_of_the_user_s_keeps_the_workers_apart(tmp_path):
+    assert options(rank=1, output="/runs/%p", reports=tmp_path)["o"] == "/runs/%p_policy_worker_rank-1_2-3"
+
+
+def test_names_of_workers_become_names_of_files():
+    request = RayRequest(Window(1, 2), ("*",))
+    assert nsight_options("a b/c:0", rank=0, request=request, cuda=True)["o"] == "a_b_c_0_rank-0_1-2_%p"
+
+
+def test_a_shell_reads_ray_s_command_as_nsys_is_given_it():
+    """Ray joins the options with spaces, and starts them with bash."""
+    made = options(cuda=False, output="/r/%h_%q{HOSTNAME}_%p")
+    words = [word for name, value in made.items() for word in ([f"--{name}={value}"] if len(name) > 1 else [f"-{name}", value])]
+    read = subprocess.run(["bash", "-c", f"printf '%s\\n' {' '.join(words)}"], capture_output=True, text=True, check=True)
+    assert read.stdout.splitlines() == words == shlex.split(" ".join(words))
+
+
+def test_the_driver_needs_no_torch():
+    code = "import sys; from bridge_profiling.integrations.ray import worker_runtime_env; worker_runtime_env('policy_worker')"
+    done = subprocess.run([sys.executable, "-c", f"{code}; print('torch' in sys.modules)"], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+# -- a worker ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch_profiler(monkeypatch):
+    monkeypatch.setenv("BRIDGE_PROFILING_RAY_PROFILER", "torch")
+
+
+def captured(root, worker="policy_worker"):
+    (capture,) = find_captures(root / worker)
+    return capture
+
+
+def train(profiling, *steps, fails_in=None):
+    for step in steps:
+        with profiling.step(step), profiling.range("forward"):
+            torch.ones(4, 4).sum()
+            if step == fails_in:
+                raise ValueError("the step failed")
+
+
+def test_a_worker_that_starts_inside_the_window_captures_the_rest_of_it(torch_profiler, tmp_path):
+    with WorkerProfiling("policy_worker", rank=1, world_size=2, output_dir=tmp_path) as profiling:
+        train(profiling, 5, 6, 7, 8, 9)
+    capture = captured(tmp_path)
+    assert (capture.rank, capture.captured, capture.manifest["status"]) == (1, [5, 6, 7], "partial")
+    assert capture.manifest["world_size"] == 2
+    assert capture.manifest["framework"]["worker"] == "policy_worker"
+
+
+def test_an_exception_inside_the_window_writes_what_was_captured_at_once(torch_profiler, tmp_path):
+    profiling = WorkerProfiling("policy_worker", output_dir=tmp_path)
+    with pytest.raises(ValueError, match="the step failed"):
+        train(profiling, 1, 2, 3, fails_in=3)
+    manifest = captured(tmp_path).manifest
+    assert (manifest["captured"]["iterations"], manifest["interrupted"]) == ([2], [3])
+    assert "ValueError: the step failed" in manifest["reason"]
+    train(profiling, 4, 5)
+    profiling.close()
+    assert captured(tmp_path).captured == [2], "steps after it run unprofiled"
+
+
+def test_an_exception_before_the_window_costs_no_capture(torch_profiler, tmp_path):
+    with WorkerProfiling("policy_worker", output_dir=tmp_path) as profiling:
+        with pytest.raises(ValueError, match="the step failed"):
+            train(profiling, 1, fails_in=1)
+        train(profiling, *range(1, 9))
+    assert captured(tmp_path).manifest["status"] == "complete"
+
+
+def test_steps_that_are_several_calls_begin_and_end_by_calls(torch_profiler, tmp_path):
+    profiling = WorkerProfiling("policy_worker", output_dir=tmp_path)
+    for step in range(1, 9):
+        profiling.begin_step(step)
+        torch.ones(4).sum()
+    profiling.end_step()
+    profiling.end_step()
+    profiling.close()
+    assert captured(tmp_path).captured == [2, 3, 4, 5, 6, 7], "a step that was not ended is ended by the next one"
+
+
+def test_a_worker_that_is_not_selected_writes_nothing_whatever_its_settings(tmp_path):
+    with WorkerProfiling("reward_worker", output_dir=tmp_path, use_pytorch_profiler=True) as profiling:
+        train(profiling, 1, 2, 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_alone_ask_for_a_profile_where_the_variables_do_not(monkeypatch, tmp_path):
+    monkeypatch.delenv(STEPS)
+    monkeypatch.delenv(PATTERNS)
+    window = {"profile_step_start": 1, "profile_step_end": 3}
+    with WorkerProfiling("any", output_dir=tmp_path, use_pytorch_profiler=True, **window) as profiling:
+        train(profiling, 1, 2, 3)
+    assert captured(tmp_path, "any").captured == [1, 2]
+    with WorkerProfiling("none") as profiling:
+        train(profiling, 1)
+    assert not (tmp_path / "profiles").exists()
+
+
+def test_settings_win_over_the_variables(torch_profiler, tmp_path):
+    with WorkerProfiling("policy_worker", output_dir=tmp_path, profile_step_end=3, record_shapes=True) as profiling:
+        train(profiling, 1, 2, 3)
+    manifest = captured(tmp_path).manifest
+    assert manifest["window"] == {"start": 2, "end": 3}
+    assert manifest["config"]["record_shapes"] is True
+
+
+def test_a_worker_without_nsys_around_it_trains_and_says_so(tmp_path):
+    with WorkerProfiling("policy_worker", output_dir=tmp_path) as profiling:
+        train(profiling, 1, 2, 3)
+    manifest = json.loads(next(Path(tmp_path, "policy_worker/manifest").rglob("rank-0.json")).read_text())
+    assert manifest["status"] == "failed"
+    assert "does not run under nsys" in manifest["reason"]
+
+
+def test_requests_that_cannot_work_are_refused_before_the_first_step(monkeypatch, tmp_path):
+    with pytest.raises(ProfilingConfigError, match="WorkerProfiling got 'window'"):
+        WorkerProfiling("policy_worker", output_dir=tmp_path, window=3)
+    with pytest.raises(ProfilingConfigError, match="CUPTI"):
+        WorkerProfiling("policy_worker", output_dir=tmp_path, use_pytorch_profiler=True)
+    monkeypatch.delenv(STEPS)
+    with pytest.raises(ProfilingConfigError, match=STEPS):
+        WorkerProfiling("policy_worker", output_dir=tmp_path)
+
+
+def test_the_page_shows_the_example_that_the_tests_run():
+    _, code = (ROOT / "docs/examples/ray_workers.py").read_text().split('"""\n\n', 1)
+    assert f"```python\n{code}```" in (ROOT / "docs/how-to/ray.md").read_text()

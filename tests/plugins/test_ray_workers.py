@@ -1,0 +1,168 @@
+"""NeMo RL's variables through NeMo-Run: what its SlurmRay launcher starts sees them as they were asked for.
+
+golden_ray/ holds the batch scripts; UPDATE_GOLDEN=1 writes them anew. They also run here, by bash, with stand-ins for Slurm's
+and Ray's commands.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nemo_run as run
+import pytest
+from nemo_run.run.ray.slurm import SlurmRayRequest
+
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.plugins import RayWorkersPlugin
+from bridge_profiling.ray_variables import RayRequest
+from recipes import executors
+
+GOLDEN = Path(__file__).with_name("golden_ray")
+
+#: Commas, stars, quotes, spaces, and a path that NeMo-Run takes for the job's directory.
+VARIABLES = {
+    "NRL_NSYS_PROFILE_STEP_RANGE": "2:3",
+    "NRL_NSYS_WORKER_PATTERNS": "*policy*,*vllm*",
+    "BRIDGE_PROFILING_RAY_PROFILER": "nsys",
+    "NRL_NSYS_EXTRA_OPTIONS": '{"gpu-metrics-device": "all", "o": "/home/me/nemo_run/reports/%p"}',
+}
+ASKED = {
+    "profile_step_start": 2,
+    "profile_step_end": 3,
+    "worker_patterns": "*policy*,*vllm*",
+    "nsys_extra_options": {"gpu-metrics-device": "all", "o": "/home/me/nemo_run/reports/%p"},
+}
+HEAD = "export HEAD_NODE_ADDR=$head_node_ip"
+
+#: Slurm's srun and Ray's launcher, as far as the scripts need them; a job's program writes down its environment.
+STAND_INS = {
+    "scontrol": "echo localhost",
+    "srun": 'if [ "${@: -1}" = --ip-address ]; then echo 127.0.0.1; else exec bash "${@: -1}"; fi',
+    "hostname": "echo 127.0.0.1",
+    "ray": 'if [ "$1" = status ]; then echo "Active:"; echo " 1 node_a"; echo "Pending:"; fi',
+    "sleep": "true",
+    "python": 'env -0 > "$SEEN"',
+}
+
+
+def slurm(**options) -> run.SlurmExecutor:
+    settings = {"account": "team", "tunnel": run.LocalTunnel(job_dir=""), "setup_lines": HEAD, "launcher": run.SlurmRay()}
+    return run.SlurmExecutor(**settings | options)
+
+
+@pytest.fixture
+def batch_script(tmp_path, monkeypatch):
+    """The script that NeMo-Run would submit."""
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # what NeMo-Run starts reads from it
+
+    def make(executor: run.SlurmExecutor, *plugins: run.Plugin) -> Path:
+        executor.packager = run.Packager()
+        with run.Experiment("grpo") as experiment:
+            script = run.Script(path="train.py", entrypoint="python", args=["grpo.max_num_steps=5"])
+            experiment.add(script, executor=executor, name="train", plugins=list(plugins))
+            experiment.dryrun(log=False, delete_exp_dir=False)
+        (written,) = (tmp_path / "home").rglob("train_sbatch.sh")
+        return written
+
+    return make
+
+
+@pytest.fixture
+def seen(tmp_path):
+    """The environment that the program of a job sees, after bash has run the batch script and what it starts."""
+
+    def run_it(script: Path) -> dict[str, str]:
+        (tmp_path / "bin").mkdir()
+        for name, text in STAND_INS.items():
+            (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+            (tmp_path / "bin" / name).chmod(0o755)
+        environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_NNODES": "1", "SEEN": str(tmp_path / "seen")}
+        done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        assert (tmp_path / "seen").exists(), done.stdout + done.stderr
+        return dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().split("\0") if line)
+
+    return run_it
+
+
+def test_a_program_that_slurm_ray_starts_sees_what_was_asked_for(batch_script, seen):
+    script = batch_script(slurm(), RayWorkersPlugin(**ASKED))
+    environment = seen(script)
+    assert {name: environment.get(name) for name in VARIABLES} == VARIABLES
+    assert environment["BRIDGE_PROFILING_DIR"] == f"{script.parent}/train/profiles"
+    request = RayRequest.from_environment(environment)
+    assert request is not None
+    assert request.selects("vllm_generation_worker")
+
+
+def test_our_own_slurm_executor_carries_them_as_well(batch_script, seen):
+    executor = executors.slurm("team", env=VARIABLES, launcher=run.SlurmRay(), setup_lines=HEAD, venv="/nowhere")
+    lines = (executor.setup_lines or "").splitlines()
+    executor.setup_lines = "\n".join(line for line in lines if not line.startswith("export PATH="))
+    environment = seen(batch_script(executor))
+    assert {name: environment.get(name) for name in VARIABLES} == VARIABLES
+
+
+def test_a_ray_job_of_nemo_run_carries_them_by_our_own_executor():
+    """RayJob writes its batch script by another template, and knows no plugins."""
+    executor = executors.slurm("team", env=VARIABLES, container_image="image.sqsh")
+    request = SlurmRayRequest(
+        name="grpo", cluster_dir="/scratch/ray", template_name="ray.sub.j2", executor=executor, command="train", launch_cmd=[]
+    )
+    exports = [line for line in request.materialize().splitlines() if re.match(r"export (NRL|BRIDGE)_", line)]
+    script = "\n".join([*exports, *(f"printf '%s\\0' \"${name}\"" for name in VARIABLES)])
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\0")[:-1] == list(VARIABLES.values())
+
+
+@pytest.mark.parametrize("layout", ["bare", "container"])
+def test_the_batch_script_is_the_golden_one(batch_script, layout, tmp_path):
+    options = {"container_image": "image.sqsh", "container_mounts": ["/data:/data"]} if layout == "container" else {}
+    text = batch_script(slurm(nodes=2, **options), RayWorkersPlugin(**ASKED)).read_text()
+    text = re.sub(r"grpo_\d+", "grpo_TIME", text.replace(str(tmp_path / "home"), "/HOME").replace(sys.prefix, "/VENV"))
+    path = GOLDEN / f"{layout}.sh"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text(), f"{path.name} differs; UPDATE_GOLDEN=1 writes it anew"
+
+
+def test_a_second_setup_changes_nothing():
+    executor, task = slurm(), run.Script(path="train.py")
+    RayWorkersPlugin(**ASKED).setup(task, executor)
+    once = executor.setup_lines
+    RayWorkersPlugin(**ASKED).setup(task, executor)
+    assert executor.setup_lines == once
+    assert once.startswith(HEAD), "the user's own lines stay"
+
+
+def test_a_local_job_gets_them_in_its_environment():
+    executor = run.LocalExecutor(env_vars={"A": "1"})
+    RayWorkersPlugin(**ASKED | {"profiler": "torch"}).setup(run.Script(path="train.py"), executor)
+    assert executor.env_vars == {"A": "1", **VARIABLES, "BRIDGE_PROFILING_RAY_PROFILER": "torch"}
+
+
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"profile_step_start": 0}, "counted from 1"),
+    ({"profile_step_end": 2}, "window is empty"),
+    ({"worker_patterns": " ,"}, "holds no pattern"),
+    ({"profiler": "kineto"}, "nsys or torch"),
+    ({"nsys_extra_options": {"o": "a b"}}, "nsys_extra_options.*shell"),
+])  # fmt: skip
+def test_a_request_that_cannot_work_changes_nothing(changed, said):
+    executor = slurm()
+    with pytest.raises(ProfilingConfigError, match=said):
+        RayWorkersPlugin(**ASKED | changed).setup(run.Script(path="train.py"), executor)
+    assert (executor.setup_lines, executor.env_vars) == (HEAD, {})
+
+
+@pytest.mark.parametrize("place", ["executor", "launcher"])
+def test_variables_set_twice_are_refused(place):
+    theirs = {"NRL_NSYS_WORKER_PATTERNS": "*reward*"}
+    executor = slurm(env_vars=theirs) if place == "executor" else slurm(launcher=run.SlurmRay(env_vars=theirs))
+    with pytest.raises(ProfilingConfigError, match="both set NRL_NSYS_WORKER_PATTERNS"):
+        RayWorkersPlugin(**ASKED).setup(run.Script(path="train.py"), executor)

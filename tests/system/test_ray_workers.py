@@ -1,0 +1,166 @@
+"""Workers of a real Ray, two groups profiled and one not: what each captured, and what is left of those that end early."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge_profiling.analysis import Run
+from bridge_profiling.integrations.ray import worker_runtime_env
+from bridge_profiling.traces.run_dir import find_captures
+
+pytestmark = [pytest.mark.system, pytest.mark.needs("ray")]
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "docs" / "examples" / "ray_workers.py"
+
+
+@pytest.fixture(scope="module")
+def cluster(request):
+    """Ray on this machine, with a real nsys on its PATH where there can be one."""
+    import ray
+
+    from tests.conftest import NEEDS
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*os.environ, "OMP_NUM_THREADS"):
+            if name.startswith(("NRL_", "BRIDGE_PROFILING", "SLURM", "TORCHELASTIC")):
+                patch.delenv(name)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        if NEEDS["nsys"]() is None:
+            patch.setenv("PATH", f"{request.getfixturevalue('nsys').parent}:{os.environ['PATH']}")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield ray
+        ray.shutdown()
+
+
+class Group:
+    """The workers of one group, and the steps they are sent to."""
+
+    def __init__(self, ray: Any, name: str, size: int) -> None:
+        # Inside a function, so that Ray sends the class itself: a worker has no tests to import.
+        class Worker:
+            def __init__(self, rank: int) -> None:
+                import torch
+
+                from bridge_profiling.integrations.ray import WorkerProfiling
+
+                self.torch = torch
+                self.profiling = WorkerProfiling(name, rank=rank, world_size=size)
+
+            def train(self, step: int, fails: bool = False) -> int:
+                with self.profiling.step(step), self.profiling.range("forward"):
+                    self.torch.ones(8, 8) @ self.torch.ones(8, 8)
+                    if fails:
+                        raise ValueError("this step fails")
+                return step
+
+            def close(self) -> int:
+                self.profiling.close()
+                return os.getpid()
+
+        self._ray, self._actor, self._name = ray, ray.remote(num_cpus=0.1)(Worker), name
+        self.workers = [self._started(rank) for rank in range(size)]
+
+    def _started(self, rank: int) -> Any:
+        environment = worker_runtime_env(self._name, rank=rank, runtime_env={"env_vars": {"GREETING": "hello"}})
+        return self._actor.options(runtime_env=environment).remote(rank)
+
+    def train(self, *steps: int) -> None:
+        for step in steps:
+            self._ray.get([worker.train.remote(step) for worker in self.workers])
+
+    def close(self) -> list[int]:
+        return self._ray.get([worker.close.remote() for worker in self.workers])
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, steps: str, folder: Path, profiler: str) -> None:
+    monkeypatch.setenv("NRL_NSYS_PROFILE_STEP_RANGE", steps)
+    monkeypatch.setenv("NRL_NSYS_WORKER_PATTERNS", "*policy*,*vllm*")
+    monkeypatch.setenv("BRIDGE_PROFILING_RAY_PROFILER", profiler)
+    monkeypatch.setenv("BRIDGE_PROFILING_DIR", str(folder))
+
+
+def manifests(folder: Path) -> dict[int, dict[str, Any]]:
+    return {capture.rank: capture.manifest for capture in find_captures(folder)}
+
+
+def iterations(folder: Path) -> dict[int, list[int]]:
+    """What the desk reads in the captures of one group, by rank."""
+    with Run(folder) as run:
+        answers = json.loads(run.to_json())["ranks"]
+    return {rank["rank"]: [one["iteration"] for one in rank["iterations"]] for rank in answers}
+
+
+def wait_until(done: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.2)
+
+
+def test_torch_traces_of_two_groups_hold_exactly_their_steps(cluster, tmp_path, monkeypatch):
+    """Policy: one worker complete, one that fails in step 4. vLLM: resumed at 3, and told to leave after it."""
+    ask(monkeypatch, "2:5", tmp_path, "torch")
+    policy, vllm, reward = Group(cluster, "policy", 2), Group(cluster, "vllm_generation", 1), Group(cluster, "reward", 1)
+    policy.train(1, 2, 3)
+    vllm.train(3)
+    reward.train(1, 2, 3)
+    with pytest.raises(ValueError, match="this step fails"):
+        cluster.get(policy.workers[1].train.remote(4, fails=True))
+    # The failed one is not closed: what it has captured is there all the same, and it works on.
+    cluster.get([policy.workers[0].train.remote(4), policy.workers[1].train.remote(5), policy.workers[0].close.remote()])
+    vllm.workers[0].__ray_terminate__.remote()
+    vllm_manifest = tmp_path / "vllm_generation" / "manifest" / "iter-2-5" / "rank-0.json"
+    wait_until(lambda: json.loads(vllm_manifest.read_text())["status"] != "failed")
+
+    assert iterations(tmp_path / "policy")[0] == [2, 3, 4]
+    assert iterations(tmp_path / "vllm_generation") == {0: [3]}
+    told = manifests(tmp_path / "policy")
+    assert [told[0]["status"], told[1]["status"]] == ["complete", "partial"]
+    assert (told[1]["captured"]["iterations"], told[1]["interrupted"]) == ([2, 3], [4])
+    assert "this step fails" in told[1]["reason"]
+    assert told[1]["framework"] | {"name": "ray", "worker": "policy", "version": cluster.__version__} == told[1]["framework"]
+    assert manifests(tmp_path / "vllm_generation")[0]["status"] == "partial"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy", "vllm_generation"], "reward was not selected"
+    assert {path.name for path in (tmp_path / "policy" / "torch").iterdir()} == {"iter-2-5"}, "ranks share a folder"
+
+
+@pytest.mark.needs("nsys")
+def test_reports_of_nsys_are_named_by_worker_and_rank_and_hold_exactly_the_steps(cluster, nsys, tmp_path, monkeypatch):
+    """Policy runs through the window; a vLLM worker is killed inside it, which leaves no time but to nsys."""
+    ask(monkeypatch, "2:4", tmp_path, "nsys")
+    policy = Group(cluster, "policy", 2)
+    policy.train(1, 2, 3, 4)
+    policy.close()
+    vllm = Group(cluster, "vllm_generation", 1)
+    vllm.train(1, 2)
+    cluster.kill(vllm.workers[0])
+    reports = tmp_path / "nsight"
+    wait_until(lambda: list(reports.glob("vllm_generation_rank-0_2-4_*.nsys-rep")))
+
+    pids = {rank: manifest["pid"] for rank, manifest in manifests(tmp_path / "policy").items()}
+    expected = {f"policy_rank-{rank}_2-4_{pid}.nsys-rep" for rank, pid in pids.items()}
+    assert {path.name for path in reports.glob("policy*.nsys-rep")} == expected
+    assert iterations(tmp_path / "policy") == {0: [2, 3], 1: [2, 3]}
+    assert {manifest["status"] for manifest in manifests(tmp_path / "policy").values()} == {"complete"}
+    assert manifests(tmp_path / "vllm_generation")[0]["status"] == "failed", "nobody could write what came after"
+
+
+def test_the_example_is_short_runs_and_its_capture_is_read(cluster, tmp_path, monkeypatch):
+    ask(monkeypatch, "2:4", tmp_path, "torch")
+    monkeypatch.setenv("RAY_ADDRESS", cluster.get_runtime_context().gcs_address)
+    assert len(EXAMPLE.read_text().splitlines()) <= 30
+    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert iterations(tmp_path / "policy_worker") == {0: [2, 3], 1: [2, 3]}
+    with Run(tmp_path / "policy_worker") as run:
+        assert "no work on a device was recorded" in str(json.loads(run.to_json())["limitations"])

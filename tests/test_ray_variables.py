@@ -1,0 +1,110 @@
+"""NeMo RL's variables: what they mean, and one clear error for each that means nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge_profiling.config import Window
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.ray_variables import RayRequest
+
+BOTH = {"NRL_NSYS_PROFILE_STEP_RANGE": "2:3", "NRL_NSYS_WORKER_PATTERNS": "*policy*,*vllm*"}
+
+
+def asked(**variables: str) -> RayRequest:
+    request = RayRequest.from_environment(BOTH | variables)
+    assert request is not None
+    return request
+
+
+def test_the_convention_of_nemo_rl():
+    request = asked()
+    assert (request.window, request.profiler, request.extra_options) == (Window(2, 3), "nsys", {})
+    assert [step for step in range(6) if step in request.window] == [2]
+    names = ("dtensor_policy_worker", "vllm_generation_worker", "policy", "reward_worker", "POLICY")
+    assert [name for name in names if request.selects(name)] == ["dtensor_policy_worker", "vllm_generation_worker", "policy"]
+
+
+def test_neither_variable_asks_for_nothing():
+    for environ in (
+        {},
+        dict.fromkeys(BOTH, ""),
+        {"NRL_NSYS_EXTRA_OPTIONS": '{"a": 1}'},
+        {"BRIDGE_PROFILING_RAY_PROFILER": "x"},
+    ):
+        assert RayRequest.from_environment(environ) is None
+
+
+@pytest.mark.parametrize(("given", "missing"), [tuple(BOTH), tuple(reversed(BOTH))])
+def test_one_without_the_other_says_which_is_missing_and_what_to_type(given, missing):
+    with pytest.raises(ProfilingConfigError, match=rf"{given}.* is set, and {missing} is not.*Type {missing}=.*unset {given}"):
+        RayRequest.from_environment({given: BOTH[given], missing: " "})
+
+
+@pytest.mark.parametrize(("patterns", "found"), [(" a* ,, b?", ("a*", "b?")), ("worker[01]", ("worker[01]",)), ("*", ("*",))])
+def test_patterns_are_separated_by_commas_and_stripped(patterns, found):
+    assert asked(NRL_NSYS_WORKER_PATTERNS=patterns).patterns == found
+
+
+@pytest.mark.parametrize(("steps", "said"), [
+    ("0:3", "Type NRL_NSYS_PROFILE_STEP_RANGE=1:3"), ("0:1", "=1:2"), ("3:3", "holds no step.*=3:4"), ("5:3", "=5:6"),
+    ("2", "start:stop"), ("2-3", "start:stop"), ("a:b", "start:stop"), ("2:3:4", "start:stop"), ("-1:2", "start:stop"),
+    ("2:", "start:stop"), ("1.5:3", "start:stop"),
+])  # fmt: skip
+def test_steps_that_are_none_are_refused(steps, said):
+    with pytest.raises(ProfilingConfigError, match=said):
+        asked(NRL_NSYS_PROFILE_STEP_RANGE=steps)
+
+
+def test_whitespace_around_steps_is_nothing():
+    assert asked(NRL_NSYS_PROFILE_STEP_RANGE=" 10 : 12 ").window == Window(10, 12)
+
+
+def test_patterns_that_are_none_are_refused():
+    with pytest.raises(ProfilingConfigError, match="holds no pattern"):
+        asked(NRL_NSYS_WORKER_PATTERNS=" , ,")
+
+
+def test_the_profiler_is_nsys_or_torch():
+    assert asked(BRIDGE_PROFILING_RAY_PROFILER="torch").profiler == "torch"
+    with pytest.raises(ProfilingConfigError, match="nsys or torch"):
+        asked(BRIDGE_PROFILING_RAY_PROFILER="kineto")
+
+
+def test_extra_options_keep_their_names_and_become_text():
+    written = '{"gpu-metrics-device": "all", "t": "cuda,nvtx,osrt", "--sample": "none", "cuda-memory-usage": true, "y": 5}'
+    expected = {
+        "gpu-metrics-device": "all",
+        "t": "cuda,nvtx,osrt",
+        "sample": "none",
+        "cuda-memory-usage": "true",
+        "y": "5",
+    }
+    assert asked(NRL_NSYS_EXTRA_OPTIONS=written).extra_options == expected
+
+
+def test_the_quotes_that_nemo_rl_puts_around_its_own_name_go():
+    assert asked(NRL_NSYS_EXTRA_OPTIONS="""{"o": "'/runs/nsys/%p'"}""").extra_options == {"o": "/runs/nsys/%p"}
+
+
+@pytest.mark.parametrize(("written", "said"), [
+    ("{", "not a JSON object"), ('["t"]', "not a JSON object"), ("cpuctxsw=none", "not a JSON object"), ("null", "not a JSON"),
+    ('{"t": ["cuda"]}', "value"), ('{"t": ""}', "value"), ('{"t": null}', "value"), ('{"d": 1.5}', "value"),
+    ('{"": "x"}', "no name"), ('{"a b": "x"}', "no name"), ('{"cpuctxsw=none": ""}', "no name"),
+    ('{"o": "two words"}', "shell"), ('{"o": "$HOME/x"}', "shell"), ('{"o": "a;rm"}', "shell"), ('{"t": "a*"}', "shell"),
+    ('{"o": "{a,b}"}', "shell"), ('{"o": "it\'s"}', "shell"),
+])  # fmt: skip
+def test_extra_options_that_nsys_cannot_be_given_are_refused(written, said):
+    with pytest.raises(ProfilingConfigError, match=said) as raised:
+        asked(NRL_NSYS_EXTRA_OPTIONS=written)
+    assert "NRL_NSYS_EXTRA_OPTIONS" in str(raised.value)
+
+
+def test_placeholders_of_nsys_are_no_braces_of_the_shell():
+    assert asked(NRL_NSYS_EXTRA_OPTIONS='{"o": "/r/%h_%q{SLURM_JOB_ID}_%p"}').extra_options["o"] == "/r/%h_%q{SLURM_JOB_ID}_%p"
+
+
+def test_a_request_asks_for_itself():
+    for more in ({}, {"BRIDGE_PROFILING_RAY_PROFILER": "torch"}, {"NRL_NSYS_EXTRA_OPTIONS": '{"t": "nvtx", "o": "/a/%p"}'}):
+        request = asked(**more)
+        assert RayRequest.from_environment(request.variables()) == request
