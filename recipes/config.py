@@ -234,6 +234,26 @@ class DistributedConfig:
 
 
 @dataclass(kw_only=True)
+class MonitorConfig:
+    """The `monitor` section: what each rank tells of its GPU, its process and its iterations meanwhile. Off by default."""
+
+    jsonl: bool = False
+    """Append samples and alerts to `monitor/rank-<rank>.jsonl` in the profiles' output directory."""
+
+    port: int | None = None
+    """Serve Prometheus at this port plus the local rank; null serves nothing."""
+
+    bind: str = "127.0.0.1"
+    """The address to serve at; 0.0.0.0 for a Prometheus on another machine. Whoever reaches it can read."""
+
+    tensorboard: bool = False
+    """Write scalars to `monitor/tensorboard/rank-<rank>` in the profiles' output directory."""
+
+    interval: float | None = None
+    """Seconds between two samples; null is one, and more where a thread would compute for over half a thousandth of it."""
+
+
+@dataclass(kw_only=True)
 class ConfigContainer:
     """Everything a training needs to know, one section a concern."""
 
@@ -250,6 +270,7 @@ class ConfigContainer:
     dist: DistributedConfig = field(default_factory=DistributedConfig)
     ft: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
     profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def layout(self, world_size: int) -> ParallelLayout:
         """Where each of `world_size` ranks stands.
@@ -288,6 +309,7 @@ class ConfigContainer:
         checks.check_batch(self, layout)
         checks.check_iterations(self.train)
         run_checks.check_exits(self.train)
+        run_checks.check_monitor(self.monitor)
         run_checks.check_checkpoint(self)
         checks.check_schedule(self)
         checks.check_tokenizer(self)

@@ -1,4 +1,4 @@
-"""What `checkpoint` and the exits of `train` must satisfy, each refusal with the mend in it. Changes nothing."""
+"""What `checkpoint`, `monitor` and the exits of `train` must satisfy, each refusal with the mend in it. Changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bridge_profiling.errors import ProfilingConfigError
 
 if TYPE_CHECKING:
-    from recipes.config import ConfigContainer, TrainConfig
+    from recipes.config import ConfigContainer, MonitorConfig, TrainConfig
 
 
 def check_exits(train: TrainConfig) -> None:
@@ -20,6 +20,24 @@ def check_exits(train: TrainConfig) -> None:
                 f"train.{name}={value} is too small",
                 why=f"it counts the {counts} after which the training stops",
                 instead=f"Type train.{name}=null to train to the end",
+            )
+
+
+def check_monitor(monitor: MonitorConfig) -> None:
+    """Refuse a monitor that could not sample or serve, also for want of a package."""
+    if monitor.interval is not None and not monitor.interval > 0:
+        raise ProfilingConfigError(
+            f"monitor.interval={monitor.interval} is no time between two samples", instead="Type monitor.interval=null"
+        )
+    if monitor.port is not None and not 0 < monitor.port < 65536:
+        raise ProfilingConfigError(
+            f"monitor.port={monitor.port} is no port", instead="Type monitor.port=9400, or monitor.port=null to serve nothing"
+        )
+    needed = (("port", monitor.port is not None, "prometheus_client"), ("tensorboard", monitor.tensorboard, "tensorboard"))
+    for field, asked, package in needed:
+        if asked and importlib.util.find_spec(package) is None:
+            raise ProfilingConfigError(
+                f"monitor.{field} needs {package}, which is not installed", instead=f"Install it: pip install {package}"
             )
 
 

@@ -1,0 +1,114 @@
+"""What the GPUs did while a block of code ran."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from threading import Lock
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+from bridge_profiling.monitor.gpus import Gpus
+from bridge_profiling.monitor.readings import GPU_METRICS, Readings
+from bridge_profiling.monitor.ticking import Ticking
+
+#: Samples of each GPU that are kept: more than an hour at the default interval. The summary counts all.
+_KEPT = 10_000
+
+
+class GPUMonitor:
+    """Samples the GPUs from a thread of its own while the block runs.
+
+        with GPUMonitor() as monitor:
+            train()
+        for gpu in monitor.summary()["gpus"] or []:
+            print(gpu["gpu"], gpu["metrics"]["utilization_ratio"]["mean"])
+
+    Without a GPU it does nothing, and `unavailable` says why.
+
+    Args:
+        gpus: indices as nvidia-smi shows them, or UUIDs; None is all of the machine's.
+        interval: seconds between two samples.
+
+    Attributes:
+        unavailable: why no GPU can be read; None where one can, or before the block.
+    """
+
+    def __init__(self, gpus: Sequence[int | str] | None = None, *, interval: float = 0.25) -> None:
+        self._asked, self._interval = gpus, interval
+        self._lock = Lock()
+        self._gpus: Gpus | None = None
+        self._ticking: Ticking | None = None
+        self._kept: deque[tuple[float, tuple[Readings, ...]]] = deque(maxlen=_KEPT)
+        self._statistics: dict[str | int | None, _OfOneGpu] = {}
+        self._began = self._ended = 0.0
+        self.unavailable: str | None = None
+
+    def __enter__(self) -> GPUMonitor:
+        self._kept.clear()
+        self._statistics.clear()
+        self._gpus = Gpus(self._asked)
+        self.unavailable = self._gpus.unavailable
+        self._began = self._ended = monotonic()
+        if self.unavailable is None:
+            self._ticking = Ticking(self._sample, self._interval, "bridge_profiling GPU monitor")
+            self._ticking.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        ticking, self._ticking = self._ticking, None
+        stopped = ticking is None or ticking.stop()
+        if ticking is not None and stopped:
+            # So that the end of the block counts, however short it was.
+            ticking.call()
+        self._ended = monotonic()
+        if self._gpus is not None and stopped:
+            self._gpus.close()
+
+    @property
+    def samples(self) -> list[tuple[float, tuple[Readings, ...]]]:
+        """Seconds since the block began, and each GPU's readings; the last 10,000."""
+        with self._lock:
+            return list(self._kept)
+
+    def summary(self) -> dict[str, Any]:
+        """Mean, least and most of each metric of each GPU, over the whole block.
+
+        Returns:
+            `seconds` that the block took; `gpus`, None where none can be read, else for each one `gpu`, `uuid`, `name`,
+            `metrics` (`mean`, `min`, `max`, `samples` of each) and `unavailable` (metrics that were never read, with the
+            reason); `unavailable`, why no GPU can be read.
+        """
+        with self._lock:
+            gpus = [one.summary() for one in self._statistics.values()]
+        seconds = (monotonic() if self._ticking is not None else self._ended) - self._began
+        return {"seconds": seconds, "gpus": gpus if self.unavailable is None else None, "unavailable": self.unavailable}
+
+    def _sample(self) -> None:
+        assert self._gpus is not None
+        readings = self._gpus.read()
+        with self._lock:
+            self._kept.append((monotonic() - self._began, readings))
+            for gpu in readings:
+                self._statistics.setdefault(gpu.identity["gpu"], _OfOneGpu()).add(gpu)
+
+
+class _OfOneGpu:
+    def __init__(self) -> None:
+        self._identity: dict[str, str | int | None] = {}
+        self._metrics: dict[str, dict[str, float]] = {}
+        self._unavailable: dict[str, str] = {}
+
+    def add(self, readings: Readings) -> None:
+        self._identity = dict(readings.identity)
+        self._unavailable |= readings.unavailable
+        for name, value in readings.values.items():
+            of = self._metrics.setdefault(name, {"mean": value, "min": value, "max": value, "samples": 0})
+            of["samples"] += 1
+            of["mean"] += (value - of["mean"]) / of["samples"]
+            of["min"], of["max"] = min(of["min"], value), max(of["max"], value)
+
+    def summary(self) -> dict[str, Any]:
+        never = {name: self._unavailable[name] for name in GPU_METRICS if name not in self._metrics}
+        return {**self._identity, "metrics": {name: dict(of) for name, of in self._metrics.items()}, "unavailable": never}

@@ -1,0 +1,86 @@
+"""Benchmarks on real devices: copies, communication where there are two, and a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bridge_profiling.bench import requests
+
+pytestmark = [pytest.mark.needs("cuda"), pytest.mark.timeout(300)]
+
+STEP = """
+import torch
+
+def make():
+    one = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    return lambda: one @ one
+"""
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """A benchmark as the command line starts it."""
+
+    def measure(request):
+        path = tmp_path / "result.json"
+        command = [
+            sys.executable, "-m", "bridge_profiling.bench", requests.kind_of(request), requests.to_text(request), str(path),
+        ]  # fmt: skip
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        return json.loads(path.read_text())
+
+    return measure
+
+
+def test_copies_arrive_and_pinned_memory_is_not_slower(measured):
+    result = measured(requests.CopiesRequest((1 << 16, 1 << 26), seconds=0.2))
+    assert all(row["correct"] for row in result["rows"])
+    large = {(row["direction"], row["host_memory"]): row["bandwidth_gbs"] for row in result["rows"] if row["bytes"] == 1 << 26}
+    assert set(large) == {(way, memory) for way in ("HtoD", "DtoH") for memory in ("pinned", "pageable")}
+    for way in ("HtoD", "DtoH"):
+        assert 1 < large[way, "pageable"] <= 1.1 * large[way, "pinned"] < 1000
+
+
+@pytest.mark.needs("gpus2")
+def test_every_operation_arrives_over_nccl_and_large_messages_are_faster(measured):
+    sizes = (1 << 12, 1 << 26)
+    result = measured(requests.CollectivesRequest(requests.OPERATIONS, sizes, dtype="bfloat16", processes=2, seconds=0.3))
+    assert (result["backend"], result["world_size"], result["hosts"]) == ("nccl", 2, 1)
+    assert result["limitations"] == []
+    assert result["device"].startswith("NVIDIA")
+    assert "1" in result["link"]["peer_access"]
+    for small, large in zip(result["rows"][::2], result["rows"][1::2], strict=True):
+        assert small["correct"]
+        assert large["correct"]
+        assert large["bus_bandwidth_gbs"] > 10 * small["bus_bandwidth_gbs"]
+        # Not what it takes the host to launch it: no device of ours moves 4 KiB in less than a microsecond.
+        assert 1 < small["time_us"]["median"] < 1000
+
+
+def test_one_device_alone_has_nobody_to_talk_to(measured, tmp_path):
+    import torch
+
+    if torch.cuda.device_count() != 1:
+        pytest.skip("this machine has several CUDA devices")
+    request = requests.CollectivesRequest(("all_reduce",), (1024,))
+    command = [sys.executable, "-m", "bridge_profiling.bench", "collectives", requests.to_text(request), str(tmp_path / "x")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 4
+    assert "one CUDA device: unavailable" in done.stderr
+
+
+def test_a_step_is_timed_by_the_device(measured, tmp_path):
+    (tmp_path / "mine.py").write_text(STEP)
+    result = measured(requests.StepRequest("mine:make", warmup=10, iterations=50))
+    assert result["device"].startswith("NVIDIA")
+    (row,) = result["rows"]
+    # 137 billion operations: between 50 and 2,500 TFLOP/s of any device that has bf16.
+    assert 55 < row["time_us"]["median"] < 2750
+    assert row["time_us"]["low"] <= row["time_us"]["median"] <= row["time_us"]["high"]

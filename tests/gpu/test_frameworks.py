@@ -1,0 +1,75 @@
+"""The frameworks' examples on two GPUs, as their first line says: each rank's trace holds the window, and NCCL in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from bridge_profiling.traces.load import load
+from bridge_profiling.traces.run_dir import find_run
+
+pytestmark = [pytest.mark.needs("gpus2"), pytest.mark.timeout(300)]
+
+_EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+EXAMPLES = {
+    "ddp.py": "torch",
+    "fsdp.py": "torch",
+    "fully_shard.py": "torch",
+    "deepspeed_zero.py": "deepspeed",
+    "lightning_ddp.py": "lightning",
+    "hugging_face.py": "transformers",
+    "accelerate_loop.py": "accelerate",
+}
+
+
+@pytest.fixture(scope="module", params=EXAMPLES)
+def run(request, tmp_path_factory):
+    """The output directory that an example has left."""
+    folder = tmp_path_factory.mktemp(request.param.removesuffix(".py"))
+    script = _EXAMPLES / request.param
+    if EXAMPLES[request.param] == "lightning" and find_spec("lightning") is None and find_spec("pytorch_lightning"):
+        # The same library under its other name, as container images have it.
+        script = folder / request.param
+        script.write_text((_EXAMPLES / request.param).read_text().replace("lightning.pytorch", "pytorch_lightning"))
+    else:
+        pytest.importorskip(EXAMPLES[request.param])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "4"})
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "profiles"
+
+
+def test_each_rank_captures_exactly_the_window(run):
+    for rank in (0, 1):
+        manifest = json.loads((run / "manifest" / "iter-3-5" / f"rank-{rank}.json").read_text())
+        assert (manifest["status"], manifest["reason"]) == ("complete", None)
+        assert manifest["coordinates"]["dp"] == [rank, 2]
+        assert manifest["framework"]["name"]
+
+
+def test_what_the_gpu_did_and_said_belongs_to_the_windows_iterations(run):
+    captures = [capture for capture in find_run(run).captures if capture.source == "kineto"]
+    assert [capture.rank for capture in captures] == [0, 1]
+    for capture in captures:
+        tables = load(capture, cached=False)
+        assert tables.iterations["iteration"].to_pylist() == [3, 4]
+        kinds = set(tables.device_events["kind"].to_pylist())
+        assert {"compute", "communication"} <= kinds
+        assert set(tables.device_events["backend"].to_pylist()) - {None} == {"nccl"}
+        operations = set(tables.collectives["operation"].to_pylist())
+        assert operations & {"all_reduce", "reduce_scatter", "reduce"}, operations
+
+
+def test_memory_of_phases_is_measured(run):
+    manifest = json.loads((run / "manifest" / "iter-3-5" / "rank-0.json").read_text())
+    memory = manifest["framework"].get("memory_per_phase")
+    if memory is None:
+        pytest.skip("this integration measures no memory of phases")
+    assert json.dumps(memory)

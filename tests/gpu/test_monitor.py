@@ -1,0 +1,258 @@
+"""What the monitor reads of real GPUs, against nvidia-smi and against work of known size."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
+from urllib.request import urlopen
+
+import pytest
+
+from bridge_profiling.monitor import GPUMonitor, Monitor, Prometheus
+from bridge_profiling.monitor.gpus import Gpus
+from bridge_profiling.monitor.readings import GPU_METRICS
+from bridge_profiling.monitor.torch_memory import device_memory
+
+pytestmark = [pytest.mark.needs("cuda"), pytest.mark.timeout(300)]
+pytest.importorskip("pynvml")
+pytest.importorskip("torch")
+
+#: What nvidia-smi calls what the monitor reads, and how many of the monitor's units its unit is.
+SMI = {
+    "utilization_ratio": ("utilization.gpu", 0.01),
+    "memory_used_bytes": ("memory.used", 1 << 20),
+    "memory_total_bytes": ("memory.total", 1 << 20),
+    "power_watts": ("power.draw.instant", 1),
+    "power_limit_watts": ("enforced.power.limit", 1),
+    "temperature_celsius": ("temperature.gpu", 1),
+    "sm_clock_hertz": ("clocks.sm", 1e6),
+    "memory_clock_hertz": ("clocks.mem", 1e6),
+}
+
+#: How far the two may be apart: they are not read in the same instant.
+APART = {
+    "utilization_ratio": 0.15,
+    "memory_used_bytes": 64 << 20,
+    "memory_total_bytes": 1 << 20,
+    "power_watts": 120,
+    "power_limit_watts": 1,
+    "temperature_celsius": 3,
+    "sm_clock_hertz": 150e6,
+    "memory_clock_hertz": 5e6,
+}
+
+
+def nvidia_smi(uuid: str) -> dict[str, float | None]:
+    """The same metrics as nvidia-smi tells them; None where it says that it cannot."""
+    fields = ",".join(field for field, _ in SMI.values())
+    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:  # an older one has no instant power
+        command[2] = command[2].replace("power.draw.instant", "power.draw")
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (row,) = csv.reader([done.stdout.strip()])
+    told = {}
+    for (metric, (_, unit)), value in zip(SMI.items(), row, strict=True):
+        try:
+            told[metric] = float(value) * unit
+        except ValueError:
+            told[metric] = None
+    return told
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """Matrix products on the first GPU, one after the other, for as long as the block lasts; warm before it begins."""
+    import torch
+
+    stop = threading.Event()
+    warm = threading.Event()
+
+    def multiply() -> None:
+        factor = torch.randn(8192, 8192, device="cuda:0", dtype=torch.bfloat16)
+        began = monotonic()
+        while not stop.is_set():
+            for _ in range(20):
+                factor @ factor
+            torch.cuda.synchronize()
+            if monotonic() - began > 4:
+                warm.set()
+
+    worker = threading.Thread(target=multiply)
+    worker.start()
+    try:
+        assert warm.wait(120)
+        yield
+    finally:
+        stop.set()
+        worker.join()
+
+
+@pytest.fixture(scope="module")
+def uuid() -> str:
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(0).uuid}".replace("GPU-GPU-", "GPU-")
+
+
+@pytest.fixture
+def told(record_property):
+    """Says a figure in the session's summary."""
+    return lambda text: record_property("told", text)
+
+
+def test_nvml_and_nvidia_smi_agree_while_the_gpu_works(uuid, told):
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("no nvidia-smi on PATH")
+    gpus = Gpus([uuid])
+    assert gpus.unavailable is None
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    with busy():
+        for _ in range(5):
+            (ours,) = gpus.read()
+            for metric, value in nvidia_smi(uuid).items():
+                if value is None:
+                    # nvidia-smi cannot say it either.
+                    assert metric in ours.unavailable or metric == "power_watts"
+                else:
+                    pairs.setdefault(metric, []).append((ours.values[metric], value))
+    gpus.close()
+    assert {"memory_used_bytes", "temperature_celsius", "sm_clock_hertz"} <= pairs.keys()
+    for metric, both in pairs.items():
+        told(f"{metric}: " + ", ".join(f"{ours:.6g} (nvidia-smi {smi:.6g})" for ours, smi in both))
+        nearest = min(abs(ours - smi) for ours, smi in both)
+        assert nearest <= APART[metric], (metric, both)
+    if "utilization_ratio" in pairs:
+        assert max(ours for ours, _ in pairs["utilization_ratio"]) > 0.5
+
+
+def test_every_metric_is_read_or_has_a_reason(uuid, told):
+    with GPUMonitor([uuid], interval=0.2) as monitor:
+        sleep(1)
+    (gpu,) = monitor.summary()["gpus"]
+    assert gpu["metrics"].keys() | gpu["unavailable"].keys() == GPU_METRICS.keys()
+    assert not gpu["metrics"].keys() & gpu["unavailable"].keys()
+    told(f"unavailable here: {gpu['unavailable']}")
+
+
+def test_a_copy_of_known_size_is_seen_on_pcie(uuid, told):
+    import torch
+
+    host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty_like(host, device="cuda:0")
+    gpus, rates, copied = Gpus([uuid]), [], 0
+    stop = threading.Event()
+
+    def copy() -> None:
+        nonlocal copied
+        while not stop.is_set():
+            device.copy_(host, non_blocking=True)
+            torch.cuda.synchronize()
+            copied += host.numel()
+
+    worker = threading.Thread(target=copy)
+    worker.start()
+    began = monotonic()
+    while monotonic() - began < 3:
+        (readings,) = gpus.read()
+        rates.append(readings.values.get("pcie_receive_bytes_per_second"))
+    stop.set()
+    worker.join()
+    rate = copied / (monotonic() - began)
+    gpus.close()
+    if rates[-1] is None:
+        pytest.skip(f"the driver tells no PCIe throughput: {readings.unavailable}")
+    # What goes over the wire has packet headers too, and a window of 20 ms may meet a pause.
+    middle = sorted(rates)[len(rates) // 2]
+    told(f"host to device: {rate / 1e9:.1f} GB/s copied, {middle / 1e9:.1f} GB/s read in the median of {len(rates)}")
+    assert 0.7 * rate < middle < 1.5 * rate
+
+
+@pytest.mark.needs("gpus2")
+def test_a_copy_between_gpus_is_seen_on_nvlink(uuid, told):
+    import torch
+
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0")
+    target = torch.empty_like(source, device="cuda:1")
+    target.copy_(source)
+    torch.cuda.synchronize()
+    gpus = Gpus([uuid])
+    gpus.read()
+    began, copied = monotonic(), 0
+    while monotonic() - began < 2:
+        target.copy_(source)
+        torch.cuda.synchronize()
+        copied += source.numel()
+    (readings,) = gpus.read()
+    rate = copied / (monotonic() - began)
+    gpus.close()
+    sent = readings.values.get("nvlink_transmit_bytes_per_second")
+    if sent is None:
+        pytest.skip(f"no NVLink: {readings.unavailable.get('nvlink_transmit_bytes_per_second')}")
+    told(f"device to device: {rate / 1e9:.1f} GB/s copied, {sent / 1e9:.1f} GB/s read")
+    assert 0.8 * rate < sent < 1.3 * rate
+
+
+def test_a_trainings_own_memory_is_torchs(told):
+    import torch
+
+    held = torch.empty(100 << 20, dtype=torch.uint8, device="cuda:0")
+    values, unavailable = device_memory()
+    assert unavailable == {}
+    devices = range(torch.cuda.device_count())
+    assert values["allocated_bytes"] == sum(torch.cuda.memory_allocated(device) for device in devices) >= held.numel()
+    assert values["reserved_bytes"] == sum(torch.cuda.memory_reserved(device) for device in devices)
+    assert values["allocated_peak_bytes"] == sum(torch.cuda.max_memory_allocated(device) for device in devices)
+
+
+def test_a_working_gpu_is_served_to_prometheus(uuid):
+    pytest.importorskip("prometheus_client")
+    server = Prometheus(0)
+    with Monitor(sinks=[server], interval=0.2, gpus=[uuid], rank=0) as monitor, busy():
+        monitor.training.record_step(tokens=1)
+        sleep(1)
+        with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
+            served = answer.read().decode()
+    lines = dict(line.rsplit(" ", 1) for line in served.splitlines() if not line.startswith("#"))
+    power = [float(value) for name, value in lines.items() if name.startswith("bridge_profiling_gpu_power_watts{")]
+    assert len(power) == 1
+    assert power[0] > 50
+    assert any(uuid in name for name in lines)
+    (allocated,) = [
+        float(value) for name, value in lines.items() if name.startswith("bridge_profiling_training_allocated_bytes{")
+    ]
+    assert allocated >= 2 * 8192 * 8192
+
+
+def test_a_cuda_graph_can_be_captured_beside_the_monitor():
+    """A call of CUDA from another thread would break the capture; the monitor makes none."""
+    import torch
+
+    held = torch.ones(1024, device="cuda:0")
+    with Monitor(interval=0.001) as monitor:
+        for _ in range(20):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                result = held * 2
+                sleep(0.02)
+            graph.replay()
+            monitor.training.record_step(loss=result.sum())
+        torch.cuda.synchronize()
+    assert result.sum().item() == 2048
+    assert monitor.sample.training.unavailable["loss"].startswith("it is on the GPU")
+
+
+def test_the_command_shows_the_gpu(uuid):
+    command = [sys.executable, "-m", "bridge_profiling.cli", "monitor", "--duration", "1.5", "--gpus", uuid]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert " busy " in done.stdout
+    assert " W " in done.stdout
+    assert "GPUs unavailable" not in done.stdout

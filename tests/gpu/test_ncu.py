@@ -1,0 +1,99 @@
+"""A finding's command, run: Nsight Compute's report holds the kernel that the finding names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from bridge_profiling.analysis import Run
+from bridge_profiling.analysis.findings import Thresholds
+from bridge_profiling.analysis.ncu_filter import function_name
+
+pytestmark = [
+    pytest.mark.needs("cuda"),
+    pytest.mark.skipif(shutil.which("ncu") is None, reason="no ncu on PATH"),
+    pytest.mark.timeout(600),
+]
+
+#: A matrix product that takes the most, and two instances of one template that no name of a function tells apart.
+SCRIPT = """
+import sys
+import torch
+
+def iterations(step):
+    for number in range(10):
+        step(number)
+
+def step(number):
+    with torch.profiler.record_function(f"iteration_{number}"):
+        wide @ wide
+        for _ in range(20):
+            single.mul_(1.0001)
+            half.mul_(1.0001)
+    torch.cuda.synchronize()
+
+wide = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+single = torch.randn(1 << 25, device="cuda")
+half = torch.randn(1 << 25, device="cuda", dtype=torch.bfloat16)
+if sys.argv[1:] != ["traced"]:
+    iterations(step)
+else:
+    import torch.profiler as profiler
+    schedule = profiler.schedule(wait=4, warmup=1, active=3)
+    write = lambda found: found.export_chrome_trace("run/rank-0.pt.trace.json.gz")
+    with profiler.profile(schedule=schedule, on_trace_ready=write) as running:
+        def traced(number):
+            step(number)
+            running.step()
+        iterations(traced)
+"""
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory):
+    """Findings about every kernel of a small training, and where it runs."""
+    folder = tmp_path_factory.mktemp("ncu")
+    (folder / "run").mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "train.py", "traced"], cwd=folder, check=True, timeout=300)
+    with Run(folder / "run") as run:
+        found = [one for one in run.findings(Thresholds(dominant_kernel=0.01)) if one.id == "dominant_kernel"]
+    return folder, found
+
+
+def test_every_dominant_kernels_command_reports_that_kernel_and_no_other(findings):
+    folder, found = findings
+    assert len(found) >= 2
+    templates = 0
+    for place, finding in enumerate(found):
+        kernel, command = finding.evidence["kernel"], finding.evidence["ncu_command"]
+        templates += "demangled" in command
+        assert command.endswith("<your command>")
+        report = folder / f"report-{place}"
+        # The basic set: what is asked here is which kernel it is, and not what ncu finds out about it.
+        typed = command.replace("<your command>", f"{sys.executable} train.py").replace("--set full", "--set basic")
+        typed = typed.replace("ncu-rank-0", report.name)
+        done = subprocess.run(["sh", "-c", typed], cwd=folder, env=os.environ, capture_output=True, text=True, timeout=300)
+        if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
+            pytest.skip("this user may not read the device's counters")
+        assert done.returncode == 0, done.stdout + done.stderr
+        listed = ["ncu", "--import", f"{report}.ncu-rep", "--print-kernel-base", "demangled", "--csv", "--page", "raw"]
+        told = subprocess.run(listed, capture_output=True, text=True, check=True, timeout=120).stdout
+        names = [name for name in _names(told) if name]
+        assert names, told
+        assert {function_name(name) for name in names} == {function_name(kernel)}
+        assert len(set(names)) == 1, "one kernel, not several instances of its template"
+        assert ("BFloat16" in names[0]) == ("BFloat16" in kernel)
+    assert templates >= 2, "both instances of the template were to be told apart by the whole name"
+
+
+def _names(text: str) -> list[str]:
+    """The column of names; a row of units comes after the headings."""
+    import csv
+
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    return [row["Kernel Name"] for row in csv.DictReader(lines)]

@@ -1,0 +1,150 @@
+"""When a training is warned, and when it must not be."""
+
+from __future__ import annotations
+
+import random
+from itertools import count, pairwise
+
+import pytest
+
+from bridge_profiling.monitor.alerts import Alert, Bounded, LeakAlert, SlowIterationAlert
+
+MIB = 1 << 20
+
+
+def leaks(readings, **settings) -> list[Alert]:
+    """The alerts that one reading an iteration leads to."""
+    alert = LeakAlert(**settings)
+    return [found for iteration, in_use in enumerate(readings) if (found := alert.feed(iteration, in_use)) is not None]
+
+
+def slow(seconds, **settings) -> list[Alert]:
+    """The alerts that these iterations lead to, told a few at a time."""
+    alert = SlowIterationAlert(**settings)
+    numbered = list(enumerate(seconds))
+    return [found for start in range(0, len(numbered), 7) for found in alert.feed(numbered[start : start + 7])]
+
+
+def sawtooth(iteration: int) -> float:
+    """What an allocator gives back every now and then: it gains 5 MiB an iteration and drops all 100 after twenty."""
+    return (1000 + 5 * (iteration % 20)) * MIB
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_steady_growth_is_a_leak_and_says_how_much():
+    found = leaks((1000 + 0.5 * iteration) * MIB for iteration in range(300))
+    assert found[0].kind == "device_memory_leak"
+    assert found[0].evidence["bytes_per_iteration"] == pytest.approx(0.5 * MIB, rel=0.05)
+    assert "grows by 0.50 MiB an iteration" in found[0].message
+
+
+def test_a_leak_under_the_noise_of_an_iteration_is_found():
+    noise = random.Random(1)
+    found = leaks((1000 + 0.5 * iteration + noise.uniform(0, 300)) * MIB for iteration in range(2000))
+    assert found == [] or found[0].evidence["bytes_per_iteration"] == pytest.approx(0.5 * MIB, rel=0.5)
+    wide = leaks(((1000 + 0.5 * iteration + noise.uniform(0, 300)) * MIB for iteration in range(2000)), window=1200)
+    assert wide[0].evidence["bytes_per_iteration"] == pytest.approx(0.5 * MIB, rel=0.2)
+
+
+def test_a_leak_on_top_of_a_sawtooth_is_found():
+    found = leaks((sawtooth(iteration) + iteration * MIB for iteration in range(600)), window=240)
+    assert found[0].evidence["bytes_per_iteration"] == pytest.approx(MIB, rel=0.1)
+
+
+def test_a_leak_that_goes_on_is_said_again_only_after_a_whole_window():
+    found = leaks((iteration * MIB for iteration in range(1000)), window=120, warm_up=20)
+    firsts = [alert.evidence["first_iteration"] for alert in found]
+    assert len(found) in (7, 8)
+    assert all(later - earlier >= 120 for earlier, later in pairwise(firsts))
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [
+        pytest.param([sawtooth(iteration) for iteration in range(2000)], id="a sawtooth"),
+        pytest.param([1000 * MIB] * 2000, id="nothing changes"),
+        pytest.param([(1000 + min(iteration, 15) * 100) * MIB for iteration in range(2000)], id="a warm-up"),
+        pytest.param([(1000 if iteration < 500 else 3000) * MIB for iteration in range(2000)], id="one step up"),
+        pytest.param([(3000 - iteration) * MIB for iteration in range(2000)], id="it shrinks"),
+        pytest.param([(1000 + iteration * 0.01) * MIB for iteration in range(2000)], id="below the threshold"),
+        pytest.param([iteration * MIB for iteration in range(100)], id="too few iterations"),
+    ],
+)
+def test_what_is_no_leak_raises_no_alarm(readings):
+    assert leaks(readings) == []
+
+
+def test_noise_alone_raises_no_alarm_in_fifty_thousand_iterations():
+    noise = random.Random(7)
+    assert leaks(noise.uniform(1000, 4000) * MIB for _ in range(50_000)) == []
+
+
+def test_a_loop_that_starts_again_is_looked_at_anew():
+    alert = LeakAlert()
+    for iteration in range(100):
+        assert alert.feed(iteration, iteration * MIB) is None
+    for iteration in range(100):
+        assert alert.feed(iteration, (500 + iteration) * MIB) is None
+
+
+def test_the_hosts_memory_is_named():
+    assert leaks((iteration * MIB for iteration in range(300)), memory="host")[0].kind == "host_memory_leak"
+
+
+# -- slow iterations -----------------------------------------------------------------------------------------------------
+
+
+def test_an_iteration_of_twice_the_recent_median_is_slow():
+    (found,) = slow([0.1] * 60 + [0.25] + [0.1] * 60)
+    assert found.kind == "slow_iteration"
+    assert found.evidence == {"iteration": 60, "seconds": 0.25, "median_seconds": 0.1, "ratio": 2.5}
+    assert found.message == "iteration 60 took 250.0 ms, 2.5 times the recent median of 100.0 ms"
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param([5.0] * 3 + [0.1] * 200, id="a warm-up"),
+        pytest.param([0.1, 0.19] * 100, id="below the factor"),
+        pytest.param([0.1] * 8 + [9.0], id="too few to compare with"),
+        pytest.param([0.1 * 1.0005**iteration for iteration in range(400)], id="a drift below the factor"),
+    ],
+)
+def test_what_is_not_slow_raises_no_alarm(seconds):
+    assert slow(seconds) == []
+
+
+def test_a_training_that_has_become_slower_is_said_once_until_it_recovers():
+    kinds = [alert.kind for alert in slow([0.1] * 100 + [0.15] * 300 + [0.1] * 100 + [0.15] * 100)]
+    assert kinds == ["sustained_slowdown"] * 2
+
+
+def test_a_slowdown_by_more_than_the_factor_is_both_and_the_single_one_falls_silent():
+    found = slow([0.1] * 110 + [0.3] * 400)
+    sustained = [alert for alert in found if alert.kind == "sustained_slowdown"]
+    assert len(sustained) == 1
+    assert sustained[0].evidence["ratio"] == pytest.approx(3.0)
+    singles = [alert.evidence["iteration"] for alert in found if alert.kind == "slow_iteration"]
+    assert 110 <= singles[0] < 120
+    assert max(singles) < 170
+
+
+def test_many_iterations_at_a_time_are_compared_with_those_before_them():
+    alert = SlowIterationAlert()
+    (found,) = alert.feed([(iteration, 0.5 if iteration == 700 else 0.001) for iteration in range(1000)])
+    assert found.evidence["iteration"] == 700
+
+
+# -- how often -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_alert_of_a_kind_is_let_through_in_a_while_and_all_are_counted():
+    bounded = Bounded(60)
+    one, other = Alert("slow_iteration", "", {}), Alert("host_memory_leak", "", {})
+    said = [bounded.admit(one, now) for now in range(0, 200, 10)]
+    assert [now * 10 for now, due in zip(count(), said, strict=False) if due] == [0, 60, 120, 180]
+    assert bounded.admit(other, 5)
+    assert bounded.counts["slow_iteration"] == 20
+    assert bounded.counts["host_memory_leak"] == 1

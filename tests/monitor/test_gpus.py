@@ -1,0 +1,196 @@
+"""What is read of a GPU, and that what the driver refuses is unavailable with the reason, never a zero."""
+
+from __future__ import annotations
+
+import sys
+from time import sleep
+
+import pynvml
+import pytest
+
+from bridge_profiling.monitor import GPUMonitor, gpus
+from bridge_profiling.monitor.gpus import Gpus
+from bridge_profiling.monitor.readings import GPU_METRICS
+
+LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+REFUSED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+SENT, RECEIVED = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds, as the reader of counters sees them; a test lets them pass."""
+    now = [100.0]
+    monkeypatch.setattr(gpus, "monotonic", lambda: now[0])
+    return now
+
+
+def test_every_metric_has_its_unit(driver, clock):
+    gpu = driver.add(nvlink={SENT: 1000, RECEIVED: 5000})
+    found = Gpus()
+    found.read()
+    clock[0] += 2
+    gpu["nvlink"] = {SENT: 3000, RECEIVED: 5000}
+    (readings,) = found.read()
+    assert readings.identity == {"gpu": "0", "uuid": "GPU-aaaaaaaa", "name": "NVIDIA H100 80GB HBM3"}
+    assert readings.values == {
+        "utilization_ratio": 0.87,
+        "memory_utilization_ratio": 0.34,
+        "memory_used_bytes": 60 << 30,
+        "memory_total_bytes": 80 << 30,
+        "power_watts": 512.0,
+        "power_limit_watts": 700.0,
+        "temperature_celsius": 61,
+        "sm_clock_hertz": 1.755e9,
+        "memory_clock_hertz": 2.619e9,
+        "pcie_transmit_bytes_per_second": 2e9,
+        "pcie_receive_bytes_per_second": 1e6,
+        "nvlink_transmit_bytes_per_second": 1000 * 1024,
+        # Nothing came in meanwhile: a zero that was measured.
+        "nvlink_receive_bytes_per_second": 0,
+    }
+    assert readings.unavailable == {}
+
+
+@pytest.mark.parametrize(
+    ("function", "metrics"),
+    [
+        ("nvmlDeviceGetPowerUsage", {"power_watts"}),
+        ("nvmlDeviceGetUtilizationRates", {"utilization_ratio", "memory_utilization_ratio"}),
+        ("nvmlDeviceGetMemoryInfo", {"memory_used_bytes", "memory_total_bytes"}),
+        ("nvmlDeviceGetClockInfo", {"sm_clock_hertz", "memory_clock_hertz"}),
+        ("nvmlDeviceGetPcieThroughput", {"pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"}),
+    ],
+)
+def test_what_the_driver_refuses_is_unavailable_and_the_rest_is_read(driver, clock, function, metrics):
+    driver.add(nvlink={SENT: 1, RECEIVED: 1}, **{function: REFUSED})
+    found = Gpus()
+    found.read()
+    clock[0] += 1
+    (readings,) = found.read()
+    assert readings.unavailable == dict.fromkeys(metrics, "the driver says: Not Supported")
+    assert readings.values.keys() == GPU_METRICS.keys() - metrics
+    assert {readings.as_json()[metric] for metric in metrics} == {None}
+
+
+def test_a_gpu_without_nvlink_says_so(driver):
+    driver.add()
+    (readings,) = Gpus().read()
+    assert readings.unavailable["nvlink_transmit_bytes_per_second"] == "the driver says: Not Supported"
+
+
+def test_a_link_has_no_rate_before_the_second_sample_nor_when_its_counter_starts_anew(driver, clock):
+    gpu = driver.add(nvlink={SENT: 1000, RECEIVED: 1000})
+    found = Gpus()
+    (first,) = found.read()
+    assert first.unavailable["nvlink_transmit_bytes_per_second"] == "it takes two samples"
+    clock[0] += 1
+    gpu["nvlink"] = {SENT: 10, RECEIVED: 2000}
+    (second,) = found.read()
+    assert second.unavailable == {"nvlink_transmit_bytes_per_second": "the driver's counter started anew"}
+    clock[0] += 1
+    gpu["nvlink"] = {SENT: 20, RECEIVED: 2000}
+    (third,) = found.read()
+    assert third.values["nvlink_transmit_bytes_per_second"] == 10 * 1024
+
+
+def test_a_gpu_that_falls_off_the_bus_is_unavailable_as_a_whole_and_the_others_go_on(driver, caplog):
+    driver.add()
+    lost = driver.add(nvmlDeviceGetUUID="GPU-bbbbbbbb")
+    found = Gpus()
+    assert all(gpu.values for gpu in found.read())
+    lost["nvmlDeviceGetTemperature"] = LOST
+    for _ in range(3):
+        well, gone = found.read()
+        assert well.values["temperature_celsius"] == 61
+        assert gone.values == {}
+        assert gone.identity["uuid"] == "GPU-bbbbbbbb"
+        assert gone.unavailable == dict.fromkeys(GPU_METRICS, "the GPU does not answer: GPU is lost")
+    assert [record.getMessage() for record in caplog.records] == ["GPU 1 (GPU-bbbbbbbb) answers nothing any more: GPU is lost"]
+    lost["nvmlDeviceGetTemperature"] = 50
+    assert found.read()[1].values["temperature_celsius"] == 50
+
+
+def test_a_gpu_that_was_lost_before_is_listed_and_does_not_hide_the_others(driver):
+    driver.add(handle=LOST)
+    driver.add(nvmlDeviceGetUUID="GPU-bbbbbbbb")
+    gone, well = Gpus().read()
+    assert gone.identity == {"gpu": "0", "uuid": None, "name": None}
+    assert gone.unavailable["power_watts"] == "the GPU does not answer: GPU is lost"
+    assert well.values["power_watts"] == 512.0
+
+
+def test_mig_devices_stand_beside_their_gpu_with_the_memory_they_have(driver):
+    parts = [
+        driver.add(nvmlDeviceGetUUID=f"MIG-{part}", nvmlDeviceGetUtilizationRates=REFUSED, nvmlDeviceGetPowerUsage=REFUSED)
+        for part in "ab"
+    ]
+    driver.gpus.clear()
+    whole = driver.add(nvmlDeviceGetUtilizationRates=REFUSED, nvmlDeviceGetMigMode=(pynvml.NVML_DEVICE_MIG_ENABLE, 1))
+    whole["parts"] = parts
+    found = Gpus().read()
+    assert [(gpu.identity["gpu"], gpu.identity["uuid"]) for gpu in found] == [
+        ("0", "GPU-aaaaaaaa"),
+        ("0:0", "MIG-a"),
+        ("0:1", "MIG-b"),
+    ]
+    assert found[0].unavailable["utilization_ratio"] == "the driver says: Not Supported"
+    assert found[1].values["memory_used_bytes"] == 60 << 30
+    assert "power_watts" in found[1].unavailable
+    assert [gpu.identity["gpu"] for gpu in Gpus(["MIG-b"]).read()] == ["0:1"]
+
+
+def test_gpus_are_chosen_by_index_or_by_uuid(driver):
+    for letter in "abc":
+        driver.add(nvmlDeviceGetUUID=f"GPU-{letter}")
+    assert [gpu.identity["uuid"] for gpu in Gpus([2, "GPU-a"]).read()] == ["GPU-a", "GPU-c"]
+    assert Gpus(["GPU-z"]).unavailable == "the driver shows no GPU GPU-z"
+
+
+def test_without_a_driver_no_gpu_is_read_and_the_reason_is_told(no_driver):
+    found = Gpus()
+    assert found.read() == ()
+    assert found.unavailable == f"NVIDIA's driver does not answer here: {no_driver}"
+    found.close()
+
+
+def test_a_driver_without_gpus_says_so(driver):
+    assert Gpus().unavailable == "the driver shows no GPU"
+
+
+def test_without_the_library_the_reason_is_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert Gpus().unavailable == "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+
+
+def test_a_block_is_summed_up_for_each_gpu_and_metric(driver):
+    gpu = driver.add()
+    with GPUMonitor(interval=60) as monitor:
+        while not monitor.samples:
+            sleep(0.001)
+        gpu["nvmlDeviceGetPowerUsage"] = 300_000
+    (summary,) = monitor.summary()["gpus"]
+    assert summary["uuid"] == "GPU-aaaaaaaa"
+    # Once at the begin of the block and once at its end.
+    assert summary["metrics"]["power_watts"] == {"mean": 406.0, "min": 300.0, "max": 512.0, "samples": 2}
+    assert summary["unavailable"].keys() == {"nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second"}
+    assert [readings[0].values["power_watts"] for _, readings in monitor.samples] == [512.0, 300.0]
+    assert driver.shut_down == 1
+
+
+def test_a_block_without_a_gpu_runs_and_says_why_there_is_nothing(no_driver):
+    with GPUMonitor() as monitor:
+        worked = True
+    assert worked
+    assert monitor.samples == []
+    summary = monitor.summary()
+    assert summary["gpus"] is None
+    assert no_driver in summary["unavailable"]
+
+
+def test_an_exception_in_the_block_is_the_blocks_own(driver):
+    driver.add()
+    with pytest.raises(KeyError), GPUMonitor() as monitor:
+        raise KeyError("theirs")
+    assert driver.shut_down == 1
+    assert monitor.summary()["gpus"]

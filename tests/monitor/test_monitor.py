@@ -1,0 +1,199 @@
+"""The monitor as a whole, beside real loops: what it logs, what it warns of, and that it harms nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from itertools import count
+from threading import Event
+from time import sleep
+
+import pytest
+
+from bridge_profiling import ProfilingConfig, ProfilingConfigError
+from bridge_profiling.capture import ProfilingHook
+from bridge_profiling.monitor import LeakAlert, Monitor, SlowIterationAlert, TrainingMonitor, ticking
+from bridge_profiling.monitor import monitor as module
+
+
+def records(path, kind="sample") -> list[dict]:
+    return [record for line in path.read_text().splitlines() if (record := json.loads(line))["kind"] == kind]
+
+
+def wait_for(condition) -> None:
+    """Until a sampling thread has come so far; the test's own timeout bounds it."""
+    while not condition():
+        sleep(0.002)
+
+
+def test_a_hooks_iterations_are_logged_and_the_end_of_a_short_training_too(tmp_path, no_driver):
+    path = tmp_path / "monitor.jsonl"
+    with (
+        ProfilingHook(ProfilingConfig(), rank=0) as hook,
+        Monitor(hook=hook, tokens_per_iteration=64, jsonl=path, interval=60, rank=0) as monitor,
+    ):
+        for iteration in range(100, 103):
+            with hook.iteration(iteration):
+                with monitor.training.data_loading():
+                    sleep(0.001)
+                monitor.counters.add("batches")
+    last = records(path)[-1]
+    assert last["rank"] == 0
+    assert last["training"]["iteration"] == 102
+    assert last["training"]["tokens_per_second"] == pytest.approx(64 * 3 / sum(ns for _, ns in hook.durations) * 1e9)
+    assert 0 < last["training"]["data_loading_ratio"] <= 1
+    assert last["counters"] == {"batches": 3}
+    assert last["gpus"] is None
+    assert no_driver in last["unavailable"]["gpus"]
+    assert last["training"]["allocated_bytes"] is None
+    assert last["processes"][0]["resident_memory_bytes"] > 1 << 20
+
+
+def test_the_driver_is_read_and_let_go(tmp_path, driver):
+    driver.add()
+    path = tmp_path / "monitor.jsonl"
+    with Monitor(jsonl=path, interval=60):
+        pass
+    assert records(path)[0]["gpus"][0]["power_watts"] == 512.0
+    assert driver.shut_down == 1
+
+
+def test_a_slow_iteration_is_logged_recorded_and_counted(tmp_path, caplog):
+    path = tmp_path / "monitor.jsonl"
+    slow = SlowIterationAlert(warm_up=0, window=15)
+    with caplog.at_level(logging.WARNING), Monitor(jsonl=path, interval=60, gpus=[], slow_iterations=slow) as monitor:
+        for step in range(20):
+            sleep(0.3 if step == 17 else 0.01)
+            monitor.training.record_step()
+    alerts = {alert["alert"]: alert for alert in records(path, "alert")}
+    assert alerts["slow_iteration"]["evidence"]["iteration"] == 17
+    assert alerts["slow_iteration"]["message"] in caplog.text
+    assert monitor.alerts["slow_iteration"] == 1
+
+
+def test_a_loop_that_keeps_memory_is_warned_of(tmp_path, caplog):
+    path = tmp_path / "monitor.jsonl"
+    leak = LeakAlert("host", warm_up=2, window=24, bytes_per_iteration=1 << 20)
+    kept = []
+    with (
+        caplog.at_level(logging.WARNING),
+        Monitor(jsonl=path, interval=0.005, gpus=[], pids=None, leaks=[leak]) as monitor,
+    ):
+        for _ in range(400):
+            kept.append(bytearray(b"x" * (4 << 20)))
+            monitor.training.record_step()
+            sampled = monitor.sample
+            wait_for(lambda before=sampled: monitor.sample is not before)
+            if monitor.alerts["host_memory_leak"]:
+                break
+    (alert,) = [alert for alert in records(path, "alert") if alert["alert"] == "host_memory_leak"]
+    assert alert["evidence"]["bytes_per_iteration"] == pytest.approx(4 << 20, rel=0.2)
+    assert "host memory grows by" in caplog.text
+
+
+def test_an_output_that_cannot_be_opened_is_logged_and_the_training_goes_on(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    with Monitor(jsonl=tmp_path / "file" / "monitor.jsonl", interval=60, gpus=[]) as monitor:
+        monitor.training.record_step()
+    assert "monitoring goes on without one of its outputs" in caplog.text
+    assert monitor.sample.training.values["iteration"] == 0
+
+
+def test_an_output_that_fails_is_said_once_and_the_others_get_every_sample(tmp_path, caplog):
+    class Full:
+        def write(self, sample):
+            raise OSError(28, "No space left on device")
+
+        alert = close = write
+
+    path = tmp_path / "monitor.jsonl"
+    with Monitor(sinks=[Full()], jsonl=path, interval=0.01, gpus=[]):
+        wait_for(lambda: path.exists() and len(records(path)) >= 3)
+    assert caplog.text.count("No space left on device") == 1
+
+
+def test_a_reading_that_fails_does_not_end_the_monitor(tmp_path, monkeypatch, caplog):
+    def broken(self):
+        raise RuntimeError("planted")
+
+    path = tmp_path / "monitor.jsonl"
+    with Monitor(jsonl=path, interval=0.01, gpus=[]):
+        wait_for(path.exists)
+        monkeypatch.setattr(module.Processes, "read", broken)
+        wait_for(lambda: "planted" in caplog.text)
+        monkeypatch.undo()
+        seen = len(records(path))
+        wait_for(lambda: len(records(path)) > seen)
+    assert caplog.text.count("planted") == 1
+
+
+def test_an_exception_in_the_loop_is_the_loops_own_and_the_log_is_whole(tmp_path):
+    path = tmp_path / "monitor.jsonl"
+
+    def train() -> None:
+        with Monitor(jsonl=path, interval=60, gpus=[]) as monitor:
+            monitor.training.record_step()
+            raise ValueError("theirs")
+
+    with pytest.raises(ValueError, match="theirs"):
+        train()
+    assert records(path)[-1]["training"]["iteration"] == 0
+
+
+def test_the_launchers_rank_is_taken(monkeypatch):
+    monkeypatch.setenv("RANK", "5")
+    with Monitor(interval=60, gpus=[]) as monitor:
+        pass
+    assert monitor.sample.rank == 5
+
+
+def test_a_loops_own_monitor_is_used():
+    training = TrainingMonitor()
+    training.record_step(loss=1.0)
+    with Monitor(training=training, interval=60, gpus=[]) as monitor:
+        pass
+    assert monitor.sample.training.values["loss"] == 1.0
+
+
+@pytest.mark.parametrize("interval", [0, -1.0, float("nan")])
+def test_an_interval_that_is_none_is_refused(interval):
+    with pytest.raises(ProfilingConfigError, match="is no time between two samples"):
+        Monitor(interval=interval)
+
+
+def test_monitoring_loads_no_torch_and_none_of_the_outputs_packages():
+    code = (
+        "import sys, bridge_profiling.monitor as m\n"
+        "with m.Monitor(interval=60) as monitor: monitor.training.record_step(tokens=1)\n"
+        "print(sorted({'torch', 'prometheus_client', 'tensorboard'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_driver_that_hangs_does_not_keep_the_training_from_ending(monkeypatch, caplog):
+    hanging = Event()
+    monkeypatch.setattr(ticking, "_PATIENCE", 0.1)
+    monkeypatch.setattr(module.Gpus, "read", lambda self: hanging.wait(60) and ())
+    with Monitor(interval=60) as monitor:
+        monitor.training.record_step()
+    assert "is left behind" in caplog.text
+    hanging.set()
+
+
+@pytest.mark.parametrize(("most", "seconds"), [(0.001, 5.0), (None, 1.0)])
+def test_sampling_that_costs_more_than_its_share_comes_more_rarely(most, seconds, monkeypatch):
+    now, computed, waited = [0.0], count(0, 0.005), []
+
+    def wait(stopped, time):
+        waited.append(time)
+        now[0] += time
+        return len(waited) == 3
+
+    monkeypatch.setattr(ticking.Event, "wait", wait)
+    monkeypatch.setattr(ticking, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ticking, "thread_time", lambda: next(computed))
+    ticking.Ticking(lambda: None, 1.0, "test", most)._run()
+    assert waited == pytest.approx([seconds] * 3)

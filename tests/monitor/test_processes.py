@@ -1,0 +1,85 @@
+"""CPU and memory of real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from time import monotonic, sleep
+
+import pytest
+
+from bridge_profiling.monitor import processes
+from bridge_profiling.monitor.processes import Processes
+from bridge_profiling.monitor.readings import PROCESS_METRICS
+
+BUSY = "import time\nheld = bytearray(100 << 20)\nprint(flush=True)\nwhile True: pass"
+IDLE = "import time\nprint(flush=True)\ntime.sleep(600)"
+
+
+@pytest.fixture
+def start():
+    """Starts Python programs that end with the test."""
+    started = []
+
+    def begin(code: str) -> subprocess.Popen:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_busy_process_is_told_from_an_idle_one(start):
+    busy, idle = start(BUSY), start(IDLE)
+    watched = Processes([busy.pid, idle.pid])
+    first = watched.read()
+    assert [one.unavailable["cpu_ratio"] for one in first] == ["it takes two samples"] * 2
+    until = monotonic() + 1
+    while monotonic() < until:
+        sleep(0.05)
+    second = {one.identity["pid"]: one.values for one in watched.read()}
+    # Other work may hold the machine meanwhile.
+    assert second[busy.pid]["cpu_ratio"] > 0.05
+    assert second[idle.pid]["cpu_ratio"] <= 0.05
+    assert second[busy.pid]["resident_memory_bytes"] - second[idle.pid]["resident_memory_bytes"] > 90 << 20
+    assert second[busy.pid]["anonymous_memory_bytes"] > 100 << 20
+
+
+def test_a_process_that_has_ended_is_unavailable_and_not_zero(start):
+    process = start(IDLE)
+    watched = Processes([process.pid])
+    watched.read()
+    process.kill()
+    # Nobody has asked for its end yet, as with a data loader's worker that died: the system still lists it.
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    (ended,) = watched.read()
+    assert ended.unavailable == dict.fromkeys(PROCESS_METRICS, "the process has ended")
+    process.wait()
+    (gone,) = watched.read()
+    assert gone.values == {}
+    assert gone.unavailable == dict.fromkeys(PROCESS_METRICS, "the process has ended")
+
+
+def test_children_come_and_go(start, monkeypatch):
+    monkeypatch.setattr(processes, "_RARELY", 0)
+    watched = Processes()
+    child = start(IDLE)
+    found = {one.identity["pid"]: one.identity for one in watched.read()}
+    assert found[os.getpid()].get("parent") is None
+    assert found[child.pid]["parent"] == os.getpid()
+    child.kill()
+    child.wait()
+    assert child.pid not in {one.identity["pid"] for one in watched.read()}
+
+
+def test_without_psutil_the_reason_is_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    watched = Processes()
+    assert watched.read() == ()
+    assert watched.unavailable == "psutil is not installed (pip install psutil)"

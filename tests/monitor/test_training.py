@@ -1,0 +1,219 @@
+"""What a loop tells, and what is told of it: rates, durations, waiting for data, memory."""
+
+from __future__ import annotations
+
+import sys
+from threading import Thread
+from types import SimpleNamespace
+
+import pytest
+
+from bridge_profiling import ProfilingConfigError
+from bridge_profiling.capture import ProfilingHook
+from bridge_profiling.monitor import Counters, TrainingMonitor, training
+from bridge_profiling.monitor.readings import TRAINING_METRICS
+from bridge_profiling.monitor.torch_memory import device_memory
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Nanoseconds as the monitor sees them; `clock(seconds)` lets them pass."""
+    now = [0]
+
+    def wait(seconds: float) -> None:
+        now[0] += round(seconds * 1e9)
+
+    monkeypatch.setattr(training, "perf_counter_ns", lambda: now[0])
+    return wait
+
+
+def test_a_step_lasts_from_the_one_before(clock):
+    monitor = TrainingMonitor()
+    clock(60)  # the model is built
+    with monitor:
+        for seconds in (1.0, 2.0, 3.0):
+            with monitor.data_loading():
+                clock(seconds / 4)
+            clock(seconds * 3 / 4)
+            monitor.record_step(tokens=1000, samples=4, loss=seconds / 2)
+    values = monitor.read().values
+    assert values["iteration"] == 2
+    assert values["iteration_seconds"] == 3.0
+    assert values["iteration_median_seconds"] == 2.0
+    assert values["tokens_per_second"] == 500.0
+    assert values["samples_per_second"] == 2.0
+    assert values["data_loading_ratio"] == 0.25
+    assert values["loss"] == 1.5
+    assert values["seconds_since_iteration"] == 0.0
+    assert monitor.throughput == (0.5, 500.0, 2.0)
+    assert monitor.new_iterations() == [(0, 1.0), (1, 2.0), (2, 3.0)]
+    assert monitor.new_iterations() == []
+
+
+def test_without_a_start_the_first_step_is_counted_and_not_timed(clock):
+    monitor = TrainingMonitor()
+    clock(60)
+    monitor.record_step(tokens=10)
+    assert monitor.throughput == (None, None, None)
+    assert monitor.read().unavailable["tokens_per_second"] == "no iteration has ended yet"
+    clock(2)
+    monitor.record_step(tokens=10)
+    summary = monitor.summary()
+    assert (summary["iterations"], summary["seconds"], summary["tokens"]) == (2, 2.0, 20)
+    assert (summary["iteration_mean_seconds"], summary["tokens_per_second"]) == (2.0, 5.0)
+
+
+def test_rates_are_recent_and_the_summarys_of_all(clock):
+    monitor = TrainingMonitor(window=2)
+    with monitor:
+        for seconds in (10.0, 1.0, 1.0):
+            clock(seconds)
+            monitor.record_step(tokens=12)
+    assert monitor.throughput.tokens_per_second == 12.0
+    assert monitor.summary()["tokens_per_second"] == 3.0
+
+
+def test_what_the_loop_does_not_tell_is_unavailable_with_the_reason():
+    readings = TrainingMonitor().read()
+    assert readings.values == {}
+    assert readings.unavailable.keys() == TRAINING_METRICS.keys()
+    assert readings.unavailable["tokens_per_second"] == "the loop does not tell its tokens"
+    assert readings.unavailable["data_loading_ratio"] == "the loop does not tell when it waits for data"
+    assert readings.unavailable["iteration_seconds"] == "no iteration has ended yet"
+
+
+def test_every_metric_is_either_told_or_unavailable(clock):
+    with TrainingMonitor() as monitor:
+        clock(1)
+        monitor.record_step(tokens=5)
+        readings = monitor.read()
+    assert readings.values.keys() | readings.unavailable.keys() == TRAINING_METRICS.keys()
+    assert not readings.values.keys() & readings.unavailable.keys()
+
+
+def test_a_hook_times_the_iterations_and_the_loop_need_not_tell_them(clock):
+    hook = SimpleNamespace(durations=((0, 9_000_000_000),))
+    monitor = TrainingMonitor(hook=hook, tokens_per_iteration=100)
+    hook.durations += ((1, 1_000_000_000), (2, 3_000_000_000))
+    with monitor.data_loading():
+        clock(1)
+    assert monitor.read().values["tokens_per_second"] == 50.0
+    hook.durations = (*hook.durations[2:], (3, 1_000_000_000))
+    readings = monitor.read()
+    assert readings.values["iteration"] == 3
+    assert readings.values["iteration_seconds"] == 1.0
+    assert readings.values["tokens_per_second"] == 60.0
+    assert readings.values["data_loading_ratio"] == 0.2
+    # Iteration 0 was before this monitor.
+    assert monitor.new_iterations() == [(1, 1.0), (2, 3.0), (3, 1.0)]
+    assert monitor.summary()["iterations"] == 3
+
+
+def test_a_real_hooks_iterations_are_all_seen():
+    with ProfilingHook(None, rank=0) as hook:
+        monitor = TrainingMonitor(hook=hook)
+        for iteration in range(7):
+            with hook.iteration(iteration):
+                pass
+    assert [iteration for iteration, _ in monitor.new_iterations()] == list(range(7))
+
+
+def test_data_comes_unchanged_and_waiting_for_it_counts(clock):
+    def data():
+        for element in "abc":
+            clock(1)
+            yield element
+
+    with TrainingMonitor() as monitor:
+        got = []
+        for element in monitor.loading(data()):
+            got.append(element)
+            clock(3)
+            monitor.record_step()
+    assert got == ["a", "b", "c"]
+    assert monitor.read().values["data_loading_ratio"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (float("nan"), "it is nan"),
+        (float("inf"), "it is inf"),
+        ("much", "a str is no number"),
+        (SimpleNamespace(device=SimpleNamespace(type="cuda")), "it is on the GPU"),
+    ],
+)
+def test_a_loss_that_cannot_be_told_is_unavailable_and_nothing_waits_for_a_gpu(loss, reason):
+    monitor = TrainingMonitor()
+    monitor.record_step(loss=loss)
+    assert monitor.read().unavailable["loss"].startswith(reason)
+
+
+def test_a_tensor_on_the_cpu_is_a_loss():
+    torch = pytest.importorskip("torch")
+    monitor = TrainingMonitor()
+    monitor.record_step(loss=torch.tensor(2.5, requires_grad=True))
+    assert monitor.read().values["loss"] == 2.5
+
+
+def test_memory_is_asked_of_the_torch_that_is_loaded_and_none_is_loaded_for_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert device_memory() == ({}, dict.fromkeys(device_memory()[1], "this process has not loaded torch"))
+    assert "torch" not in sys.modules
+
+
+def test_a_process_without_cuda_has_no_device_memory():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_initialized():
+        pytest.skip("this process uses CUDA")
+    assert set(device_memory()[1].values()) == {"this process uses no GPU"}
+
+
+def test_memory_of_all_devices_of_the_process_adds_up(monkeypatch):
+    def statistics(device: int) -> dict:
+        allocated = {"all": {"current": 10 + device, "peak": 100}}
+        return {"allocated_bytes": allocated, "reserved_bytes": {"all": {"current": 50, "peak": 60}}}
+
+    cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 2, memory_stats_as_nested_dict=statistics)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert device_memory() == ({"allocated_bytes": 21, "allocated_peak_bytes": 200, "reserved_bytes": 100}, {})
+
+
+def test_memory_is_read_where_a_step_ends_once_a_sample(monkeypatch):
+    asked = []
+    monkeypatch.setattr(training, "device_memory", lambda: (asked.append(1) or {"allocated_bytes": len(asked)}, {}))
+    monitor = TrainingMonitor()
+    monitor.read()
+    for _ in range(5):
+        monitor.record_step()
+    assert len(asked) == 2
+    assert monitor.read().values["allocated_bytes"] == 2
+
+
+def test_threads_count_and_record_without_losing_any():
+    monitor, counters = TrainingMonitor(), Counters()
+
+    def work() -> None:
+        for _ in range(5_000):
+            counters.add("seen")
+            counters.add("bytes", 3)
+            monitor.record_step(tokens=2)
+
+    threads = [Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counters.snapshot() == {"bytes": 60_000, "seen": 20_000}
+    assert monitor.summary()["iterations"] == 20_000
+    assert monitor.summary()["tokens"] == 40_000
+
+
+def test_a_counter_only_grows():
+    counters = Counters()
+    counters.add("skipped", 0)
+    assert counters.snapshot() == {"skipped": 0}
+    assert counters["never"] == 0
+    for amount in (-1, float("nan")):
+        with pytest.raises(ProfilingConfigError, match="a counter only grows"):
+            counters.add("skipped", amount)
