@@ -1,6 +1,5 @@
 """Trains gpt_tiny once for each fault, in one process, and writes what the fault left.
 
-    run_faults.py FOLDER torch|nsys|memory [FAULT …]        one process, all faults or those named
     torchrun … run_faults.py FOLDER 'rank 1 is killed (SIGKILL)'
 
 Faults strike the real loop, the real profiler or the real file system.
@@ -118,7 +117,7 @@ def faults(root: Path, profiler: str) -> dict[str, Callable[[], object]]:
     }
 
 
-#: Under torchrun, with two ranks profiled.
+#: With two ranks profiled.
 RANK_FAULTS: dict[str, Callable[[int], object]] = {
     "an exception on rank 1 only": lambda rank: in_iteration(raises(ValueError("planted")) if rank == 1 else lambda: None),
     "rank 1 is killed (SIGKILL)": lambda rank: in_iteration(
@@ -162,10 +161,13 @@ def strike_one_after_the_other(folder: Path, profiler: str, names: Sequence[str]
     (folder / "results.json").write_text(json.dumps(results))
 
 
+def strike_a_rank(folder: Path, fault: str) -> None:
+    """Train under this fault, in each rank; exit code 1 if the training fails."""
+    rank = int(os.environ["RANK"])
+    with RANK_FAULTS[fault](rank):
+        ending = train(folder, f"rank-{rank}", PROFILERS["torch"][0], folder / "profiles")
+    sys.exit(ending != "trained")
+
+
 if __name__ == "__main__":
-    where, what, *more = sys.argv[1:]
-    if what in RANK_FAULTS:
-        with RANK_FAULTS[what](int(os.environ["RANK"])):
-            ending = train(Path(where), f"rank-{os.environ['RANK']}", PROFILERS["torch"][0], Path(where) / "profiles")
-        sys.exit(ending != "trained")
-    strike_one_after_the_other(Path(where), what, more)
+    strike_a_rank(Path(sys.argv[1]), sys.argv[2])

@@ -12,10 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_ranks import LAUNCHER_VARIABLES, run_ranks
+
+pytest.importorskip("megatron.core")
+
+from tests.faults import run_faults
+
 pytestmark = [pytest.mark.needs("megatron", "mount"), pytest.mark.timeout(280)]
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("run_faults.py")
 PAGE = ROOT / "docs" / "concepts" / "faults.md"
 BEGIN, END = "<!-- made by tests/faults/test_fault_table.py -->", "<!-- end -->"
 
@@ -40,7 +45,7 @@ TORCH = {
 #: On a machine without a GPU neither can record, whatever strikes; both must say so and stay out of the way.
 WITHOUT_GPU = {"none": ("trained", None, "failed"), "an exception": ("ValueError", None, "failed")}
 
-#: Under torchrun; of rank 0 and rank 1.
+#: Of rank 0 and rank 1.
 RANKS = {
     "an exception on rank 1 only": ((BEFORE, "partial"), (BEFORE, "partial")),
     "rank 1 is killed (SIGKILL)": ((BEFORE, "partial"), (None, "failed")),
@@ -76,34 +81,24 @@ def iterations(trace: Path) -> list[int] | None:
     return sorted(int(name.removeprefix("ProfilerStep#")) for name in names if name.startswith("ProfilerStep#"))
 
 
-def environment() -> dict[str, str]:
-    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "BRIDGE_PROFILING_DIR")
-    return {name: value for name, value in os.environ.items() if name not in ranks} | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-
-
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory) -> dict[str, Struck]:
     folder = tmp_path_factory.mktemp("faults")
     for profiler, names in {"torch": [], "nsys": list(WITHOUT_GPU), "memory": list(WITHOUT_GPU)}.items():
         (folder / profiler).mkdir()
-        command = [sys.executable, str(SCRIPT), str(folder / profiler), profiler, *names]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = run_ranks(run_faults.strike_one_after_the_other, folder / profiler, profiler, names, folder=folder)
+        assert done.exit_codes == [0], done.stdout + done.stderr
     return {profiler: Struck(folder, profiler) for profiler in ("torch", "nsys", "memory")}
 
 
 @pytest.fixture(scope="module")
 def struck_ranks(tmp_path_factory) -> dict[str, Path]:
+    """Two ranks; the one that is left is told to stop with SIGTERM, as torchrun does it."""
     folders = {}
     for name in RANKS:
         folders[name] = tmp_path_factory.mktemp("ranks")
-        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-        command = [sys.executable, *torchrun, "--rdzv-endpoint", "localhost:0", str(SCRIPT), str(folders[name]), name]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
-        assert done.returncode == 1, done.stdout + done.stderr
+        done = run_ranks(run_faults.strike_a_rank, folders[name], name, folder=folders[name], ranks=2)
+        assert all(done.exit_codes), done.stdout + done.stderr
     return folders
 
 
@@ -135,8 +130,23 @@ def test_no_fault_changes_a_loss_or_leaves_half_a_file(struck, profiler, name):
 
 @pytest.mark.parametrize("name", RANKS)
 def test_a_rank_that_fails_leaves_the_others_their_capture(struck_ranks, name):
+    _check_ranks(struck_ranks[name] / "profiles", name)
+
+
+@pytest.mark.system
+def test_so_it_is_under_torchrun(tmp_path):
+    [*_, name] = RANKS
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint"]
+    command = [sys.executable, *torchrun, "localhost:0", run_faults.__file__, str(tmp_path), name]
+    environment = {key: value for key, value in os.environ.items() if key not in LAUNCHER_VARIABLES}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1, done.stdout + done.stderr
+    _check_ranks(tmp_path / "profiles", name)
+
+
+def _check_ranks(profiles: Path, name: str) -> None:
     for rank, (captured, status) in enumerate(RANKS[name]):
-        profiles = struck_ranks[name] / "profiles"
         manifest = json.loads((profiles / "manifest" / "iter-2-5" / f"rank-{rank}.json").read_text())
         assert (rank, iterations(profiles / "torch" / "iter-2-5" / f"rank-{rank}.pt.trace.json.gz")) == (rank, captured)
         assert (rank, manifest["status"]) == (rank, status)

@@ -20,7 +20,7 @@ def experiment(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=280)
 
 
-@pytest.fixture(scope="module", params=["script", "partial"])
+@pytest.fixture(scope="module", params=["script", pytest.param("partial", marks=pytest.mark.system)])
 def finished(request, tmp_path_factory):
     """A run of each kind: two ranks under torchrun, the window 2-4 on both."""
     home = tmp_path_factory.mktemp(request.param)

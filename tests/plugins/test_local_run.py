@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
+#: One process for both, since loading NeMo-Run takes longer than its experiments.
 DRIVER = """
 import sys
 import nemo_run as run
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 
 if __name__ == "__main__":
-    profiler, script = sys.argv[1:]
-    plugin = {"nsys": NsysPlugin, "torch": PyTorchProfilerPlugin}[profiler]
-    task = run.Script(path=script, entrypoint="python", args=["model.sizes=[1,2]"])
-    with run.Experiment("arguments", executor=run.LocalExecutor(ntasks_per_node=2, launcher="torchrun")) as experiment:
-        plugins = [plugin(profile_step_start=1, profile_step_end=2, profile_ranks=[0, 1])]
-        experiment.add(task, plugins=plugins, name="t")
-        experiment.run()
-    assert experiment.status(return_dict=True)["t"]["status"].name == "SUCCEEDED"
+    for profiler, plugin in (("torch", PyTorchProfilerPlugin), ("nsys", NsysPlugin)):
+        task = run.Script(path=sys.argv[1], entrypoint="python", args=["model.sizes=[1,2]"])
+        with run.Experiment(profiler, executor=run.LocalExecutor(ntasks_per_node=2, launcher="torchrun")) as experiment:
+            plugins = [plugin(profile_step_start=1, profile_step_end=2, profile_ranks=[0, 1])]
+            experiment.add(task, plugins=plugins, name="t")
+            experiment.run()
+        assert experiment.status(return_dict=True)["t"]["status"].name == "SUCCEEDED"
 """
 
 SCRIPT = """
@@ -46,21 +46,25 @@ exec "$@"
 """
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A NEMORUN_HOME with the experiments `torch` and `nsys`, each of two ranks."""
+    home = tmp_path_factory.mktemp("local")
+    environment = {**os.environ, "NEMORUN_HOME": str(home), "PATH": f"{home}:{Path(sys.executable).parent}:/usr/bin:/bin"}
+    for name, text in (("driver.py", DRIVER), ("script.py", SCRIPT), ("nsys", NSYS)):
+        (home / name).write_text(text)
+    (home / "nsys").chmod(0o755)
+    command = [sys.executable, str(home / "driver.py"), str(home / "script.py")]
+    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return home
+
+
 @pytest.mark.needs("megatron")
 @pytest.mark.parametrize("profiler", ["torch", "nsys"])
-def test_list_overrides_arrive_and_nothing_is_added(profiler, tmp_path):
-    environment = {
-        **os.environ,
-        "NEMORUN_HOME": str(tmp_path),
-        "PATH": f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin",
-    }
-    for name, text in (("driver.py", DRIVER), ("script.py", SCRIPT), ("nsys", NSYS)):
-        (tmp_path / name).write_text(text)
-    (tmp_path / "nsys").chmod(0o755)
-    command = [sys.executable, str(tmp_path / "driver.py"), profiler, str(tmp_path / "script.py")]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    arguments = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("experiments/**/profiles/*.json"))]
+def test_list_overrides_arrive_and_nothing_is_added(profiler, finished):
+    files = sorted(finished.glob(f"experiments/{profiler}/*/t/profiles/*.json"))
+    arguments = [json.loads(path.read_text()) for path in files]
     assert len(arguments) == 2
     for received in arguments:
         assert received[0] == "model.sizes=[1,2]"

@@ -1,19 +1,14 @@
-"""Runs trainings of gpt_tiny in a process of their own, and reads what they wrote."""
+"""Runs trainings of gpt_tiny in processes of their own, and reads what they wrote."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-#: What would make a process believe that it has peers, or write somewhere else.
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS", "BRIDGE_PROFILING_DIR")
+from tests.forked_ranks import run_ranks
+from tests.recipes.run_cases import train_cases
 
 
 class Losses:
@@ -30,21 +25,13 @@ class Losses:
         return [float.fromhex(loss) for loss in self.train.values()]
 
 
-def _run_cases(folder: Path, cases: dict[str, list[str]], launcher: list[str]) -> tuple[dict[str, Losses], str]:
-    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    done = subprocess.run(
-        [sys.executable, *launcher, str(Path(__file__).with_name("run_cases.py")), str(folder), json.dumps(cases)],
-        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {name: Losses(folder / f"{name}.jsonl") for name in cases}, done.stdout
+def _run_cases(folder: Path, cases: dict[str, list[str]], ranks: int = 1) -> tuple[dict[str, Losses], str]:
+    ended = run_ranks(train_cases, folder, cases, folder=folder, ranks=ranks)
+    assert ended.exit_codes == [0] * ranks, ended.stdout + ended.stderr
+    return {name: Losses(folder / f"{name}.jsonl") for name in cases}, ended.stdout
 
 
 @pytest.fixture(scope="session")
 def run_cases():
-    """Trains every case, `{name: overrides}`, in one process or under a launcher; gives their losses and the output."""
+    """Trains every case, `{name: overrides}`, on one rank or several; gives their losses and the output."""
     return _run_cases

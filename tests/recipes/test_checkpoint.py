@@ -10,8 +10,6 @@ import pytest
 pytestmark = pytest.mark.needs("megatron")
 pytest.importorskip("megatron.core")
 
-DISTRIBUTED = ["-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--nproc-per-node"]
-
 TP, PP = "model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"
 VIRTUAL = ["model.virtual_pipeline_model_parallel_size=2", "model.num_layers=4"]
 DISTRIBUTED_OPTIMIZER = "ddp.use_distributed_optimizer=true"
@@ -51,7 +49,7 @@ WINDOWS = {
 }
 
 
-def resumed_pair(tmp_path_factory, run_cases, layouts, launcher):
+def resumed_pair(tmp_path_factory, run_cases, layouts, ranks):
     """Each layout trains through, and again up to iteration 3 with a checkpoint; another process resumes from that."""
     folder = tmp_path_factory.mktemp("resumed")
     first, second = {}, {}
@@ -59,19 +57,19 @@ def resumed_pair(tmp_path_factory, run_cases, layouts, launcher):
         first[name] = overrides
         first[f"{name}_stopped"] = [*overrides, "train.exit_interval=3", f"checkpoint.save={folder}/checkpoints/{name}"]
         second[f"{name}_resumed"] = [*overrides, f"checkpoint.load={folder}/checkpoints/{name}"]
-    losses = run_cases(folder, first, launcher)[0]
-    return losses | run_cases(folder, second, launcher)[0]
+    losses = run_cases(folder, first, ranks)[0]
+    return losses | run_cases(folder, second, ranks)[0]
 
 
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory, run_cases):
     losses = {}
     for ranks, cases in LAYOUTS.items():
-        losses |= resumed_pair(tmp_path_factory, run_cases, cases, [*DISTRIBUTED, str(ranks)])
+        losses |= resumed_pair(tmp_path_factory, run_cases, cases, ranks)
     return losses
 
 
-# A dozen processes that load megatron-core, some four at a time.
+# Sixteen trainings on two ranks and six on four.
 @pytest.mark.system
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", [name for cases in LAYOUTS.values() for name in cases])
@@ -96,8 +94,8 @@ def one(tmp_path_factory, run_cases):
     first["regular"] = [*regular, "checkpoint.most_recent_k=2"]
     second["regular_again"] = regular
     second["longer"] = [f"checkpoint.load={folder}/regular", "train.train_iters=8", "optimizer.lr=1e-30"]
-    losses, first_output = run_cases(folder, first, [])
-    return folder, losses, first_output, *run_cases(folder, second, [])
+    losses, first_output = run_cases(folder, first)
+    return folder, losses, first_output, *run_cases(folder, second)
 
 
 def manifest(folder):

@@ -17,8 +17,6 @@ from recipes.gpt import gpt_tiny  # noqa: E402
 from recipes.megatron import indexed  # noqa: E402
 from recipes.megatron.data import ConsumedSampler, check_data  # noqa: E402
 
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-
 #: A learning rate so small that no weight changes: what is left of a loss is its data.
 FROZEN = ["optimizer.lr=1e-30", "optimizer.weight_decay=0"]
 
@@ -68,7 +66,6 @@ def losses(folder, run_cases):
             "weighted": [*FROZEN, f"dataset.blend=[{long},{short}]", "dataset.blend_weights=[1,9]"],
             "learnt": [f"dataset.blend=[{long}]", f"dataset.path_to_cache={folder}/cache"],
         },
-        [],
     )[0]
 
 
@@ -103,7 +100,7 @@ def test_data_sets_are_blended_by_their_sizes_or_by_weights(losses):
 
 def test_two_ranks_share_one_index_and_see_what_one_rank_sees(losses, folder, run_cases):
     two = {"two_ranks": [*FROZEN, f"dataset.blend=[{folder}/long]", f"dataset.path_to_cache={folder}/cache_of_two"]}
-    assert run_cases(folder, two, TORCHRUN)[0]["two_ranks"].values == pytest.approx(losses["indexed"].values, abs=5e-5)
+    assert run_cases(folder, two, ranks=2)[0]["two_ranks"].values == pytest.approx(losses["indexed"].values, abs=5e-5)
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,23 @@ PROFILERS: dict[str, tuple[str, list[run.Plugin]]] = {
 CASES = list(itertools.product(LAYOUTS, LAUNCHERS, PROFILERS))
 
 
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What NeMo-Run packages for each job: a small one, for no script says what is in it."""
+    root = tmp_path_factory.mktemp("repository")
+    (root / "train.py").touch()
+    author = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
+    for command in (["init", "--quiet"], ["add", "train.py"], [*author, "commit", "--quiet", "--message=a training"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    return root
+
+
 @pytest.fixture
-def batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path) -> Callable[..., str]:
     """The script that NeMo-Run would submit, with what differs from machine to machine and from time to time replaced."""
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdin", io.StringIO())  # what NeMo-Run starts reads from it
-    monkeypatch.chdir(GOLDEN.parents[2])  # the repository that NeMo-Run packages
+    monkeypatch.chdir(repository)
 
     def make(executor: run.SlurmExecutor, path: str = OURS, plugins: list[run.Plugin] | None = None) -> str:
         task = run.Script(path=path, entrypoint="python", args=["train.train_iters=20"])

@@ -13,14 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_ranks import LAUNCHER_VARIABLES
+
 pytestmark = pytest.mark.needs("megatron")
 pytest.importorskip("megatron.core")
 
 ROOT = Path(__file__).parents[2]
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-
-#: What would make a process believe that it has peers, or write somewhere else.
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS", "BRIDGE_PROFILING_DIR")
 
 #: A learning rate so small that no weight changes: what is left of a loss is its data.
 FROZEN = ["optimizer.lr=1e-30", "optimizer.weight_decay=0"]
@@ -67,7 +65,7 @@ TWO_RANKS = {
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory, run_cases):
-    return run_cases(tmp_path_factory.mktemp("one_rank"), ONE_RANK, [])
+    return run_cases(tmp_path_factory.mktemp("one_rank"), ONE_RANK)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +75,7 @@ def one(one_rank):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, run_cases):
-    return run_cases(tmp_path_factory.mktemp("two_ranks"), TWO_RANKS, TORCHRUN)[0]
+    return run_cases(tmp_path_factory.mktemp("two_ranks"), TWO_RANKS, ranks=2)[0]
 
 
 def test_a_process_without_a_launcher_trains_alone(one):

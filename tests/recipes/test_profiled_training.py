@@ -8,8 +8,6 @@ import pytest
 
 pytestmark = pytest.mark.needs("megatron")
 
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-
 
 def window(start, end, *more):
     return [
@@ -43,14 +41,14 @@ TWO_RANKS = {
 @pytest.fixture(scope="module")
 def one(tmp_path_factory, run_cases):
     folder = tmp_path_factory.mktemp("one")
-    run_cases(folder, {name: overrides for name, (overrides, _, _) in ONE_RANK.items()}, [])
+    run_cases(folder, {name: overrides for name, (overrides, _, _) in ONE_RANK.items()})
     return folder
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, run_cases):
     folder = tmp_path_factory.mktemp("two")
-    run_cases(folder, TWO_RANKS, TORCHRUN)
+    run_cases(folder, TWO_RANKS, ranks=2)
     return folder
 
 

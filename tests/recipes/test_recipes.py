@@ -53,7 +53,7 @@ TRAINED = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, run_cases):
-    return run_cases(tmp_path_factory.mktemp("recipes"), TRAINED, [])
+    return run_cases(tmp_path_factory.mktemp("recipes"), TRAINED)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -5,10 +5,12 @@ Writes no host into any file, starts no service, and changes nothing on a machin
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,12 +43,17 @@ def install(packages: Sequence[str]) -> None:
     Raises:
         InstallationError: apt-get failed; holds its output.
     """
-    missing = [name for name in packages if not _installed(name)]
-    if not missing:
+    if all(map(_installed, packages)):
         return
-    with _no_services():
-        run(["apt-get", "-qq", "update"])
-        run(["apt-get", "-qq", "install", "--yes", "--no-install-recommends", *missing])
+    # One worker of pytest-xdist at a time: apt-get waits for nobody.
+    with open(Path(tempfile.gettempdir()) / f"test-packages-{os.getuid()}.lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        missing = [name for name in packages if not _installed(name)]
+        if not missing:
+            return
+        with _no_services():
+            run(["apt-get", "-qq", "update"])
+            run(["apt-get", "-qq", "install", "--yes", "--no-install-recommends", *missing])
 
 
 def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:

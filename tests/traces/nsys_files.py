@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -76,4 +78,42 @@ def small_report() -> Report:
         report.range("aten::mm, seq = 7, op_id = 3", begin + 100, begin + 300)
         report.call("cudaLaunchKernel_v7000", begin + 150, begin + 200, correlation=iteration)
         report.kernel("gemm", begin + 400, begin + 800, correlation=iteration)
+    return report
+
+
+COMMUNICATOR = 0xABC0_0000_0000_0001
+
+
+def nccl_report(*, blobs: bool) -> Report:
+    """An all-gather of 4 ranks, and a send and a receive in a group, as NCCL describes them."""
+    report = Report()
+    fields = {
+        10: {"NCCL communicator ID": None, "No. of ranks": 8, "Rank": 12, "CUDA device": 16},
+        11: {"NCCL communicator ID": None, "Message size [bytes]": 8},
+        12: {"NCCL communicator ID": None, "Message size [bytes]": 8, "Peer rank": 16},
+    }
+    if blobs:
+        for schema, entries in fields.items():
+            for name, offset in entries.items():
+                report.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", domainId=1, schemaId=schema, name=name, offset=offset)
+
+    def call(text: str, start: int, end: int, schema: int, payload: bytes, values: dict[str, int]) -> None:
+        header = struct.pack("<QQQQ", 1, schema, len(payload), 32 + len(payload))
+        more = {"binaryData": header + payload} if blobs else {"jsonText": json.dumps(values)}
+        report.add(
+            "NVTX_EVENTS", start=start, end=end, eventType=59, textId=report.string(text), globalTid=THREAD, domainId=1, **more
+        )
+
+    own = {"NCCL communicator ID": COMMUNICATOR}
+    call("ncclCommInitRank", 0, 10, 10, struct.pack("<Qiiii", COMMUNICATOR, 4, 1, 1, 0), own | {"No. of ranks": 4})
+    call("ncclAllGather", 100, 200, 11, struct.pack("<QQ", COMMUNICATOR, 1000), own | {"Message size [bytes]": 1000})
+    report.call("cuLaunchKernelEx", 150, 160, correlation=1)
+    report.kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096>)", 300, 400, correlation=1)
+    report.range("ncclGroupStart", 500, 505)
+    for text, start, peer, size in (("ncclSend", 510, 2, 64), ("ncclRecv", 520, 2, 32)):
+        values = own | {"Message size [bytes]": size, "Peer rank": peer}
+        call(text, start, start + 5, 12, struct.pack("<QQii", COMMUNICATOR, size, peer, 0), values)
+    report.range("ncclGroupEnd", 530, 600)
+    report.call("cuLaunchKernelEx", 540, 550, correlation=2)
+    report.kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)", 700, 800, correlation=2)
     return report

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import lzma
-import struct
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import nsys
 from bridge_profiling.traces.load import load
 from bridge_profiling.traces.run_dir import find_run
 from tests.traces.nsys_files import (
+    COMMUNICATOR,
     EVENT,
     KERNEL,
     MEMCPY,
@@ -25,6 +22,7 @@ from tests.traces.nsys_files import (
     SYNCHRONIZATION,
     THREAD,
     Report,
+    nccl_report,
     small_report,
 )
 
@@ -233,44 +231,6 @@ def test_sampled_counters_have_their_names_and_devices(tmp_path: Path) -> None:
     assert (second["metric"], second["value"], second["time_ns"]) == ("SMs Active [Throughput %]", 80.0, SESSION_START_NS + 200)
 
 
-COMMUNICATOR = 0xABC0_0000_0000_0001
-
-
-def nccl_report(*, blobs: bool) -> Report:
-    """An all-gather of 4 ranks, and a send and a receive in a group, as NCCL describes them."""
-    report = Report()
-    fields = {
-        10: {"NCCL communicator ID": None, "No. of ranks": 8, "Rank": 12, "CUDA device": 16},
-        11: {"NCCL communicator ID": None, "Message size [bytes]": 8},
-        12: {"NCCL communicator ID": None, "Message size [bytes]": 8, "Peer rank": 16},
-    }
-    if blobs:
-        for schema, entries in fields.items():
-            for name, offset in entries.items():
-                report.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", domainId=1, schemaId=schema, name=name, offset=offset)
-
-    def call(text: str, start: int, end: int, schema: int, payload: bytes, values: dict[str, int]) -> None:
-        header = struct.pack("<QQQQ", 1, schema, len(payload), 32 + len(payload))
-        more = {"binaryData": header + payload} if blobs else {"jsonText": json.dumps(values)}
-        report.add(
-            "NVTX_EVENTS", start=start, end=end, eventType=59, textId=report.string(text), globalTid=THREAD, domainId=1, **more
-        )
-
-    own = {"NCCL communicator ID": COMMUNICATOR}
-    call("ncclCommInitRank", 0, 10, 10, struct.pack("<Qiiii", COMMUNICATOR, 4, 1, 1, 0), own | {"No. of ranks": 4})
-    call("ncclAllGather", 100, 200, 11, struct.pack("<QQ", COMMUNICATOR, 1000), own | {"Message size [bytes]": 1000})
-    report.call("cuLaunchKernelEx", 150, 160, correlation=1)
-    report.kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096>)", 300, 400, correlation=1)
-    report.range("ncclGroupStart", 500, 505)
-    for text, start, peer, size in (("ncclSend", 510, 2, 64), ("ncclRecv", 520, 2, 32)):
-        values = own | {"Message size [bytes]": size, "Peer rank": peer}
-        call(text, start, start + 5, 12, struct.pack("<QQii", COMMUNICATOR, size, peer, 0), values)
-    report.range("ncclGroupEnd", 530, 600)
-    report.call("cuLaunchKernelEx", 540, 550, correlation=2)
-    report.kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)", 700, 800, correlation=2)
-    return report
-
-
 @pytest.mark.parametrize("blobs", [True, False], ids=["binary", "json"])
 def test_what_nccl_says_of_a_message_describes_its_kernel(tmp_path: Path, blobs: bool) -> None:
     tables = nsys.read(nccl_report(blobs=blobs).write(tmp_path / "report.sqlite"))
@@ -355,105 +315,6 @@ def test_more_rows_than_are_read_at_a_time(tmp_path: Path) -> None:
     events = nsys.read(report.write(tmp_path / "report.sqlite")).device_events
     assert events.num_rows == (1 << 17) + 3
     assert events["start_ns"].to_pylist() == [SESSION_START_NS + place * 10 for place in range((1 << 17) + 3)]
-
-
-def test_a_file_that_is_no_sqlite_file_is_one_error_that_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "rank-1.sqlite"
-    path.write_bytes(b"not a database at all")
-    with pytest.raises(TraceError, match=r"rank-1.sqlite is no SQLite file"):
-        nsys.read(path)
-
-
-def test_an_empty_file_is_one_error_that_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "rank-1.sqlite"
-    path.touch()
-    with pytest.raises(TraceError, match=r"rank-1.sqlite is no SQLite file"):
-        nsys.read(path)
-
-
-def test_a_damaged_database_is_one_error_that_names_it(tmp_path: Path) -> None:
-    whole = small_report().write(tmp_path / "whole.sqlite").read_bytes()
-    path = tmp_path / "rank-1.sqlite"
-    for kept in (50, 4096, len(whole) // 2):
-        path.write_bytes(whole[:kept])
-        with pytest.raises(TraceError, match=r"rank-1.sqlite cannot be read"):
-            nsys.read(path)
-    path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
-    with pytest.raises(TraceError, match=r"rank-1.sqlite cannot be read"):
-        nsys.read(path)
-
-
-def test_a_database_with_any_bytes_changed_is_read_or_is_one_error(tmp_path: Path) -> None:
-    whole = nccl_report(blobs=True).write(tmp_path / "whole.sqlite").read_bytes()
-    path, random = tmp_path / "rank-1.sqlite", Random(5)
-    refused = []
-    for _ in range(200):
-        damaged = bytearray(whole)
-        for _ in range(random.randint(1, 40)):
-            damaged[random.randrange(len(damaged))] = random.randrange(256)
-        path.write_bytes(damaged)
-        try:
-            nsys.read(path)
-        except TraceError as error:
-            refused.append(str(error))
-    assert 0 < len(refused) < 200
-    assert [said for said in refused if "rank-1.sqlite" not in said] == []
-
-
-def test_another_programs_database_is_one_error_that_names_it(tmp_path: Path) -> None:
-    report = Report().add("users", name="x", password=None)
-    with pytest.raises(TraceError, match=r"rank-1.sqlite holds no event"):
-        nsys.read(report.write(tmp_path / "rank-1.sqlite"))
-
-
-def test_a_text_where_numbers_belong_is_one_error_that_names_the_column(tmp_path: Path) -> None:
-    report = small_report().kernel("gemm", "1; DROP TABLE", 20)  # type: ignore[arg-type]
-    with pytest.raises(TraceError, match=rf"rank-1.sqlite cannot be read: {KERNEL}.start holds what is no integer"):
-        nsys.read(report.write(tmp_path / "rank-1.sqlite"))
-
-
-@pytest.mark.parametrize("start", [1 << 61, -(1 << 61)])
-def test_times_beyond_a_session_are_one_error_that_names_the_file(tmp_path: Path, start: int) -> None:
-    report = small_report().kernel("gemm", start, start + 10)
-    with pytest.raises(TraceError, match=r"rank-1.sqlite cannot be read: its times are no nanoseconds"):
-        nsys.read(report.write(tmp_path / "rank-1.sqlite"))
-
-
-def test_events_that_end_before_they_start_are_left_out_and_make_the_rank_partial(tmp_path: Path) -> None:
-    report = small_report().kernel("backwards", 500, 400).call("cudaFree_v3020", 90, 80, correlation=77)
-    tables = nsys.read(report.write(tmp_path / "rank-1.sqlite"))
-    assert tables.device_events["name"].to_pylist() == ["gemm", "gemm"]
-    assert tables.info.partial
-    assert "rank-1.sqlite holds 2 events that end before they start" in tables.info.error
-
-
-def test_iterations_whose_clock_goes_backwards_are_one_error_that_names_the_file(tmp_path: Path) -> None:
-    report = small_report().range("iteration_2", 9000, 9900)
-    with pytest.raises(TraceError, match=r"rank-1.sqlite cannot be read: its iterations do not follow"):
-        nsys.read(report.write(tmp_path / "rank-1.sqlite"))
-
-
-def test_numbers_beyond_a_column_are_one_error_that_names_the_file(tmp_path: Path) -> None:
-    report = small_report().kernel("gemm", 1, 2, deviceId=1 << 40)
-    with pytest.raises(TraceError, match=r"rank-1.sqlite cannot be read"):
-        nsys.read(report.write(tmp_path / "rank-1.sqlite"))
-
-
-def test_a_decompression_bomb_is_refused_before_it_fills_the_disk(tmp_path: Path) -> None:
-    path = tmp_path / "rank-1.sqlite.xz"
-    packer = lzma.LZMACompressor(preset=0)
-    pieces = [packer.compress(bytes(1 << 24)) for _ in range(8)]
-    path.write_bytes(b"".join([*pieces, packer.flush()]))
-    with pytest.raises(TraceError, match=r"rank-1.sqlite.xz unpacks to more than 200 times its size"):
-        nsys.read(path)
-
-
-def test_a_cut_packed_export_is_one_error_that_names_it(tmp_path: Path) -> None:
-    packed = lzma.compress(small_report().write(tmp_path / "plain").read_bytes())
-    path = tmp_path / "rank-1.sqlite.xz"
-    path.write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(TraceError, match=r"rank-1.sqlite.xz cannot be unpacked"):
-        nsys.read(path)
 
 
 def test_a_report_of_several_ranks_is_a_capture_of_each(tmp_path: Path) -> None:
