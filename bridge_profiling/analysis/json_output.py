@@ -68,6 +68,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
             }
         )
     collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()
+    bench = run.against_bench
     # Last: questions across ranks add to the limitations.
     return {
         "schema_version": SCHEMA_VERSION,
@@ -75,6 +76,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
         "collectives": collectives,
         "memory": memory,
         "pipeline": pipeline,
+        "bench": None if bench is None else bench.as_plain_data(),
         "findings": findings,
         "limitations": run.limitations,
     }

@@ -26,6 +26,8 @@ from bridge_profiling.analysis.iterations import Windows, iterations, windows
 from bridge_profiling.analysis.launches import HOST_COLUMNS, ComputeAbsent, compute_absent, launches, recorded_waits
 from bridge_profiling.analysis.operators import operator_columns, operators
 from bridge_profiling.analysis.pace import pace
+from bridge_profiling.analysis.units import COLUMNS as unit_columns
+from bridge_profiling.analysis.units import units
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.load import load
@@ -140,6 +142,10 @@ class RankAnswers:
         """Host ranges by name: `analysis.operators`."""
         host_events = self._tables.columns("host_events", operator_columns(**options))
         return operators(host_events, self._device_events, **options)
+
+    def units(self) -> pa.Table:
+        """Communication by the unit of a sharded model that it is for: `analysis.units`."""
+        return units(self._tables.columns("host_events", unit_columns), self._device_events)
 
     def limitations(self) -> pa.Table:
         """What this capture cannot tell, the reader's sentences among them: column `limitation`."""

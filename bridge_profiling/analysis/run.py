@@ -8,6 +8,7 @@ run.breakdown().to_pandas()
 from __future__ import annotations
 
 import sys
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,12 +20,15 @@ from bridge_profiling.analysis.engines import Engine, engine_named
 from bridge_profiling.analysis.kernels import kernels
 from bridge_profiling.analysis.run_answers import AcrossRanks, OnProgress, RunAnswers
 from bridge_profiling.analysis.run_limitations import of_ranks
+from bridge_profiling.bench import document
+from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.traces.run_dir import RankCapture
 from bridge_profiling.traces.tables import RankInfo
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as PlotlyFigure
 
+    from bridge_profiling.analysis.against_bench import AgainstBench
     from bridge_profiling.analysis.compare import Comparison
     from bridge_profiling.analysis.compare_events import Noise
     from bridge_profiling.analysis.findings import Finding, Thresholds
@@ -49,10 +53,11 @@ class Run:
         parquet: directory for the ranks' tables, to be kept or, with Ray, to be shared; None for a hidden folder beside each
             capture, or the user's cache where that cannot be written.
         on_progress: called with how many captures are done, and how many there are.
+        bench: results of `bridge-profiling bench` to compare with; None takes `bench.json` in that directory, if it is there.
 
     Raises:
         TraceError: the path does not exist or holds no capture.
-        ProfilingConfigError: there is no such engine.
+        ProfilingConfigError: there is no such engine, or `bench` is no such file.
     """
 
     def __init__(
@@ -64,8 +69,10 @@ class Run:
         ray_address: str | None = None,
         parquet: str | Path | None = None,
         on_progress: OnProgress | None = None,
+        bench: str | Path | None = None,
     ) -> None:
         self.path = Path(path)
+        self._bench, self._bench_found, self._bench_limitations = _results(self.path, bench)
         if isinstance(engine, str):
             engine = engine_named(engine, workers, ray_address)
         self._answers = RunAnswers(self.path, engine, None if parquet is None else Path(parquet), on_progress)
@@ -111,7 +118,7 @@ class Run:
         """What these captures cannot tell, and what was read otherwise than written, as far as was asked until now."""
         of_snapshots = [result.info for result in self._answers.results if result.info.source == "memory"]
         of_captures = of_ranks(self._answers.ask("limitations"), self.iterations(), of_snapshots)
-        return list(dict.fromkeys([*self._answers.limitations, *of_captures]))
+        return list(dict.fromkeys([*self._bench_limitations, *self._answers.limitations, *of_captures]))
 
     # Questions about each rank.
 
@@ -168,6 +175,10 @@ class Run:
         """Copies: direction, pinned or pageable, bytes, bandwidth."""
         return self._answers.ask("copies")
 
+    def units(self) -> pa.Table:
+        """Communication of a sharded model by FSDP unit or ZeRO step: how often gathered and reduced, host and device time."""
+        return self._answers.ask("units")
+
     def answer_together(self) -> None:
         """Answer all of the above in one pass over the captures, for those who will ask for all of it: asking is quick then."""
         self._answers.ask_together({"operators": _OPERATORS})
@@ -223,6 +234,13 @@ class Run:
         from bridge_profiling.analysis import pipeline
 
         return self._answers.across(pipeline.pipeline_by_rank if by_rank else pipeline.pipeline)
+
+    @cached_property
+    def against_bench(self) -> AgainstBench | None:
+        """This run beside what its links, copies, loader and step give alone; None without such results."""
+        from bridge_profiling.analysis.against_bench import against_bench
+
+        return None if self._bench is None else against_bench(self, self._bench, found=self._bench_found)
 
     def across(self, question: AcrossRanks) -> pa.Table:
         """A question of one's own to the database of all ranks, as `analysis.communication.communication` is one."""
@@ -333,3 +351,16 @@ class Run:
         traces = self._answers.traces
         mine = [result for result in traces if result.info.source == self._answers.main_source]
         return [(result.info, result.entry) for result in mine if result.entry is not None]
+
+
+def _results(path: Path, bench: str | Path | None) -> tuple[document.BenchDocument | None, bool, list[str]]:
+    """Results to compare with, whether they lie beside the captures, and what is to be said when they cannot be read."""
+    if bench is not None:
+        return document.read(Path(bench)), False, []
+    beside = path / document.NAME
+    if not beside.is_file():
+        return None, False, []
+    try:
+        return document.read(beside), True, []
+    except ProfilingConfigError as error:
+        return None, False, [f"nothing is compared with a benchmark: {error}"]

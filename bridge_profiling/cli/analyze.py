@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from bridge_profiling.cli.options import (
+    BenchOption,
     EngineName,
     EngineOption,
     ParquetOption,
@@ -21,6 +22,7 @@ from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readab
 def analyze(
     run: RunArgument,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    bench: BenchOption = None,
     parquet: ParquetOption = None,
     engine: EngineOption = EngineName.process,
     ray_address: RayAddressOption = None,
@@ -38,7 +40,13 @@ def analyze(
         with (
             progress("reading", "captures") as on_progress,
             Run(
-                path, engine=engine.value, workers=workers, ray_address=ray_address, parquet=parquet, on_progress=on_progress
+                path,
+                engine=engine.value,
+                workers=workers,
+                ray_address=ray_address,
+                parquet=parquet,
+                on_progress=on_progress,
+                bench=bench,
             ) as found,
         ):
             # Everything is asked before anything is printed: a bar and an answer do not share a screen.

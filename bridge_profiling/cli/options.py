@@ -27,6 +27,14 @@ EngineOption = Annotated[EngineName, typer.Option(help="Read captures in process
 RayAddressOption = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="The Ray cluster's. Default: $RAY_ADDRESS, else one is started.")
 ]
+BenchOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--bench",
+        metavar="FILE",
+        help="Compare with results of `bridge-profiling bench`. Default: bench.json in RUN, if it is there.",
+    ),
+]
 WorkersOption = Annotated[int | None, typer.Option(min=1, help="Captures read at a time. Default: one per CPU.")]
 
 

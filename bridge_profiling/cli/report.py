@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bridge_profiling.cli.options import (
+    BenchOption,
     EngineName,
     EngineOption,
     ParquetOption,
@@ -35,6 +36,7 @@ def report(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Above or below what a number becomes a finding, as data_loading=0.05."),
     ] = None,
+    bench: BenchOption = None,
     parquet: ParquetOption = None,
     engine: EngineOption = EngineName.process,
     ray_address: RayAddressOption = None,
@@ -58,7 +60,13 @@ def report(
         with (
             progress("reading", "captures") as on_progress,
             Run(
-                path, engine=engine.value, workers=workers, ray_address=ray_address, parquet=parquet, on_progress=on_progress
+                path,
+                engine=engine.value,
+                workers=workers,
+                ray_address=ray_address,
+                parquet=parquet,
+                on_progress=on_progress,
+                bench=bench,
             ) as found,
         ):
             # Everything is asked before anything is printed: a bar and an answer do not share a screen.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.analysis import Run
+from bridge_profiling.analysis.against_bench import AgainstBench
 from bridge_profiling.analysis.findings import Finding, Thresholds
 from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
 from bridge_profiling.analysis.memory_over_time import memory_over_time
@@ -32,6 +33,7 @@ class Summary:
         manifests: what each rank wrote down about its capture.
         limitations: what the captures cannot tell.
         errors: what could not be read.
+        bench: the run beside benchmarks; None without any.
     """
 
     path: Path
@@ -42,6 +44,7 @@ class Summary:
     manifests: list[RankCapture]
     limitations: list[str]
     errors: list[str]
+    bench: AgainstBench | None = None
 
     @property
     def ranks(self) -> list[int]:
@@ -110,6 +113,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
         manifests=run.manifests,
         limitations=run.limitations,
         errors=run.errors,
+        bench=run.against_bench,
     )
 
 

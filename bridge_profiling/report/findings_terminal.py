@@ -14,7 +14,7 @@ from bridge_profiling.analysis.budget import BY_CAUSE
 from bridge_profiling.analysis.figures.budget import PARTS, parts_that_matter
 from bridge_profiling.analysis.figures.style import COLOURS
 from bridge_profiling.analysis.findings import Finding
-from bridge_profiling.report import rank_choice, wording
+from bridge_profiling.report import bench_comparison, rank_choice, wording
 from bridge_profiling.report.answers import Summary
 from bridge_profiling.report.verdict import shortened, verdict
 
@@ -42,6 +42,11 @@ def print_verdict(summary: Summary, console: Console) -> None:
     if summary.findings:
         console.print()
         (_print_table if console.is_terminal else _print_plain)(summary, console)
+        _print_commands(summary.findings, console)
+    if summary.bench is not None:
+        console.print()
+        for line in bench_comparison.sentences(summary.bench):
+            console.print(Text(line), soft_wrap=not console.is_terminal)
 
 
 def _rows(summary: Summary) -> list[dict[str, Any]]:
@@ -115,6 +120,18 @@ def _print_plain(summary: Summary, console: Console) -> None:
         told = f"{_gain(finding)}, {finding.confidence} confidence{_blamed(finding, summary)}"
         console.print(Text(f"{place}. {finding.id}: {finding.title} [{told}]"), soft_wrap=True)
         console.print(Text(f"   change: {finding.action}"), soft_wrap=True)
+
+
+def _print_commands(findings: Sequence[Finding], console: Console) -> None:
+    """Commands that findings hand on: never wrapped, so that they can be copied, and apart from the table for that."""
+    for place, finding in enumerate(findings, 1):
+        if "ncu_command" in finding.evidence:
+            for line in (
+                f"\n{place}. in Nsight Compute:",
+                finding.evidence["ncu_command"],
+                *(f"   {note}" for note in finding.evidence["ncu_notes"]),
+            ):
+                console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _gain(finding: Finding) -> str:

@@ -12,7 +12,7 @@ from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.figures.style import COLOURS
 from bridge_profiling.analysis.figures.timeline import KIND_NAMES
 from bridge_profiling.analysis.findings import Thresholds
-from bridge_profiling.report import page_timeline, rank_choice, self_contained
+from bridge_profiling.report import bench_comparison, page_timeline, rank_choice, self_contained
 from bridge_profiling.report.answers import Answers, ask
 from bridge_profiling.report.page_findings import Pictures, findings_section, rank_table
 from bridge_profiling.report.page_parts import Figures
@@ -71,6 +71,7 @@ def page(answers: Answers, timeline: PageTimeline, pictures: Pictures, output: P
         "findings": findings_section(answers, pictures, timeline, figures),
         "kernel_tables": kernel_tables(answers),
         "communication": communication_section(answers, figures),
+        "bench": bench_comparison.page_section(answers.summary.bench),
         "timeline": _timeline_controls(timeline, _at_first(answers)),
         "memory": memory_section(answers, figures),
         "quality": quality_section(answers),

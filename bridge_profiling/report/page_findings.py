@@ -28,6 +28,9 @@ _AROUND, _AROUND_SHORT, _ENOUGH = 3, 40, 0.08
 #: How blame is drawn.
 _BLAMED = "; those to blame in orange."
 
+#: Evidence that is a command, which is shown as one.
+_COMMAND = ("ncu_command", "ncu_notes")
+
 #: Bars of a picture.
 _MOST_BARS = 24
 
@@ -249,8 +252,10 @@ def findings_section(answers: Answers, pictures: Pictures, timeline: PageTimelin
                 "evidence": [
                     (wording.heading(name), wording.value(name, value))
                     for name, value in finding.evidence.items()
-                    if value not in (None, {}, [], ())
+                    if value not in (None, {}, [], ()) and name not in _COMMAND
                 ],
+                "command": finding.evidence.get("ncu_command"),
+                "command_notes": finding.evidence.get("ncu_notes", []),
                 "events": _events(finding, timeline),
                 "more_events": max(len(finding.events) - _MOST_EVENTS, 0),
             }

@@ -45,7 +45,18 @@ def sections(run: Run) -> list[Section]:
     Args:
         run: whose captures are read, unless they were.
     """
-    questions = (_device, _iterations, _kernels, _communication, _ranks, _stragglers, _pipeline, _copies, _memory)
+    questions = (
+        _device,
+        _iterations,
+        _kernels,
+        _communication,
+        _beside_alone,
+        _ranks,
+        _stragglers,
+        _pipeline,
+        _copies,
+        _memory,
+    )
     return [section for question in questions if (section := question(run)).rows]
 
 
@@ -160,6 +171,34 @@ def _communication(run: Run) -> Section:
     ]
     headings = ["operation", "count", "MB", "transfer ms", "waiting ms, all ranks", "bus GB/s", "group"]
     return Section(f"communication, {len(rows)} of {len(found)} kinds", headings, rows)
+
+
+def _beside_alone(run: Run) -> Section:
+    bench = run.against_bench
+    found = [] if bench is None else sorted(bench.communication.to_pylist(), key=lambda row: -(row["transfer_us"] or 0.0))
+    rows = [
+        [
+            row["operation"],
+            f"{row['compared_count']} of {row['count']}",
+            *(_optional(row[name], _ms) for name in ("transfer_us", "alone_us")),
+            *(_optional(row[name], lambda speed: f"{speed:.1f}") for name in ("bus_bandwidth_gbs", "alone_bus_bandwidth_gbs")),
+            _optional(row["reached_share"], lambda share: f"{share:.0%}"),
+            " ".join(str(part) for part in (row["group"], row["group_ranks"], row["reason"]) if part is not None),
+        ]
+        for row in found[:_SHOWN]
+    ]
+    headings = [
+        "operation",
+        "compared",
+        "transfer ms",
+        "alone ms",
+        "bus GB/s",
+        "alone",
+        "reached",
+        "group, and what is not compared",
+    ]
+    title = "" if bench is None else f"communication beside what its links give alone ({bench.path})"
+    return Section(title, headings, rows)
 
 
 def _ranks(run: Run) -> Section:

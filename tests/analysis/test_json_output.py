@@ -50,7 +50,16 @@ def document(captures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 def test_the_top_level(document: dict) -> None:
-    assert list(document) == ["schema_version", "ranks", "collectives", "memory", "pipeline", "findings", "limitations"]
+    assert list(document) == [
+        "schema_version",
+        "ranks",
+        "collectives",
+        "memory",
+        "pipeline",
+        "bench",
+        "findings",
+        "limitations",
+    ]
     assert document["schema_version"] == 1
     assert isinstance(document["findings"], list)
     assert all(isinstance(sentence, str) for sentence in document["limitations"])

@@ -43,6 +43,9 @@ _ACTIONS = {
 }
 _ANY = "Overlap it with compute, send less of it, or over a faster link: find which group it is, and what waits for it."
 _LATENCY = "Its messages are small: their number costs more than their size. Send fewer, larger ones (ddp.bucket_size)."
+#: From this share on of what a link gives alone, nothing beside it can be to blame.
+_AS_FAST_AS_ALONE = 0.85
+
 _LINK = (
     "Its messages are large and move slowly: look at the link. NCCL_DEBUG=INFO says over what they go (P2P, SHM, NET); then "
     "nvidia-smi topo -m, NCCL_P2P_DISABLE and NCCL_SHM_DISABLE unset, NCCL_IB_HCA and NCCL_SOCKET_IFNAME, and nccl-tests."
@@ -148,8 +151,21 @@ def _action(groups: list[dict[str, Any]]) -> str:
     # A slow link may carry less of the time than something else, and is still worth a look.
     limited = [name for name in limits if name == first.get("limited_by") or (name == "link" and _any_slow(groups))]
     found = [limits[name] for name in limited]
-    return " ".join([*found, _ACTIONS.get(first.get("dimension") or "", _ANY)])
+    if limited and limited[0] == "link":
+        found.append(_beside_alone(groups))
+    return " ".join([*filter(None, found), _ACTIONS.get(first.get("dimension") or "", _ANY)])
 
 
 def _any_slow(groups: list[dict[str, Any]]) -> bool:
     return any(row["limited_by"] == "link" for row in groups)
+
+
+def _beside_alone(groups: list[dict[str, Any]]) -> str:
+    """What a benchmark says of the slow link that carries the most: slow by itself, or only here; "" without one."""
+    slow = next((row for row in groups if row["limited_by"] == "link" and "reached_share_of_alone" in row), None)
+    if slow is None:
+        return ""
+    share = slow["reached_share_of_alone"]
+    if share >= _AS_FAST_AS_ALONE:
+        return f"Alone it gives no more ({share:.0%} reached): the link itself is slow."
+    return f"It reached {share:.0%} of what this link gave alone: look at what differs from the benchmark, not at the link."

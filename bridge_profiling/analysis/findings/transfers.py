@@ -53,6 +53,7 @@ class Transfer:
         matched: against other ranks'; otherwise estimated.
         bus_bandwidth_gbs: of its group's transfers; None when unknown.
         slow_gbs: the bus bandwidth below which its link is slow.
+        reached_share: of what the link gives alone, by a benchmark; None without one that fits.
     """
 
     rank: int
@@ -68,6 +69,7 @@ class Transfer:
     matched: bool
     bus_bandwidth_gbs: float | None
     slow_gbs: float
+    reached_share: float | None = None
 
     @property
     def limited_by(self) -> str | None:
@@ -101,6 +103,7 @@ def transfers(context: Context) -> list[Transfer]:
         (row["operation"], row["group_name"], row["group_ranks"]): row["bus_bandwidth_gbs"]
         for row in context.run.communication().to_pylist()
     }
+    reached = _reached(context)
     found = []
     dimensions: dict[tuple[str | None, str | None], str | None] = {}
     for row in context.run.communication(by_rank=True).to_pylist():
@@ -128,6 +131,7 @@ def transfers(context: Context) -> list[Transfer]:
                 matched=matched,
                 bus_bandwidth_gbs=bandwidths.get((row["operation"], row["group_name"], row["group_ranks"])),
                 slow_gbs=_SLOW_IN_ONE_HOST_GBS if _in_one_host(context, row["group_ranks"]) else _SLOW_GBS,
+                reached_share=reached.get((row["operation"], row["group_name"], row["group_ranks"])),
             )
         )
     return found
@@ -175,9 +179,17 @@ def by_group(chosen: Sequence[Transfer]) -> list[dict[str, Any]]:
             "mean_message_bytes": each.message_bytes,
             "bus_bandwidth_gbs": each.bus_bandwidth_gbs,
             "limited_by": each.limited_by,
+            **({} if each.reached_share is None else {"reached_share_of_alone": each.reached_share}),
         }
         for each in sorted(worst.values(), key=lambda each: -each.exposed_us)
     ]
+
+
+def _reached(context: Context) -> dict[tuple[str, str | None, str | None], float | None]:
+    """Shares of what links give alone, by operation and group; empty where no benchmark was given."""
+    bench = context.run.against_bench
+    rows = [] if bench is None else bench.communication.to_pylist()
+    return {(row["operation"], row["group_name"], row["group_ranks"]): row["reached_share"] for row in rows}
 
 
 def _in_one_host(context: Context, group_ranks: str | None) -> bool:

@@ -1,0 +1,154 @@
+"""Where this process stands among those that measure together: as a launcher says, or as it was started here.
+
+torchrun and others set RANK, WORLD_SIZE and MASTER_ADDR; srun sets SLURM_PROCID and SLURM_NTASKS. Without either, the first
+process starts the ranks on this machine. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge_profiling.bench.failures import FAILED
+from bridge_profiling.errors import ProfilingConfigError
+
+#: Where ranks that were started here meet: a file, since a port that is free now may be taken a moment later.
+STORE_VARIABLE = "BRIDGE_PROFILING_BENCH_STORE"
+
+#: srun numbers its steps from 0; what is no step of srun's, as a batch script, has one of the numbers from here.
+_NO_STEP = 0xFFFFFF00
+
+_POLL_S = 0.05
+
+#: How long ranks may take to end after one has failed.
+_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process of several.
+
+    Args:
+        rank: global rank.
+        size: number of ranks.
+        local_rank: on its host.
+        store: the file where the ranks meet; None where MASTER_ADDR and MASTER_PORT say where.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    store: Path | None = None
+
+
+def place_from(environment: Mapping[str, str]) -> Place | None:
+    """This process' place; None where no launcher says one.
+
+    Args:
+        environment: variables.
+
+    Raises:
+        ProfilingConfigError: a launcher says half of it.
+    """
+    if "RANK" in environment:
+        size, local_rank = environment.get("WORLD_SIZE"), environment.get("LOCAL_RANK", "0")
+        if size is None:
+            raise ProfilingConfigError(
+                "RANK is set and WORLD_SIZE is not", instead="Unset RANK, or start with torchrun or srun"
+            )
+        store = environment.get(STORE_VARIABLE)
+        return Place(int(environment["RANK"]), int(size), int(local_rank), None if store is None else Path(store))
+    step = environment.get("SLURM_STEP_ID", "")
+    if step.isdigit() and int(step) < _NO_STEP and int(environment.get("SLURM_NTASKS", "1")) > 1:
+        return Place(
+            int(environment["SLURM_PROCID"]), int(environment["SLURM_NTASKS"]), int(environment.get("SLURM_LOCALID", "0"))
+        )
+    return None
+
+
+def meeting_point(environment: Mapping[str, str]) -> dict[str, str]:
+    """MASTER_ADDR and MASTER_PORT where the launcher sets none: under srun the step's first host, and a port of the job's.
+
+    Args:
+        environment: variables.
+    """
+    found = {}
+    if "MASTER_ADDR" not in environment:
+        nodes = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", ""))
+        found["MASTER_ADDR"] = _first_host(nodes) if nodes else "127.0.0.1"
+    if "MASTER_PORT" not in environment:
+        found["MASTER_PORT"] = str(20000 + int(environment.get("SLURM_JOB_ID", "9500")) % 20000)
+    return found
+
+
+def _first_host(nodes: str) -> str:
+    if "[" not in nodes:
+        return nodes.split(",")[0]
+    listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
+    return listed.stdout.split()[0]
+
+
+def start_here(arguments: Sequence[str], processes: int) -> int:
+    """Start ranks on this machine and wait for them; when one fails, the others are ended.
+
+    Args:
+        arguments: of `python -m bridge_profiling.bench`.
+        processes: how many.
+
+    Returns:
+        The exit code: of the first rank that failed, 0 when none did.
+    """
+    with tempfile.TemporaryDirectory(prefix="bridge_profiling-bench-", ignore_cleanup_errors=True) as folder:
+        running = [_start(arguments, rank, processes, Path(folder)) for rank in range(processes)]
+        try:
+            failed = _first_failure(running)
+            if failed is None:
+                return 0
+            # What it said last is why; the others fail because it did.
+            print((Path(folder) / f"stderr-{failed}").read_text(errors="replace").rstrip(), file=sys.stderr)
+            return running[failed].returncode if running[failed].returncode > 0 else FAILED
+        finally:
+            _end(running)
+
+
+def _start(arguments: Sequence[str], rank: int, size: int, folder: Path) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        STORE_VARIABLE: str(folder / "store"),
+        # As torchrun does: ranks of one machine share its processors.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    command = [sys.executable, "-m", "bridge_profiling.bench", *arguments]
+    with open(folder / f"stderr-{rank}", "wb") as said:
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=said)
+
+
+def _first_failure(running: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Wait for all; the rank that ended first with something else than 0."""
+    while True:
+        codes = [process.poll() for process in running]
+        failed = next((rank for rank, code in enumerate(codes) if code), None)
+        if failed is not None or None not in codes:
+            return failed
+        time.sleep(_POLL_S)
+
+
+def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in running:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + _PATIENCE_S
+    for process in running:
+        try:
+            process.wait(max(deadline - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

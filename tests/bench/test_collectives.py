@@ -1,0 +1,78 @@
+"""Every operation among three real processes: an odd number, so that one has no partner."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge_profiling.bench import requests
+from bridge_profiling.bench.failures import UnavailableError
+from bridge_profiling.bench.ranks import Place
+from bridge_profiling.bench.world import joined
+
+ROOT = Path(__file__).parents[2]
+
+
+def measured(request: requests.CollectivesRequest, path: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "bridge_profiling.bench", "collectives", requests.to_text(request), str(path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench") / "result.json"
+    request = requests.CollectivesRequest(
+        requests.OPERATIONS, (1 << 10, 1 << 16), dtype="bfloat16", backend="gloo", processes=3, seconds=0.05
+    )
+    done = measured(request, path)
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())
+
+
+def test_every_operation_arrives_as_it_was_sent(result):
+    assert result["limitations"] == []
+    assert [row["operation"] for row in result["rows"][::2]] == list(requests.OPERATIONS)
+    assert all(row["correct"] for row in result["rows"])
+
+
+def test_messages_are_whole_parts_of_every_rank_and_no_larger_than_asked(result):
+    sizes = {row["message_bytes"] for row in result["rows"]}
+    # 512 and 32,768 elements are 170 and 10,922 for each of three ranks.
+    assert sizes == {1020, 65532}
+
+
+def test_bandwidths_are_the_median_times_and_the_factors(result):
+    factors = {
+        "all_reduce": 4 / 3,
+        "all_gather": 2 / 3,
+        "reduce_scatter": 2 / 3,
+        "all_to_all": 2 / 3,
+        "send": 1,
+        "send_recv": 1,
+    }
+    for row in result["rows"]:
+        speed = row["message_bytes"] / row["time_us"]["median"] / 1e3
+        assert row["algorithm_bandwidth_gbs"] == pytest.approx(speed, rel=1e-4)
+        assert row["bus_bandwidth_gbs"] == pytest.approx(speed * factors.get(row["operation"], 2 / 3), rel=1e-4)
+        assert row["time_us"]["count"] >= 2
+
+
+def test_the_result_says_where_it_was_measured(result):
+    assert (result["world_size"], result["hosts"], result["ranks_per_host"]) == (3, 1, 3)
+    assert (result["backend"], result["dtype"], result["device"]) == ("gloo", "bfloat16", "cpu")
+    assert result["versions"]["torch"]
+
+
+def test_without_a_device_of_ones_own_nccl_is_unavailable():
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(UnavailableError, match="unavailable"), joined(Place(0, 2, 0), "nccl"):
+        pytest.fail("it has joined")

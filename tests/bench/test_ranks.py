@@ -1,0 +1,43 @@
+"""Where a process stands among ranks, as launchers say it; and what becomes of ranks that fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge_profiling.bench import ranks
+from bridge_profiling.errors import ProfilingConfigError
+
+
+def test_torchrun_says_rank_and_world():
+    place = ranks.place_from({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    assert (place.rank, place.size, place.local_rank, place.store) == (3, 8, 1, None)
+
+
+def test_srun_says_it_in_its_own_words():
+    environment = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_LOCALID": "5", "SLURM_JOB_ID": "77"}
+    place = ranks.place_from(environment)
+    assert (place.rank, place.size, place.local_rank) == (5, 16, 5)
+    meeting = ranks.meeting_point(environment | {"SLURM_STEP_NODELIST": "node-7,node-8"})
+    assert meeting == {"MASTER_ADDR": "node-7", "MASTER_PORT": "20077"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},  # a batch script
+        {"SLURM_STEP_ID": str(0xFFFFFFFB), "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},  # its step has a number of its own
+        {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+    ],
+)
+def test_without_a_launcher_nobody_says_it(environment):
+    assert ranks.place_from(environment) is None
+
+
+def test_what_a_launcher_sets_is_left_as_it_is():
+    assert ranks.meeting_point({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == {}
+
+
+def test_half_a_launcher_is_refused():
+    with pytest.raises(ProfilingConfigError, match="WORLD_SIZE is not"):
+        ranks.place_from({"RANK": "0"})

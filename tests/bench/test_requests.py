@@ -1,0 +1,70 @@
+"""Requests: what is typed, what it means, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge_profiling.bench import requests
+from bridge_profiling.errors import ProfilingConfigError
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("1KiB:64KiB:4x", (KIB, 4 * KIB, 16 * KIB, 64 * KIB)),
+        ("1KiB:100KiB:10", (KIB, 10 * KIB, 100 * KIB)),
+        ("512:2KiB", (512, KIB, 2 * KIB)),
+        ("1MiB,1KB,8", (8, 1000, MIB)),
+        ("1.5MiB", (3 * MIB // 2,)),
+    ],
+)
+def test_sizes(text, sizes):
+    assert requests.sizes_from(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "big", "1KiB:", "4KiB:1KiB:2x", "1KiB:4KiB:1x", "1KiB:4KiB:2x:3", "0", "100GiB", "-1"])
+def test_what_is_no_size_is_refused_with_an_example(text):
+    with pytest.raises(ProfilingConfigError, match="Type --sizes 1KiB:256MiB:4x"):
+        requests.sizes_from(text)
+
+
+def test_operations_are_typed_with_hyphens_and_all_are_the_default():
+    assert requests.operations_from("all-reduce, send-recv,all_reduce") == ("all_reduce", "send_recv")
+    assert requests.operations_from("") == requests.OPERATIONS
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: requests.CollectivesRequest(("all_red",), (1,)), "no operation 'all-red'.*all-reduce, all-gather"),
+        (lambda: requests.CollectivesRequest(("send",), (1,), dtype="int3"), "no dtype 'int3'"),
+        (lambda: requests.CollectivesRequest(("send",), (1,), backend="mpi"), "no backend 'mpi'"),
+        (lambda: requests.CollectivesRequest(("send",), (1,), processes=1), "--nproc 1 leaves nobody"),
+        (lambda: requests.CopiesRequest((1,), seconds=0), "--seconds 0"),
+        (lambda: requests.DataLoaderRequest("train"), "names no factory.*--loader module:factory"),
+        (lambda: requests.DataLoaderRequest("train:make", workers=(-1,)), "--workers -1"),
+        (lambda: requests.DataLoaderRequest("train:make", prefetch=(0,)), "--prefetch 0"),
+        (lambda: requests.StepRequest("a b:c"), "names no factory"),
+        (lambda: requests.StepRequest("train:make", iterations=0), "--iterations 0"),
+        (lambda: requests.StepRequest("train:make", samples=0), "--samples 0"),
+        (lambda: requests.integers_from("0,two", "--workers"), "--workers '0,two' is no list"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(make, said):
+    with pytest.raises(ProfilingConfigError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        requests.CollectivesRequest(("all_reduce", "send"), (1, 2), "bfloat16", "gloo", 4, 0.5),
+        requests.CopiesRequest((4, 8)),
+        requests.DataLoaderRequest("a.b:c", (0, 1), (True,), (2, 4), 8, 1.0),
+        requests.StepRequest("a:b.c", 1, 2, 3.0, 4),
+    ],
+)
+def test_a_request_reaches_another_process_as_it_was(request_):
+    assert requests.from_text(requests.kind_of(request_), requests.to_text(request_)) == request_

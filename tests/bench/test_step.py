@@ -1,0 +1,45 @@
+"""A step's pace: what is called how often, and what is made of the times."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from bridge_profiling.bench import step as bench_step
+from bridge_profiling.bench.step import measure_step
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that each step moves: 9 s while it warms up, then 1, 3, 1, 3, … seconds."""
+    now = [0.0]
+    monkeypatch.setattr(bench_step.time, "perf_counter", lambda: now[0])
+    takes = itertools.chain([9.0, 9.0], itertools.cycle([1.0, 3.0]))
+
+    def step():
+        now[0] += next(takes)
+
+    return step
+
+
+def test_iterations_that_warm_up_do_not_count(clock):
+    timing = measure_step(clock, warmup=2, iterations=8, samples_per_iteration=6)
+    assert (timing.warmup, timing.iterations, timing.device) == (2, 8, "cpu")
+    assert (timing.seconds.median, timing.seconds.mean, timing.seconds.low, timing.seconds.high) == (2, 2, 1, 3)
+    assert timing.iterations_per_s.median == 0.5
+    assert timing.samples_per_s.median == 3
+
+
+def test_it_stops_when_its_time_is_over_and_counts_one_at_least(clock):
+    assert measure_step(clock, warmup=2, iterations=100, max_seconds=10).iterations == 6
+    assert measure_step(clock, warmup=0, iterations=100, max_seconds=0).iterations == 1
+
+
+def test_what_the_step_raises_is_the_callers():
+    with pytest.raises(ZeroDivisionError):
+        measure_step(lambda: 1 / 0)
+
+
+def test_samples_of_an_unknown_number_are_not_guessed(clock):
+    assert measure_step(clock, iterations=2).samples_per_s is None

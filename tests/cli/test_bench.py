@@ -1,0 +1,147 @@
+"""`bridge-profiling bench` as it is typed: the table, the file, the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from bridge_profiling.cli import app
+from bridge_profiling.errors import ProfilingConfigError
+
+STEP = """
+import time
+
+def make():
+    print("made")
+    return lambda: time.sleep(0.001)
+
+def failing():
+    def step():
+        raise ValueError("shape mismatch")
+    return step
+
+class Data:
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return float(index)
+"""
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """Runs the command in a fresh process, in a directory with a user's module."""
+    (tmp_path / "mine.py").write_text(STEP)
+
+    def run(*arguments, **environment):
+        command = [sys.executable, "-m", "bridge_profiling.cli", "bench", *arguments]
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=os.environ | {"COLUMNS": "200"} | environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    return run
+
+
+def test_a_step_and_a_loader_are_printed_and_kept_in_one_file(bench, tmp_path):
+    done = bench("step", "--step", "mine:make", "--iterations", "8", "--warmup", "1", "--samples", "4", "-o", "bench.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("step mine:make, cpu\n")
+    assert "8 after 1 to warm up" in done.stdout
+    assert done.stdout.endswith("result: bench.json\n")
+    assert "made" in done.stderr, "what the user's code prints stands beside the answer"
+    arguments = (
+        "--loader",
+        "mine:Data",
+        "--workers",
+        "0",
+        "--no-pin-memory",
+        "--seconds",
+        "0.1",
+        "--batch-size",
+        "4",
+        "--json",
+    )
+    done = bench("data-loader", *arguments, "-o", "bench.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"][0]["samples_per_batch"] == 4
+    kept = json.loads((tmp_path / "bench.json").read_text())["results"]
+    assert [result["kind"] for result in kept] == ["step", "data_loader"]
+    assert kept[0]["rows"][0]["time_us"]["median"] >= 1000
+
+
+@pytest.mark.system
+def test_under_a_launcher_the_first_rank_alone_answers(bench, tmp_path):
+    """Both ranks as torchrun would start them, meeting where it says."""
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    arguments = ("collectives", "--operations", "all-reduce", "--sizes", "4KiB", "--seconds", "0.05", "--backend", "gloo")
+    command = [sys.executable, "-m", "bridge_profiling.cli", "bench", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    running = [subprocess.Popen(command, env=os.environ | launched | {"RANK": rank}, **pipes) for rank in ("0", "1")]
+    said = [process.communicate(timeout=240) for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    assert "communication of 2 ranks on 1 host, gloo" in said[0][0]
+    assert said[1][0] == ""
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("collectives", "--sizes", "huge"), "'huge' is no size"),
+        (("collectives", "--operations", "all-red"), "there is no operation 'all-red'"),
+        (("step", "--step", "mine"), "names no factory"),
+        (("data-loader", "--loader", "mine:Data", "--workers", "many"), "'many' is no list of numbers"),
+        (("step", "--step", "mine:make", "-o", "mine.py"), "mine.py is no result of bridge-profiling bench"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_anything_starts(arguments, said, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(STEP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was started"))
+    done = CliRunner().invoke(app, ["bench", *arguments])
+    assert isinstance(done.exception, ProfilingConfigError)
+    assert said in str(done.exception)
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_measurement(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was started"))
+    done = CliRunner().invoke(app, ["bench", "copies", "-o", "nowhere/bench.json"])
+    assert done.exit_code == 2
+    assert "nowhere/bench.json cannot be written" in " ".join(done.output.replace("│", " ").split())
+
+
+def test_what_the_users_code_does_wrong_is_one_line(bench):
+    done = bench("step", "--step", "mine:failing")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: --step mine:failing: the step failed: ValueError: shape mismatch (")
+    assert line.endswith("mine.py:10)")
+
+
+def test_without_a_device_copies_are_unavailable(bench):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    done = bench("copies")
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: no CUDA device: unavailable")

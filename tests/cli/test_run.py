@@ -1,0 +1,131 @@
+"""`bridge-profiling run` as it is typed: what it starts, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bridge_profiling.cli import app
+from bridge_profiling.errors import ProfilingConfigError
+
+SCRIPT = str(Path(__file__).parents[2] / "docs" / "examples" / "plain_loop.py")
+
+OPTIONS = ["--profiler", "torch", "--steps", "3:8", "--ranks", "all"]
+
+
+class Child:
+    """Stands for the started process: what it was started with, and how it ends."""
+
+    def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
+        Child.started = arguments[1:]
+        Child.environment = env
+
+    def wait(self) -> int:
+        return -9
+
+
+@pytest.fixture(autouse=True)
+def without_a_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "BRIDGE_PROFILING_")) or name == "RANK"]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> type[Child]:
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    return Child
+
+
+def typed(*arguments: str) -> object:
+    return CliRunner().invoke(app, ["run", *arguments], catch_exceptions=False)
+
+
+def test_one_rank_needs_no_launcher_and_what_follows_the_script_is_the_scripts(started: type[Child]) -> None:
+    result = typed(SCRIPT, "--steps", "9", "-m", "--help")
+    assert started.started == ["-m", "bridge_profiling.easy.start", *OPTIONS, SCRIPT, "--steps", "9", "-m", "--help"]
+    # As a shell tells of a process that SIGKILL ended.
+    assert result.exit_code == 137
+
+
+def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started: type[Child]) -> None:
+    names = []
+    for _ in range(2):
+        typed("--nproc", "4", "--steps", "5:6", "--ranks", "0,3", "-m", "package.train", "x")
+        names.append(started.environment["BRIDGE_PROFILING_LAUNCH_ID"])
+    assert started.started == [
+        *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", "-m", "bridge_profiling.easy.start"],
+        *["--profiler", "torch", "--steps", "5:6", "--ranks", "0,3", "-m", "package.train", "x"],
+    ]
+    assert len(set(names)) == 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [
+        ({}, ["--node-rank", "1", "--rdzv-endpoint", "gpu07:23"]),
+        ({"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]"}, []),
+    ],
+)
+def test_machines_meet_where_they_are_told_or_where_slurm_says(
+    started: type[Child], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], options: list[str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    typed("--nodes", "2", "--nproc", "8", *options, SCRIPT)
+    port = 20003 if environment else 23
+    assert started.started[:7] == [
+        *["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=8"],
+        *["--rdzv-backend=static", f"--rdzv-endpoint=gpu07:{port}", "--node-rank=1"],
+    ]
+    assert "BRIDGE_PROFILING_LAUNCH_ID" not in started.environment
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"RANK": "1", "WORLD_SIZE": "2"},
+        {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+    ],
+)
+def test_a_rank_of_another_launcher_becomes_the_script(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    class BecameError(Exception):
+        pass
+
+    def become(program: str, arguments: list[str]) -> None:
+        raise BecameError(*arguments[1:])
+
+    monkeypatch.setattr(os, "execv", become)
+    with pytest.raises(BecameError) as became:
+        typed(SCRIPT)
+    assert list(became.value.args) == ["-m", "bridge_profiling.easy.start", *OPTIONS, SCRIPT]
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ProfilingConfigError, match="is a rank already"):
+        typed("--nproc", "2", SCRIPT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nowhere.py",), "nowhere.py does not exist"),
+        (("--steps", "5:5", SCRIPT), "the window is empty"),
+        (("--ranks", "0,2", "--nproc", "2", SCRIPT), "names 2, but the job has 2 ranks"),
+        (("--nodes", "2", "--rdzv-endpoint", "host", SCRIPT), "--nodes 2 needs --node-rank"),
+        (("--nodes", "2", "--node-rank", "0", SCRIPT), "--nodes 2 needs --rdzv-endpoint"),
+        (("--nodes", "2", "--node-rank", "2", "--rdzv-endpoint", "host:1", SCRIPT), "--node-rank 2 is none of 2 machines"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_refused_before_anything_starts(
+    started: type[Child], arguments: tuple[str, ...], said: str
+) -> None:
+    started.started = []
+    with pytest.raises(ProfilingConfigError, match=said):
+        typed(*arguments)
+    assert started.started == []
