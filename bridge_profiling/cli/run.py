@@ -1,0 +1,180 @@
+"""`bridge-profiling run`: starts a PyTorch script, unchanged, and has its ranks profiled. `easy` does the work."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridge_profiling.capture.attempt import LAUNCH_VARIABLE
+from bridge_profiling.capture.files import resolve_output_dir
+from bridge_profiling.easy.outcome import captures_since, lines
+from bridge_profiling.easy.request import DEFAULT_STEPS, Request
+from bridge_profiling.easy.script import check_script
+from bridge_profiling.easy.slurm import meeting_point, one_of_a_slurm_step
+from bridge_profiling.easy.slurm import node_rank as slurm_node_rank
+from bridge_profiling.errors import ProfilingConfigError, TraceError
+
+_START = ["-m", "bridge_profiling.easy.start"]
+
+#: torchrun's own default.
+_PORT = 29500
+
+
+class ProfilerName(StrEnum):
+    """What records."""
+
+    torch = "torch"
+    memory = "memory"
+    nsys = "nsys"
+
+
+def run(
+    script: Annotated[list[str], typer.Argument(metavar="SCRIPT", help="The script, and its own arguments.")],
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as with python -m.")] = False,
+    nproc: Annotated[int | None, typer.Option(min=1, help="Ranks on this machine. Default: 1, without torchrun.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines. Type the command on each of them.")] = 1,
+    node_rank: Annotated[int | None, typer.Option(min=0, help="Which of the machines this is. Default: as Slurm says.")] = None,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option(metavar="HOST[:PORT]", help="Where machines meet: machine 0. Default: as Slurm says.")
+    ] = None,
+    profiler: Annotated[ProfilerName, typer.Option(help="What records.")] = ProfilerName.torch,
+    steps: Annotated[str, typer.Option(metavar="A:B", help="First iteration, and first one after the last.")] = DEFAULT_STEPS,
+    ranks: Annotated[str, typer.Option(metavar="all|0,1,…", help="Global ranks to profile.")] = "all",
+    output_dir: Annotated[
+        Path | None, typer.Option(metavar="DIRECTORY", help="Default: $BRIDGE_PROFILING_DIR, else profiles.")
+    ] = None,
+    report: Annotated[bool, typer.Option("--report", help="Afterwards, say what they tell; write report.html.")] = False,
+) -> None:
+    """Run a PyTorch script as it is, and profile some of its iterations: each ends with a step of its optimizer.
+
+    What follows SCRIPT is the script's own. Under torchrun, or srun with several tasks, this process is one rank.
+    Exit code: the script's; 2: the request itself is wrong.
+    """
+    request = Request(
+        script=script[0],
+        arguments=tuple(script[1:]),
+        module=module,
+        profiler=profiler.value,
+        steps=steps,
+        ranks=ranks,
+        output_dir=None if output_dir is None else str(output_dir.absolute()),
+    )
+    rank_of_a_launcher = "RANK" in os.environ or (one_of_a_slurm_step() and nproc is None and nodes == 1)
+    if rank_of_a_launcher:
+        _check_rank(nproc, nodes, report)
+    world = None if rank_of_a_launcher else (nproc or 1) * nodes
+    root = resolve_output_dir(request.config(world))
+    _check_programs(request, report)
+    if rank_of_a_launcher:
+        os.execv(sys.executable, [sys.executable, *_START, *request.to_arguments()])
+    command = [sys.executable, *_launcher(nproc or 1, nodes, node_rank, rdzv_endpoint), *_START, *request.to_arguments()]
+    # One machine: the name of the launch can be told beforehand. Several agree on one when they have met.
+    environment = os.environ | ({LAUNCH_VARIABLE: uuid.uuid4().hex} if nodes == 1 else {})
+    started_ns = time.time_ns()
+    code = _wait(subprocess.Popen(command, env=environment))
+    captured = _tell(root, started_ns)
+    if report and captured:
+        _report(root)
+    raise typer.Exit(code)
+
+
+def _check_rank(nproc: int | None, nodes: int, report: bool) -> None:
+    if nproc is not None or nodes > 1:
+        raise ProfilingConfigError(
+            "--nproc and --nodes start ranks, and this process is a rank already",
+            why="RANK is set, as torchrun does it",
+            instead="Leave them out, or type bridge-profiling run without torchrun around it",
+        )
+    if report:
+        raise ProfilingConfigError(
+            "--report is about all ranks, and this process is one of them",
+            why="another launcher started it",
+            instead="Type bridge-profiling report afterwards",
+        )
+
+
+def _check_programs(request: Request, report: bool) -> None:
+    """Refuse what would fail for want of a file or a program."""
+    check_script(request.script, module=request.module)
+    if importlib.util.find_spec("torch") is None:
+        raise ProfilingConfigError(
+            f"{sys.executable} has no torch", instead="Type the bridge-profiling of the script's environment"
+        )
+    missing = [name for name in ("duckdb", "jinja2", "msgspec", "plotly", "pyarrow") if importlib.util.find_spec(name) is None]
+    if report and missing:
+        raise ProfilingConfigError(
+            f"--report needs {', '.join(missing)}",
+            instead="Type pip install 'bridge-profiling[analysis]', or leave --report out",
+        )
+
+
+def _launcher(nproc: int, nodes: int, node_rank: int | None, endpoint: str | None) -> list[str]:
+    """What starts the ranks of this machine: nothing for a single one, else torchrun."""
+    if nodes == 1:
+        if nproc == 1:
+            return []
+        return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    node_rank = slurm_node_rank() if node_rank is None else node_rank
+    host, port = meeting_point()
+    if endpoint is not None:
+        host, _, typed_port = endpoint.partition(":")
+        port = int(typed_port) if typed_port.isdigit() else _PORT
+    if node_rank is None or not host:
+        missing = "--node-rank" if node_rank is None else "--rdzv-endpoint"
+        raise ProfilingConfigError(
+            f"--nodes {nodes} needs {missing}",
+            why="machines must know which of them they are, and where they meet",
+            instead="Type on machine 0 --node-rank 0 --rdzv-endpoint HOST:PORT, HOST being itself, and likewise on the others",
+        )
+    if node_rank >= nodes:
+        raise ProfilingConfigError(f"--node-rank {node_rank} is none of {nodes} machines", instead=f"Type 0 to {nodes - 1}")
+    # The static rendezvous: ranks are numbered by --node-rank.
+    meeting = ["--rdzv-backend=static", f"--rdzv-endpoint={host}:{port}", f"--node-rank={node_rank}"]
+    return ["-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={nproc}", *meeting]
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """The child's exit code, as a shell would tell it. It gets the signals that this process gets."""
+
+    def forward(number: int, frame: object) -> None:
+        child.send_signal(number)
+
+    # A terminal sends Ctrl-C to both; it is the child's to answer.
+    previous = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
+    }
+    try:
+        code = child.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _tell(root: Path, started_ns: int) -> bool:
+    """Say what was captured, and whether there is anything to read."""
+    try:
+        captures = captures_since(root, started_ns)
+    except TraceError as error:
+        typer.echo(f"bridge-profiling: {error}", err=True)
+        return False
+    for line in lines(root, captures):
+        typer.echo(f"bridge-profiling: {line}", err=True)
+    return any(capture.artifacts for capture in captures)
+
+
+def _report(root: Path) -> None:
+    from bridge_profiling.cli.report import report
+
+    report(root)

@@ -1,0 +1,28 @@
+"""Prints what one rank's capture tells: `python -m bridge_profiling.easy.summary TRACE`. Loads no torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Print the verdict on the capture that the command line names.
+
+    Raises:
+        SystemExit: the extra `analysis` is not installed.
+    """
+    try:
+        from rich.console import Console
+
+        from bridge_profiling.analysis import Run
+        from bridge_profiling.report.answers import summarize
+        from bridge_profiling.report.findings_terminal import print_verdict
+    except ImportError as error:
+        sys.exit(f"reading captures needs {error.name}")
+    with Run(Path(sys.argv[1])) as run:
+        print_verdict(summarize(run), Console(highlight=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""An unchanged script under every launcher that a plain script may have: real processes, several at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.easy.scripts import bridge_profiling, manifest, python, ranges
+
+pytestmark = pytest.mark.system
+
+PLAIN_LOOP = str(Path(__file__).parents[2] / "docs" / "examples" / "plain_loop.py")
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def two_machines(folder: Path, *options: str) -> list[subprocess.CompletedProcess[str]]:
+    """Both halves of a job of two machines, here."""
+    meeting = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "bridge_profiling.cli", "run", "--nodes", "2", "--rdzv-endpoint", meeting]
+    halves = [
+        subprocess.Popen(
+            [*command, "--steps", "3:6", "--node-rank", str(number), *options, PLAIN_LOOP],
+            cwd=folder,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in (0, 1)
+    ]
+    return [subprocess.CompletedProcess(half.args, *_ended(half)) for half in halves]
+
+
+def _ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    stdout, stderr = process.communicate(timeout=240)
+    return process.returncode, stdout, stderr
+
+
+def test_machines_share_a_folder_and_launches_do_not(tmp_path: Path) -> None:
+    """The second launch profiles another rank: what the first wrote does not tell them apart."""
+    for options, folder in ((("--ranks", "0"), "iter-3-6"), (("--ranks", "1"), "iter-3-6.1")):
+        halves = two_machines(tmp_path, *options)
+        assert [half.returncode for half in halves] == [0, 0], halves
+        rank = int(options[1])
+        found = sorted((tmp_path / "profiles" / "manifest" / folder).glob("rank-*.json"))
+        assert [path.name for path in found] == [f"rank-{rank}.json"]
+        assert manifest(tmp_path / "profiles", rank, folder)["captured"]["iterations"] == [3, 4, 5]
+        assert manifest(tmp_path / "profiles", rank, folder)["world_size"] == 2
+
+
+def test_torchrun_may_start_the_ranks_itself(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}")
+    own = python(tmp_path, *torchrun, "-m", "bridge_profiling.easy.start", "--steps", "3:6", PLAIN_LOOP)
+    assert own.returncode == 0, own.stderr
+    assert [manifest(tmp_path / "profiles", rank)["status"] for rank in (0, 1)] == ["complete"] * 2
+    ours = python(tmp_path, *torchrun, "-m", "bridge_profiling.cli", "run", "--steps", "3:6", PLAIN_LOOP)
+    assert ours.returncode == 0, ours.stderr
+    assert [manifest(tmp_path / "profiles", rank, "iter-3-6.1")["status"] for rank in (0, 1)] == ["complete"] * 2
+
+
+def test_a_script_that_starts_its_ranks_itself_runs_and_is_told_what_to_type(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import torch
+def rank(number):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    print("rank done")
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(rank, nprocs=2)
+"""
+    )
+    ended = bridge_profiling(tmp_path, "run", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("rank done") == 2
+    assert "no optimizer stepped in this process" in ended.stderr
+    assert "Then let --nproc start them" in ended.stderr
+    assert not list(tmp_path.glob("profiles/torch/*/*"))
+
+
+def test_a_rank_that_fails_ends_the_others_and_both_leave_what_they_captured(tmp_path: Path) -> None:
+    text = Path(PLAIN_LOOP).read_text().replace("    optimizer.zero_grad()\n", "    fail(step)\n    optimizer.zero_grad()\n")
+    fail = "def fail(step):\n    if step == 5 and os.environ['RANK'] == '1':\n        raise OSError('no more data')\n"
+    (tmp_path / "train.py").write_text(text.replace("import torch\n", f"import torch\n{fail}", 1))
+    ended = bridge_profiling(tmp_path, "run", "--nproc", "2", "--steps", "3:8", "train.py")
+    assert ended.returncode == 1
+    failed = manifest(tmp_path / "profiles", 1, "iter-3-8")
+    assert (failed["status"], failed["captured"]["iterations"]) == ("partial", [3, 4])
+    assert "no more data" in failed["reason"]
+    other = manifest(tmp_path / "profiles", 0, "iter-3-8")
+    assert (other["status"], other["captured"]["iterations"]) == ("partial", [3, 4])
+
+
+def test_sigterm_inside_the_window_leaves_what_was_captured(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import pathlib, time, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(1000):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    if i == 5:
+        pathlib.Path("inside").touch()
+    time.sleep(0.05 if i > 4 else 0)
+"""
+    )
+    command = [sys.executable, "-m", "bridge_profiling.cli", "run", "--steps", "3:900", "train.py"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "inside").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 143
+    written = manifest(tmp_path / "profiles", folder="iter-3-900")
+    assert written["status"] == "partial"
+    assert written["captured"]["iterations"][:3] == [3, 4, 5]
+    assert "told to exit" in written["reason"]
+    assert "ProfilerStep#5" in ranges(tmp_path / "profiles", folder="iter-3-900")
+    assert "partial" in stderr

@@ -1,0 +1,139 @@
+"""A script that knows nothing of profiling computes the same under `bridge-profiling run`, and its window is captured."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bridge_profiling import __file__ as package
+from tests.easy.scripts import EVERYTHING, INFERS, RAISES, TOO_SHORT, bridge_profiling, manifest, python, ranges, start
+from tests.forked_ranks import run_ranks
+
+PLAIN_LOOP = Path(__file__).parents[2] / "docs" / "examples" / "plain_loop.py"
+
+
+class TestAScriptWithEverythingInIt:
+    """Two optimizers, accumulation, a skipped step, workers, a training child, arguments like ours, an exit code."""
+
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("everything")
+        (folder / "train.py").write_text(EVERYTHING)
+        return folder
+
+    @pytest.fixture(scope="class")
+    def plain(self, folder: Path) -> subprocess.CompletedProcess[str]:
+        return python(folder, "train.py", "--steps", "7")
+
+    @pytest.fixture(scope="class")
+    def profiled(self, folder: Path) -> subprocess.CompletedProcess[str]:
+        return bridge_profiling(folder, "run", "--steps", "3:6", "train.py", "--steps", "7")
+
+    def test_it_prints_what_it_prints_alone_bit_for_bit(
+        self, plain: subprocess.CompletedProcess[str], profiled: subprocess.CompletedProcess[str]
+    ) -> None:
+        assert plain.stdout.count("0x") == 10
+        assert profiled.stdout == plain.stdout, profiled.stderr
+        assert profiled.returncode == plain.returncode == 3
+
+    def test_the_trace_holds_exactly_the_window(self, profiled: subprocess.CompletedProcess[str], folder: Path) -> None:
+        found = ranges(folder / "profiles")
+        steps = [name for name in found if "ProfilerStep" in name]
+        assert steps == ["ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"]
+        # Two batches are one iteration; in iteration 4 GradScaler leaves out the step of the optimizer that counts.
+        assert found.count("forward") == found.count("backward") == 6
+        assert found.count("Optimizer.step#SGD.step") == 2
+        assert found.count("Optimizer.step#AdamW.step") == 3
+
+    def test_one_process_is_captured_once_and_says_so(self, profiled: subprocess.CompletedProcess[str], folder: Path) -> None:
+        root = folder / "profiles"
+        written = manifest(root)
+        assert (written["status"], written["captured"]["iterations"]) == ("complete", [3, 4, 5])
+        assert written["durations_ns"]["iteration"] == list(range(10))
+        assert written["framework"]["iterations"] == "steps of SGD"
+        assert len(list(root.glob("torch/*/*"))) == 1
+        assert f"bridge-profiling: type: bridge-profiling report {root}" in profiled.stderr
+
+
+@pytest.fixture
+def single_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class TestTwoRanks:
+    """The example, under DDP."""
+
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tmp_path_factory.mktemp("two-ranks")
+
+    @pytest.fixture(scope="class")
+    def profiled(self, folder: Path) -> subprocess.CompletedProcess[str]:
+        return bridge_profiling(
+            folder, "run", "--nproc", "2", "--steps", "3:6", "--output-dir", "out", "--report", str(PLAIN_LOOP)
+        )
+
+    def test_losses_are_those_of_the_script_alone(
+        self, profiled: subprocess.CompletedProcess[str], capsys: pytest.CaptureFixture[str], single_thread: None
+    ) -> None:
+        runpy.run_path(str(PLAIN_LOOP), run_name="__main__")
+        # Both ranks see the same samples, so that their mean gradient is each one's, and print into one another's lines.
+        alone, together = (re.findall(r"step \d+: loss [\d.]+", text) for text in (capsys.readouterr().out, profiled.stdout))
+        assert profiled.returncode == 0, profiled.stderr
+        assert len(alone) == 16
+        assert sorted(together) == sorted(alone * 2)
+
+    def test_both_ranks_share_a_folder(self, folder: Path, profiled: subprocess.CompletedProcess[str]) -> None:
+        assert [manifest(folder / "out", rank)["captured"]["iterations"] for rank in (0, 1)] == [[3, 4, 5]] * 2
+        assert manifest(folder / "out", 1)["coordinates"]["dp"] == [1, 2]
+        assert [path.name for path in (folder / "out" / "torch").iterdir()] == ["iter-3-6"]
+
+    def test_the_report_is_made_and_the_numbers_are_those_of_the_window(
+        self, folder: Path, profiled: subprocess.CompletedProcess[str]
+    ) -> None:
+        assert "An iteration takes" in profiled.stdout
+        assert (folder / "report.html").stat().st_size > 100_000
+        analyzed = bridge_profiling(folder, "analyze", "out", "--json")
+        found = json.loads(analyzed.stdout)
+        assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+        assert [[each["iteration"] for each in rank["iterations"]] for rank in found["ranks"]] == [[3, 4, 5]] * 2
+
+
+def test_an_exception_inside_the_window_shows_only_the_script_and_leaves_what_was_captured(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RAISES)
+    profiled = bridge_profiling(tmp_path, "run", "--steps", "3:6", "train.py")
+    assert profiled.returncode == 1
+    trace = profiled.stderr[profiled.stderr.index("Traceback") :]
+    assert trace.startswith(f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line 13, in <module>\n')
+    assert "\nKeyError: 'no such sample'\n" in trace
+    assert str(Path(package).parent) not in trace
+    written = manifest(tmp_path / "profiles")
+    assert (written["status"], written["captured"]["iterations"], written["interrupted"]) == ("partial", [3], [4])
+    assert "KeyError" in written["reason"]
+    assert "rank 0, iter-3-6: partial, training raised KeyError" in profiled.stderr
+    assert "interrupted ProfilerStep#4" in ranges(tmp_path / "profiles")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (INFERS, "no optimizer stepped in this process"),
+        (TOO_SHORT, "the script made 2 optimizer steps, iterations 0 to 1, and the window is 3:6. Type --steps 0:2"),
+    ],
+)
+def test_a_script_without_the_window_says_what_to_type(tmp_path: Path, script: str, said: str) -> None:
+    (tmp_path / "train.py").write_text(script)
+    profiled = run_ranks(start, "--steps", "3:6", "train.py", folder=tmp_path)
+    assert profiled.exit_codes == [0], profiled.stderr
+    assert f"nothing was captured: {said}" in profiled.stderr
+    assert not list(tmp_path.glob("profiles/torch/*/*"))
