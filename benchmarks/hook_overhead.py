@@ -1,20 +1,26 @@
-"""What an iteration outside the window costs: our hook against the stateless two-call form.
+"""What an iteration outside the window costs: our hook against the stateless two-call form, and listening against not.
 
     python benchmarks/hook_overhead.py
 
 The baseline is written here from the behaviour of Megatron Bridge's pair of calls: at the top of an iteration a
 function asks whether there is a config, whether this rank is profiled, whether the torch profiler must step, and
 whether this is nsys' first iteration; at its bottom another asks the same for the end. It times nothing, whereas the
-hook times every iteration. Both sides alternate in one process, in rounds, so that both meet the same machine.
+hook times every iteration. All sides alternate in one process, in rounds, so that all meet the same machine.
+
+A hook that listens for requests looks for them in a thread, once a second. Here a look falls into every round, of some tens of
+milliseconds, so what is printed for listening is more than a training pays. A look by itself is timed as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import platform
 import statistics
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter_ns
 
 from bridge_profiling import ProfilingConfig
@@ -69,33 +75,68 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--iterations", type=int, default=50_000, help="iterations a round and side")
     arguments = parser.parse_args()
+    # That every round ends before its window is no news.
+    logging.getLogger("bridge_profiling").setLevel(logging.ERROR)
 
     # The window lies past everything that runs: the ordinary state of a training that will be, or was, profiled.
     far = 10**12
     config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=far, profile_step_end=far + 2)
-    with tempfile.TemporaryDirectory() as folder, ProfilingHook(config, rank=0, output_dir=folder) as waiting:
-        measure(config, waiting, ProfilingHook(None, rank=0), arguments)
+    measure(config, arguments)
 
 
-def measure(config: ProfilingConfig, waiting: ProfilingHook, idle: ProfilingHook, arguments: argparse.Namespace) -> None:
+def open_hook(config: ProfilingConfig, **settings: object) -> Callable[[int], float]:
+    """A round of a hook that is open for that round alone: one that listens has a thread, which the others shall not meet."""
+
+    def one_round(iterations: int) -> float:
+        asked = replace(config, **settings)
+        with tempfile.TemporaryDirectory() as folder, ProfilingHook(asked, rank=0, output_dir=folder) as hook:
+            return time_hook(hook, iterations)
+
+    return one_round
+
+
+def time_look(config: ProfilingConfig, *, rank: int, looks: int = 200) -> float:
+    """Seconds that one look of the listener takes, nothing being asked."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProfilingHook(config, rank=rank, world_size=2, output_dir=folder) as hook,
+    ):
+        time_hook(hook, 1000)
+        listener = hook._listener
+        assert listener is not None
+        listener._stopping.set()
+        listener._thread.join()
+        began = perf_counter_ns()
+        for _ in range(looks):
+            listener._look()
+        return (perf_counter_ns() - began) / looks / 1e9
+
+
+def measure(config: ProfilingConfig, arguments: argparse.Namespace) -> None:
     sides = {
-        "pair of calls (baseline)": lambda: time_pair(config, arguments.iterations),
-        "hook, before its window": lambda: time_hook(waiting, arguments.iterations),
-        "hook, no profiling asked for": lambda: time_hook(idle, arguments.iterations),
-        "empty loop": lambda: time_loop(arguments.iterations),
+        "pair of calls (baseline)": lambda iterations: time_pair(config, iterations),
+        "hook, before its window": open_hook(config, on_demand=False),
+        "the same, listening": open_hook(config, on_demand=True),
+        "and watching for slow ones": open_hook(config, on_demand=True, slow_iteration_factor=1000.0),
+        "hook, no profiling asked for": lambda iterations: time_hook(ProfilingHook(None, rank=0), iterations),
+        "empty loop": time_loop,
     }
     measured: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(arguments.rounds):
         for name, side in sides.items():
-            measured[name].append(side())
+            measured[name].append(side(arguments.iterations))
 
-    loop = statistics.median(measured.pop("empty loop"))
-    medians = {name: statistics.median(times) - loop for name, times in measured.items()}
+    loop = measured.pop("empty loop")
+    medians = {name: statistics.median(times) - statistics.median(loop) for name, times in measured.items()}
+    fastest = {name: min(times) - min(loop) for name, times in measured.items()}
     baseline = medians["pair of calls (baseline)"]
-    print(f"Python {platform.python_version()}, {arguments.rounds} rounds of {arguments.iterations} iterations, medians")
+    print(f"Python {platform.python_version()}, {arguments.rounds} rounds of {arguments.iterations} iterations: medians")
     for name, median in medians.items():
-        print(f"{name:32} {median:7.0f} ns an iteration   {median / baseline:5.2f} x baseline")
-    print(json.dumps({"nanoseconds": medians, "ratio": medians["hook, before its window"] / baseline}))
+        print(f"{name:32} {median:7.0f} ns an iteration   {median / baseline:5.2f} x baseline   {fastest[name]:7.0f} ns")
+    looks = {rank: time_look(config, rank=rank) for rank in (0, 1)}
+    print(f"one look for a request, once a second: {looks[0] * 1e6:.0f} us on rank 0, {looks[1] * 1e6:.0f} us on the others")
+    told = {"nanoseconds": medians, "fastest_nanoseconds": fastest, "look_seconds": looks}
+    print(json.dumps(told | {"ratio": medians["hook, before its window"] / baseline}))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ nemo_run here: the same classes serve the submit host and the ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,9 @@ RANK_WORDS = ("all", "pp")
 
 #: Set by the plugins in the job's environment, so that a loop which knows nothing of them finds the place too.
 OUTPUT_DIR_VARIABLE = "BRIDGE_PROFILING_DIR"
+
+#: More windows of one run are a mistake: each is a trace.
+MAX_WINDOWS = 1000
 
 #: `memory_snapshot_path` as Megatron Bridge sets it when the user does not; then our own folder layout is used.
 DEFAULT_MEMORY_SNAPSHOT_PATH = "snapshot.pickle"
@@ -99,13 +103,48 @@ class ProfilingConfig:
     nsys_export_sqlite: bool = False
     """Write an SQLite file beside the report."""
 
+    nsys_captures: int = 1
+    """How many windows nsys may capture in one run, those of `profile_every` and of requests together; more than one has it
+    write all of its reports at the end."""
+
     peak_tflops: float | None = None
     """Dense peak of one device in TFLOP/s, for MFU; null is what its data sheet says, where the device is known."""
 
+    profile_every: int | None = None
+    """Capture a window of the same length again every so many iterations, counted from start to start."""
+
+    profile_at_most: int = 10
+    """How many windows are captured with `profile_every`, the first one counted."""
+
+    on_demand: bool | None = None
+    """Listen for `bridge-profiling trigger` in training; null is where a profiler is on or an output directory was chosen."""
+
+    on_demand_seconds: float = 1.0
+    """How often a rank looks for a request. A request is carried out four times as long after it, at the earliest."""
+
+    slow_iteration_factor: float | None = None
+    """Capture by itself, once an iteration took longer than the recent median by this factor; 2.0 is a good one."""
+
+    slow_iteration_captures: int = 1
+    """How often that may happen in one run of the job."""
+
     @property
     def window(self) -> Window:
-        """The iterations asked for."""
+        """The iterations asked for; with `profile_every`, the first ones."""
         return Window(self.profile_step_start, self.profile_step_end)
+
+    @property
+    def windows(self) -> list[Window]:
+        """Every window that the config asks for, in order; none without a profiler."""
+        if not self.enabled:
+            return []
+        count, step = (self.profile_at_most, self.profile_every) if self.profile_every is not None else (1, 0)
+        return [Window(self.window.start + step * number, self.window.end + step * number) for number in range(count)]
+
+    @property
+    def nsys_capture_count(self) -> int:
+        """How many captures an nsys is told to make at its start."""
+        return max(self.nsys_captures, len(self.windows)) if self.use_nsys_profiler else 0
 
     @property
     def enabled(self) -> bool:
@@ -140,6 +179,8 @@ class ProfilingConfig:
                 f"profiling.peak_tflops={self.peak_tflops} is no peak",
                 instead="Type the TFLOP/s of one device in the precision trained in, for example profiling.peak_tflops=989",
             )
+        self._check_repeats()
+        self._check_on_demand()
         if not self.enabled:
             return
         if train_iters is not None and self.profile_step_end > train_iters:
@@ -156,6 +197,56 @@ class ProfilingConfig:
                     why=f"ranks run from 0 to {world_size - 1}",
                     instead="List ranks of this job, or type profiling.profile_ranks=all",
                 )
+
+    def _check_repeats(self) -> None:
+        length = self.profile_step_end - self.profile_step_start
+        if self.profile_every is not None and (not _is_whole(self.profile_every) or self.profile_every < length):
+            raise ProfilingConfigError(
+                f"profiling.profile_every={self.profile_every} lets windows overlap"
+                if _is_whole(self.profile_every)
+                else f"profiling.profile_every={self.profile_every!r} is not an integer",
+                why=f"each is {length} iterations long, and the next one begins profile_every iterations after it",
+                instead=f"Type profiling.profile_every={max(100, 10 * length)}, or any number from {length} on",
+            )
+        if not _is_whole(self.profile_at_most) or not 1 <= self.profile_at_most <= MAX_WINDOWS:
+            raise ProfilingConfigError(
+                f"profiling.profile_at_most={self.profile_at_most!r} windows cannot be captured",
+                why=f"every one costs room and time; 1 to {MAX_WINDOWS} are possible",
+                instead="Type a small number, for example profiling.profile_at_most=10",
+            )
+
+        if not _is_whole(self.nsys_captures) or not 1 <= self.nsys_captures <= MAX_WINDOWS:
+            raise ProfilingConfigError(
+                f"profiling.nsys_captures={self.nsys_captures!r} captures cannot be made",
+                why=f"it is how many windows nsys may capture, 1 to {MAX_WINDOWS}",
+                instead="Leave it out for one",
+            )
+
+    def _check_on_demand(self) -> None:
+        if not _is_number(self.on_demand_seconds) or not 0.01 <= self.on_demand_seconds <= 3600:
+            raise ProfilingConfigError(
+                f"profiling.on_demand_seconds={self.on_demand_seconds!r} is no time between two looks",
+                why="it may be from 0.01 seconds to an hour",
+                instead="Leave it out for a look a second",
+            )
+        factor = self.slow_iteration_factor
+        if factor is not None and (not _is_number(factor) or not factor > 1):
+            raise ProfilingConfigError(
+                f"profiling.slow_iteration_factor={factor!r} would call every iteration slow",
+                why="an iteration is slow when it takes longer than the recent median by this factor",
+                instead="Type a number above 1, for example profiling.slow_iteration_factor=2",
+            )
+        if not _is_whole(self.slow_iteration_captures) or self.slow_iteration_captures < 1:
+            raise ProfilingConfigError(
+                f"profiling.slow_iteration_captures={self.slow_iteration_captures!r} is no number of captures",
+                instead="Type 1 or more; to capture none, leave profiling.slow_iteration_factor out",
+            )
+        if factor is not None and self.on_demand is False:
+            raise ProfilingConfigError(
+                "profiling.slow_iteration_factor is set, and profiling.on_demand is false",
+                why="a rank that sees a slow iteration asks the others for a capture as anybody else does",
+                instead="Leave profiling.on_demand out",
+            )
 
 
 @dataclass(kw_only=True)
@@ -242,6 +333,14 @@ def normalize_ranks(ranks: object, *, name: str = "profiling.profile_ranks") -> 
     if wrong:
         raise ProfilingConfigError(f"{name} holds {_listing(wrong)}", why="a rank is an integer from 0 upwards", instead=either)
     return list(dict.fromkeys(ranks))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _listing(values: Sequence[object]) -> str:

@@ -131,6 +131,12 @@ def reports_with_range(args: Sequence[str]) -> bool:
     return value_of(args, "--capture-range") not in (None, "none") and (ends is None or ends.startswith(("stop", "repeat")))
 
 
+def captures_of(args: Sequence[str]) -> int:
+    """How many capture ranges these options have nsys record: one, unless they say `repeat:N`."""
+    ends = re.fullmatch(r"repeat(?:-shutdown)?:(\d+)", value_of(args, "--capture-range-end") or "")
+    return int(ends[1]) if ends else 1
+
+
 def split_options(args: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Options with the tokens they were written as: `--flag value` is one option of two tokens."""
     options: list[tuple[str, list[str]]] = []

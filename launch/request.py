@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.option_values import parse_ranks, parse_steps
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -44,43 +45,6 @@ class TaskKind(StrEnum):
 
     script = "script"
     partial = "partial"
-
-
-def parse_steps(text: str) -> tuple[int, int]:
-    """`10:12` as (10, 12).
-
-    Raises:
-        ProfilingConfigError: it is not two whole numbers.
-    """
-    first, colon, last = text.partition(":")
-    try:
-        if not colon:
-            raise ValueError(text)
-        return int(first), int(last)
-    except ValueError:
-        raise ProfilingConfigError(
-            f"--steps {text} is not a window",
-            why="a window is its first iteration and the first one after it",
-            instead="Type --steps 10:12 to capture iterations 10 and 11",
-        ) from None
-
-
-def parse_ranks(text: str) -> list[int] | str:
-    """`0,1` as [0, 1]; `all` and `pp` as they are.
-
-    Raises:
-        ProfilingConfigError: something else.
-    """
-    if text in ("all", "pp"):
-        return text
-    try:
-        return [int(rank) for rank in text.strip("[]").split(",")]
-    except ValueError:
-        raise ProfilingConfigError(
-            f"--ranks {text} is not a list of ranks",
-            why="ranks are whole numbers with commas between them, or one of the words all and pp",
-            instead="Type --ranks 0,1 or --ranks all",
-        ) from None
 
 
 def check_options(profiler: ProfilerName, *, memory: bool, nsys_only: bool, report: bool = False) -> None:

@@ -35,6 +35,14 @@ def test_fields_are_keyword_only():
         ({"profile_ranks": ["0"]}, "holds '0'"),
         ({"profile_ranks": "every"}, "the words are 'all' and 'pp'"),
         ({"profile_ranks": None}, "not a list of ranks"),
+        ({"profile_every": 1}, "lets windows overlap.*any number from 2 on"),
+        ({"profile_every": 2.5}, "not an integer"),
+        ({"profile_every": 5, "profile_at_most": 0}, "windows cannot be captured"),
+        ({"nsys_captures": 0}, "captures cannot be made.*Leave it out"),
+        ({"on_demand_seconds": 0}, "no time between two looks"),
+        ({"slow_iteration_factor": 1}, "every iteration slow.*slow_iteration_factor=2"),
+        ({"slow_iteration_factor": 2, "slow_iteration_captures": 0}, "no number of captures"),
+        ({"slow_iteration_factor": 2, "on_demand": False}, "Leave profiling.on_demand out"),
     ],
 )
 def test_a_contradiction_is_refused_before_anything_runs(asked, told):
@@ -48,6 +56,13 @@ def test_a_window_past_the_end_of_training_is_refused():
     config.finalize(train_iters=11)
     with pytest.raises(ProfilingConfigError, match=r"train_iters=10.*at most 10"):
         config.finalize(train_iters=10)
+
+
+def test_of_repeated_windows_only_the_first_must_lie_inside_the_training():
+    config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=4, profile_step_end=6, profile_every=10)
+    config.finalize(train_iters=6)
+    assert [str(window) for window in config.windows[:3]] == ["4-6", "14-16", "24-26"]
+    assert len(config.windows) == 10
 
 
 def test_ranks_outside_the_world_are_refused():

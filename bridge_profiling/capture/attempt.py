@@ -6,6 +6,7 @@ environment; elsewhere rank 0 chooses and tells the others once, when the hook o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -29,44 +30,65 @@ _IDENTITY_VARIABLES = (
     "MASTER_PORT",
 )
 
+#: Names this launch on every rank of it, for whoever starts ranks and may not have them communicate.
+LAUNCH_VARIABLE = "BRIDGE_PROFILING_LAUNCH_ID"
+
 
 def job_id(environ: Mapping[str, str] = os.environ) -> str | None:
     """The launcher's name for this job: Slurm's job id, else torchrun's run id."""
     return environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID") or None
 
 
-def choose_attempt(root: Path, window: Window, rank: int, environ: Mapping[str, str] = os.environ) -> int:
-    """The number of this attempt: 0 for the first capture of `window` into `root`, then 1, 2, …
+def launch_name(environ: Mapping[str, str] = os.environ) -> str:
+    """What the ranks of one launch have in common in their environments, without asking each other; may be empty."""
+    # Not MASTER_ADDR: a node may call itself by another name than the others call it.
+    names = (LAUNCH_VARIABLE, *_IDENTITY_VARIABLES)
+    return "/".join(environ.get(name, "") for name in names).strip("/")
 
-    Every rank of the job must call it when torch.distributed is up and no Slurm step names the launch, because then
-    rank 0's choice is broadcast; that is the only communication profiling ever does.
+
+def choose_attempt(root: Path, window: Window, rank: int, environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
+    """The number of this attempt, 0 for the first capture of `window` into `root`, then 1, 2, …; and who holds it.
+
+    Every rank of the job must call it when torch.distributed is up and neither LAUNCH_VARIABLE nor a Slurm step names the
+    launch, because then rank 0's choice is broadcast; that is the only communication profiling ever does. With the holder's
+    name, later windows are claimed without any (`claim_attempt`).
 
     Raises:
         OSError: `root` cannot be written.
     """
+    if environ.get(LAUNCH_VARIABLE):
+        told = (environ.get(name, "") for name in (LAUNCH_VARIABLE, "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+        identity = "/".join(told)
+        return claim_attempt(root, window, rank, identity), identity
     if environ.get("SLURM_JOB_ID") and environ.get("SLURM_STEP_ID"):
-        return _claim(root, window, rank, "/".join(environ.get(name, "") for name in _IDENTITY_VARIABLES))
+        identity = "/".join(environ.get(name, "") for name in _IDENTITY_VARIABLES)
+        return claim_attempt(root, window, rank, identity), identity
     distributed = _distributed()
+    identity = str(uuid.uuid4())
     if distributed is None:
         # No way to ask the others: torchrun's run id, where there is one, still keeps ranks together.
         run_id = environ.get("TORCHELASTIC_RUN_ID")
-        restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return _claim(root, window, rank, f"{run_id}/{restart}" if run_id else str(uuid.uuid4()))
-    choice: list[object] = [None]
+        identity = f"{run_id}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if run_id else identity
+        return claim_attempt(root, window, rank, identity), identity
+    choice: list[object] = [None, identity]
     if rank == 0:
         try:
-            choice = [_claim(root, window, rank, str(uuid.uuid4()))]
+            choice = [claim_attempt(root, window, rank, identity), identity]
         except OSError as error:
-            choice = [error]
+            choice = [error, identity]
     distributed.broadcast_object_list(choice, src=0)
     if isinstance(choice[0], OSError):
         raise choice[0]
     assert isinstance(choice[0], int)
-    return choice[0]
+    return choice[0], str(choice[1])
 
 
-def _claim(root: Path, window: Window, rank: int, identity: str) -> int:
-    """The first attempt that is free, or that this identity holds already and this rank has not written to."""
+def claim_attempt(root: Path, window: Window, rank: int, identity: str) -> int:
+    """The first attempt that is free, or that this identity holds already and this rank has not written to.
+
+    Raises:
+        OSError: `root` cannot be written.
+    """
     for attempt in itertools.count():
         folder = folder_name(window, attempt)
         claim = root / "manifest" / folder / "attempt.json"
@@ -76,6 +98,15 @@ def _claim(root: Path, window: Window, rank: int, identity: str) -> int:
         if _create(claim, identity) or (_holder(claim) == identity and not (claim.parent / f"rank-{rank}.json").exists()):
             return attempt
     raise AssertionError("unreachable")
+
+
+def give_up_attempt(manifest: Path) -> None:
+    """Leave no trace of a window that was claimed and will not be captured: this rank's manifest, and the last one's claim."""
+    with contextlib.suppress(OSError):
+        manifest.unlink()
+        if not any(manifest.parent.glob("rank-*.json")):
+            (manifest.parent / "attempt.json").unlink()
+            manifest.parent.rmdir()
 
 
 def _create(claim: Path, identity: str) -> bool:

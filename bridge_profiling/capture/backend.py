@@ -66,5 +66,8 @@ class Backend:
     def close(self) -> None:
         """Called once when the window has closed, whatever happened before."""
 
+    def release(self) -> None:
+        """Called once after everything is written, when the training is disturbed anyway: let go of what is held."""
+
     def leave(self) -> None:
-        """Called once when the hook closes, after `close`: the process may exit next."""
+        """Called when the hook closes, after `close`, on the last profiler of its kind: the process may exit next."""

@@ -9,39 +9,40 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
+import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from threading import Thread
+from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
-from bridge_profiling.capture.attempt import choose_attempt, job_id
+from bridge_profiling.capture.agenda import Agenda, planned_windows
+from bridge_profiling.capture.attempt import choose_attempt, claim_attempt, launch_name
 from bridge_profiling.capture.backend import Backend
 from bridge_profiling.capture.files import CaptureFiles, resolve_output_dir
-from bridge_profiling.capture.manifest import Manifest
-from bridge_profiling.capture.memory import MemoryBackend
-from bridge_profiling.capture.nsys import NsysBackend
+from bridge_profiling.capture.iteration_timer import IterationTimer
+from bridge_profiling.capture.mailbox import Mailbox
 from bridge_profiling.capture.nvtx import NvtxRange, range_functions
-from bridge_profiling.capture.profilers import Profilers, one_line
+from bridge_profiling.capture.profilers import one_line
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
 from bridge_profiling.capture.signals import signals_held
-from bridge_profiling.capture.torch_profiler import TorchProfilerBackend
+from bridge_profiling.capture.slow_iterations import SlowWatch
+from bridge_profiling.capture.window_capture import NEVER, Rank, WindowCapture, WindowPlan
 from bridge_profiling.capture.work import IterationWork
-from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, Window
 from bridge_profiling.errors import ProfilingConfigError
+
+if TYPE_CHECKING:
+    from bridge_profiling.capture.listener import Listener
 
 logger = logging.getLogger(__name__)
 
-#: How many iterations' durations a manifest keeps.
-_KEPT_DURATIONS = 1000
-
-#: No iteration is as late as this one: nothing more to do.
-_NEVER = sys.maxsize
+#: Phases that no iteration is called slow for.
+_APART = frozenset({"checkpoint", "evaluation"})
 
 _NO_RANGE: AbstractContextManager = nullcontext()
 
@@ -66,6 +67,7 @@ class ProfilingHook:
         layout: the job's parallel layout; needed for `profile_ranks="pp"` and for the manifest's coordinates.
         output_dir: root of what is written; wins over the config's and over BRIDGE_PROFILING_DIR.
         work: what one iteration of the whole job computes; then the manifest has each iteration's model TFLOP/s and MFU.
+        train_iters: iterations the training runs, when known: then a request for a later one is refused at once.
 
     Raises:
         ProfilingConfigError: the config contradicts itself, or `rank` lies outside the world.
@@ -80,33 +82,39 @@ class ProfilingHook:
         layout: ParallelLayout | None = None,
         output_dir: str | os.PathLike[str] | None = None,
         work: IterationWork | None = None,
+        train_iters: int | None = None,
     ) -> None:
-        self._config = replace(config) if config is not None else ProfilingConfig()
-        self._rank = rank
+        self._config = replace(config) if config is not None else ProfilingConfig(on_demand=False)
         # A caller that tells neither the world nor the layout is believed about its rank.
-        self._layout = layout or ParallelLayout(world_size=world_size if world_size > 1 else rank + 1)
-        if world_size not in (1, self._layout.world_size) or not 0 <= rank < self._layout.world_size:
+        layout_given, layout = layout, layout or ParallelLayout(world_size=world_size if world_size > 1 else rank + 1)
+        if world_size not in (1, layout.world_size) or not 0 <= rank < layout.world_size:
             raise ProfilingConfigError(
-                f"rank {rank} of {world_size} does not fit a layout of {self._layout.world_size} ranks",
+                f"rank {rank} of {world_size} does not fit a layout of {layout.world_size} ranks",
                 instead="Pass ProfilingHook the global rank, and the world size or the layout of the same job",
             )
-        self._config.finalize(world_size=self._layout.world_size if layout or world_size > 1 else None)
-        self._selected = self._config.enabled and rank in select_ranks(self._config.profile_ranks, self._layout)
+        self._config.finalize(world_size=layout.world_size if layout_given or world_size > 1 else None)
+        self._selected = self._config.enabled and rank in select_ranks(self._config.profile_ranks, layout)
         self._output_dir = output_dir
-        self._work = work
-        self._window = self._config.window
-        self._manifest: Manifest | None = None
-        self._profilers = Profilers(rank, [])
-        self._state = "closed"
-        self._edge = 0 if self._config.nvtx_ranges else _NEVER
-        self._timer = _IterationTimer(self)
+        self._train_iters = train_iters
+        self._opened = False
+        self._agenda = Agenda(_nothing)
+        self._capturing: WindowCapture | None = None
+        self._edge = 0 if self._config.nvtx_ranges else NEVER
+        self._timer = IterationTimer(self)
         self._iteration_ranges: ExitStack | None = None
-        self._writer: Thread | None = None
+        self._listener: Listener | None = None
+        self._prepare_capture: Callable[[WindowPlan], WindowCapture] = _nothing
+        self._watch: SlowWatch | None = None
+        #: The last iterations with a checkpoint or an evaluation inside.
+        self._apart: deque[int] = deque(maxlen=100)
+        #: What a framework says of itself: an integration may fill it while the hook is open, and manifests carry it.
+        self.facts: dict[str, object] = {}
+        self._rank = Rank(rank, layout, work, self.facts, lambda: self._timer.durations.copy(), self._opened_windows)
 
     # -- what a training loop calls ------------------------------------------------------------------------------
 
     def __enter__(self) -> ProfilingHook:
-        if self._config.enabled:
+        if self._config.enabled or self._heeds_requests:
             self._open()
         return self
 
@@ -124,177 +132,183 @@ class ProfilingHook:
 
         Outside the window it does nothing, unless `nvtx_ranges` asks for ranges everywhere.
         """
-        if self._state != "capturing" and not self._config.nvtx_ranges:
+        if name in _APART:
+            self._apart.append(self._timer.iteration)
+        if self._capturing is None and not self._config.nvtx_ranges:
             return _NO_RANGE
         return self._ranges(name, lambda backend: backend.phase_range(name))
+
+    @property
+    def durations(self) -> tuple[tuple[int, int], ...]:
+        """`(iteration, nanoseconds)` of the last 1,000 iterations, the oldest first."""
+        return tuple(self._timer.durations.copy())
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a window is open, so that what costs time is worth doing."""
+        return self._capturing is not None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._safely(self._close, _ending(error))
 
-    # -- the window ----------------------------------------------------------------------------------------------
+    # -- its windows ---------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         """Agree on the folder with the other ranks, and prepare the profilers of this one."""
-        try:
-            root = resolve_output_dir(self._config, self._output_dir)
-            attempt = choose_attempt(root, self._window, self._rank)
-            files = CaptureFiles(root, self._window, attempt, self._rank, self._config.memory_snapshot_path)
-            if not self._selected:
-                return
-            profilers = Profilers(self._rank, self._backends(files))
-            manifest = Manifest(self._config, files, self._rank, self._layout, profilers, self._work)
-            manifest.reason = f"the process ended before it reached iteration {self._window.start}"
-            manifest.write(())
-        except Exception as error:
-            if self._selected:
-                logger.error("rank %d: nothing will be captured: %s. Training goes on.", self._rank, one_line(error))
-            return
-        self._manifest, self._profilers = manifest, profilers
-        profilers.open()
-        self._state = "waiting"
-        self._edge = 0 if self._config.nvtx_ranges else self._first_edge
         # The interpreter crashes when it exits with a live Kineto trace.
         atexit.register(self._close, "the process exited without leaving the hook")
-        if not profilers.active:
-            self._close_window(None)
+        self._opened = True
+        root = resolve_output_dir(self._config, self._output_dir)
+        attempt: int | None = None
+        identity = uuid.uuid4().hex
+        try:
+            if self._config.enabled:
+                attempt, identity = choose_attempt(root, self._config.window, self._rank.number)
+        except Exception as error:
+            if self._selected:
+                self._nothing_captured(error)
+            return
+        self._agenda = Agenda(lambda plan: self._capture(plan, root, identity))
+        if self._selected:
+            first, *later = planned_windows(self._config, attempt, self._train_iters)
+            try:
+                self._agenda.add(self._capture(first, root, identity))
+                self._agenda.plan(later)
+            except Exception as error:
+                self._nothing_captured(error)
+        if self._heeds_requests:
+            self._safely(self._listen, root, identity)
+        self._turn_to_next()
 
-    def _backends(self, files: CaptureFiles) -> list[Backend]:
-        metadata: dict[str, object] = {
-            "rank": self._rank,
-            "window": [self._window.start, self._window.end],
-            "attempt": files.attempt,
-            "job": job_id(),
-            "coordinates": self._layout.coordinates(self._rank),
-        }
-        wanted: list[tuple[bool, type[Backend]]] = [
-            (self._config.record_memory_history, MemoryBackend),
-            (self._config.use_nsys_profiler, NsysBackend),
-            (self._config.use_pytorch_profiler, TorchProfilerBackend),
-        ]
-        return [backend(self._config, files, metadata) for asked, backend in wanted if asked]
+    def _nothing_captured(self, error: Exception) -> None:
+        logger.error("rank %d: nothing will be captured: %s. Training goes on.", self._rank.number, one_line(error))
 
-    @property
-    def _first_edge(self) -> int:
-        """The iteration before the window when a profiler warms up in it, else the window's first."""
-        return max(self._window.start - 1, 0) if self._profilers.warm_up_needed else self._window.start
+    def _capture(self, plan: WindowPlan, root: Path, identity: str) -> WindowCapture:
+        """The capture of a planned window.
+
+        Raises:
+            OSError: its manifest cannot be written.
+        """
+        rank = self._rank
+        attempt = plan.attempt
+        if attempt is None:
+            attempt = claim_attempt(root, plan.window, rank.number, identity)
+        return WindowCapture(
+            plan, CaptureFiles(root, plan.window, attempt, rank.number, plan.config.memory_snapshot_path), rank
+        )
 
     def _reach(self, iteration: int) -> None:
         """Do what `iteration` calls for before it runs: warm up, open the window, close it, name the iteration."""
-        self._advance(iteration)
-        if self._state == "capturing" or self._config.nvtx_ranges:
+        self._agenda.advance(iteration)
+        self._turn_to_next()
+        if self._capturing is not None or self._config.nvtx_ranges:
             self._iteration_ranges = self._ranges(f"iteration_{iteration}", lambda backend: backend.iteration_range(iteration))
             self._timer.watched = True
 
-    def _advance(self, iteration: int) -> None:
-        """Move the window's state on to `iteration`."""
-        if self._state in ("waiting", "armed"):
-            if iteration >= self._window.end:
-                self._close_window(f"training started at iteration {iteration}, past the window {self._window}")
-            elif iteration in self._window:
-                self._open_window(iteration)
-            elif self._state == "waiting" and iteration >= self._first_edge:
-                self._warm_up()
-        elif self._state == "capturing" and iteration not in self._window:
-            self._close_window(f"iteration {iteration} came before the window {self._window} was complete")
-
-    def _warm_up(self) -> None:
-        self._state = "armed"
-        self._edge = 0 if self._config.nvtx_ranges else self._window.start
-        self._profilers.warm_up()
-
-    def _open_window(self, iteration: int) -> None:
-        if self._state == "waiting":
-            self._warm_up()
-        assert self._manifest is not None
-        self._manifest.reason = "the process died inside the window, before the capture was written"
-        self._profilers.presume_failed()
-        # Before anything records: writing it is no part of the training, and starting may be what kills the process.
-        self._write_manifest()
-        self._profilers.start()
-        if not self._profilers.active:
-            self._close_window(None)
-            return
-        self._state = "capturing"
-        logger.info(
-            "rank %d: capturing iterations %d to %d with %s", self._rank, iteration, self._window.last, self._profilers.names
-        )
+    def iteration_ended(self, iteration: int, error: BaseException | None) -> None:
+        """Called by the timer when an iteration inside a window, or one with ranges, has ended."""
+        self._safely(self._leave, iteration, error)
 
     def _leave(self, iteration: int, error: BaseException | None) -> None:
-        """Called when an iteration inside the window, or one with ranges, has ended."""
         self._timer.watched = False
         if self._iteration_ranges is not None:
             ranges, self._iteration_ranges = self._iteration_ranges, None
             ranges.close()
-        if self._state != "capturing":
-            return
-        assert self._manifest is not None
-        (self._manifest.interrupted if error is not None else self._manifest.captured).append(iteration)
-        if error is None and iteration == self._window.last:
-            self._close_window(None)
+        self._agenda.iteration_ended(iteration, error)
+        self._turn_to_next()
 
-    def _close_window(self, ending: str | None) -> None:
-        """Stop what is recording, and write it: what can be written beside the training goes to a thread.
-
-        Args:
-            ending: why the window ends before its last iteration, or None.
-        """
-        manifest, state, self._state = self._manifest, self._state, "closed"
-        assert manifest is not None
-        self._edge = 0 if self._config.nvtx_ranges else _NEVER
-        status, reason = "missed", ending
-        with signals_held():
-            if state == "capturing":
-                status, reason = self._completeness(ending)
-                self._profilers.stop([iteration for iteration in manifest.interrupted if iteration not in manifest.captured])
-            self._profilers.close()
-            if self._profilers.unwritten:
-                # Not a daemon: an interpreter that exits waits for it.
-                self._writer = Thread(target=self._finish_window, args=(status, reason), name="bridge_profiling writer")
-                self._writer.start()
-            else:
-                self._finish_window(status, reason)
-
-    def _finish_window(self, status: str, reason: str | None) -> None:
-        """Write the rest, and only then say in the manifest that it is there."""
-        assert self._manifest is not None
-        self._profilers.finish(status, reason)
-        self._manifest.reason = None
-        self._write_manifest()
-        self._profilers.report(self._manifest.captured)
-
-    def _completeness(self, ending: str | None) -> tuple[str, str | None]:
-        assert self._manifest is not None
-        captured = self._manifest.captured
-        wanted = list(range(self._window.start, self._window.end))
-        if captured == wanted:
-            return "complete", None
-        if ending is not None:
-            return "partial", ending
-        if self._manifest.interrupted:
-            return "partial", f"iteration {self._manifest.interrupted[0]} was interrupted"
-        return "partial", f"the run's first iteration was {captured[0]}, inside the window {self._window}"
+    def _turn_to_next(self) -> None:
+        """Know what is captured now, and which iteration is the first for which there is something to do."""
+        self._capturing = self._agenda.capturing
+        self._edge = 0 if self._config.nvtx_ranges else self._agenda.edge
+        # After the assignment: what another thread has posted before it is seen here, and what it posts later sets it again.
+        if self._agenda.posted:
+            self._edge = 0
 
     def _close(self, ending: str) -> None:
         atexit.unregister(self._close)
-        if self._manifest is None:
+        if not self._opened:
             return
+        self._opened = False
         if self._timer.watched:
             # Reached only from atexit: a `with` block has left its iteration by now.
             self._leave(self._timer.iteration, SystemExit())
-        if self._state != "closed":
-            self._close_window(self._ending_reason(ending))
-        with signals_held():
-            if self._writer is not None:
-                self._writer.join()
-            self._write_manifest()
-            self._profilers.leave()
-        self._manifest = None
-
-    def _ending_reason(self, ending: str) -> str:
         durations = self._timer.durations
-        last = f"after iteration {durations[-1][0]}" if durations else "before its first iteration"
-        where = "inside" if self._state == "capturing" else "before"
-        return f"{ending} {last}, {where} the window {self._window}"
+        ending = f"{ending} after iteration {durations[-1][0]}" if durations else f"{ending} before its first iteration"
+        # First: a request that is made from here on is refused, and none opens a window any more.
+        if self._listener is not None:
+            self._listener.stop(ending)
+        self._agenda.ended(ending)
+        with signals_held():
+            self._agenda.leave()
+        self._report_repeats()
+        self._turn_to_next()
+
+    def _report_repeats(self) -> None:
+        if self._selected and self._config.profile_every is not None:
+            captured = sum(1 for capture in self._agenda.captures if capture.plan.trigger.number and capture.manifest.captured)
+            logger.info(
+                "rank %d: captured %d of at most %d windows, one every %d iterations",
+                self._rank.number, captured, self._config.profile_at_most, self._config.profile_every,
+            )  # fmt: skip
+
+    # -- on demand, seen from the listener's thread ----------------------------------------------------------------------
+
+    @property
+    def _heeds_requests(self) -> bool:
+        """Whether this training may be asked for captures. One that named no directory must not find one made for it."""
+        if self._config.on_demand is not None:
+            return self._config.on_demand
+        chosen = self._output_dir or self._config.output_dir or os.environ.get(OUTPUT_DIR_VARIABLE)
+        return bool(chosen) or self._config.enabled or self._config.slow_iteration_factor is not None
+
+    def _listen(self, root: Path, identity: str) -> None:
+        from bridge_profiling.capture.decider import RequestDecider
+        from bridge_profiling.capture.listener import Listener
+
+        mailbox, launch, factor = Mailbox(root), launch_name(), self._config.slow_iteration_factor
+        if factor is not None:
+            self._watch = SlowWatch(factor, self._is_disturbed)
+        decider = None
+        if self._rank.number == 0:
+            decider = RequestDecider(
+                mailbox, self._config, self._rank.layout, launch, identity, self, self._train_iters, self._records_memory
+            )
+        self._listener = Listener(mailbox, self._config, self._rank.number, launch, self, decider, self._watch)
+        self._prepare_capture = lambda plan: self._capture(plan, root, identity)
+        self._listener.start()
+
+    @property
+    def running_iteration(self) -> int | None:
+        """The iteration that began last; None before the first."""
+        return self._timer.iteration if self._timer.started else None
+
+    def schedule(self, plan: WindowPlan) -> None:
+        """Capture a window that is still to come. May be called from any thread.
+
+        Raises:
+            OSError: its manifest cannot be written.
+        """
+        self._agenda.post(self._prepare_capture(plan))
+        self._edge = 0
+
+    def watch_above(self, nanoseconds: int) -> None:
+        """Look closer at iterations that take longer than this."""
+        self._timer.slow_above = nanoseconds
+
+    def _opened_windows(self) -> list[Window]:
+        return [
+            capture.window for capture in self._agenda.captures if capture.state == "capturing" or capture.manifest.captured
+        ]
+
+    def _records_memory(self) -> bool:
+        return any(capture.plan.config.record_memory_history and capture.state != "closed" for capture in self._agenda.captures)
+
+    def _is_disturbed(self, iteration: int) -> bool:
+        """Whether an iteration paid for something that is not its own: a profiler, a checkpoint, an evaluation."""
+        if iteration in self._apart:
+            return True
+        return any(capture.window.start - 1 <= iteration <= capture.window.end for capture in self._agenda.captures)
 
     # -- ranges, and calls that may not fail -----------------------------------------------------------------------
 
@@ -303,7 +317,7 @@ class ProfilingHook:
         stack = ExitStack()
         kinds = set()
         try:
-            for outcome in self._profilers.active if self._state == "capturing" else ():
+            for outcome in self._capturing.profilers.active if self._capturing is not None else ():
                 one = of_backend(outcome.backend)
                 if one is not None:
                     stack.enter_context(one)
@@ -313,7 +327,7 @@ class ProfilingHook:
                 if type(own) not in kinds:
                     stack.enter_context(own)
         except Exception as error:
-            logger.error("rank %d: no range %r: %s", self._rank, name, one_line(error))
+            logger.error("rank %d: no range %r: %s", self._rank.number, name, one_line(error))
         return stack
 
     @cached_property
@@ -331,43 +345,19 @@ class ProfilingHook:
         try:
             step(*arguments)
         except Exception as error:
-            logger.exception("rank %d: profiling failed: %s. Training goes on.", self._rank, one_line(error))
-            self._state, self._edge, self._timer.watched = "closed", _NEVER, False
-            self._profilers.fail(one_line(error))
-            if self._manifest is not None:
-                self._write_manifest()
+            logger.exception("rank %d: profiling failed: %s. Training goes on.", self._rank.number, one_line(error))
+            self._timer.watched = False
+            self._agenda.fail(one_line(error))
+            self._turn_to_next()
 
-    def _write_manifest(self) -> None:
-        assert self._manifest is not None
-        try:
-            # A copy: the writer's thread gets here while iterations go on.
-            self._manifest.write(self._timer.durations.copy())
-        except OSError as error:
-            logger.error("rank %d: the manifest could not be written: %s. Training goes on.", self._rank, error)
+    def iteration_was_slow(self, iteration: int, duration_ns: int) -> None:
+        """Called by the timer when an iteration took longer than `watch_above` allows."""
+        if self._watch is not None:
+            self._watch.saw(iteration, duration_ns)
 
 
-class _IterationTimer:
-    """Times one iteration after the other; with `iteration()` above, all that runs in every iteration of a training."""
-
-    __slots__ = ("_hook", "_keep", "durations", "iteration", "started", "watched")
-
-    def __init__(self, hook: ProfilingHook) -> None:
-        self._hook = hook
-        self.durations: deque[tuple[int, int]] = deque(maxlen=_KEPT_DURATIONS)
-        self._keep = self.durations.append
-        self.iteration = 0
-        self.started = 0
-        self.watched = False
-
-    # `iteration()` has read the clock already, so entering has nothing to do, and the cheapest nothing is a builtin:
-    # a Python function here costs a sixth of the whole (benchmarks/hook_overhead.py).
-    __enter__: ClassVar[Callable[[], None]] = [].clear
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
-            self._keep((self.iteration, perf_counter_ns() - self.started))
-        if self.watched:
-            self._hook._safely(self._hook._leave, self.iteration, error)
+def _nothing(plan: WindowPlan) -> WindowCapture:
+    raise OSError("the hook is not open")
 
 
 def _ending(error: BaseException | None) -> str:

@@ -43,6 +43,9 @@ class Manifest:
         captured: iterations in the capture, in order.
         interrupted: iterations that an exception ended inside the window.
         reason: why the whole is not `complete`, when it is not one profiler's fault.
+        facts: what a framework says of itself.
+        trigger: what asked for this window.
+        other_windows: `[start, end]` of the other windows of this process: their iterations paid for a profiler, too.
     """
 
     config: ProfilingConfig
@@ -54,6 +57,9 @@ class Manifest:
     captured: list[int] = field(default_factory=list)
     interrupted: list[int] = field(default_factory=list)
     reason: str | None = None
+    facts: dict[str, object] = field(default_factory=dict)
+    trigger: dict[str, object] | None = None
+    other_windows: list[list[int]] = field(default_factory=list)
 
     def write(self, durations: Iterable[tuple[int, int]]) -> None:
         """Write it.
@@ -75,6 +81,8 @@ class Manifest:
             "status": self.profilers.status,
             "reason": self.reason or (reasons[0] if reasons else None),
             "window": {"start": window.start, "end": window.end},
+            "trigger": self.trigger,
+            "other_windows": self.other_windows,
             "captured": {"first": self.captured[0], "last": self.captured[-1], "iterations": self.captured}
             if self.captured and self.profilers.status in ("complete", "partial")
             else None,
@@ -86,6 +94,8 @@ class Manifest:
             "coordinates": {name: list(place) for name, place in self.layout.coordinates(self.rank).items()},
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            # As it was typed, also where the rank has started itself anew under nsys.
+            "command": [sys.executable, *sys.orig_argv[1:]],
             "job": {
                 "id": job_id(),
                 "attempt": self.files.attempt,
@@ -93,6 +103,7 @@ class Manifest:
             },
             "config": asdict(self.config),
             "versions": _versions(),
+            "framework": self.facts or None,
             **self._throughput(durations),
             "clock": {"unix_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()},
         }

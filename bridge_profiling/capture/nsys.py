@@ -38,6 +38,8 @@ class NsysBackend(Backend):
 
     _handover: Handover | None = None
     _marks: ExitStack | None = None
+    #: Which of several captures this is, from 1.
+    _number: int | None = None
 
     def open(self) -> None:
         """Refuse where nothing could be recorded, so that the manifest tells why instead of a report being missing."""
@@ -58,10 +60,21 @@ class NsysBackend(Backend):
             spec = self._handover.read("spec")
             self.notes += spec.get("warnings", [])
             self.notes.append(f"nsys {spec.get('version')}: {' '.join(spec.get('nsys', [])[1:])}")
-            self._handover.write("capture", manifest=str(self.files.manifest), report=str(self.files.nsys_report))
+            if self._captures == 1:
+                self._handover.write("capture", manifest=str(self.files.manifest), report=str(self.files.nsys_report))
+
+    @property
+    def _captures(self) -> int:
+        """How many captures the nsys of this rank was told to make."""
+        assert self._handover is not None
+        return self._handover.read("spec").get("captures", 1)
 
     def start(self) -> None:
         """Open the capture range; a range per operator only when shapes are asked for (1.47 x the step, not 1.13 x)."""
+        if self._handover is not None and self._captures > 1:
+            self._number = self._handover.begin_capture(
+                self._captures, manifest=str(self.files.manifest), report=str(self.files.nsys_report)
+            )
         marks = self._marks = ExitStack()
         if self._cuda:
             cudart = _cudart()
@@ -91,9 +104,15 @@ class NsysBackend(Backend):
             self._marks.close()
         finally:
             if self._handover is not None:
-                self._handover.write("stopped")
+                self._handover.write("stopped" if self._number is None else f"stopped-{self._number}")
         if self._handover is None:
             return self._await_report
+        if self._number is not None:
+            self.notes.append(
+                f"capture {self._number} of the {self._captures} that nsys was told to make: it writes their reports after the"
+                " last, or when the process ends, and they are put into their places then"
+            )
+            return None
         if self._handover.read("spec")["reports_with_range"]:
             return self._await_delivery
         self.notes.append("nsys was told not to end with the window: its report comes when the process ends, or its own time")
@@ -132,6 +151,17 @@ class NsysBackend(Backend):
         else:
             self.notes.append("the report holds every rank that this nsys started")
         self.artifacts.append(report)
+
+
+def check_armed() -> None:
+    """Refuse a further capture where no nsys waits for one.
+
+    Raises:
+        CaptureError: nsys does not run around this rank, or was told to make one capture.
+    """
+    handover = Handover.of_this_process() if runs_under_nsys() else None
+    if handover is None or handover.read("spec").get("captures", 1) < 2:
+        raise CaptureError("this rank was not started under an nsys that was told to make several captures")
 
 
 def _cudart() -> Any:

@@ -3,6 +3,7 @@
     spec.json        what the supervisor is to run, written before it starts
     capture.json     where manifest and report belong, written by the training when its hook opens
     stopped.json     the window is closed, written by the training
+    capture-1.json, stopped-1.json, …   the same of an nsys that makes several captures, when a window opens and closes
     delivered.json   the report lies where it belongs, or why not, written by the supervisor
     exit.json        the training's exit code, for the case that nsys is gone and cannot tell it
 
@@ -12,6 +13,7 @@ Starts nothing and knows nothing of nsys' options.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.capture.files import write_json
+from bridge_profiling.errors import CaptureError
 
 #: Names the directory in the environment of a training that a supervisor started.
 HANDOVER_VARIABLE = "BRIDGE_PROFILING_NSYS"
@@ -54,6 +57,18 @@ class Handover:
         with contextlib.suppress(OSError, ValueError):
             return json.loads((self.directory / f"{name}.json").read_text(encoding="utf-8"))
         return {}
+
+    def begin_capture(self, at_most: int, **content: object) -> int:
+        """Write down the next of several captures; its number, from 1.
+
+        Raises:
+            CaptureError: nsys records no more of them.
+        """
+        number = next(number for number in itertools.count(1) if not self.has(f"capture-{number}"))
+        if number > at_most:
+            raise CaptureError(f"nsys was told at its start to make {at_most} captures, and has made them")
+        self.write(f"capture-{number}", **content)
+        return number
 
     def has(self, name: str) -> bool:
         """Whether `<name>.json` has been written."""

@@ -25,7 +25,14 @@ from bridge_profiling.capture.profilers import one_line
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys_options import DEFAULT_OPTIONS, DEFAULT_TRACE, merge_options, reports_with_range, value_of
+from bridge_profiling.nsys_options import (
+    DEFAULT_OPTIONS,
+    DEFAULT_TRACE,
+    captures_of,
+    merge_options,
+    reports_with_range,
+    value_of,
+)
 from bridge_profiling.nsys_versions import NsysVersion, adapt, find_nsys, gpu_metrics_device
 
 logger = logging.getLogger(__name__)
@@ -103,9 +110,10 @@ def nsys_command(
         cuda: whether the training uses a CUDA device.
     """
     trace = list(config.nsys_trace or DEFAULT_TRACE)
-    # The end "stop": nsys' own default ends the application with its capture.
+    # nsys' own default ends the application with its capture.
+    end = f"repeat:{config.nsys_capture_count}" if config.nsys_capture_count > 1 else "stop"
     capture = ["--capture-range=cudaProfilerApi"] if cuda else ["--capture-range=nvtx", f"--nvtx-capture={CAPTURE_RANGE}"]
-    capture = [] if value_of(config.nsys_extra_args, "--capture-range") else [*capture, "--capture-range-end=stop"]
+    capture = [] if value_of(config.nsys_extra_args, "--capture-range") else [*capture, f"--capture-range-end={end}"]
     warnings: list[str] = []
     if not cuda:
         left_out = [name for name in trace if name in _CUDA_ONLY]
@@ -156,7 +164,9 @@ def _supervisor(config: ProfilingConfig, *, rank: int, local_rank: int, cuda: bo
         command=[sys.executable, *sys.orig_argv[1:]],
         report=str(staging / "report.nsys-rep"),
         export_sqlite=config.nsys_export_sqlite,
-        reports_with_range=reports_with_range(nsys[2:]),
+        captures=captures_of(nsys[2:]),
+        # Of several captures nsys 2024.2 makes the reports when it has made the last, or the training has ended.
+        reports_with_range=reports_with_range(nsys[2:]) and captures_of(nsys[2:]) == 1,
     )
     os.environ[HANDOVER_VARIABLE] = str(handover.directory)
     root = Path(__file__).resolve().parents[2]

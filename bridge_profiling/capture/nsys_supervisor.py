@@ -17,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bridge_profiling.capture.manifest import amend_manifest
 from bridge_profiling.capture.nsys_handover import HANDOVER_VARIABLE, REFUSED_VARIABLE, Handover
@@ -60,6 +60,7 @@ class Supervisor:
         self._report = Path(spec["report"])
         self._export = bool(spec["export_sqlite"])
         self._with_range = bool(spec["reports_with_range"])
+        self._captures: int = spec.get("captures", 1)
         self._child: subprocess.Popen | None = None
         self._training: Watch | None = None
 
@@ -106,7 +107,7 @@ class Supervisor:
                     return True
             if ended:
                 # A training shorter than our look at it has ended with nsys; an nsys that failed has started none.
-                return self._child.returncode == 0 and self._report.exists()
+                return self._child.returncode == 0 and any(self._report.parent.glob("*.nsys-rep"))
             time.sleep(_POLL_SECONDS)
         return True  # it hangs, with or without a training: that is the launcher's to decide
 
@@ -171,6 +172,9 @@ class Supervisor:
 
     def _settle(self) -> None:
         """After the training: deliver what nsys wrote at its end, and correct a manifest that says otherwise."""
+        if self._captures > 1:
+            self._settle_each()
+            return
         capture = self._handover.read("capture")
         if not capture or self._handover.has("delivered"):
             return
@@ -183,20 +187,38 @@ class Supervisor:
         with contextlib.suppress(OSError, ValueError):
             amend_manifest(Path(capture["manifest"]), "nsys", artifacts=artifacts, reason=reason)
 
+    def _settle_each(self) -> None:
+        """The same for an nsys that makes several captures: by now it has written report.1, report.2, …"""
+        for number in range(1, self._captures + 1):
+            capture = self._handover.read(f"capture-{number}")
+            if not capture:
+                return
+            written = self._report.with_name(f"{self._report.stem}.{number}{self._report.suffix}")
+            report, sqlite, reason = self._put(written, capture)
+            if report is not None and not self._handover.has(f"stopped-{number}"):
+                reason = "the process ended inside the window; the report holds what nsys had recorded"
+            artifacts = [path for path in (report, sqlite) if path is not None]
+            with contextlib.suppress(OSError, ValueError):
+                amend_manifest(Path(capture["manifest"]), "nsys", artifacts=artifacts, reason=reason)
+
     def _deliver(self) -> None:
         """Move the report to its place, beside the manifest's other captures, and export it."""
+        self._tell_delivered(*self._put(self._report, self._handover.read("capture")))
+
+    def _put(self, written: Path, capture: Mapping[str, Any]) -> tuple[Path | None, Path | None, str | None]:
+        """Move a report to where a capture's belongs, and export it: the report, the SQLite file, and what went wrong."""
         report, sqlite, error = None, None, None
         try:
             self._await_whole_report()
-            target = Path(self._handover.read("capture")["report"])
+            target = Path(capture["report"])
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(self._report, target)
+            os.replace(written, target)
             report = target
             if self._export:
                 sqlite = self._exported(target)
         except (OSError, KeyError, subprocess.SubprocessError) as failure:
             error = f"nsys left no report: {failure}" if report is None else f"no SQLite file: {failure}"
-        self._tell_delivered(report, sqlite, error)
+        return report, sqlite, error
 
     def _tell_delivered(self, report: Path | None = None, sqlite: Path | None = None, error: str | None = None) -> None:
         self._handover.write("delivered", report=report and str(report), sqlite=sqlite and str(sqlite), error=error)

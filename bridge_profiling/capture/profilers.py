@@ -103,10 +103,26 @@ class Profilers:
         for outcome in self.outcomes:
             self._attempt(outcome, "close", outcome.backend.close)
 
-    def leave(self) -> None:
-        """The process may exit next."""
+    def release(self) -> None:
+        """Let go of what was recorded: it is written."""
         for outcome in self.outcomes:
-            self._attempt(outcome, "leave", outcome.backend.leave)
+            self._attempt(outcome, "release", outcome.backend.release)
+
+    def leave(self, but: set[str] | None = None) -> set[str]:
+        """The process may exit next.
+
+        Args:
+            but: names of profilers for which this was done already.
+
+        Returns:
+            The names for which it is done now.
+        """
+        done = set(but or ())
+        for outcome in self.outcomes:
+            if outcome.backend.name not in done:
+                done.add(outcome.backend.name)
+                self._attempt(outcome, "leave", outcome.backend.leave)
+        return done
 
     def finish(self, status: str, reason: str | None) -> None:
         """Write what is left, and give those that did not fail their status. May run in another thread."""

@@ -41,6 +41,7 @@ class TorchProfilerBackend(Backend):
 
     _phase = "idle"
     _observer: Any = None
+    _profile: Any = None
 
     def warm_up(self) -> None:
         """Set up Kineto and CUPTI."""
@@ -60,7 +61,7 @@ class TorchProfilerBackend(Backend):
                     "TEARDOWN_CUPTI=0, which CUDA graphs need: CUPTI stays attached, and the rest of this run may be slower"
                 )
         self._observer = self._chakra_observer() if self.config.pytorch_profiler_collect_chakra else None
-        self._profile: Any = torch.profiler.profile(
+        self._profile = torch.profiler.profile(
             activities=activities,
             record_shapes=self.config.wants_shapes,
             with_stack=self.config.pytorch_profiler_collect_callstack,
@@ -129,6 +130,10 @@ class TorchProfilerBackend(Backend):
             self._observer.unregister_callback()
             os.replace(self._chakra_temporary, self.files.chakra_trace)
             self.artifacts.append(self.files.chakra_trace)
+
+    def release(self) -> None:
+        """Give the recorded events' memory back, some ten bytes for each of the uncompressed trace."""
+        self._profile = None
 
     def leave(self) -> None:
         """Let a pending CUPTI teardown finish.

@@ -8,11 +8,15 @@ try:
     import typer
 
     from bridge_profiling.cli.analyze import analyze
+    from bridge_profiling.cli.bench import bench
     from bridge_profiling.cli.compare import compare
     from bridge_profiling.cli.doctor import doctor
     from bridge_profiling.cli.memory import memory
     from bridge_profiling.cli.merge import merge
+    from bridge_profiling.cli.monitor import monitor
     from bridge_profiling.cli.report import report
+    from bridge_profiling.cli.run import run
+    from bridge_profiling.cli.trigger import trigger
 except ModuleNotFoundError as error:  # a container in which this package was installed without its dependencies
     if error.name is None or error.name.split(".")[0] == "bridge_profiling":
         raise
@@ -27,11 +31,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(report)
+# What follows the script is the script's own.
+app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(analyze)
 app.command()(merge)
 app.command()(compare)
 app.command()(memory)
+app.command()(trigger)
 app.command()(doctor)
+app.command()(monitor)
+app.add_typer(bench, name="bench")
 
 
 @app.callback()

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.option_values import parse_ranks, parse_steps
 
 #: What a profiler's name switches on.
 PROFILERS: dict[str, dict[str, Any]] = {
@@ -56,7 +57,7 @@ class Request:
         config = ProfilingConfig(
             profile_step_start=start,
             profile_step_end=end,
-            profile_ranks=parse_ranks(self.ranks),
+            profile_ranks=parse_ranks(self.ranks, words=("all",)),
             output_dir=self.output_dir,
             **PROFILERS[self.profiler],
         )
@@ -106,40 +107,3 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         takes_value = arguments[place].startswith("--") and "=" not in arguments[place] and arguments[place] != "--help"
         place += 2 if takes_value else 1
     return list(arguments[:place]), list(arguments[place : place + 1]), list(arguments[place + 1 :])
-
-
-def parse_steps(text: str) -> tuple[int, int]:
-    """`10:12` as (10, 12).
-
-    Raises:
-        ProfilingConfigError: it is not two whole numbers.
-    """
-    first, colon, last = text.partition(":")
-    try:
-        if not colon:
-            raise ValueError(text)
-        return int(first), int(last)
-    except ValueError:
-        raise ProfilingConfigError(
-            f"--steps {text} is not a window",
-            why="a window is its first iteration and the first one after it",
-            instead="Type --steps 10:12 to capture iterations 10 and 11",
-        ) from None
-
-
-def parse_ranks(text: str) -> list[int] | str:
-    """`0,1` as [0, 1]; `all` as it is.
-
-    Raises:
-        ProfilingConfigError: something else.
-    """
-    if text == "all":
-        return text
-    try:
-        return [int(rank) for rank in text.strip("[]").split(",")]
-    except ValueError:
-        raise ProfilingConfigError(
-            f"--ranks {text} is not a list of ranks",
-            why="ranks are whole numbers with commas between them, or the word all",
-            instead="Type --ranks 0,1 or --ranks all",
-        ) from None

@@ -61,8 +61,8 @@ class RankCapture:
     def durations_by_iteration(self, *, profiled: bool) -> dict[int, int]:
         """Nanoseconds of each iteration inside the window, or of those outside it that the profiler did not touch.
 
-        The iteration before the window (the profiler warms up in it), the one after it (it pays for the flush) and
-        the first of the run (it pays for lazy initialisation) count to neither side.
+        The iteration before the window (the profiler warms up in it), the one after it (it pays for the flush), the
+        first of the run (it pays for lazy initialisation) and other windows of the same process count to neither side.
         """
         durations = self.manifest["durations_ns"]
         iterations = durations["iteration"]
@@ -71,6 +71,8 @@ class RankCapture:
             return {}
         window = self.manifest["window"]
         near = {window["start"] - 1, window["end"], iterations[0]}
+        for start, end in self.manifest.get("other_windows") or ():
+            near |= set(range(start - 1, end + 1))
         return {
             iteration: duration
             for iteration, duration in zip(iterations, durations["duration_ns"], strict=True)
@@ -165,7 +167,7 @@ def find_run(root: Path) -> FoundRun:
     if root.is_file():
         ours = root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json")
         return FoundRun(root, _with_ranks([(root, _source_of(root) or "kineto")], _by_artifact(ours), root.parent), [])
-    manifests = _by_artifact(root.rglob("manifest/*/rank-*.json"))
+    manifests = _by_artifact(_manifests_of(root))
     files = _without_exported_reports([(path, source) for path in _files(root) if (source := _source_of(path)) is not None])
     if not files:
         raise TraceError(f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it")
@@ -247,6 +249,12 @@ def _without_exported_reports(files: list[tuple[Path, Source]]) -> list[tuple[Pa
     return [(path, source) for path, source in files if path.suffix != ".nsys-rep" or path.with_suffix("") not in exported]
 
 
+def _manifests_of(root: Path) -> list[Path]:
+    """Manifests under a directory; of one window's folder, those that tell of it from beside."""
+    found = list(root.rglob("manifest/*/rank-*.json"))
+    return found or list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
+
+
 def _by_artifact(manifests: Iterable[Path]) -> dict[Path, RankCapture]:
     """Manifests by the files they list. What cannot be read is no manifest."""
     found: dict[Path, RankCapture] = {}
@@ -306,13 +314,17 @@ def _rank(path: Path, source: Source, manifest: RankCapture | None, root: Path) 
 
 
 def _newest(captures: list[Capture], root: Path, limitations: list[str]) -> list[Capture]:
-    """Of each source, the captures in the folder written last, and there the last one of each rank."""
+    """Of each source, the captures in the folder written last, and there the last one of each rank.
+
+    What several folders hold of one rank, or of several windows by their manifests, is never shown together.
+    """
     kept: list[Capture] = []
     for source in sorted({capture.source for capture in captures}):
         mine = [capture for capture in captures if capture.source == source]
         times = {capture.path: (capture.path.stat().st_mtime_ns, str(capture.path)) for capture in mine}
         ranks = [capture.rank for capture in mine]
-        if len(ranks) > len(set(ranks)):
+        windows = {capture.manifest.folder for capture in mine if capture.manifest is not None}
+        if len(ranks) > len(set(ranks)) or len(windows) > 1:
             newest = max(mine, key=lambda capture: times[capture.path])
             folder = newest.path.parent
             # Names of different ranks are different captures, even if a copy's content claims another's rank: its reader,
@@ -322,14 +334,26 @@ def _newest(captures: list[Capture], root: Path, limitations: list[str]) -> list
                 for capture in sorted(mine, key=lambda capture: times[capture.path])
                 if capture.path.parent == folder
             }
-            passed_over = len(mine) - len(chosen)
+            passed_over = [capture for capture in mine if capture not in chosen.values()]
             if not passed_over:
                 kept += mine
                 continue
-            limitations.append(
-                f"{passed_over} {source} captures are passed over: {folder.relative_to(root)} has the newest of "
-                f"ranks that several files hold; name another folder to read that one"
-            )
+            limitations.append(_passed_over(source, folder, passed_over, root))
             mine = list(chosen.values())
         kept += mine
     return kept
+
+
+#: How many other folders are named.
+_NAMED_FOLDERS = 6
+
+
+def _passed_over(source: Source, shown: Path, passed_over: list[Capture], root: Path) -> str:
+    """Which folder is shown, which others there are, and how to see one of those."""
+    others = {capture.path.parent: capture.path.stat().st_mtime_ns for capture in passed_over if capture.path.parent != shown}
+    names = [str(folder.relative_to(root)) for folder in sorted(others, key=lambda folder: others[folder], reverse=True)]
+    said = f"{len(passed_over)} {source} captures are passed over: this is {shown.relative_to(root)}, written last"
+    if not names:
+        return f"{said}, and there the last file of each rank"
+    more = f" and {len(names) - _NAMED_FOLDERS} more" if len(names) > _NAMED_FOLDERS else ""
+    return f"{said}; there are also {', '.join(names[:_NAMED_FOLDERS])}{more}: name {root / names[0]} to read that one"

@@ -17,6 +17,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_cp_rank
 
 from bridge_profiling.capture import ProfilingHook, start_under_nsys
+from bridge_profiling.monitor import Monitor
 from recipes.config import ConfigContainer
 from recipes.flops import iteration_work
 from recipes.megatron import checkpoint
@@ -26,6 +27,7 @@ from recipes.megatron.exits import Exits
 from recipes.megatron.fault_tolerance import RankMonitor, check_installed, tell_finished
 from recipes.megatron.garbage import manual_gc
 from recipes.megatron.layers import choose_transformer_impl, describe_layers
+from recipes.megatron.monitoring import monitored
 from recipes.megatron.process import Process
 from recipes.megatron.progress import Progress
 from recipes.megatron.setup import build_model, build_optimizer, distributed
@@ -78,11 +80,13 @@ def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[floa
                 world_size=process.world_size,
                 layout=config.layout(process.world_size),
                 work=iteration_work(config, process.world_size),
+                train_iters=config.train.train_iters,
             )
         )
+        watch = stack.enter_context(monitored(config, process, hook))
         completed = config.train.start_iteration
         if completed < config.train.train_iters:
-            loop = Loop(config, process, hook, progress, monitor)
+            loop = Loop(config, process, hook, progress, monitor, watch)
             if resumed is not None:
                 checkpoint.load(config, loop.state, resumed)
             with Exits(config.train, process.device, started) as exits:
@@ -148,13 +152,20 @@ class Loop:
         hook: an open profiling hook; opened before the model is built, so that memory histories hold the weights.
         progress: where losses go.
         monitor: who is told that this rank is alive.
+        watch: who is told how long it waits for data, or None.
     """
 
     def __init__(
-        self, config: ConfigContainer, process: Process, hook: ProfilingHook, progress: Progress, monitor: RankMonitor
+        self,
+        config: ConfigContainer,
+        process: Process,
+        hook: ProfilingHook,
+        progress: Progress,
+        monitor: RankMonitor,
+        watch: Monitor | None,
     ) -> None:
         self.config, self.device, self.hook, self.progress = config, process.device, hook, progress
-        self.monitor = monitor
+        self.monitor, self.watch = monitor, watch
         self.num_microbatches = config.num_microbatches(process.world_size)
         self.model: list[DistributedDataParallel] = build_model(config, process.device)
         self.optimizer: MegatronOptimizer
@@ -176,7 +187,7 @@ class Loop:
         """
         train = self.config.train
         completed = train.start_iteration
-        iterators = self._iterators(lambda: self.data.train_batches(train.start_iteration))
+        iterators = self._iterators(lambda: self._watched(self.data.train_batches(train.start_iteration)))
         with manual_gc(train) as collect_garbage:
             for iteration in range(train.start_iteration, train.train_iters):
                 with self.hook.iteration(iteration):
@@ -249,6 +260,9 @@ class Loop:
             micro_batch_size=self.config.train.micro_batch_size,
             forward_only=forward_only,
         )
+
+    def _watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        return batches if self.watch is None else self.watch.training.loading(batches)
 
     def _iterators(self, batches: Callable[[], Iterator[Batch]]) -> list[Iterator[Batch] | None]:
         """One iterator a model chunk; chunks in the pipeline's middle get none, unless they need an attention mask."""

@@ -214,23 +214,23 @@ def slurm(**more):
 
 def test_ranks_of_one_slurm_step_share_an_attempt_and_a_requeued_job_gets_the_next(tmp_path):
     window = Window(1, 2)
-    assert [choose_attempt(tmp_path, window, rank, slurm()) for rank in (1, 0, 2)] == [0, 0, 0]
+    assert [choose_attempt(tmp_path, window, rank, slurm())[0] for rank in (1, 0, 2)] == [0, 0, 0]
     requeued = slurm(SLURM_RESTART_COUNT="1")
-    assert [choose_attempt(tmp_path, window, rank, requeued) for rank in (0, 1)] == [1, 1]
-    assert choose_attempt(tmp_path, window, 0, slurm(SLURM_JOB_ID="12")) == 2
+    assert [choose_attempt(tmp_path, window, rank, requeued)[0] for rank in (0, 1)] == [1, 1]
+    assert choose_attempt(tmp_path, window, 0, slurm(SLURM_JOB_ID="12"))[0] == 2
 
 
 def test_a_restart_by_torchrun_gets_the_next_attempt(tmp_path):
     window = Window(1, 2)
     first = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
     again = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "1"}
-    assert [choose_attempt(tmp_path, window, rank, first) for rank in (0, 1)] == [0, 0]
-    assert [choose_attempt(tmp_path, window, rank, again) for rank in (0, 1)] == [1, 1]
+    assert [choose_attempt(tmp_path, window, rank, first)[0] for rank in (0, 1)] == [0, 0]
+    assert [choose_attempt(tmp_path, window, rank, again)[0] for rank in (0, 1)] == [1, 1]
 
 
 def test_an_attempt_never_lands_on_files_that_have_no_manifest(tmp_path):
     (tmp_path / "torch" / "iter-1-2").mkdir(parents=True)
-    assert choose_attempt(tmp_path, Window(1, 2), 0, {}) == 1
+    assert choose_attempt(tmp_path, Window(1, 2), 0, {})[0] == 1
 
 
 def test_connected_ranks_take_rank_zeros_choice(tmp_path):
@@ -246,7 +246,7 @@ def test_connected_ranks_take_rank_zeros_choice(tmp_path):
         root = pathlib.Path(sys.argv[1]) / f"node-{rank}"
         if rank == 0:
             (root / "torch" / "iter-1-2").mkdir(parents=True)
-        attempt = choose_attempt(root, Window(1, 2), rank)
+        attempt, _ = choose_attempt(root, Window(1, 2), rank)
         (pathlib.Path(sys.argv[1]) / f"attempt-{rank}").write_text(str(attempt))
         torch.distributed.destroy_process_group()
         """)

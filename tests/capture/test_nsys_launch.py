@@ -37,6 +37,13 @@ def test_the_default_is_the_cheap_one():
     )  # fmt: skip
 
 
+def test_one_that_is_to_make_several_captures_is_told_how_many():
+    assert "--capture-range-end=repeat:4" in command(use_nsys_profiler=True, nsys_captures=4)[0]
+    repeated = {"use_nsys_profiler": True, "profile_every": 10, "profile_at_most": 3}
+    assert "--capture-range-end=repeat:3" in command(**repeated)[0]
+    assert "--capture-range-end=repeat:5" in command(**repeated, nsys_captures=5)[0]
+
+
 def test_a_default_that_an_older_nsys_does_not_know_goes_without_a_word():
     options, warnings = command(OLD)
     assert "--cuda-event-trace=false" not in options

@@ -100,7 +100,16 @@ def test_only_the_ranks_asked_for_write(run):
     assert sorted(path.name for path in run.root.rglob("rank-*")) == ["rank-1.json", "rank-1.pt.trace.json.gz"]
 
 
-def test_no_profiler_asked_for_writes_nothing(run):
-    run.train(run.config(1, 2, use_pytorch_profiler=False), range(3))
+def test_no_profiler_asked_for_writes_nothing(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BRIDGE_PROFILING_DIR", raising=False)
     run.train(None, range(3))
-    assert not run.root.exists()
+    run.train(run.config(1, 2, use_pytorch_profiler=False, on_demand=False), range(3))
+    run.root = None
+    run.train(run.config(1, 2, use_pytorch_profiler=False), range(3))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_training_that_names_a_directory_and_no_profiler_only_says_there_that_it_can_be_asked(run):
+    run.train(run.config(1, 2, use_pytorch_profiler=False), range(3))
+    assert [path.relative_to(run.root).as_posix() for path in run.root.rglob("*.*")] == ["on-demand/progress.json"]

@@ -1,6 +1,6 @@
 """A rank that starts itself under nsys and then sleeps its iterations away, so that nsys and its supervisor are all there is.
 
-    RANK=0 nsys_loop.py FOLDER [NAME=VALUE …]      profiling settings; the window is 2-4 of 6 iterations of 0.1 s
+    RANK=0 nsys_loop.py FOLDER [NAME=VALUE …]      profiling settings; the window is 2-4 of 6 iterations of 0.1 s, or ITERATIONS
 
 It says `iteration N` when one begins, and a file FOLDER/hold makes iteration 3 wait until the file is gone.
 """
@@ -33,7 +33,7 @@ def main() -> None:
     layout = ParallelLayout(world_size=world_size)
     start_under_nsys(config, rank=rank, layout=layout, local_rank=rank, cuda=False)
     with ProfilingHook(config, rank=rank, layout=layout) as hook:
-        for iteration in range(6):
+        for iteration in range(int(os.environ.get("ITERATIONS", 6))):
             with hook.iteration(iteration), hook.range("work"):
                 print(f"rank {rank}: iteration {iteration} of {os.getpid()}", flush=True)
                 time.sleep(0.1)

@@ -17,7 +17,16 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment of somebody who has not built this project yet."""
-    ours = ("VIRTUAL_ENV", "PYTHONPATH", "NEMORUN_HOME", "UV_CACHE_DIR", "MAKEFLAGS", "MAKELEVEL", "TMPDIR")
+    ours = (
+        "VIRTUAL_ENV",
+        "PYTHONPATH",
+        "NEMORUN_HOME",
+        "UV_CACHE_DIR",
+        "MAKEFLAGS",
+        "MAKELEVEL",
+        "TMPDIR",
+        "TORCHDYNAMO_DISABLE",
+    )
     return {name: value for name, value in os.environ.items() if name not in ours} | more
 
 

@@ -1,0 +1,261 @@
+"""Must-show 2: a running job of two ranks, profiled on request twice; every other request refused, and training untouched."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bridge_profiling.capture.mailbox import Mailbox
+from bridge_profiling.cli import main
+from tests.capture.conftest import iterations_in
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("asked_training.py")
+
+#: A look every 0.1 s, so that a request is carried out within half a second.
+SETTINGS = {"on_demand_seconds": 0.1}
+
+
+def launch(folder: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "localhost:0", str(SCRIPT), str(folder), json.dumps(SETTINGS)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "BRIDGE_PROFILING"))}
+    with (folder / "output").open("w") as output:
+        environment = kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+
+def trained_alone(count: int) -> list[list[str]]:
+    """The losses of both ranks, of the same training in this process and without a hook."""
+    models = []
+    for _ in (0, 1):
+        torch.manual_seed(0)
+        models.append(torch.nn.Linear(8, 8))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+    losses: list[list[str]] = [[], []]
+    for iteration in range(count):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            loss = model(torch.full((4, 8), float(iteration % 7 + rank))).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            losses[rank].append(loss.item().hex())
+        for parameters in zip(*(model.parameters() for model in models), strict=True):
+            total = parameters[0].grad + parameters[1].grad
+            for parameter in parameters:
+                parameter.grad = total.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    return losses
+
+
+def until(condition, seconds=240.0):
+    """What a condition gives once it gives something."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+    return found
+
+
+class Job:
+    """The running job, what was typed at it, and what became of that."""
+
+    def __init__(self, folder: Path, capture) -> None:
+        self.folder, self.profiles = folder, folder / "profiles"
+        self.mailbox = Mailbox(self.profiles)
+        self._capture = capture
+        self.process = launch(folder)
+
+    def state(self) -> dict:
+        return self.mailbox.read("progress.json")
+
+    def type(self, *words: object) -> tuple[int, str, str]:
+        """Type `bridge-profiling trigger …`: exit code, standard output, standard error."""
+        arguments, code = sys.argv, 0
+        sys.argv = ["bridge-profiling", "trigger", str(self.folder), *map(str, words)]
+        try:
+            main()
+        except SystemExit as error:
+            code = error.code or 0
+        finally:
+            sys.argv = arguments
+        said = self._capture.readouterr()
+        return code, said.out, said.err
+
+    def drop(self, content: str | bytes, name: str = "by-hand") -> str:
+        """Put a request there by hand; the reason for which it is refused."""
+        refused = self.mailbox.directory / "refused"
+        before = set(refused.glob("*.json"))
+        (self.mailbox.directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        os.rename(self.mailbox.directory / name, self.mailbox.directory / "request.json")
+        [new] = until(lambda: set(refused.glob("*.json")) - before)
+        return json.loads(new.read_text())["refused"]
+
+    def trace(self, folder: str, rank: int) -> list[int]:
+        with gzip.open(self.profiles / "torch" / folder / f"rank-{rank}.pt.trace.json.gz", "rt") as file:
+            return iterations_in(json.load(file))
+
+    def manifest(self, folder: str, rank: int) -> dict:
+        return json.loads((self.profiles / "manifest" / folder / f"rank-{rank}.json").read_text())
+
+
+def refusal(typed: tuple[int, str, str]) -> str:
+    code, out, err = typed
+    assert (code, out) == (2, "")
+    return err
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """All that is typed at one running job, in order; the tests look at one thing each."""
+    folder = tmp_path_factory.mktemp("job")
+
+    class Reader:
+        """Captures what `main` prints, in a fixture that outlives a test."""
+
+        def __init__(self) -> None:
+            import contextlib
+            import io
+
+            self._out, self._err = io.StringIO(), io.StringIO()
+            self._stack = contextlib.ExitStack()
+            self._stack.enter_context(contextlib.redirect_stdout(self._out))
+            self._stack.enter_context(contextlib.redirect_stderr(self._err))
+
+        def readouterr(self):
+            said = type("Said", (), {"out": self._out.getvalue(), "err": self._err.getvalue()})
+            for text in (self._out, self._err):
+                text.seek(0)
+                text.truncate()
+            return said
+
+        def close(self) -> None:
+            self._stack.close()
+
+    reader = Reader()
+    job = Job(folder, reader)
+    told: dict[str, object] = {"job": job}
+    try:
+        until(lambda: job.state().get("completed", 0) >= 20)
+
+        # Refused: nothing is changed by any of these.
+        told["past"] = refusal(job.type("--start", 1))
+        told["wrong rank"] = refusal(job.type("--ranks", "0,2"))
+        told["no rank"] = refusal(job.type("--ranks", "some"))
+        told["both"] = refusal(job.type("--profiler", "torch", "--profiler", "nsys"))
+        told["nsys"] = refusal(job.type("--profiler", "nsys"))
+        told["memory"] = refusal(job.type("--profiler", "memory"))
+        told["none"] = refusal(job.type("--iterations", 0))
+        told["unknown"] = refusal(job.type("--profiler", "vtune"))
+        told["half-written"] = job.drop('{"iterations": 3, "sta')
+        told["not text"] = job.drop(b"\xff\xfe\x00")
+        told["by hand, past"] = job.drop('{"iterations": 2, "start": 0}')
+        told["by hand, wrong rank"] = job.drop('{"iterations": 2, "ranks": [7]}')
+        told["by hand, unknown key"] = job.drop('{"iterations": 2, "starts": 9}')
+        told["by hand, not a number"] = job.drop('{"iterations": "two"}')
+        told["by hand, slow"] = job.drop('{"iterations": 2, "kind": "slow_iteration"}')
+
+        # The first capture: where it may begin is left to the job.
+        told["first"] = job.type("--iterations", 2, "--ranks", "all", "--reason", "it feels slow", "--json")
+        until(lambda: not job.state()["open"])
+
+        # The second: far enough away for others to be refused meanwhile.
+        start = job.state()["iteration"] + 75
+        told["second"] = job.type("--iterations", 3, "--start", start, "--ranks", 1)
+        told["start"] = start
+        told["open"] = refusal(job.type("--iterations", 1))
+        told["by hand, open"] = job.drop('{"iterations": 1}')
+        until(lambda: job.state()["iteration"] > start + 3 and not job.state()["open"])
+
+        (folder / "stop").touch()
+        told["exit"] = job.process.wait(timeout=240)
+        told["output"] = (folder / "output").read_text()
+        told["ended"] = refusal(job.type())
+    finally:
+        reader.close()
+        job.process.kill()
+    return told
+
+
+def test_the_job_is_profiled_on_both_ranks_in_the_iterations_that_were_agreed(story):
+    code, out, err = story["first"]
+    assert (code, err) == (0, "")
+    accepted = json.loads(out)
+    assert (accepted["silent"], {one["status"] for one in accepted["answers"].values()}) == ([], {"armed"})
+    start = accepted["accepted"]["start"]
+    folder = f"iter-{start}-{start + 2}"
+    assert Path(accepted["manifests"]).name == folder
+    for rank in (0, 1):
+        assert story["job"].trace(folder, rank) == [start, start + 1]
+        manifest = story["job"].manifest(folder, rank)
+        assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [start, start + 1])
+        assert manifest["trigger"]["kind"] == "request"
+        assert manifest["trigger"]["reason"] == "it feels slow"
+        assert manifest["trigger"]["requested_at"].endswith("+00:00")
+
+
+def test_it_is_profiled_a_second_time_on_the_rank_and_iterations_that_were_typed(story):
+    code, out, _ = story["second"]
+    start = story["start"]
+    assert code == 0, out
+    assert f"accepted: iterations {start} to {start + 2} of rank 1 with torch" in out
+    assert out.splitlines()[-1].endswith(f"/torch/iter-{start}-{start + 3}")
+    assert story["job"].trace(f"iter-{start}-{start + 3}", 1) == [start, start + 1, start + 2]
+    assert not (story["job"].profiles / "torch" / f"iter-{start}-{start + 3}" / "rank-0.pt.trace.json.gz").exists()
+
+
+def test_there_are_no_other_captures_and_nothing_is_left_open(story):
+    profiles = story["job"].profiles
+    assert len(list((profiles / "manifest").iterdir())) == len(list((profiles / "torch").iterdir())) == 2
+    assert sorted(path.name for path in (profiles / "on-demand").iterdir()) == ["answers", "done", "progress.json", "refused"]
+    assert not list((profiles / "on-demand" / "answers").iterdir())
+    done = [json.loads(path.read_text()) for path in (profiles / "on-demand" / "done").iterdir()]
+    assert sorted(sorted(one["answers"]) for one in done) == [["0", "1"], ["1"]]
+
+
+def test_training_was_untouched(story):
+    assert story["exit"] == 0, story["output"]
+    assert "Traceback" not in story["output"]
+    asked = [json.loads((story["job"].folder / f"losses-{rank}.json").read_text()) for rank in (0, 1)]
+    assert asked == trained_alone(len(asked[0]))
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ("past", ["iteration 1 is past", "the job is at iteration", "Type --start"]),
+        ("wrong rank", ["the job has no rank 2", "its ranks are 0 to 1", "--ranks all"]),
+        ("no rank", ["--ranks some is not a list of ranks"]),
+        ("both", ["both need CUPTI"]),
+        ("nsys", ["nsys cannot be started in this job", "launched without it", "--profiler torch"]),
+        ("memory", ["records CUDA allocations"]),
+        ("none", ["iterations=0 cannot be captured", "--iterations 3"]),
+        ("unknown", ["'vtune' is no profiler", "torch, memory, nsys"]),
+        ("open", ["a request is open already: iterations", "Ask again after iteration"]),
+        ("ended", ["the job has ended: training ended after iteration"]),
+        (
+            "half-written",
+            ["no JSON, or was cut off", '{"iterations": 3'],
+        ),
+        ("not text", ["no JSON, or was cut off"]),
+        ("by hand, past", ["iteration 0 is past"]),
+        ("by hand, wrong rank", ["the job has no rank 7"]),
+        ("by hand, unknown key", ["the request holds 'starts'", "its keys are iterations, start"]),
+        ("by hand, not a number", ["iterations='two' cannot be captured"]),
+        ("by hand, slow", ["this job captures no slow iterations"]),
+        ("by hand, open", ["a request is open already"]),
+    ],
+)
+def test_every_other_request_is_refused_with_the_reason(story, request_, said):
+    for part in said:
+        assert part in story[request_]
+
+
+def test_the_job_says_once_what_it_refused(story):
+    assert story["output"].count("Unterminated string") == 1, story["output"]
