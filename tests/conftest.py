@@ -65,6 +65,9 @@ NEEDS = {
     "nsys": why_no_nsys,
     "nsys_on_path": lambda: None if shutil.which("nsys") else "no nsys on PATH",
     "ray": lambda: _package("ray"),
+    "lightning": lambda: _package("lightning") or _package("pytorch_lightning"),
+    "deepspeed": lambda: _package("deepspeed"),
+    "hugging_face": lambda: _package("transformers") or _package("accelerate"),
     "bridge_wheel": why_no_wheel,
     "browser": why_no_browser,
 }

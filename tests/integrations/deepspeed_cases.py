@@ -1,0 +1,53 @@
+"""Trainings with a DeepSpeed engine on connected CPU ranks, each with its profiling; run by `forked_ranks.run_ranks`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+WINDOW = {"use_pytorch_profiler": True, "profile_step_start": 3, "profile_step_end": 5, "profile_ranks": "all"}
+
+
+def engine_of(stage: int, **config):
+    """A small engine, and its micro-batches."""
+    import deepspeed
+    import torch
+
+    from tests.integrations.with_and_without import leave_deepspeed_uncompiled
+
+    leave_deepspeed_uncompiled()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4))
+    settings = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage}} | config
+    deepspeed.init_distributed(dist_backend="gloo")
+    optimizer = torch.optim.AdamW(model.parameters())
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    return engine, list(torch.randn(8, 2, 16))
+
+
+def train(engine, batches, folder: Path, *, fail_at: int | None = None, save_at: int | None = None) -> None:
+    from bridge_profiling.integrations.deepspeed import Profiling
+
+    with Profiling(engine, output_dir=folder, **WINDOW) as profiling:
+        for batch in profiling.steps(batches):
+            loss = engine(batch).square().mean()
+            engine.backward(loss)
+            engine.step()
+            if engine.global_steps - 1 == save_at:
+                engine.save_checkpoint(str(folder / "checkpoint"))
+            if engine.global_steps - 1 == fail_at:
+                raise ValueError("no such token")
+
+
+def every_case(folder: Path) -> None:
+    """ZeRO 3 with a checkpoint, and one that fails; autotuning comes last, since it ends the process."""
+    engine, batches = engine_of(3, flops_profiler={"enabled": True, "profile_step": 3})
+    train(engine, batches, folder / "zero3", save_at=4)
+    engine, batches = engine_of(1)
+    try:
+        train(engine, batches, folder / "failed", fail_at=4)
+    except ValueError:
+        pass
+    else:
+        raise AssertionError
+    engine, batches = engine_of(0, autotuning={"enabled": True, "start_profile_step": 2, "end_profile_step": 4})
+    train(engine, batches, folder / "autotuned")

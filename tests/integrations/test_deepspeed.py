@@ -1,0 +1,110 @@
+"""DeepSpeed on two CPU ranks: the example, ZeRO's stages, and what DeepSpeed measures itself."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+
+from tests.forked_ranks import run_ranks
+from tests.integrations import deepspeed_cases
+from tests.integrations.captured import Captured
+from tests.integrations.example_run import ExampleRun
+
+pytestmark = [pytest.mark.system, pytest.mark.needs("deepspeed")]
+
+#: Of the example's model.
+PARAMETERS = (32 * 64 + 64) + (64 * 4 + 4)
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        return ExampleRun("deepspeed_zero.py", tmp_path_factory.mktemp("example"))
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cases")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        ended = run_ranks(deepspeed_cases.every_case, folder, folder=folder, ranks=2)
+    assert ended.exit_codes == [0, 0], ended.stderr
+    return folder
+
+
+def names(captured: Captured, rank: int) -> list[str]:
+    return [event["name"] for event in captured.events(rank) if event.get("cat") == "user_annotation"]
+
+
+def test_the_example_is_captured_whole_and_trains_as_without(example):
+    micro_batch = ["host-to-device", "forward", "backward"]
+    example.check("deepspeed", [*micro_batch, "data-loading", *micro_batch, "optimizer", "data-loading"])
+
+
+def test_zero_2_reduces_each_micro_batch_and_gathers_once(example):
+    for rank in (0, 1):
+        found = names(example.captured, rank)
+        # Of two iterations with two micro-batches each.
+        assert (found.count("ZeRO::reduce"), found.count("ZeRO::all_gather")) == (4, 2)
+        framework = example.captured.manifest(rank)["framework"]
+        assert (framework["zero_stage"], framework["gradient_accumulation_steps"]) == (2, 2)
+        assert (framework["version"], framework["backend"]) == (importlib.metadata.version("deepspeed"), "gloo")
+
+
+def test_the_flops_profilers_result_is_in_the_manifest_of_the_rank_that_has_it(example):
+    found = example.captured.manifest(0)["framework"]["flops_profiler"]
+    assert (found["enabled"], found["profile_step"]) == (True, 1)
+    # A multiplication and an addition for each weight and sample, of 4 samples in one micro-batch; two micro-batches, biases.
+    macs = 4 * (32 * 64 + 64 * 4)
+    assert found["result"]["iteration"] == 1
+    assert found["result"]["forward_macs"] == macs
+    assert 2 * macs <= found["result"]["forward_flops"] <= 2.1 * macs
+    assert found["result"]["parameters"] == PARAMETERS
+    assert example.captured.manifest(1)["framework"]["flops_profiler"]["result"] is None
+
+
+def test_the_wall_clock_breakdown_of_the_window_is_in_the_manifest(example):
+    framework = example.captured.manifest(1)["framework"]
+    found = framework["wall_clock_breakdown"]
+    assert (found["enabled"], found["iteration"]) == (True, [3, 4])
+    assert all(len(found["timers_ms"][name]) == 2 for name in ("fwd", "bwd", "step"))
+    assert all(milliseconds > 0 for milliseconds in found["timers_ms"]["fwd"])
+    assert "wall_clock_breakdown is on" in framework["notes"][0]
+
+
+def test_zero_3_is_captured_with_deepspeeds_own_ranges(cases):
+    captured = Captured(cases / "zero3", "iter-3-5")
+    for rank in (0, 1):
+        assert captured.manifest(rank)["framework"]["zero_stage"] == 3
+        found = names(captured, rank)
+        assert any("all_gather" in name for name in found)
+        assert "DeepSpeedZeroOptimizer_Stage3.step" in found
+        step = ["forward", "backward", "optimizer"]
+        assert captured.phases(rank) == {3: [*step, "data-loading"], 4: [*step, "checkpoint", "data-loading"]}
+
+
+def test_a_flops_profiler_inside_the_window_is_told(cases):
+    notes = Captured(cases / "zero3", "iter-3-5").manifest()["framework"]["notes"]
+    assert "FLOPs profiler runs in iteration 3, inside the window 3-5" in notes[0]
+    assert "Set flops_profiler.profile_step outside" in notes[0]
+    assert notes[1].startswith("wall_clock_breakdown is on, which the FLOPs profiler switches on")
+    assert len(notes) == 2
+
+
+def test_an_exception_leaves_a_partial_capture(cases):
+    for rank in (0, 1):
+        manifest = Captured(cases / "failed", "iter-3-5").manifest(rank)
+        assert (manifest["status"], manifest["captured"]["iterations"]) == ("partial", [3])
+        assert "ValueError: no such token" in manifest["reason"]
+
+
+def test_autotuning_which_ends_the_process_leaves_what_it_let_be_captured(cases):
+    manifest = Captured(cases / "autotuned", "iter-3-5").manifest()
+    assert (manifest["status"], manifest["captured"]["iterations"], manifest["interrupted"]) == ("partial", [3], [4])
+    framework = manifest["framework"]
+    found = framework["autotuning"]
+    assert (found["enabled"], found["start_profile_step"], found["end_profile_step"]) == (True, 2, 4)
+    assert framework["flops_profiler"]["result"]["iteration"] == 2
+    assert "autotuning ends the process in iteration 4" in framework["notes"][-1]
