@@ -41,7 +41,9 @@ def collectives(
     operations: Annotated[
         str, typer.Option(metavar="NAMES", help="Which, as all-reduce,all-gather,reduce-scatter,all-to-all,send,send-recv.")
     ] = "",
-    sizes: Annotated[str, typer.Option(metavar="SIZES", help="Of messages: from:to:factor, or a list.")] = "1KiB:256MiB:4x",
+    sizes: Annotated[
+        str, typer.Option("--sizes", metavar="SIZES", help="Of messages: from:to:factor, or a list.")
+    ] = "1KiB:256MiB:4x",
     dtype: Annotated[str, typer.Option(help=f"Of their elements: {', '.join(requests.DTYPES)}.")] = "float32",
     backend: Annotated[
         str | None, typer.Option(help="nccl or gloo. Default: nccl where there is a CUDA device, else gloo.")
@@ -62,7 +64,9 @@ def collectives(
 
 @bench.command()
 def copies(
-    sizes: Annotated[str, typer.Option(metavar="SIZES", help="Of copies: from:to:factor, or a list.")] = "4KiB:256MiB:4x",
+    sizes: Annotated[
+        str, typer.Option("--sizes", metavar="SIZES", help="Of copies: from:to:factor, or a list.")
+    ] = "4KiB:256MiB:4x",
     seconds: Annotated[float, typer.Option(help="For each kind of copy and size, about.")] = 0.5,
     output: OutputOption = None,
     as_json: JsonOption = False,

@@ -98,7 +98,8 @@ class _Device:
     def __init__(self, nvml: Any, index: str, find: Callable[[], Any]) -> None:
         self._nvml, self.index, self._find = nvml, index, find
         self._handle: Any = None
-        self._link_bytes: dict[int, tuple[float, float]] = {}
+        self._counted: dict[int, tuple[float, float]] = {}
+        self._uncounted: set[int] = set()
         self._lost = False
         self.uuid: str | None = None
         self.name: str | None = None
@@ -169,11 +170,10 @@ class _Device:
             (("temperature_celsius",), self._number(1, nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)),
             (("sm_clock_hertz",), self._number(1e6, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)),
             (("memory_clock_hertz",), self._number(1e6, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM)),
-            # In KB/s. The driver counts for 20 ms while this thread waits, without Python's lock.
-            ((_PCIE[0],), self._number(1e3, nvml.nvmlDeviceGetPcieThroughput, nvml.NVML_PCIE_UTIL_TX_BYTES)),
-            ((_PCIE[1],), self._number(1e3, nvml.nvmlDeviceGetPcieThroughput, nvml.NVML_PCIE_UTIL_RX_BYTES)),
-            ((_NVLINK[0],), partial(self._link_rate, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)),
-            ((_NVLINK[1],), partial(self._link_rate, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)),
+            ((_PCIE[0],), partial(self._pcie_rate, "NVML_FI_DEV_PCIE_COUNT_TX_BYTES", nvml.NVML_PCIE_UTIL_TX_BYTES)),
+            ((_PCIE[1],), partial(self._pcie_rate, "NVML_FI_DEV_PCIE_COUNT_RX_BYTES", nvml.NVML_PCIE_UTIL_RX_BYTES)),
+            ((_NVLINK[0],), partial(self._nvlink_rate, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)),
+            ((_NVLINK[1],), partial(self._nvlink_rate, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)),
         ]
         for metrics, question in questions:
             try:
@@ -204,19 +204,38 @@ class _Device:
             memory = nvml.nvmlDeviceGetMemoryInfo(self._handle)
         return memory.used, memory.total
 
-    def _link_rate(self, field: int) -> tuple[float]:
+    def _nvlink_rate(self, field: int) -> tuple[float]:
         """Bytes per second over all NVLinks since it was asked before; the driver counts KiB since it was loaded."""
-        (answer,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS)])
+        return (self._rate(field, _ALL_LINKS, 1024),)
+
+    def _pcie_rate(self, counter: str, direction: int) -> tuple[float]:
+        """Bytes per second over PCIe since it was asked before, where the driver keeps count.
+
+        Where it does not, it counts for 20 ms while this thread waits, without Python's lock, and most of that is spent
+        computing: 30 ms of a processor a sample on an H200.
+        """
+        nvml = self._nvml
+        field = getattr(nvml, counter, None)
+        if field is not None and field not in self._uncounted:
+            try:
+                return (self._rate(field, 0, 1),)
+            except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+                self._uncounted.add(field)
+        return (nvml.nvmlDeviceGetPcieThroughput(self._handle, direction) * 1e3,)
+
+    def _rate(self, field: int, scope: int, unit: int) -> float:
+        """What a counter of the driver has gained per second since it was asked before, in multiples of `unit`."""
+        (answer,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(field, scope)])
         if answer.nvmlReturn != self._nvml.NVML_SUCCESS:
             raise self._nvml.NVMLError(answer.nvmlReturn)
-        now, count = monotonic(), getattr(answer.value, _VALUE_FIELDS[answer.valueType]) * 1024
-        before = self._link_bytes.get(field)
-        self._link_bytes[field] = (now, count)
+        now, count = monotonic(), getattr(answer.value, _VALUE_FIELDS[answer.valueType]) * unit
+        before = self._counted.get(field)
+        self._counted[field] = (now, count)
         if before is None:
             raise _NotYet("it takes two samples")
         if count < before[1] or now <= before[0]:
             raise _NotYet("the driver's counter started anew")
-        return ((count - before[1]) / (now - before[0]),)
+        return (count - before[1]) / (now - before[0])
 
 
 class _NotYet(Exception):
