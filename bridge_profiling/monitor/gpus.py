@@ -29,12 +29,15 @@ class Gpus:
     Args:
         gpus: which ones: indices, in the driver's order as nvidia-smi shows them (CUDA_VISIBLE_DEVICES does not renumber
             them), or UUIDs. None is all.
+        pcie: whether PCIe's throughput is read. For each direction the driver counts 20 ms, and computes meanwhile: 30 to
+            40 ms of a processor for one GPU, twenty times all the rest.
 
     Attributes:
         unavailable: why no GPU can be read; None where one can.
     """
 
-    def __init__(self, gpus: Sequence[int | str] | None = None) -> None:
+    def __init__(self, gpus: Sequence[int | str] | None = None, *, pcie: bool = True) -> None:
+        self._pcie = pcie
         self.unavailable: str | None = None
         self._devices: list[_Device] = []
         self._nvml: Any = None
@@ -62,7 +65,7 @@ class Gpus:
 
     def read(self) -> tuple[Readings, ...]:
         """Every GPU once."""
-        return tuple(device.read() for device in self._devices)
+        return tuple(device.read(pcie=self._pcie) for device in self._devices)
 
     def processes(self) -> list[int]:
         """Processes that compute on these GPUs, as far as the driver tells."""
@@ -98,8 +101,7 @@ class _Device:
     def __init__(self, nvml: Any, index: str, find: Callable[[], Any]) -> None:
         self._nvml, self.index, self._find = nvml, index, find
         self._handle: Any = None
-        self._counted: dict[int, tuple[float, float]] = {}
-        self._uncounted: set[int] = set()
+        self._link_bytes: dict[int, tuple[float, float]] = {}
         self._lost = False
         self.uuid: str | None = None
         self.name: str | None = None
@@ -140,12 +142,12 @@ class _Device:
         except self._nvml.NVMLError:
             return []
 
-    def read(self) -> Readings:
+    def read(self, *, pcie: bool) -> Readings:
         """Ask for every metric; what the driver refuses is missing, with its reason."""
         try:
             if self._handle is None:
                 self._open()
-            values, unavailable = self._ask()
+            values, unavailable = self._ask(pcie)
         except self._nvml.NVMLError as error:
             if not self._lost:
                 logger.warning("GPU %s (%s) answers nothing any more: %s", self.index, self.uuid or "no UUID", error)
@@ -158,10 +160,10 @@ class _Device:
     def _identity(self) -> dict[str, str | int | None]:
         return {"gpu": self.index, "uuid": self.uuid, "name": self.name}
 
-    def _ask(self) -> tuple[dict[str, float], dict[str, str]]:
+    def _ask(self, pcie: bool) -> tuple[dict[str, float], dict[str, str]]:
         nvml = self._nvml
         values: dict[str, float] = {}
-        unavailable: dict[str, str] = {}
+        unavailable: dict[str, str] = {} if pcie else dict.fromkeys(_PCIE, "not asked for (pcie=True): reading it takes 40 ms")
         questions: list[tuple[tuple[str, ...], Callable[[], tuple[float, ...]]]] = [
             (("utilization_ratio", "memory_utilization_ratio"), self._utilization),
             (("memory_used_bytes", "memory_total_bytes"), self._memory),
@@ -170,11 +172,17 @@ class _Device:
             (("temperature_celsius",), self._number(1, nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)),
             (("sm_clock_hertz",), self._number(1e6, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)),
             (("memory_clock_hertz",), self._number(1e6, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM)),
-            ((_PCIE[0],), partial(self._pcie_rate, "NVML_FI_DEV_PCIE_COUNT_TX_BYTES", nvml.NVML_PCIE_UTIL_TX_BYTES)),
-            ((_PCIE[1],), partial(self._pcie_rate, "NVML_FI_DEV_PCIE_COUNT_RX_BYTES", nvml.NVML_PCIE_UTIL_RX_BYTES)),
-            ((_NVLINK[0],), partial(self._nvlink_rate, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)),
-            ((_NVLINK[1],), partial(self._nvlink_rate, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)),
+            ((_NVLINK[0],), partial(self._link_rate, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)),
+            ((_NVLINK[1],), partial(self._link_rate, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)),
         ]
+        if pcie:
+            # In KB/s, without Python's lock. The driver's own counters (NVML_FI_DEV_PCIE_COUNT_*) wrap at 4 GiB, which a link
+            # of 50 GB/s passes ten times a second.
+            throughput, directions = (
+                nvml.nvmlDeviceGetPcieThroughput,
+                (nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES),
+            )
+            questions += [((name,), self._number(1e3, throughput, one)) for name, one in zip(_PCIE, directions, strict=True)]
         for metrics, question in questions:
             try:
                 values.update(zip(metrics, question(), strict=True))
@@ -204,38 +212,19 @@ class _Device:
             memory = nvml.nvmlDeviceGetMemoryInfo(self._handle)
         return memory.used, memory.total
 
-    def _nvlink_rate(self, field: int) -> tuple[float]:
+    def _link_rate(self, field: int) -> tuple[float]:
         """Bytes per second over all NVLinks since it was asked before; the driver counts KiB since it was loaded."""
-        return (self._rate(field, _ALL_LINKS, 1024),)
-
-    def _pcie_rate(self, counter: str, direction: int) -> tuple[float]:
-        """Bytes per second over PCIe since it was asked before, where the driver keeps count.
-
-        Where it does not, it counts for 20 ms while this thread waits, without Python's lock, and most of that is spent
-        computing: 30 ms of a processor a sample on an H200.
-        """
-        nvml = self._nvml
-        field = getattr(nvml, counter, None)
-        if field is not None and field not in self._uncounted:
-            try:
-                return (self._rate(field, 0, 1),)
-            except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
-                self._uncounted.add(field)
-        return (nvml.nvmlDeviceGetPcieThroughput(self._handle, direction) * 1e3,)
-
-    def _rate(self, field: int, scope: int, unit: int) -> float:
-        """What a counter of the driver has gained per second since it was asked before, in multiples of `unit`."""
-        (answer,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(field, scope)])
+        (answer,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS)])
         if answer.nvmlReturn != self._nvml.NVML_SUCCESS:
             raise self._nvml.NVMLError(answer.nvmlReturn)
-        now, count = monotonic(), getattr(answer.value, _VALUE_FIELDS[answer.valueType]) * unit
-        before = self._counted.get(field)
-        self._counted[field] = (now, count)
+        now, count = monotonic(), getattr(answer.value, _VALUE_FIELDS[answer.valueType]) * 1024
+        before = self._link_bytes.get(field)
+        self._link_bytes[field] = (now, count)
         if before is None:
             raise _NotYet("it takes two samples")
         if count < before[1] or now <= before[0]:
             raise _NotYet("the driver's counter started anew")
-        return (count - before[1]) / (now - before[0])
+        return ((count - before[1]) / (now - before[0]),)
 
 
 class _NotYet(Exception):

@@ -72,6 +72,7 @@ class Monitor:
         pids: the processes, or `gpu` for those that compute on the GPUs; None is this one. Their children count too.
         rank: global rank; None is what the launcher says, if it does.
         in_training: False beside a training: samples then hold GPUs and processes only.
+        pcie: whether PCIe's throughput is read, which takes a processor for 40 ms a GPU; None is where no training is.
         slow_iterations: when to warn of slow iterations.
         leaks: when to warn of memory that grows.
 
@@ -99,6 +100,7 @@ class Monitor:
         pids: Sequence[int] | Literal["gpu"] | None = None,
         rank: int | None = None,
         in_training: bool = True,
+        pcie: bool | None = None,
         slow_iterations: SlowIterationAlert | None = None,
         leaks: Sequence[LeakAlert] | None = None,
     ) -> None:
@@ -111,6 +113,7 @@ class Monitor:
         self.sample: Sample | None = None
         self.ended = Event()
         self._asked, self._in_training = gpus, in_training
+        self._pcie = not in_training if pcie is None else pcie
         self._of_gpus, self._processes = pids == "gpu", Processes([] if pids == "gpu" else pids)
         self._gpus: Gpus | None = None
         self._host, self._rank = socket.gethostname(), rank if rank is not None else _announced_rank()
@@ -135,7 +138,7 @@ class Monitor:
                 self._sinks.append(opened())
             except (OSError, ProfilingConfigError) as error:
                 logger.error("monitoring goes on without one of its outputs: %s", error)
-        self._gpus = Gpus(self._asked)
+        self._gpus = Gpus(self._asked, pcie=self._pcie)
         if self._gpus.unavailable is not None:
             logger.info("monitoring: GPUs are unavailable: %s", self._gpus.unavailable)
         self.training.start()

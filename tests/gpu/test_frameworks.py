@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge_profiling.analysis import Run
 from bridge_profiling.traces.load import load
 from bridge_profiling.traces.run_dir import find_run
 
@@ -68,8 +69,22 @@ def test_what_the_gpu_did_and_said_belongs_to_the_windows_iterations(run):
 
 
 def test_memory_of_phases_is_measured(run):
-    manifest = json.loads((run / "manifest" / "iter-3-5" / "rank-0.json").read_text())
-    memory = manifest["framework"].get("memory_per_phase")
-    if memory is None:
+    framework = json.loads((run / "manifest" / "iter-3-5" / "rank-0.json").read_text())["framework"]
+    if "phase_memory" not in framework:
         pytest.skip("this integration measures no memory of phases")
-    assert json.dumps(memory)
+    memory = framework["phase_memory"]
+    assert set(memory["iteration"]) == {3, 4}
+    assert {"forward", "backward", "optimizer"} <= set(memory["phase"])
+    for before, after, peak in zip(memory["before_bytes"], memory["after_bytes"], memory["peak_bytes"], strict=True):
+        assert 0 < max(before, after) <= peak
+
+
+def test_a_shard_of_a_model_is_gathered_and_reduced_by_the_unit(run):
+    if run.parent.name.rstrip("0") not in ("fsdp", "fully_shard"):
+        pytest.skip("only FSDP has units")
+    units = Run(run).units().to_pylist()
+    assert {row["step"] for row in units} == {"all_gather", "reduce"}
+    for row in units:
+        # Two iterations: gathered for the forward and for the backward pass, reduced once.
+        assert row["count"] == row["communication_count"] == (4 if row["step"] == "all_gather" else 2)
+        assert row["device_us"] > 0

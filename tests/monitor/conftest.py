@@ -26,7 +26,7 @@ ANSWERS = {
 class Driver:
     """Each GPU's answers, which a test changes; an error among them is raised.
 
-    `nvlink` holds what each counting field has counted (of NVLink in KiB), or an NVML error code.
+    `nvlink` holds the KiB that each NVLink field has counted, or an NVML error code.
     """
 
     def __init__(self) -> None:
