@@ -250,7 +250,7 @@ class MonitorConfig:
     """Write scalars to `monitor/tensorboard/rank-<rank>` in the profiles' output directory."""
 
     interval: float | None = None
-    """Seconds between two samples; null is one, and more where a thread would compute for over half a thousandth of it."""
+    """Seconds between two samples; null is one, and more where a thread would hold the lock of Python for too long."""
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ import importlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
 from bridge_profiling.monitor.readings import GPU_METRICS, Readings, nothing
@@ -29,16 +29,16 @@ class Gpus:
     Args:
         gpus: which ones: indices, in the driver's order as nvidia-smi shows them (CUDA_VISIBLE_DEVICES does not renumber
             them), or UUIDs. None is all.
-        pcie: whether PCIe's throughput is read. For each direction the driver counts 20 ms, and computes meanwhile: 30 to
-            40 ms of a processor for one GPU, twenty times all the rest.
 
     Attributes:
         unavailable: why no GPU can be read; None where one can.
+        driver_seconds: what reading has cost a processor so far. The driver computes without Python's lock, so a training that
+            has a processor of its own does not pay for it.
     """
 
-    def __init__(self, gpus: Sequence[int | str] | None = None, *, pcie: bool = True) -> None:
-        self._pcie = pcie
+    def __init__(self, gpus: Sequence[int | str] | None = None) -> None:
         self.unavailable: str | None = None
+        self.driver_seconds = 0.0
         self._devices: list[_Device] = []
         self._nvml: Any = None
         if gpus is not None and not gpus:
@@ -65,7 +65,11 @@ class Gpus:
 
     def read(self) -> tuple[Readings, ...]:
         """Every GPU once."""
-        return tuple(device.read(pcie=self._pcie) for device in self._devices)
+        before = thread_time()
+        try:
+            return tuple(device.read() for device in self._devices)
+        finally:
+            self.driver_seconds += thread_time() - before
 
     def processes(self) -> list[int]:
         """Processes that compute on these GPUs, as far as the driver tells."""
@@ -142,12 +146,12 @@ class _Device:
         except self._nvml.NVMLError:
             return []
 
-    def read(self, *, pcie: bool) -> Readings:
+    def read(self) -> Readings:
         """Ask for every metric; what the driver refuses is missing, with its reason."""
         try:
             if self._handle is None:
                 self._open()
-            values, unavailable = self._ask(pcie)
+            values, unavailable = self._ask()
         except self._nvml.NVMLError as error:
             if not self._lost:
                 logger.warning("GPU %s (%s) answers nothing any more: %s", self.index, self.uuid or "no UUID", error)
@@ -160,10 +164,10 @@ class _Device:
     def _identity(self) -> dict[str, str | int | None]:
         return {"gpu": self.index, "uuid": self.uuid, "name": self.name}
 
-    def _ask(self, pcie: bool) -> tuple[dict[str, float], dict[str, str]]:
+    def _ask(self) -> tuple[dict[str, float], dict[str, str]]:
         nvml = self._nvml
         values: dict[str, float] = {}
-        unavailable: dict[str, str] = {} if pcie else dict.fromkeys(_PCIE, "not asked for (pcie=True): reading it takes 40 ms")
+        unavailable: dict[str, str] = {}
         questions: list[tuple[tuple[str, ...], Callable[[], tuple[float, ...]]]] = [
             (("utilization_ratio", "memory_utilization_ratio"), self._utilization),
             (("memory_used_bytes", "memory_total_bytes"), self._memory),
@@ -172,17 +176,12 @@ class _Device:
             (("temperature_celsius",), self._number(1, nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)),
             (("sm_clock_hertz",), self._number(1e6, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)),
             (("memory_clock_hertz",), self._number(1e6, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM)),
+            # In KB/s. The driver counts for 20 ms while this thread waits, without Python's lock.
+            ((_PCIE[0],), self._number(1e3, nvml.nvmlDeviceGetPcieThroughput, nvml.NVML_PCIE_UTIL_TX_BYTES)),
+            ((_PCIE[1],), self._number(1e3, nvml.nvmlDeviceGetPcieThroughput, nvml.NVML_PCIE_UTIL_RX_BYTES)),
             ((_NVLINK[0],), partial(self._link_rate, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)),
             ((_NVLINK[1],), partial(self._link_rate, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)),
         ]
-        if pcie:
-            # In KB/s, without Python's lock. The driver's own counters (NVML_FI_DEV_PCIE_COUNT_*) wrap at 4 GiB, which a link
-            # of 50 GB/s passes ten times a second.
-            throughput, directions = (
-                nvml.nvmlDeviceGetPcieThroughput,
-                (nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES),
-            )
-            questions += [((name,), self._number(1e3, throughput, one)) for name, one in zip(_PCIE, directions, strict=True)]
         for metrics, question in questions:
             try:
                 values.update(zip(metrics, question(), strict=True))

@@ -66,13 +66,12 @@ class Monitor:
         bind: its address.
         tensorboard: a directory for TensorBoard.
         sinks: further sinks; they are closed at the end.
-        interval: seconds between two samples. None is one second, and more where the thread would otherwise compute for more
-            than half a thousandth of the time.
+        interval: seconds between two samples. None is one second, and more where the thread would otherwise hold Python's lock
+            for more than half a thousandth of the time.
         gpus: indices as nvidia-smi shows them, or UUIDs; None is all of the machine's, `[]` none.
         pids: the processes, or `gpu` for those that compute on the GPUs; None is this one. Their children count too.
         rank: global rank; None is what the launcher says, if it does.
         in_training: False beside a training: samples then hold GPUs and processes only.
-        pcie: whether PCIe's throughput is read, which takes a processor for 40 ms a GPU; None is where no training is.
         slow_iterations: when to warn of slow iterations.
         leaks: when to warn of memory that grows.
 
@@ -100,7 +99,6 @@ class Monitor:
         pids: Sequence[int] | Literal["gpu"] | None = None,
         rank: int | None = None,
         in_training: bool = True,
-        pcie: bool | None = None,
         slow_iterations: SlowIterationAlert | None = None,
         leaks: Sequence[LeakAlert] | None = None,
     ) -> None:
@@ -113,7 +111,6 @@ class Monitor:
         self.sample: Sample | None = None
         self.ended = Event()
         self._asked, self._in_training = gpus, in_training
-        self._pcie = not in_training if pcie is None else pcie
         self._of_gpus, self._processes = pids == "gpu", Processes([] if pids == "gpu" else pids)
         self._gpus: Gpus | None = None
         self._host, self._rank = socket.gethostname(), rank if rank is not None else _announced_rank()
@@ -130,7 +127,7 @@ class Monitor:
         self._leaks = leaks if leaks is not None else (LeakAlert("device"), LeakAlert("host"))
         self._bounded = Bounded(_BETWEEN_ALERTS)
         seconds, most = (1.0, _MOST) if interval is None else (interval, None)
-        self._ticking = Ticking(self._take, seconds, "bridge_profiling monitor", most)
+        self._ticking = Ticking(self._take, seconds, "bridge_profiling monitor", most, lambda: self._of_driver)
 
     def __enter__(self) -> Monitor:
         for opened in self._to_open:
@@ -138,7 +135,7 @@ class Monitor:
                 self._sinks.append(opened())
             except (OSError, ProfilingConfigError) as error:
                 logger.error("monitoring goes on without one of its outputs: %s", error)
-        self._gpus = Gpus(self._asked, pcie=self._pcie)
+        self._gpus = Gpus(self._asked)
         if self._gpus.unavailable is not None:
             logger.info("monitoring: GPUs are unavailable: %s", self._gpus.unavailable)
         self.training.start()
@@ -159,6 +156,10 @@ class Monitor:
     def alerts(self) -> dict[str, int]:
         """How many alerts of each kind there were, also those that were not said again within a minute."""
         return dict(self._bounded.counts)
+
+    @property
+    def _of_driver(self) -> float:
+        return self._gpus.driver_seconds if self._gpus is not None else 0.0
 
     def _take(self) -> None:
         """Read everything once, and tell it."""

@@ -24,10 +24,19 @@ class Ticking:
         interval: seconds from one call's begin to the next one's.
         name: the thread's name.
         most: share of the time that the thread may compute, beyond which calls come more rarely; None lets it.
+        apart: seconds of computing so far that are in nobody's way, and do not count.
     """
 
-    def __init__(self, function: Callable[[], object], interval: float, name: str, most: float | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[[], object],
+        interval: float,
+        name: str,
+        most: float | None = None,
+        apart: Callable[[], float] = float,
+    ) -> None:
         self._function, self._interval, self._most, self._failed = function, interval, most, False
+        self._apart = apart
         self._stopped = Event()
         # A daemon: an interpreter that exits does not wait for it.
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -52,9 +61,9 @@ class Ticking:
     def _run(self) -> None:
         due = monotonic()
         while True:
-            before = thread_time()
+            before = thread_time() - self._apart()
             self.call()
-            now, computed = monotonic(), thread_time() - before
+            now, computed = monotonic(), thread_time() - self._apart() - before
             due = max(due + self._interval, now if self._most is None else now + computed / self._most)
             if self._stopped.wait(due - now):
                 return

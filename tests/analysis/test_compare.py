@@ -222,6 +222,7 @@ def test_communication_is_compared_by_operation_where_one_side_knows_no_groups()
     assert comparable(known, known) == (known, known)
 
 
+@pytest.mark.system
 def test_overlap_splits_the_same_gradients_into_more_messages(captures: Path, tmp_path: Path) -> None:
     """Real captures, of two iterations each: too few to say how sure, enough to say what changed."""
     base, other = (Run(captures / "kineto" / name, parquet=tmp_path / name) for name in ("tp2_dp2", "tp2_dp2_overlap"))

@@ -198,6 +198,7 @@ def test_work_of_more_than_a_second_shows_its_progress(captures: Path, tmp_path:
     assert shown.index("\x1b[2K", shown.rindex("captures")) < shown.index("device time")
 
 
+@pytest.mark.system
 def test_the_whole_of_the_real_captures_can_be_shown(captures: Path, tmp_path: Path) -> None:
     for folder in ("kineto/pp2_dp2", "nsys/tp2_dp2", "memory/tp2_dp2"):
         done = subprocess.run(

@@ -170,6 +170,7 @@ def test_nothing_half_written_is_left(merge: Merge, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if "all" in path.name] == ["all.json.gz"]
 
 
+@pytest.mark.system
 def test_memory_does_not_grow_with_the_number_of_ranks(captures: Path, tmp_path: Path) -> None:
     """Eight ranks of 8,000 device and 54,000 host events, against one."""
     code = """

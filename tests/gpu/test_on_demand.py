@@ -15,7 +15,7 @@ import pytest
 
 from bridge_profiling.traces.load import load
 from bridge_profiling.traces.run_dir import find_run
-from tests.gpu.kernels import difference, kernels_of
+from tests.gpu.kernels import kernels_of, matrix_products
 
 pytestmark = [pytest.mark.needs("cuda", "megatron"), pytest.mark.timeout(300)]
 
@@ -91,16 +91,17 @@ def test_both_requests_are_captured_whole(asked):
         assert len(manifest["captured"]["iterations"]) == 3
 
 
-def test_every_kernel_of_the_iterations_is_in_both_traces(asked):
-    seen = []
+def test_both_traces_have_every_iterations_work(asked):
+    """Matrix products: gradients are clipped in some iterations and not in others, by kernels of its own."""
+    products = []
     for manifest in asked.manifests():
         folder = asked.profiles / "torch" / f"iter-{manifest['window']['start']}-{manifest['window']['end']}"
         (capture,) = find_run(folder).captures
         kernels = kernels_of(load(capture, cached=False))
         assert sorted(kernels) == manifest["captured"]["iterations"]
-        seen += kernels.values()
-    assert sum(seen[0].values()) > 100
-    assert [difference(seen[0], one) for one in seen[1:]] == [difference(seen[0], seen[0])] * (len(seen) - 1)
+        products += [matrix_products(kernels[iteration]) for iteration in sorted(kernels)]
+    assert products[0] > 20
+    assert products == [products[0]] * 6
 
 
 def test_the_pace_is_told_before_between_and_after(asked, record_property):

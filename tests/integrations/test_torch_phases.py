@@ -103,7 +103,9 @@ def test_a_model_compiled_in_place_has_no_hook_in_its_graph(recorded, watched_fi
     model.compile(backend=backend, fullgraph=True)
     if not watched_first:
         watch.model(model)
-    model(torch.randn(2, 4))
+    # Wherever this runs, also where the environment switches compiling off.
+    with torch._dynamo.config.patch(disable=False):
+        model(torch.randn(2, 4))
     watch.detach()
     assert len(graphs) == 1
     # Hooks that were there when it was compiled are compiled as well, to nothing.

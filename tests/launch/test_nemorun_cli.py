@@ -48,6 +48,7 @@ def test_a_job_that_fails_exits_with_1(tmp_path):
     assert "ended as FAILED" in done.stderr
 
 
+@pytest.mark.system
 def test_a_dry_run_applies_the_plugins(tmp_path):
     done = cli(tmp_path, "--dryrun", "--factory=gpt_tiny", "run.executor=local", "run.plugins=fault_tolerance")
     assert done.returncode == 0, done.stderr
@@ -81,6 +82,7 @@ print("RESULTS" + json.dumps(results))
 """
 
 
+@pytest.mark.system
 def test_a_usage_error_exits_with_2_before_anything_runs(tmp_path):
     environment = {**os.environ, "NEMORUN_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     requests = json.dumps([["--yes", *arguments] for arguments, _ in REFUSED])

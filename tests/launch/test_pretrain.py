@@ -94,6 +94,7 @@ def test_a_training_that_fails_exits_with_1_and_says_where(tmp_path, start):
     assert "Traceback" in err
 
 
+@pytest.mark.system
 def test_sigterm_writes_the_partial_trace_even_when_it_comes_twice(tmp_path, start):
     rank = start(
         tmp_path,

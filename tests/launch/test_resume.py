@@ -79,6 +79,7 @@ def test_a_signal_to_one_rank_lets_all_of_them_save_after_the_same_iteration_and
     assert f"iteration {completed:6d}/100000" not in out
 
 
+@pytest.mark.system
 def test_sigterm_with_the_handler_on_finishes_the_iteration_saves_and_ends_with_0(tmp_path, start):
     root = tmp_path / "checkpoints"
     window = ("profiling.use_pytorch_profiler=true", "profiling.profile_step_start=2", "profiling.profile_step_end=90000")

@@ -73,12 +73,6 @@ def test_what_the_driver_refuses_is_unavailable_and_the_rest_is_read(driver, clo
     assert {readings.as_json()[metric] for metric in metrics} == {None}
 
 
-def test_pcie_is_read_only_where_it_is_asked_for(driver):
-    driver.add()
-    (readings,) = Gpus(pcie=False).read()
-    assert readings.unavailable["pcie_receive_bytes_per_second"].startswith("not asked for (pcie=True)")
-
-
 def test_a_gpu_without_nvlink_says_so(driver):
     driver.add()
     (readings,) = Gpus().read()

@@ -192,6 +192,7 @@ def test_pretrain_returns_the_losses_and_leaves_config_and_process_as_they_were(
     assert pretrain(config) == losses
 
 
+@pytest.mark.system
 def test_the_tasks_of_a_slurm_step_find_each_other_without_torchrun(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
