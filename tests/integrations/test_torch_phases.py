@@ -100,11 +100,11 @@ def test_a_model_compiled_in_place_has_no_hook_in_its_graph(recorded, watched_fi
     watch = PhaseWatch(recorded.range)
     if watched_first:
         watch.model(model)
-    model.compile(backend=backend, fullgraph=True)
-    if not watched_first:
-        watch.model(model)
     # Wherever this runs, also where the environment switches compiling off.
     with torch._dynamo.config.patch(disable=False):
+        model.compile(backend=backend, fullgraph=True)
+        if not watched_first:
+            watch.model(model)
         model(torch.randn(2, 4))
     watch.detach()
     assert len(graphs) == 1
