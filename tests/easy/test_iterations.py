@@ -57,8 +57,11 @@ for i in range(8):
     optimizer.step()
 """
 
-#: The model and its optimizer's step are compiled.
-COMPILED = f"""{HEAD}
+#: The model and its optimizer's step are compiled, also where `make test` switches compiling off.
+COMPILED = f"""
+import os
+os.environ.pop("TORCHDYNAMO_DISABLE", None)
+{HEAD}
 compiled = torch.compile(model, backend="eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 step = torch.compile(optimizer.step, backend="eager")
