@@ -1,0 +1,148 @@
+"""What is tested with what: framework, profiler, executor. The table of docs/reference/support.md is written from this one.
+
+`UPDATE_SUPPORT_TABLE=1 pytest tests/test_support_table.py` writes it anew.
+"""
+
+# ruff: noqa: E501 (names of tests are as long as they are)
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reference" / "support.md"
+
+COLUMNS = ("a process alone", "torchrun, one machine", "torchrun, several", "Slurm", "Ray")
+
+_DDP = "tests/integrations/test_ddp_fsdp.py::test_an_example_is_captured_whole_and_trains_as_without"
+_GPU_FRAMEWORKS = "tests/gpu/test_frameworks.py::test_each_rank_captures_exactly_the_window"
+_GPU_CHAIN = "tests/gpu/test_chain.py::test_the_trace_holds_exactly_the_window"
+_GPU_ALONE = "tests/gpu/test_endings.py::test_sigterm_to_a_rank_leaves_what_it_captured_and_exit_code_143"
+_SLURM = "tests/system/test_slurm.py::test_exactly_the_ranks_asked_for_are_profiled_in_exactly_the_window"
+_SLURM_NSYS = "tests/system/test_slurm.py::test_exactly_the_ranks_asked_for_run_under_nsys"
+_MACHINES = "tests/easy/test_launchers.py::test_machines_share_a_folder_and_launches_do_not"
+
+#: Framework, profiler, and for each column in which it was seen to work the tests that show it.
+TABLE: list[tuple[str, str, dict[str, list[str]]]] = [
+    ("Megatron-Core, this project's recipes", "torch", {
+        "a process alone": ["tests/recipes/test_profiled_training.py::test_the_trace_holds_what_window_and_run_share", _GPU_ALONE],
+        "torchrun, one machine": ["tests/launch/test_pretrain.py::test_two_ranks_train_with_the_arguments_as_nemo_run_delivers_them", _GPU_CHAIN],
+        "torchrun, several": [_SLURM], "Slurm": [_SLURM],
+    }),
+    ("", "nsys", {
+        "a process alone": [_GPU_ALONE],
+        "torchrun, one machine": ["tests/system/test_nsys.py::test_the_ranks_asked_for_run_under_nsys_and_the_others_without", _GPU_CHAIN],
+        "torchrun, several": [_SLURM_NSYS], "Slurm": [_SLURM_NSYS],
+    }),
+    ("", "memory", {
+        "a process alone": ["tests/gpu/test_out_of_memory.py::test_the_failed_request_and_who_made_it_can_be_read"],
+        "torchrun, one machine": ["tests/gpu/test_chain.py::test_the_memory_history_is_readable_and_holds_more_than_weights"],
+    }),
+    ("Megatron Bridge (`ProfilingCallback`)", "torch", {
+        "a process alone": ["tests/integrations/test_megatron_bridge.py::test_the_window_of_the_config_is_captured_exactly"],
+        "torchrun, one machine": ["tests/integrations/test_megatron_bridge.py::test_under_torchrun_only_the_ranks_asked_for_write"],
+    }),
+    ("A loop of your own (`ProfilingHook`)", "torch", {
+        "a process alone": ["tests/capture/test_captures.py::test_shapes_are_recorded_when_asked_for"],
+        "torchrun, one machine": ["tests/capture/test_trigger.py::test_the_job_is_profiled_on_both_ranks_in_the_iterations_that_were_agreed"],
+    }),
+    ("", "nsys", {
+        "torchrun, one machine": ["tests/system/test_nsys.py::test_the_ranks_asked_for_run_under_nsys_and_the_others_without"],
+    }),
+    ("Any script (`bridge-profiling run`)", "torch", {
+        "a process alone": ["tests/easy/test_iterations.py::test_an_iteration_is_a_step_of_the_optimizer"],
+        "torchrun, one machine": ["tests/easy/test_launchers.py::test_torchrun_may_start_the_ranks_itself"],
+        "torchrun, several": [_MACHINES],
+        "Slurm": ["tests/system/test_any_script.py::test_srun_starts_the_ranks_of_two_nodes"],
+    }),
+    ("", "nsys", {
+        "torchrun, one machine": ["tests/system/test_any_script.py::test_the_rank_asked_for_runs_under_nsys_and_its_report_holds_the_phases"],
+    }),
+    ("DistributedDataParallel", "torch", {"torchrun, one machine": [_DDP, _GPU_FRAMEWORKS]}),
+    ("FullyShardedDataParallel", "torch", {"torchrun, one machine": [_DDP, _GPU_FRAMEWORKS]}),
+    ("`fully_shard`", "torch", {"torchrun, one machine": [_DDP, _GPU_FRAMEWORKS]}),
+    ("DeepSpeed, ZeRO 0 to 3", "torch", {
+        "torchrun, one machine": ["tests/integrations/test_deepspeed.py::test_the_example_is_captured_whole_and_trains_as_without"],
+    }),
+    ("Lightning", "torch", {
+        "a process alone": ["tests/integrations/test_lightning.py::test_both_packages_of_lightning_train_with_the_same_callback"],
+        "torchrun, one machine": [
+            "tests/integrations/test_lightning.py::test_the_example_captures_its_window_on_each_rank_of_ddp_and_changes_no_loss",
+            _GPU_FRAMEWORKS,
+        ],
+    }),
+    ("Hugging Face Trainer", "torch", {
+        "a process alone": ["tests/integrations/test_hugging_face.py::test_losses_are_bit_identical_with_and_without_the_callback"],
+        "torchrun, one machine": [
+            "tests/integrations/test_hugging_face.py::test_the_example_captures_its_window_on_each_rank_and_changes_no_loss",
+            _GPU_FRAMEWORKS,
+        ],
+    }),
+    ("Accelerate", "torch", {
+        "a process alone": ["tests/integrations/test_accelerate.py::test_losses_are_bit_identical_with_and_without"],
+        "torchrun, one machine": [
+            "tests/integrations/test_accelerate.py::test_the_example_captures_its_window_on_each_rank_and_changes_no_loss",
+            _GPU_FRAMEWORKS,
+        ],
+    }),
+    ("Workers of Ray (NeMo RL's variables)", "torch", {
+        "Ray": ["tests/system/test_ray_workers.py::test_torch_traces_of_two_groups_hold_exactly_their_steps"],
+    }),
+    ("", "nsys", {
+        "Ray": ["tests/system/test_ray_workers.py::test_reports_of_nsys_are_named_by_worker_and_rank_and_hold_exactly_the_steps"],
+    }),
+    ("A running job (`bridge-profiling trigger`)", "torch", {
+        "a process alone": ["tests/gpu/test_on_demand.py::test_both_requests_are_captured_whole"],
+        "torchrun, one machine": ["tests/capture/test_trigger.py::test_it_is_profiled_a_second_time_on_the_rank_and_iterations_that_were_typed"],
+    }),
+    ("", "nsys", {
+        "a process alone": ["tests/system/test_nsys.py::test_an_nsys_that_was_told_to_makes_several_captures_those_of_the_config_and_one_on_request"],
+    }),
+]  # fmt: skip
+
+
+def rows():
+    """Each framework with all three profilers: what is left out of TABLE is not supported anywhere."""
+    framework, told = "", {}
+    for name, profiler, cells in TABLE:
+        framework = name or framework
+        told.setdefault(framework, {})[profiler] = cells
+    for framework, profilers in told.items():
+        for profiler in ("torch", "nsys", "memory"):
+            yield framework, profiler, profilers.get(profiler, {})
+
+
+def written():
+    """The table as Markdown."""
+    lines = [f"| | profiler | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    before = ""
+    for framework, profiler, cells in rows():
+        told = [_seen_on(cells[column]) if column in cells else "no" for column in COLUMNS]
+        lines.append(f"| {framework if framework != before else ''} | {profiler} | {' | '.join(told)} |")
+        before = framework
+    return "\n".join(lines)
+
+
+def _seen_on(tests):
+    return ", ".join(dict.fromkeys("GPU" if test.startswith("tests/gpu/") else "CPU" for test in sorted(tests)[::-1]))
+
+
+@pytest.mark.parametrize("test", sorted({test for *_, cells in TABLE for tests in cells.values() for test in tests}))
+def test_what_is_called_tested_has_its_test(test):
+    path, _, name = test.partition("::")
+    assert re.search(rf"def {name}\(", (ROOT / path).read_text()), test
+
+
+def test_the_page_shows_this_table():
+    page = PAGE.read_text()
+    begin, end = "<!-- table -->\n", "\n<!-- end -->"
+    before, rest = page.split(begin)
+    shown, after = rest.split(end)
+    if os.environ.get("UPDATE_SUPPORT_TABLE"):
+        PAGE.write_text(before + begin + written() + end + after)
+        return
+    assert shown == written(), "type: UPDATE_SUPPORT_TABLE=1 pytest tests/test_support_table.py"
