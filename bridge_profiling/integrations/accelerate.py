@@ -119,7 +119,7 @@ class AccelerateProfiling:
 
     def range(self, name: str) -> AbstractContextManager:
         """A range of your own inside the window, such as `evaluation`."""
-        return self._hook.hook.range(name) if self._hook.hook is not None else nullcontext()
+        return self._hook.phase(name)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,8 +22,13 @@ from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.integrations import phase_memory
 
 logger = logging.getLogger(__name__)
+
+_NO_RANGE: AbstractContextManager = nullcontext()
+
+_NO_DEVICE = "unavailable: this process trains on no CUDA device"
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(ProfilingConfig))
 
@@ -45,14 +50,25 @@ class CallbackHook:
         self._hook: ProfilingHook | None = None
         self._open: list[AbstractContextManager] = []
         self._signal: signal.Signals | None = None
+        self._memory: phase_memory.PhaseMemory | None = None
+        self._iteration = 0
 
     @property
     def hook(self) -> ProfilingHook | None:
         """The hook, while it is open."""
         return self._hook
 
+    @property
+    def iteration(self) -> int:
+        """The iteration that began last."""
+        return self._iteration
+
     def open(
-        self, layout: ParallelLayout | None = None, work: IterationWork | None = None, exit_signal: int | None = signal.SIGTERM
+        self,
+        layout: ParallelLayout | None = None,
+        work: IterationWork | None = None,
+        exit_signal: int | None = signal.SIGTERM,
+        train_iters: int | None = None,
     ) -> None:
         """Open the hook. Every rank calls it, when the ranks are connected and best before the model is built.
 
@@ -61,11 +77,19 @@ class CallbackHook:
             work: what an iteration of the whole job computes.
             exit_signal: a signal that would kill the process, and its capture with it; on a rank that is profiled it becomes a
                 SystemExit while the hook is open. A handler that is installed already is left alone. None changes nothing.
+            train_iters: iterations the training runs, when known: a request for later ones is refused at once.
         """
         self.close(RuntimeError("the training was started anew in the same process"))
         try:
             layout = layout or ParallelLayout(world_size=world_size())
-            hook = ProfilingHook(self._config, rank=rank(), layout=layout, output_dir=self._output_dir, work=work)
+            hook = ProfilingHook(
+                self._config,
+                rank=rank(),
+                layout=layout,
+                output_dir=self._output_dir,
+                work=work,
+                train_iters=train_iters,
+            )
             self._hook = hook.__enter__()
             if exit_signal is not None and rank() in self._selected(layout):
                 self._let_the_signal_unwind(signal.Signals(exit_signal))
@@ -76,6 +100,7 @@ class CallbackHook:
         """Global iteration `iteration` (0-based, a resume counts on) begins."""
         if self._hook is not None:
             self.end_iteration()
+            self._iteration = iteration
             self._begin(self._hook.iteration(iteration))
 
     def end_iteration(self, error: BaseException | None = None) -> None:
@@ -86,7 +111,22 @@ class CallbackHook:
     def begin_phase(self, name: str) -> None:
         """A phase begins, inside the one that is open; its name is a range inside the window."""
         if self._hook is not None:
-            self._begin(self._hook.range(name))
+            self._begin(self.phase(name))
+
+    def range(self, name: str) -> AbstractContextManager:
+        """A context manager around a part of a phase: a range inside the window."""
+        return self._hook.range(name) if self._hook is not None else _NO_RANGE
+
+    def phase(self, name: str) -> AbstractContextManager:
+        """A context manager around a phase: a range inside the window, with the memory that it takes in the manifest."""
+        one, hook = self.range(name), self._hook
+        if hook is None or not hook.capturing:
+            return one
+        if "phase_memory" not in hook.facts:
+            # Not before: a framework may set its device up late.
+            self._memory = phase_memory.of_this_process()
+            hook.facts["phase_memory"] = self._memory.table if self._memory is not None else _NO_DEVICE
+        return self._memory.around(self._iteration, name, one) if self._memory is not None else one
 
     def end_phase(self, error: BaseException | None = None) -> None:
         """The phase that began last has ended."""

@@ -68,9 +68,9 @@ class Profiling(LoopProfiling):
 
     def _watch(self, phases: PhaseWatch) -> None:
         phases.everything(self._model, self._optimizer)
-        self._undo.append(communication_ranges.name_wrapper_steps(self._model, self._range_alone))
+        self._undo.append(communication_ranges.name_wrapper_steps(self._model, self._hook.range))
         if self._config.use_nsys_profiler:
-            self._undo.append(communication_ranges.repeat_annotations(self._range_alone))
+            self._undo.append(communication_ranges.repeat_annotations(self._hook.range))
 
     def _conclude(self, facts: dict[str, object]) -> None:
         if facts.get("name") == "ddp":

@@ -131,13 +131,13 @@ class Profiling(LoopProfiling):
         phases.function(engine, "save_checkpoint", "checkpoint")
         self._undo.append(self._measurements.watch())
         if engine.optimizer is not None and engine.zero_optimization_stage() in (1, 2):
-            self._undo.append(communication_ranges.name_zero_steps(engine.optimizer, self._range_alone))
+            self._undo.append(communication_ranges.name_zero_steps(engine.optimizer, self._hook.range))
         if not self._config.use_nsys_profiler:
-            self._undo.append(communication_ranges.repeat_nvtx(get_accelerator(), self._range_alone))
+            self._undo.append(communication_ranges.repeat_nvtx(get_accelerator(), self._hook.range))
 
     def _end(self, error: BaseException | None = None) -> None:
         if self._hook.hook is not None and self._hook.hook.capturing:
-            self._safely(lambda: self._measurements.read_timers(self._iteration))
+            self._safely(lambda: self._measurements.read_timers(self._hook.iteration))
         super()._end(error)
 
     def _conclude(self, facts: dict[str, object]) -> None:

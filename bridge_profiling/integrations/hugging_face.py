@@ -85,7 +85,7 @@ class ProfilingCallback(transformers.TrainerCallback):
         """Open the hook: the model is built and wrapped, and the iteration to start with is known."""
         self._leave(RuntimeError("the training was started anew in the same process"))
         accelerate_state = AcceleratorState()
-        self._hook.open(layout_of(accelerate_state))
+        self._hook.open(layout_of(accelerate_state), train_iters=state.max_steps or None)
         if self._hook.hook is None:
             return
         self._hook.hook.facts.update(
@@ -132,14 +132,12 @@ class ProfilingCallback(transformers.TrainerCallback):
 
     def _watch(self, state: TrainerState, model: torch.nn.Module) -> None:
         """Name what is done in this training, until `_leave`."""
-        assert self._hook.hook is not None
-        range_of = self._hook.hook.range
 
         def range_or_iteration(phase: str) -> AbstractContextManager:
             if phase == "data-loading":
                 # Fetching its batches is how an iteration begins.
                 self._begin_iteration(state)
-            return range_of(phase)
+            return self._hook.phase(phase)
 
         self._phases = PhaseWatch(range_or_iteration)
         trainer = self._trainer

@@ -93,12 +93,12 @@ class ProfilingCallback(*_CALLBACKS):  # type: ignore[misc]
         _check(self._config, trainer)
         self._leave(RuntimeError("the training was started anew in the same process"))
         # Lightning ends a training by SIGTERM itself: it finishes the batch, and tells `on_exception`.
-        self._hook.open(_layout(trainer), exit_signal=None)
+        self._hook.open(_layout(trainer), exit_signal=None, train_iters=_max_steps(trainer))
         if self._hook.hook is None:
             return
         self._hook.hook.facts.update(_facts(trainer, pl_module))
         self._automatic = pl_module.automatic_optimization
-        self._phases = PhaseWatch(self._hook.hook.range)
+        self._phases = PhaseWatch(self._hook.phase)
         self._listen(trainer)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -219,9 +219,11 @@ def _check(config: ProfilingConfig, trainer: Any) -> None:
             why="both need CUPTI and the torch profiler, which serve one at a time",
             instead='Make the Trainer without profiler="pytorch", or without ProfilingCallback',
         )
-    config.finalize(
-        train_iters=trainer.max_steps if trainer.max_steps and trainer.max_steps > 0 else None, world_size=world_size()
-    )
+    config.finalize(train_iters=_max_steps(trainer), world_size=world_size())
+
+
+def _max_steps(trainer: Any) -> int | None:
+    return trainer.max_steps if trainer.max_steps and trainer.max_steps > 0 else None
 
 
 def _layout(trainer: Any) -> ParallelLayout:

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.integrations import phase_memory
 from bridge_profiling.integrations.callback_hook import CallbackHook
 from bridge_profiling.integrations.torch_phases import PhaseWatch
 
@@ -51,9 +50,7 @@ class LoopProfiling:
         self._config, self._layout, self._work = config, layout, work
         self._hook = CallbackHook(config, output_dir)
         self._phases: PhaseWatch | None = None
-        self._memory: phase_memory.PhaseMemory | None = None
         self._undo: list[Callable[[], None]] = []
-        self._iteration = 0
 
     # -- what a framework adds ---------------------------------------------------------------------------------------
 
@@ -81,10 +78,8 @@ class LoopProfiling:
         self._hook.open(self._layout or found, self._work)
         if self._hook.hook is None:
             return self
-        self._memory = phase_memory.of_this_process()
-        facts["phase_memory"] = self._memory.table if self._memory else "unavailable: this process trains on no CUDA device"
         self._hook.hook.facts.update(facts)
-        self._phases = PhaseWatch(self._range)
+        self._phases = PhaseWatch(self._hook.phase)
         self._safely(lambda: self._watch(self._phases) if self._phases else None)
         return self
 
@@ -137,7 +132,6 @@ class LoopProfiling:
 
     def _begin(self, iteration: int) -> None:
         self._end()
-        self._iteration = iteration
         self._hook.begin_iteration(iteration)
 
     def _end(self, error: BaseException | None = None) -> None:
@@ -148,16 +142,6 @@ class LoopProfiling:
     def _fetch(self, source: Iterator[Any]) -> Any:
         with self.phase("data-loading"):
             return next(source, _END)
-
-    def _range(self, name: str) -> AbstractContextManager:
-        """The range of a phase; inside the window its memory is measured too."""
-        one = self._range_alone(name)
-        if self._memory is None or self._hook.hook is None or not self._hook.hook.capturing:
-            return one
-        return self._memory.around(self._iteration, name, one)
-
-    def _range_alone(self, name: str) -> AbstractContextManager:
-        return self._hook.hook.range(name) if self._hook.hook is not None else _NO_RANGE
 
     def _safely(self, step: Callable[[], Any]) -> Any:
         """Whatever goes wrong in describing a framework costs the description, never the training."""

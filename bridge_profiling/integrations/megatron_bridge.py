@@ -85,7 +85,12 @@ class ProfilingCallback:
         except Exception as error:
             logger.error("nothing will be captured: %s: %s. Training goes on.", type(error).__name__, error)
             return
-        self._hook.open(layout, exit_signal=self._exit_signal(context.state))
+        iterations = getattr(context.state.cfg.train, "train_iters", None)
+        self._hook.open(
+            layout,
+            exit_signal=self._exit_signal(context.state),
+            train_iters=iterations if isinstance(iterations, int) else None,
+        )
 
     def on_train_step_start(self, context: Any) -> None:
         """An iteration begins: Bridge counts the complete ones, a resume's included."""
