@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from bridge_profiling.analysis import Run
-from tests.planted.cases import FOLDER
+from tests.planted.cases import CASES, FOLDER
 
 
 def reached(case, folder):
     """Bandwidth of the compared messages of data parallelism, as a share of what the link gave alone."""
-    copy = shutil.copytree(FOLDER / case, folder / case)
-    rows = Run(copy, bench=FOLDER / "bench_2.json").against_bench().communication.to_pylist()
+    run = Run(CASES[case].folder, parquet=folder, bench=FOLDER / "bench_2.json")
+    rows = run.against_bench.communication.to_pylist()
     (share,) = [row["reached_share"] for row in rows if row["compared_count"]]
     return share
 
