@@ -226,6 +226,11 @@ class ProfilingHook:
             self._edge = 0
 
     def _close(self, ending: str) -> None:
+        # All of it: a handler that raises anywhere in here, in the listener's end for one, would cost what was captured.
+        with signals_held():
+            self._close_undisturbed(ending)
+
+    def _close_undisturbed(self, ending: str) -> None:
         atexit.unregister(self._close)
         if not self._opened:
             return
@@ -239,8 +244,7 @@ class ProfilingHook:
         if self._listener is not None:
             self._listener.stop(ending)
         self._agenda.ended(ending)
-        with signals_held():
-            self._agenda.leave()
+        self._agenda.leave()
         self._report_repeats()
         self._turn_to_next()
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from bridge_profiling.capture import torch_profiler
+from bridge_profiling.capture.listener import Listener
 from bridge_profiling.capture.signals import signals_held
 
 
@@ -92,3 +93,25 @@ def test_handlers_are_the_users_own_again_afterwards():
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_while_the_hook_closes_is_held_until_everything_is_written(run, monkeypatch):
+    """Closing ends the listener too, which takes a while: a handler that raises there must not cost the capture."""
+    end = Listener.stop
+
+    def interrupted(self, ending):
+        os.kill(os.getpid(), signal.SIGTERM)
+        end(self, ending)
+
+    def unwind(number, frame):
+        raise SystemExit(128 + number)
+
+    monkeypatch.setattr(Listener, "stop", interrupted)
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        with pytest.raises(SystemExit):
+            run.train(run.config(2, 9), range(4))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert run.iterations("iter-2-9") == [2, 3]
+    assert run.manifest("iter-2-9")["status"] == "partial"

@@ -229,9 +229,12 @@ def test_a_collection_by_the_clock_leaves_its_report_when_it_ends(environment, t
     assert "told not to end with the window" in " ".join(outcome["notes"])
 
 
-def test_twenty_runs_of_four_ranks_at_once_lose_no_report_in_silence(environment, tmp_path, record_property):
-    """Must-show 2. A report may be lost; its manifest then says so."""
-    runs = 20
+def test_runs_of_four_ranks_at_once_lose_no_report_in_silence(environment, tmp_path, record_property):
+    """A report may be lost; its manifest then says so. Four plain nsys at once lose one in ten: of 40 hardly ever none.
+
+    `NSYS_RUNS=20` makes it twenty runs, as for a release.
+    """
+    runs = int(os.environ.get("NSYS_RUNS", "10"))
     # Two runs at a time, as two jobs on one machine: nsys waits for its own processes much of its time.
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda number: _reports_of_four_ranks(environment, tmp_path / f"run-{number}"), range(runs)))
