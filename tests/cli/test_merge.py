@@ -89,6 +89,7 @@ def test_without_the_host_there_is_device_work_alone(merge: Merge, tmp_path: Pat
     assert not _phase(_read(tmp_path / "all.json"), "s")
 
 
+@pytest.mark.system
 def test_a_merged_trace_of_real_ranks_holds_their_events_to_the_nanosecond(captures: Path, tmp_path: Path) -> None:
     with Run(captures / "kineto" / "pp2_dp2", parquet=tmp_path / "tables") as run:
         count = write_merged_trace(run.entries(), tmp_path / "all.json.gz")

@@ -135,6 +135,7 @@ def test_a_directory_that_cannot_be_written_costs_the_capture_and_nothing_else(t
     assert step.capture_dir is None
 
 
+@pytest.mark.system
 def test_the_example_says_where_its_capture_is_and_what_it_tells(tmp_path: Path) -> None:
     ended = python(tmp_path, str(EXAMPLE))
     assert ended.returncode == 0, ended.stderr

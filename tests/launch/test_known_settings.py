@@ -43,6 +43,7 @@ def requests(tmp_path_factory):
     return {request.name.rpartition("/")[2]: request for request in read_experiment(directory)}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", ["script", "partial"])
 def test_an_experiment_tells_what_its_recipe_sets(requests, kind):
     settings, size = requests[kind].settings, estimate(requests[kind])
@@ -52,6 +53,7 @@ def test_an_experiment_tells_what_its_recipe_sets(requests, kind):
     assert (size.assumed, size.uncertainty) == ("", UNCERTAINTY)
 
 
+@pytest.mark.system
 def test_both_kinds_of_task_come_to_the_same(requests):
     assert estimate(requests["script"]) == estimate(requests["partial"])
 

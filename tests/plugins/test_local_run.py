@@ -60,6 +60,7 @@ def finished(tmp_path_factory) -> Path:
     return home
 
 
+@pytest.mark.system
 @pytest.mark.needs("megatron")
 @pytest.mark.parametrize("profiler", ["torch", "nsys"])
 def test_list_overrides_arrive_and_nothing_is_added(profiler, finished):

@@ -117,6 +117,7 @@ def test_a_capture_that_cannot_be_read_is_named(run_of: RunOf, tmp_path: Path) -
     assert "rank-1.json.gz" in text
 
 
+@pytest.mark.system
 def test_hundreds_of_ranks_are_aggregated_and_the_slow_one_has_a_row(run_of: RunOf, tmp_path: Path) -> None:
     folder = _simulated(tmp_path / "run", 96, coordinates=None, world_size=96)
     text = _page(run_of(folder), tmp_path)
