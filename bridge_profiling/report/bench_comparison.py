@@ -56,28 +56,30 @@ def page_section(bench: AgainstBench | None) -> dict[str, Any]:
     communication, copies = _by_time(bench), bench.copies.to_pylist()
     return {
         "headline": headline(bench),
-        "communication": _table(communication[:_SHOWN], "operation and group", _called, "bus_bandwidth_gbs", "transfer_us"),
+        "communication": _table(
+            communication[:_SHOWN], ["operation", "group"], _operation_and_group, "bus_bandwidth_gbs", "transfer_us"
+        ),
         "left_out": max(len(communication) - _SHOWN, 0),
         "copies": _table(
-            copies, "copies", lambda row: f"{row['direction']}, {row['host_memory']} memory", "bandwidth_gbs", "copy_us"
+            copies, ["copies", "memory"], lambda row: [row["direction"], row["host_memory"]], "bandwidth_gbs", "copy_us"
         ),
+        "not_compared": list(dict.fromkeys(row["reason"] for row in [*communication[:_SHOWN], *copies] if row["reason"])),
         "paces": list(_paces(bench)),
     }
 
 
-def _table(rows: list[dict[str, Any]], heading: str, name: Any, bandwidth: str, taken: str) -> Table | None:
+def _table(rows: list[dict[str, Any]], headings: list[str], names: Any, bandwidth: str, taken: str) -> Table | None:
     if not rows:
         return None
     return Table(
-        [heading, "reached of alone", "GB/s", "alone, GB/s", "took", "alone", "compared", "not compared because"],
+        [*headings, "reached of alone", "GB/s", "alone, GB/s", "took", "alone", "compared"],
         [
             [
-                name(row),
+                *names(row),
                 wording.percent(row["reached_share"]),
                 *(wording.bandwidth(row[each]) for each in (bandwidth, f"alone_{bandwidth}")),
                 *(wording.milliseconds(row[each]) for each in (taken, "alone_us")),
                 f"{row['compared_count']:,} of {row['count']:,}",
-                row["reason"] or "",
             ]
             for row in rows
         ],
@@ -104,6 +106,11 @@ def _paces(bench: AgainstBench) -> Iterator[str]:
 
 def _by_time(bench: AgainstBench) -> list[dict[str, Any]]:
     return sorted(bench.communication.to_pylist(), key=lambda row: -(row["transfer_us"] or 0.0))
+
+
+def _operation_and_group(row: Mapping[str, Any]) -> list[str]:
+    operation, _, group = _called(row).partition(" of ")
+    return [operation, group.replace("_", " ").lower()]
 
 
 def _called(row: Mapping[str, Any]) -> str:

@@ -65,6 +65,8 @@ def test_paces_are_beside_the_iteration():
 def test_the_page_has_a_row_for_each_group_and_why_it_is_not_compared():
     other = ROW | NOTHING | {"compared_count": 0, "reason": "gloo was measured, and nccl captured"}
     section = bench_comparison.page_section(comparison(ROW, other))
-    assert [row[1] for row in section["communication"].rows] == ["43%", "–"]
-    assert section["communication"].rows[1][-1] == "gloo was measured, and nccl captured"
+    assert [row[:3] for row in section["communication"].rows] == [
+        ["all_reduce", "tensor model parallel group, ranks 0-1", share] for share in ("43%", "–")
+    ]
+    assert section["not_compared"] == ["gloo was measured, and nccl captured"]
     assert bench_comparison.page_section(None) == {}
