@@ -29,6 +29,9 @@ pytestmark = [pytest.mark.system, pytest.mark.needs("slurm", "nemo_run", "megatr
 #: Far more than a loaded machine takes to any of the events waited for.
 _PATIENCE_S = 300
 
+#: Slurm looks for jobs out of time twice a minute: big batches keep what is captured until then, and its writing, small.
+_BIG = ("train.micro_batch_size=32", "train.global_batch_size=128")
+
 
 @dataclass
 class Submission:
@@ -206,9 +209,11 @@ def test_a_finished_job_under_fault_tolerance_is_not_queued_again(slurm_cluster,
 
 def test_a_job_near_its_time_limit_stops_in_good_order(slurm_cluster, submit):
     """PreemptionPlugin: Slurm sends SIGTERM a minute or more before the limit, and the job has all it needs by then."""
-    big = ("train.micro_batch_size=32", "train.global_batch_size=128")
-    options = ("--steps", "3:100000", "--time", "00:02:00", "--preempt-time", "60", "train.train_iters=100000", *big)
-    submission = submit(*options)
+    options = ("--steps", "3:100000", "--time", "00:10:00", "--preempt-time", "60", "train.train_iters=100000")
+    submission = submit(*options, *_BIG)
+    _wait_until(lambda: _goes_on(submission) and re.search(r"iteration +6/", submission.log()), submission)
+    # The limit comes nearer instead of being short from the start: no machine is too slow to reach the window before it.
+    slurm_cluster.run("scontrol", "update", f"JobId={submission.job_id}", "EndTime=now+120")
     output = submission.finish()
     assert "training stops after iteration" in submission.log(), output
     manifests, traced = submission.manifests(), submission.traced_iterations()
@@ -245,9 +250,7 @@ def _out_of_time(cluster: SlurmCluster, job_id: str) -> None:
 
 @pytest.mark.parametrize(("end", "state"), [(_cancelled, "CANCELLED"), (_out_of_time, "TIMEOUT")])
 def test_a_job_that_is_ended_inside_the_window_keeps_what_it_captured(slurm_cluster, submit, end, state):
-    # Slurm looks for jobs out of time twice a minute: big batches keep what is captured until then, and its writing, small.
-    big = ("train.micro_batch_size=32", "train.global_batch_size=128")
-    submission = submit("--steps", "3:100000", "--time", "00:10:00", "train.train_iters=100000", *big)
+    submission = submit("--steps", "3:100000", "--time", "00:10:00", "train.train_iters=100000", *_BIG)
     _wait_until(lambda: _goes_on(submission) and re.search(r"iteration +6/", submission.log()), submission)
     end(slurm_cluster, submission.job_id)
     output = submission.finish()
