@@ -1,6 +1,6 @@
 """Where this process stands among those that measure together: as a launcher says, or as it was started here.
 
-torchrun and others set RANK, WORLD_SIZE and MASTER_ADDR; srun sets SLURM_PROCID and SLURM_NTASKS. Without either, the first
+torchrun and others set RANK, WORLD_SIZE and MASTER_ADDR; srun has words of its own (slurm_step.py). Without either, the first
 process starts the ranks on this machine. Imports no torch.
 """
 
@@ -17,12 +17,10 @@ from pathlib import Path
 
 from bridge_profiling.bench.failures import FAILED
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.slurm_step import meeting_point, slurm_task
 
 #: Where ranks that were started here meet: a file, since a port that is free now may be taken a moment later.
 STORE_VARIABLE = "BRIDGE_PROFILING_BENCH_STORE"
-
-#: srun numbers its steps from 0; what is no step of srun's, as a batch script, has one of the numbers from here.
-_NO_STEP = 0xFFFFFF00
 
 _POLL_S = 0.05
 
@@ -64,34 +62,19 @@ def place_from(environment: Mapping[str, str]) -> Place | None:
             )
         store = environment.get(STORE_VARIABLE)
         return Place(int(environment["RANK"]), int(size), int(local_rank), None if store is None else Path(store))
-    step = environment.get("SLURM_STEP_ID", "")
-    if step.isdigit() and int(step) < _NO_STEP and int(environment.get("SLURM_NTASKS", "1")) > 1:
-        return Place(
-            int(environment["SLURM_PROCID"]), int(environment["SLURM_NTASKS"]), int(environment.get("SLURM_LOCALID", "0"))
-        )
-    return None
+    task = slurm_task(environment)
+    return None if task is None else Place(task.rank, task.size, task.local_rank)
 
 
-def meeting_point(environment: Mapping[str, str]) -> dict[str, str]:
+def missing_address(environment: Mapping[str, str]) -> dict[str, str]:
     """MASTER_ADDR and MASTER_PORT where the launcher sets none: under srun the step's first host, and a port of the job's.
 
     Args:
         environment: variables.
     """
-    found = {}
-    if "MASTER_ADDR" not in environment:
-        nodes = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", ""))
-        found["MASTER_ADDR"] = _first_host(nodes) if nodes else "127.0.0.1"
-    if "MASTER_PORT" not in environment:
-        found["MASTER_PORT"] = str(20000 + int(environment.get("SLURM_JOB_ID", "9500")) % 20000)
-    return found
-
-
-def _first_host(nodes: str) -> str:
-    if "[" not in nodes:
-        return nodes.split(",")[0]
-    listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
-    return listed.stdout.split()[0]
+    host, port = meeting_point(environment)
+    address = {"MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": str(port)}
+    return {name: value for name, value in address.items() if name not in environment}
 
 
 def start_here(arguments: Sequence[str], processes: int) -> int:

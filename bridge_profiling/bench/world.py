@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from bridge_profiling.bench.failures import UnavailableError
-from bridge_profiling.bench.ranks import Place, meeting_point
+from bridge_profiling.bench.ranks import Place, missing_address
 from bridge_profiling.bench.samples import Estimate
 
 #: How long a rank waits for the others.
@@ -75,7 +75,7 @@ def joined(place: Place, backend: str) -> Iterator[World]:
     device = _device(place, backend)
     method = f"file://{place.store}" if place.store is not None else "env://"
     if place.store is None:
-        os.environ.update(meeting_point(os.environ))
+        os.environ.update(missing_address(os.environ))
     bound = {"device_id": device} if backend == "nccl" else {}
     dist.init_process_group(
         backend, init_method=method, rank=place.rank, world_size=place.size, timeout=_TIMEOUT, **bound  # type: ignore[arg-type]

@@ -1,4 +1,7 @@
-"""Holds signals back while a capture is written, so that being told to stop does not lose what stopping is to save."""
+"""Sees to it that being told to stop does not lose what stopping is to save.
+
+Signals are held back while a capture is written, and one that would kill the process can be made to unwind it instead.
+"""
 
 from __future__ import annotations
 
@@ -37,3 +40,28 @@ def signals_held() -> Iterator[None]:
             signal.signal(number, handler)
         for caught in arrived:
             signal.raise_signal(caught)
+
+
+def exit_on(number: signal.Signals) -> bool:
+    """Let a signal that would kill this process, and its capture with it, raise SystemExit; a second one kills it still.
+
+    Whoever handles the signal already goes on doing so. Only the main thread can change that.
+
+    Returns:
+        Whether it unwinds the process from now on.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) is not signal.SIG_DFL:
+        return False
+    signal.signal(number, _exit)
+    return True
+
+
+def die_of(number: signal.Signals) -> None:
+    """Undo `exit_on`, unless somebody else has come to handle the signal since."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is _exit:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(128 + number)

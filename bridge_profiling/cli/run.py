@@ -20,9 +20,9 @@ from bridge_profiling.capture.files import resolve_output_dir
 from bridge_profiling.easy.outcome import captures_since, lines
 from bridge_profiling.easy.request import DEFAULT_STEPS, Request
 from bridge_profiling.easy.script import check_script
-from bridge_profiling.easy.slurm import meeting_point, one_of_a_slurm_step
-from bridge_profiling.easy.slurm import node_rank as slurm_node_rank
 from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.slurm_step import meeting_point, slurm_task
+from bridge_profiling.slurm_step import node_rank as slurm_node_rank
 
 _START = ["-m", "bridge_profiling.easy.start"]
 
@@ -69,7 +69,7 @@ def run(
         ranks=ranks,
         output_dir=None if output_dir is None else str(output_dir.absolute()),
     )
-    rank_of_a_launcher = "RANK" in os.environ or (one_of_a_slurm_step() and nproc is None and nodes == 1)
+    rank_of_a_launcher = "RANK" in os.environ or (slurm_task() is not None and nproc is None and nodes == 1)
     if rank_of_a_launcher:
         _check_rank(nproc, nodes, report)
     world = None if rank_of_a_launcher else (nproc or 1) * nodes

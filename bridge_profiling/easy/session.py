@@ -17,11 +17,12 @@ import signal
 import threading
 import weakref
 from contextlib import AbstractContextManager
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
+from bridge_profiling.capture.signals import die_of, exit_on
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.easy import current
 from bridge_profiling.easy.imports import when_imported
@@ -203,11 +204,10 @@ class Session:
 
         At other times it kills the process at once, as it would without us.
         """
-        handler = signal.getsignal(signal.SIGTERM)
-        if capturing and handler is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _exit)
-        elif not capturing and handler is _exit:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if capturing:
+            exit_on(signal.SIGTERM)
+        else:
+            die_of(signal.SIGTERM)
 
     def _say_what_was_missed(self) -> None:
         """In plain words, from one rank: what a user of a script has to type for a capture."""
@@ -232,12 +232,6 @@ class Session:
                 " infer, or train without torch.optim? Then put @auto_profile() from bridge_profiling.easy on the function that"
                 " does one step. Does it start its ranks itself (mp.spawn)? Then let --nproc start them"
             )
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    # A second signal ends the process at once.
-    signal.signal(number, signal.SIG_DFL)
-    raise SystemExit(128 + number)
 
 
 def _not_compiled(hook: Any) -> Any:

@@ -22,8 +22,8 @@ from bridge_profiling.easy.launch import name_the_launch, place
 from bridge_profiling.easy.request import Request, parse
 from bridge_profiling.easy.script import check_script, run_script, without_our_frames
 from bridge_profiling.easy.session import Session
-from bridge_profiling.easy.slurm import join_slurm_step
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.slurm_step import join_slurm_step
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import os
 import signal
-import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 
 from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
+from bridge_profiling.capture.signals import die_of, exit_on
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
@@ -91,8 +91,8 @@ class CallbackHook:
                 train_iters=train_iters,
             )
             self._hook = hook.__enter__()
-            if exit_signal is not None and rank() in self._selected(layout):
-                self._let_the_signal_unwind(signal.Signals(exit_signal))
+            if exit_signal is not None and rank() in self._selected(layout) and exit_on(signal.Signals(exit_signal)):
+                self._signal = signal.Signals(exit_signal)
         except Exception as error:
             logger.error("nothing will be captured: %s: %s. Training goes on.", type(error).__name__, error)
 
@@ -141,7 +141,7 @@ class CallbackHook:
         self.end_iteration(error)
         hook.__exit__(type(error) if error else None, error, None)
         if self._signal is not None:
-            signal.signal(self._signal, signal.SIG_DFL)
+            die_of(self._signal)
             self._signal = None
 
     def _begin(self, one: AbstractContextManager) -> None:
@@ -150,11 +150,6 @@ class CallbackHook:
 
     def _selected(self, layout: ParallelLayout) -> list[int]:
         return select_ranks(self._config.profile_ranks, layout) if self._config.enabled else []
-
-    def _let_the_signal_unwind(self, number: signal.Signals) -> None:
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _exit)
-            self._signal = number
 
 
 def config_from(
@@ -203,9 +198,3 @@ def _announced_world_size() -> int | None:
     """The number of ranks where the launcher says it, before they are connected."""
     size = os.environ.get("WORLD_SIZE", "")
     return int(size) if size.isdigit() else None
-
-
-def _exit(number: int, frame: object) -> None:
-    # A second signal ends the process at once.
-    signal.signal(number, signal.SIG_DFL)
-    raise SystemExit(128 + number)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+
+from bridge_profiling.slurm_step import meeting_point, slurm_task
 
 
 @dataclass(frozen=True)
@@ -31,22 +32,14 @@ class Process:
         """As torchrun tells it, else as Slurm tells the tasks of a step; a process without a launcher is alone."""
         if "RANK" in environment:
             return cls(int(environment["RANK"]), int(environment.get("WORLD_SIZE", 1)), int(environment.get("LOCAL_RANK", 0)))
-        # Only a step started by srun has this one: a batch script or an allocation's shell is a single process.
-        tasks = int(environment.get("SLURM_STEP_NUM_TASKS", 1))
-        if tasks == 1:
+        task = slurm_task(environment)
+        if task is None:
             return cls()
-        host = environment.get("MASTER_ADDR") or _first_host(environment["SLURM_STEP_NODELIST"])
-        port = environment.get("MASTER_PORT") or 20000 + int(environment["SLURM_JOB_ID"]) % 10000
-        return cls(int(environment["SLURM_PROCID"]), tasks, int(environment["SLURM_LOCALID"]), f"tcp://{host}:{port}")
+        host, port = meeting_point(environment)
+        address = f"{environment.get('MASTER_ADDR') or host}:{environment.get('MASTER_PORT') or port}"
+        return cls(task.rank, task.size, task.local_rank, f"tcp://{address}")
 
     @property
     def device(self) -> torch.device:
         """The GPU of the process's local rank, where there are GPUs."""
         return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def _first_host(nodes: str) -> str:
-    """The first of Slurm's compressed host names: `node[03-05,9]-a,other` begins with `node03-a`."""
-    match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,]*))?", nodes)
-    assert match is not None
-    return "".join(part or "" for part in match.groups())

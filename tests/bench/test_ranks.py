@@ -14,10 +14,10 @@ def test_torchrun_says_rank_and_world():
 
 
 def test_srun_says_it_in_its_own_words():
-    environment = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_LOCALID": "5", "SLURM_JOB_ID": "77"}
+    environment = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "5", "SLURM_JOB_ID": "77"}
     place = ranks.place_from(environment)
     assert (place.rank, place.size, place.local_rank) == (5, 16, 5)
-    meeting = ranks.meeting_point(environment | {"SLURM_STEP_NODELIST": "node-7,node-8"})
+    meeting = ranks.missing_address(environment | {"SLURM_STEP_NODELIST": "node-7,node-8"})
     assert meeting == {"MASTER_ADDR": "node-7", "MASTER_PORT": "20077"}
 
 
@@ -26,8 +26,7 @@ def test_srun_says_it_in_its_own_words():
     [
         {},
         {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},  # a batch script
-        {"SLURM_STEP_ID": str(0xFFFFFFFB), "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},  # its step has a number of its own
-        {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+        {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8"},
     ],
 )
 def test_without_a_launcher_nobody_says_it(environment):
@@ -35,7 +34,7 @@ def test_without_a_launcher_nobody_says_it(environment):
 
 
 def test_what_a_launcher_sets_is_left_as_it_is():
-    assert ranks.meeting_point({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == {}
+    assert ranks.missing_address({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == {}
 
 
 def test_half_a_launcher_is_refused():

@@ -5,51 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from bridge_profiling.capture.attempt import LAUNCH_VARIABLE, choose_attempt
 from bridge_profiling.config import Window
-from bridge_profiling.easy.launch import Place, name_the_launch, place
-from bridge_profiling.easy.slurm import first_host, join_slurm_step, meeting_point
+from bridge_profiling.easy.launch import name_the_launch
 from tests.forked_ranks import run_ranks
-
-STEP = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "16",
-    "SLURM_PROCID": "9",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NODELIST": "gpu[07-08]",
-}
-
-
-def test_a_task_of_srun_joins_as_a_rank_of_torchrun_would() -> None:
-    told = dict(STEP)
-    join_slurm_step(told)
-    assert place(told) == Place(rank=9, world_size=16, local_rank=1)
-    assert (told["MASTER_ADDR"], int(told["MASTER_PORT"])) == meeting_point(STEP) == ("gpu07", 24711)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"RANK": "3", "WORLD_SIZE": "16"},  # torchrun inside a step: it has told the rank
-        {"SLURM_STEP_NUM_TASKS": "1"},  # a shell that srun opened
-    ],
-)
-def test_what_is_no_rank_of_srun_stays_as_it_is(changed: dict[str, str]) -> None:
-    told = STEP | changed
-    join_slurm_step(told)
-    assert told == STEP | changed
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [("gpu[07-09,12],cpu1", "gpu07"), ("node3", "node3"), ("a1,a2", "a1"), ("r[1,4]n", "r1n"), ("dgx-a[003-004]", "dgx-a003")],
-)
-def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first
 
 
 def test_ranks_of_one_launch_agree_and_launches_differ(tmp_path: Path) -> None:
@@ -64,7 +23,7 @@ def test_ranks_of_one_launch_agree_and_launches_differ(tmp_path: Path) -> None:
 
 
 def test_a_slurm_step_has_its_name_already() -> None:
-    told = dict(STEP)
+    told = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
     name_the_launch(told)
     assert LAUNCH_VARIABLE not in told
 
