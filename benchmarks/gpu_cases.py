@@ -31,8 +31,15 @@ _PAIRS_A_REQUEST = 100
 #: Iterations of a window that is compared with its neighbours: under torch stopping takes longer than recording.
 _TORCH_WINDOW, _NSYS_WINDOW, _HISTORY_WINDOW = 12, 32, 32
 
-#: The windows after which a training is watched, and the blocks of that.
-_WINDOW, _BLOCK = 5, 25
+#: The window after which a training is watched.
+_WINDOW = 5
+
+#: Two trainings are compared in short turns of so many iterations, the first of which is not counted: what makes a machine
+#: faster or slower for a second or two then meets both sides of a pair.
+_TURN = 4
+
+#: Turns that count as one of `--rounds`: they are so much shorter than the blocks of other cases.
+_TURNS_A_ROUND = 20
 
 #: Iterations run at once after a window, none of which counts.
 _JUST_AFTER = 25
@@ -151,13 +158,17 @@ def after(bench: Bench, profiling: dict[str, Any], environment: dict[str, str | 
 def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, Any]) -> None:
     draw = random.Random(bench.name)
     bench.seconds /= 2
-    unprofiled = partial(worker.ask, "plain", settle=0, count=SETTLE + _BLOCK)
+    bench.most_rounds *= _TURNS_A_ROUND
+    unprofiled = partial(worker.ask, "plain", settle=0, count=_TURN)
+    # Their start takes longer than many turns, and is none of the time that counts.
+    for one in (control, worker):
+        one.ask("plain", settle=0, count=_TURN)
     before = _beside(bench, draw, unprofiled, control)
     worker.ask("open", profiling=profiling, window_in=SETTLE, window=_WINDOW)
     captured = worker.ask("run", count=SETTLE + _WINDOW)["durations"]
     just_after = worker.ask("run", count=_JUST_AFTER)
     beside = worker.ask("written", seconds=180)["beside_s"]
-    after_it = _beside(bench, draw, partial(worker.ask, "run", count=SETTLE + _BLOCK), control, rounds=len(before["worker"]))
+    after_it = _beside(bench, draw, partial(worker.ask, "run", count=_TURN), control, rounds=len(before["worker"]))
     worker.ask("close")
 
     usual = statistics.median(before["worker"])
@@ -178,21 +189,21 @@ def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, A
     itself_moved = statistics.median(after_it["worker"]) / usual
     ratio, milliseconds = changed_ratio(*ratios), {"before": usual, "after": statistics.median(after_it["worker"])}
     note = f"itself {itself_moved:.4f}, the control {control_moved:.4f}"
-    counted = len(before["worker"]) * _BLOCK
+    counted = len(before["worker"]) * (_TURN - 1)
     row = Row(bench.name, "after / before, over a control", ratio, counted, milliseconds, (0.98, 1.02), note=note)
     bench.results.rows.append(row)
 
 
 def _beside(
-    bench: Bench, draw: random.Random, block: Callable[[], Any], control: Worker, rounds: int | None = None
+    bench: Bench, draw: random.Random, turn: Callable[[], Any], control: Worker, rounds: int | None = None
 ) -> dict[str, list[float]]:
-    """Blocks of a training and of the control in turns; the median of each."""
-    sides = {"worker": block, "control": partial(control.ask, "plain", settle=0, count=SETTLE + _BLOCK)}
+    """A training and the control in turns; the median of each turn."""
+    sides = {"worker": turn, "control": partial(control.ask, "plain", settle=0, count=_TURN)}
     medians: dict[str, list[float]] = {name: [] for name in sides}
     bench.begin()
     while bench.another_round() if rounds is None else len(medians["worker"]) < rounds:
         for name in draw.sample(list(sides), len(sides)):
-            medians[name].append(median_ms(sides[name]()["durations"][SETTLE:]))
+            medians[name].append(median_ms(sides[name]()["durations"][1:]))
     return medians
 
 

@@ -96,7 +96,7 @@ class Training:
         self._stack.enter_context(megatron_on_cpu())
         self._stack.enter_context(distributed(config, process))
         nobody: Any = None
-        self._loop = Loop(config, process, ProfilingHook(None, rank=0), nobody, nobody)
+        self._loop = Loop(config, process, ProfilingHook(None, rank=0), nobody, nobody, None)
         self._plain = copy.copy(self._loop)
         self._plain.__class__ = PlainLoop
         self._iterators = self._loop._iterators(lambda: self._loop.data.train_batches(0))
