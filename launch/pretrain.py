@@ -18,7 +18,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 if __name__ == "__main__":
@@ -26,6 +25,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from bridge_profiling.capture.nsys_launch import exit_code_told
+from bridge_profiling.capture.signals import UnwindOnce
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import apply_overrides, apply_yaml, unquote
 
@@ -65,22 +65,11 @@ def _starts_the_process() -> bool:
 
 @contextmanager
 def unwinding_on_sigterm() -> Iterator[None]:
-    """Turn the first SIGTERM into SystemExit(143), so that `with` blocks unwind and write what they hold.
-
-    Only the first: under Slurm, torchrun's workers get the signal twice, and a second SystemExit would end the writing.
-    """
+    """Turn the first SIGTERM into SystemExit(143), so that `with` blocks unwind and write what they hold."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets only the main thread handle signals.
         return
-    received = False
-
-    def unwind(number: int, frame: FrameType | None) -> None:
-        nonlocal received
-        if not received:
-            received = True
-            raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, unwind)
+    previous = signal.signal(signal.SIGTERM, UnwindOnce())
     try:
         yield
     finally:

@@ -251,7 +251,9 @@ def _find(path: Path) -> tuple[list[Capture | Path], list[str], list[RankCapture
         if not manifests:
             raise
         return [], [f"{path} holds manifests and no capture: how long iterations took is all that can be told"], manifests
-    return list(found.captures), found.limitations, [each.manifest for each in found.captures if each.manifest is not None]
+    # A trace's after a memory snapshot's: they may be of different windows, and iterations are the trace's.
+    ordered = sorted(found.captures, key=lambda each: each.source != "memory")
+    return list(found.captures), found.limitations, [each.manifest for each in ordered if each.manifest is not None]
 
 
 def _manifests_alone(path: Path) -> list[RankCapture]:

@@ -34,6 +34,7 @@ class JobState:
         job_id: the launcher's name for it.
         host: rank 0's machine.
         pid: rank 0's process there.
+        pid_space: what that number means something in; None where it cannot be told.
         iteration: the one that rank 0 is in; None before its first.
         completed: how many it has timed.
         fastest_ns: the shortest of the last ten, from begin to begin where the loop waits between iterations.
@@ -58,6 +59,7 @@ class JobState:
     job_id: str | None
     host: str
     pid: int
+    pid_space: str | None
     iteration: int | None
     completed: int
     fastest_ns: int | None

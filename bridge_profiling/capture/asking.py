@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any
 from bridge_profiling.capture.admission import JobState, admit, open_request
 from bridge_profiling.capture.files import DEFAULT_OUTPUT_DIR, folder_name
 from bridge_profiling.capture.mailbox import ACCEPTED, PROGRESS, Mailbox
+from bridge_profiling.capture.processes import pid_space
 from bridge_profiling.capture.request import CaptureRequest
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
@@ -91,6 +91,7 @@ def ask(mailbox: Mailbox, request: CaptureRequest, *, wait: float | None = None)
 
     Raises:
         ProfilingConfigError: it is refused, by what the job says of itself or by the job.
+        KeyboardInterrupt: Ctrl-C; its text says what becomes of the request.
     """
     state = state_of(mailbox)
     if state.ended is None:
@@ -114,8 +115,10 @@ def ask(mailbox: Mailbox, request: CaptureRequest, *, wait: float | None = None)
         return _answered(mailbox, _accepted(mailbox, asked, patience), patience)
     except KeyboardInterrupt:
         # Whoever gives up waiting for it does not want it carried out later.
-        mailbox.withdraw(request.id)
-        raise
+        taken_back = mailbox.withdraw(request.id)
+        raise KeyboardInterrupt(
+            "the request is withdrawn" if taken_back else "the job has the request already, and carries it out if it can"
+        ) from None
 
 
 def state_of(mailbox: Mailbox) -> JobState:
@@ -137,7 +140,7 @@ def state_of(mailbox: Mailbox) -> JobState:
 
 def _check_alive(mailbox: Mailbox, state: JobState) -> None:
     """Refuse a job that has gone without a word, or hangs."""
-    if state.host == socket.gethostname() and not _runs(state.pid):
+    if state.pid_space is not None and state.pid_space == pid_space() and not _runs(state.pid):
         raise ProfilingConfigError(
             "the job has ended without a word",
             why=f"its rank 0, process {state.pid}, is gone",
@@ -180,8 +183,8 @@ def _accepted(mailbox: Mailbox, asked: Asked, patience: float) -> Asked:
             return replace(asked, accepted=found)
     if mailbox.withdraw(id_):
         raise ProfilingConfigError(
-            f"the job did not read the request within {patience:.0f} s",
-            why="its rank 0 is busy, or hangs; the request is withdrawn",
+            f"the job did not read the request within {patience:g} s",
+            why=f"its rank 0 looks every {asked.state.poll_seconds:g} s, or is busy, or hangs; the request is withdrawn",
             instead="See whether the job still runs, and ask again with a longer --wait",
         )
     # Taken in that very moment.

@@ -11,14 +11,18 @@ import itertools
 import json
 import os
 import sys
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from bridge_profiling.capture.files import folder_name
+from bridge_profiling.capture.files import create_whole, folder_name
 from bridge_profiling.config import Window
 
 _KINDS = ("torch", "nsys", "memory", "manifest")
+
+#: A claim that is made where there are no hard links has its content a moment later.
+_WRITTEN_SECONDS = 5.0
 
 #: A Slurm job may run several steps, and a step several torchruns: together these name one attempt of one launch.
 _IDENTITY_VARIABLES = (
@@ -41,9 +45,16 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str | None:
 
 def launch_name(environ: Mapping[str, str] = os.environ) -> str:
     """What the ranks of one launch have in common in their environments, without asking each other; may be empty."""
+    if environ.get(LAUNCH_VARIABLE):
+        # Alone: workers of one driver need not have been started by one Slurm step, nor know of a port.
+        return _given_name(environ)
     # Not MASTER_ADDR: a node may call itself by another name than the others call it.
-    names = (LAUNCH_VARIABLE, *_IDENTITY_VARIABLES)
-    return "/".join(environ.get(name, "") for name in names).strip("/")
+    return "/".join(environ.get(name, "") for name in _IDENTITY_VARIABLES).strip("/")
+
+
+def _given_name(environ: Mapping[str, str]) -> str:
+    names = (LAUNCH_VARIABLE, "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+    return "/".join(environ.get(name, "") for name in names)
 
 
 def choose_attempt(root: Path, window: Window, rank: int, environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
@@ -57,8 +68,7 @@ def choose_attempt(root: Path, window: Window, rank: int, environ: Mapping[str, 
         OSError: `root` cannot be written.
     """
     if environ.get(LAUNCH_VARIABLE):
-        told = (environ.get(name, "") for name in (LAUNCH_VARIABLE, "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
-        identity = "/".join(told)
+        identity = _given_name(environ)
         return claim_attempt(root, window, rank, identity), identity
     if environ.get("SLURM_JOB_ID") and environ.get("SLURM_STEP_ID"):
         identity = "/".join(environ.get(name, "") for name in _IDENTITY_VARIABLES)
@@ -95,7 +105,9 @@ def claim_attempt(root: Path, window: Window, rank: int, identity: str) -> int:
         if not claim.exists() and any((root / kind / folder).exists() for kind in _KINDS if kind != "manifest"):
             continue
         claim.parent.mkdir(parents=True, exist_ok=True)
-        if _create(claim, identity) or (_holder(claim) == identity and not (claim.parent / f"rank-{rank}.json").exists()):
+        if create_whole(claim, json.dumps({"held_by": identity})) or (
+            _holder(claim) == identity and not (claim.parent / f"rank-{rank}.json").exists()
+        ):
             return attempt
     raise AssertionError("unreachable")
 
@@ -109,24 +121,21 @@ def give_up_attempt(manifest: Path) -> None:
             manifest.parent.rmdir()
 
 
-def _create(claim: Path, identity: str) -> bool:
-    """Create `claim` holding `identity`, if it is not there; whole or not at all, also on a shared file system."""
-    temporary = claim.with_name(f".attempt.{os.getpid()}.{uuid.uuid4().hex}.tmp")
-    temporary.write_text(json.dumps({"held_by": identity}), encoding="utf-8")
-    try:
-        os.link(temporary, claim)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
-
-
 def _holder(claim: Path) -> str | None:
+    deadline = time.monotonic() + _WRITTEN_SECONDS
+    while _is_empty(claim) and time.monotonic() < deadline:
+        time.sleep(0.05)
     try:
         return json.loads(claim.read_text(encoding="utf-8"))["held_by"]
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _is_empty(claim: Path) -> bool:
+    try:
+        return not claim.stat().st_size
+    except OSError:
+        return False
 
 
 def _distributed():  # type: ignore[no-untyped-def]  # torch may be absent, and with it the type

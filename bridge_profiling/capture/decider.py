@@ -5,6 +5,7 @@ Runs in the listener's thread, never in the training's.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -23,6 +24,7 @@ from bridge_profiling.capture.attempt import claim_attempt, job_id
 from bridge_profiling.capture.listener import Training
 from bridge_profiling.capture.mailbox import ACCEPTED, PROGRESS, REQUEST, Mailbox
 from bridge_profiling.capture.nsys_launch import runs_under_nsys
+from bridge_profiling.capture.processes import pid_space
 from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.capture.request import CaptureRequest, new_id, parse_request
 from bridge_profiling.config import ProfilingConfig
@@ -74,6 +76,7 @@ class RequestDecider:
             job_id=job_id(),
             host=socket.gethostname(),
             pid=os.getpid(),
+            pid_space=pid_space(),
             iteration=None,
             completed=0,
             fastest_ns=None,
@@ -145,16 +148,20 @@ class RequestDecider:
         text = self._mailbox.take()
         if text is None:
             return  # withdrawn in this very moment
-        request = None
         try:
             request = parse_request(text)
             self._accept(request)
         except ProfilingConfigError as error:
-            self._refuse(text, error, request)
+            self._refuse(text, error)
 
     def _accept(self, request: CaptureRequest) -> None:
         if self._accepted is not None:
             raise open_request(self._state)
+        if self._mailbox.knows(request.id):
+            # Ranks carry out each name once, and what became of the first would be lost.
+            raise ProfilingConfigError(
+                f"another request was called {request.id}", instead="Leave id out, or give each request one of its own"
+            )
         if request.kind == "slow_iteration":
             self._count_slow(request)
         admitted = admit(request, self._state)
@@ -199,10 +206,16 @@ class RequestDecider:
                 f"slow iterations were captured {self._slow_captures} times, as often as profiling.slow_iteration_captures says"
             )
 
-    def _refuse(self, text: str, error: ProfilingConfigError, request: CaptureRequest | None = None) -> None:
-        id_ = request.id if request is not None else new_id()
+    def _refuse(self, text: str, error: ProfilingConfigError) -> None:
         logger.warning("a request for a capture is refused: %s", error)
-        self._mailbox.refuse(id_, request.as_json() if request is not None else text[:1000], str(error))
+        id_, asked = new_id(), text[:1000]  # type: str, object
+        with contextlib.suppress(ProfilingConfigError):
+            request = parse_request(text)
+            asked = request.as_json()
+            taken = self._accepted is not None and self._accepted["id"] == request.id
+            # Under its own name, by which whoever asked looks for the answer, unless that is another's.
+            id_ = id_ if taken or self._mailbox.knows(request.id) else request.id
+        self._mailbox.refuse(id_, asked, str(error))
 
     def _close_if_past(self) -> None:
         accepted, iteration = self._accepted, self._state.iteration

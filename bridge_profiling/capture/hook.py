@@ -97,6 +97,7 @@ class ProfilingHook:
         self._output_dir = output_dir
         self._train_iters = train_iters
         self._opened = False
+        self._process = os.getpid()
         self._agenda = Agenda(_nothing)
         self._capturing: WindowCapture | None = None
         self._edge = 0 if self._config.nvtx_ranges else NEVER
@@ -157,7 +158,7 @@ class ProfilingHook:
         """Agree on the folder with the other ranks, and prepare the profilers of this one."""
         # The interpreter crashes when it exits with a live Kineto trace.
         atexit.register(self._close, "the process exited without leaving the hook")
-        self._opened = True
+        self._opened, self._process = True, os.getpid()
         root = resolve_output_dir(self._config, self._output_dir)
         attempt: int | None = None
         identity = uuid.uuid4().hex
@@ -177,7 +178,11 @@ class ProfilingHook:
             except Exception as error:
                 self._nothing_captured(error)
         if self._heeds_requests:
-            self._safely(self._listen, root, identity)
+            try:
+                self._listen(root, identity)
+            except Exception as error:
+                # No thread can be started, for one: that is no reason to lose the windows of the config.
+                logger.error("rank %d: no captures on demand: %s. Training goes on.", self._rank.number, one_line(error))
         self._turn_to_next()
 
     def _nothing_captured(self, error: Exception) -> None:
@@ -232,7 +237,8 @@ class ProfilingHook:
 
     def _close_undisturbed(self, ending: str) -> None:
         atexit.unregister(self._close)
-        if not self._opened:
+        # A process that the training has forked ends as well, and has neither captured nor missed anything.
+        if not self._opened or os.getpid() != self._process:
             return
         self._opened = False
         if self._timer.watched:
@@ -278,9 +284,10 @@ class ProfilingHook:
             decider = RequestDecider(
                 mailbox, self._config, self._rank.layout, launch, identity, self, self._train_iters, self._records_memory
             )
-        self._listener = Listener(mailbox, self._config, self._rank.number, launch, self, decider, self._watch)
+        listener = Listener(mailbox, self._config, self._rank.number, launch, self, decider, self._watch)
         self._prepare_capture = lambda plan: self._capture(plan, root, identity)
-        self._listener.start()
+        listener.start()
+        self._listener = listener
 
     @property
     def running_iteration(self) -> int | None:

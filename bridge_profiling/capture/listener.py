@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from bridge_profiling.capture.mailbox import ACCEPTED, REQUEST, Mailbox
+from bridge_profiling.capture.mailbox import ACCEPTED, PROGRESS, REQUEST, Mailbox
 from bridge_profiling.capture.nsys import check_armed
 from bridge_profiling.capture.nsys_launch import runs_under_nsys
 from bridge_profiling.capture.profilers import one_line
@@ -84,6 +84,8 @@ class Listener:
         self._stopping = threading.Event()
         self._ending = "training ended"
         self._heard: str | None = None
+        #: What rank 0 told last when this rank began to listen: an earlier run of this directory, perhaps.
+        self._left_behind: dict[str, Any] = {}
         self._asked = 0
         self._said: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="bridge_profiling listener", daemon=True)
@@ -99,6 +101,7 @@ class Listener:
         self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
+        self._carefully(self._begin)
         while True:
             self._carefully(self._look)
             if self._stopping.wait(self._config.on_demand_seconds):
@@ -115,6 +118,10 @@ class Listener:
                 self._said.add(type(error).__name__)
                 logger.error("rank %d: no captures on demand: %s. Training goes on.", self._rank, one_line(error))
 
+    def _begin(self) -> None:
+        if self._decider is None and PROGRESS in self._mailbox.names():
+            self._left_behind = self._mailbox.read(PROGRESS)
+
     def _look(self) -> None:
         names = self._mailbox.names()
         if self._decider is not None:
@@ -130,7 +137,7 @@ class Listener:
     def _hear(self, accepted: dict[str, Any]) -> None:
         """Do what rank 0 has accepted, once; answer."""
         id_ = accepted.get("id")
-        if not id_ or id_ == self._heard or accepted.get("launch") != self._launch:
+        if not id_ or id_ == self._heard or accepted.get("launch") != self._launch or not self._of_this_run(accepted):
             return
         self._heard = id_
         if self._watch is not None:
@@ -146,6 +153,13 @@ class Listener:
             self._mailbox.answer(id_, self._rank, status="refused", reason=reason)
         else:
             self._mailbox.answer(id_, self._rank, status="armed", reason=None, iteration=iteration)
+
+    def _of_this_run(self, accepted: dict[str, Any]) -> bool:
+        """Whether a rank 0 that runs has accepted it: what an earlier one did lies there until rank 0 clears it away."""
+        if self._decider is not None:
+            return True
+        told = self._mailbox.read(PROGRESS)
+        return told != self._left_behind and told.get("run") == accepted.get("run")
 
     def _do(self, accepted: dict[str, Any]) -> int | None:
         iteration = self._training.running_iteration

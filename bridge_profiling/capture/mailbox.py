@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.capture.files import write_json
+from bridge_profiling.capture.files import create_whole, write_json
 
 FOLDER = "on-demand"
 
@@ -74,18 +74,12 @@ class Mailbox:
         Raises:
             OSError: nothing can be written there.
         """
-        temporary = self.directory / f".request.{os.getpid()}.{uuid.uuid4().hex}.tmp"
-        temporary.write_text(json.dumps(request, indent=1) + "\n", encoding="utf-8")
-        try:
-            os.link(temporary, self.directory / REQUEST)
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink(missing_ok=True)
-        return True
+        return create_whole(self.directory / REQUEST, json.dumps(request, indent=1) + "\n")
 
     def withdraw(self, id_: str) -> bool:
         """Take a request back that rank 0 has not taken yet; whether that was so."""
+        if self.read(REQUEST).get("id") != id_:
+            return False  # rank 0 has taken it, and what lies there now is somebody else's
         taken = self.directory / f".withdrawn.{id_}"
         try:
             os.rename(self.directory / REQUEST, taken)
@@ -153,6 +147,10 @@ class Mailbox:
             return _text(taken) or ""
         finally:
             _remove(taken)
+
+    def knows(self, id_: str) -> bool:
+        """Whether a request of that name was done or refused."""
+        return any((self.directory / folder / f"{id_}.json").exists() for folder in ("done", "refused"))
 
     def refuse(self, id_: str, text: object, reason: str) -> None:
         """Lay a request aside with the reason.

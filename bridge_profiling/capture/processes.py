@@ -13,6 +13,17 @@ from pathlib import Path
 _PROC = Path("/proc")
 
 
+def pid_space() -> str | None:
+    """What a process number means something in: this machine since it was booted, and this container; None without /proc.
+
+    Names of machines do not tell: a container may be called as the machine is, and several machines `localhost`.
+    """
+    try:
+        return f"{(_PROC / 'sys/kernel/random/boot_id').read_text().strip()}/{os.readlink(_PROC / 'self/ns/pid')}"
+    except OSError:
+        return None
+
+
 def command_of(pid: int) -> list[str]:
     """The command line of a process; empty when it has ended or belongs to somebody else."""
     try:

@@ -25,6 +25,7 @@ KINDS = ("request", "slow_iteration")
 #: More than this in one capture is a mistake: a trace of as many iterations fills disks and no program opens it.
 MAX_ITERATIONS = 1000
 
+_RANKS = 'Type --ranks 0,1, --ranks all or --ranks pp; in a file "ranks": [0, 1], "all" or "pp"'
 _EXAMPLE = 'Write for example {"iterations": 3, "start": 120, "ranks": [0, 1], "profilers": ["torch"]}'
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -85,6 +86,8 @@ def parse_request(text: str) -> CaptureRequest:
     Raises:
         ProfilingConfigError: it is no JSON, cut off, or asks for something that does not exist.
     """
+    if not text.strip():
+        raise ProfilingConfigError("the request is empty, or no plain file of text of at most 64 KiB", instead=_EXAMPLE)
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -130,7 +133,10 @@ def check_request(request: CaptureRequest) -> CaptureRequest:
         raise ProfilingConfigError(f"kind={request.kind!r} is not known", instead="Leave it out")
     changed: dict[str, Any] = {}
     if request.ranks is not None:
-        changed["ranks"] = normalize_ranks(request.ranks, name="ranks")
+        try:
+            changed["ranks"] = normalize_ranks(request.ranks, name="ranks")
+        except ProfilingConfigError as error:
+            raise ProfilingConfigError(error.what, why=error.why, instead=_RANKS) from error
     if request.profilers is not None:
         changed["profilers"] = check_profilers(request.profilers)
     return CaptureRequest(**(request.as_json() | changed))  # type: ignore[arg-type]

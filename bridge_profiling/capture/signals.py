@@ -42,26 +42,39 @@ def signals_held() -> Iterator[None]:
             signal.raise_signal(caught)
 
 
-def exit_on(number: signal.Signals) -> bool:
-    """Let a signal that would kill this process, and its capture with it, raise SystemExit; a second one kills it still.
+class UnwindOnce:
+    """A handler that raises SystemExit when its signal comes, so that `with` blocks unwind and write what they hold.
+
+    Only the first time: a rank often gets a signal twice, from Slurm or `timeout` and from its launcher, and a second
+    SystemExit, or death, would end the writing.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The signal has come."""
+        if not self._came:
+            self._came = True
+            raise SystemExit(128 + number)
+
+
+def exit_on(number: signal.Signals) -> UnwindOnce | None:
+    """Let a signal that would kill this process, and its capture with it, unwind it instead.
 
     Whoever handles the signal already goes on doing so. Only the main thread can change that.
 
     Returns:
-        Whether it unwinds the process from now on.
+        The handler, where it was installed; for `die_of`.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) is not signal.SIG_DFL:
-        return False
-    signal.signal(number, _exit)
-    return True
+        return None
+    handler = UnwindOnce()
+    signal.signal(number, handler)
+    return handler
 
 
-def die_of(number: signal.Signals) -> None:
+def die_of(number: signal.Signals, handler: UnwindOnce | None) -> None:
     """Undo `exit_on`, unless somebody else has come to handle the signal since."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is _exit:
+    if handler is not None and threading.current_thread() is threading.main_thread() and signal.getsignal(number) is handler:
         signal.signal(number, signal.SIG_DFL)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)
-    raise SystemExit(128 + number)

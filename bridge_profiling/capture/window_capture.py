@@ -114,6 +114,8 @@ class WindowCapture:
         self.manifest.facts, self.manifest.trigger = rank.facts, asdict(plan.trigger)
         self.manifest.reason = f"the process ended before it reached iteration {self.window.start}"
         self.manifest.write(())
+        #: How long the window's iterations took: a run goes on for longer than durations are kept.
+        self._durations: list[tuple[int, int]] = []
         self._writer: Thread | None = None
         self._finished = False
         self._released = False
@@ -209,14 +211,23 @@ class WindowCapture:
             if state == "capturing":
                 status, reason = self._completeness(ending)
                 captured = self.manifest.captured
+                self._durations = [taken for taken in self._rank.durations() if taken[0] in self.window]
                 self.profilers.stop([iteration for iteration in self.manifest.interrupted if iteration not in captured])
             self.profilers.close()
-            if self.profilers.unwritten:
-                # Not a daemon: an interpreter that exits waits for it.
-                self._writer = Thread(target=self._finish, args=(status, reason), name="bridge_profiling writer")
-                self._writer.start()
-            else:
+            if not (self.profilers.unwritten and self._finish_beside(status, reason)):
                 self._finish(status, reason)
+
+    def _finish_beside(self, status: str, reason: str | None) -> bool:
+        """Write the rest while training goes on; whether that can be done."""
+        # Not a daemon: an interpreter that exits waits for it.
+        writer = Thread(target=self._finish, args=(status, reason), name="bridge_profiling writer")
+        try:
+            writer.start()
+        except RuntimeError:
+            # From Python 3.12 on an interpreter that is about to exit starts none; nor does a process at its limit of them.
+            return False
+        self._writer = writer
+        return True
 
     def _finish(self, status: str, reason: str | None) -> None:
         """Write the rest, and only then say in the manifest that it is there."""
@@ -277,7 +288,9 @@ class WindowCapture:
     def write_manifest(self) -> None:
         """Write the manifest; one that cannot be written is logged."""
         self.manifest.other_windows = [[one.start, one.end] for one in self._rank.windows() if one != self.window]
+        durations = list(self._rank.durations())
+        kept = {iteration for iteration, _ in durations}
         try:
-            self.manifest.write(self._rank.durations())
+            self.manifest.write([*(taken for taken in self._durations if taken[0] not in kept), *durations])
         except OSError as error:
             logger.error("rank %d: the manifest could not be written: %s. Training goes on.", self._rank.number, error)

@@ -79,8 +79,12 @@ def report(
         from rich.console import Console
 
         from bridge_profiling.report.findings_terminal import print_verdict
+        from bridge_profiling.traces.run_dir import WHICH_WINDOW
 
         print_verdict(summary, Console(highlight=False))
+        for sentence in summary.limitations:
+            if any(words in sentence for words in WHICH_WINDOW):
+                typer.echo(f"\n{sentence}")
         typer.echo(f"\nThe page: {output}")
     print_errors(errors)
     if errors:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
+import shlex
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Exit code when a rank cannot do what the job accepted, or has not answered.
 _NOT_ALL = 1
+
+#: That of a program that Ctrl-C has ended.
+_INTERRUPTED = 130
 
 _LISTED = 8
 
@@ -56,11 +61,15 @@ def trigger(
             shapes=shapes,
             stacks=stacks,
             reason=reason,
-            requested_by=f"{getpass.getuser()}@{socket.gethostname()}",
+            requested_by=f"{_user()}@{socket.gethostname()}",
         )
     )
     mailbox = mailbox_of(_located(run))
-    asked = ask(mailbox, request, wait=wait)
+    try:
+        asked = ask(mailbox, request, wait=wait)
+    except KeyboardInterrupt as stopped:
+        typer.echo(f"stopped waiting: {stopped}", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(_as_json(asked, mailbox.root), indent=1))
     else:
@@ -68,6 +77,13 @@ def trigger(
             typer.echo(line)
     if asked.accepted is not None and (asked.silent or asked.refusing):
         raise typer.Exit(_NOT_ALL)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a number that has no name
+        return str(os.getuid())
 
 
 def _located(run: Path) -> Path:
@@ -94,7 +110,7 @@ def _located(run: Path) -> Path:
         raise ProfilingConfigError(
             f"the job runs at the other end of a tunnel, {there}",
             why="a request is a file in the job's output directory, and that is there",
-            instead=f"Type it there: bridge-profiling trigger {place.path}",
+            instead=f"Type it there: bridge-profiling trigger {shlex.quote(str(place.path))}",
         )
     return Path(place.path)
 
@@ -112,8 +128,10 @@ def _told(asked: Asked, root: Path) -> list[str]:
     lines += [f"rank {rank} cannot: {why}" for rank, why in asked.refusing.items()]
     if asked.silent:
         lines.append(f"no answer yet from rank{_listing(asked.silent)}: {root / 'on-demand' / 'answers' / asked.request.id}")
-    kind = accepted["profilers"][0]
-    return [*lines, f"then type: bridge-profiling report {root / kind / asked.folder}"]
+    if len(asked.refusing) < len(asked.ranks):
+        folder = root / accepted["profilers"][0] / asked.folder
+        lines.append(f"then type: bridge-profiling report {shlex.quote(str(folder))}")
+    return lines
 
 
 def _listing(ranks: list[int]) -> str:

@@ -127,5 +127,7 @@ def _segments(
     for info, entry in entries:
         mine = [by_rank[info.rank] for by_rank in windows.values() if info.rank in by_rank]
         for each in segments(entry, mine, resolution, host=len(entries) <= _HOST_RANKS):
-            found[each.window.iteration, info.rank] = each
+            # A CPU's iteration without phases has nothing to draw.
+            if each.start_ns.size:
+                found[each.window.iteration, info.rank] = each
     return found

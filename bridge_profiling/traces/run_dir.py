@@ -173,6 +173,7 @@ def find_run(root: Path) -> FoundRun:
         raise TraceError(f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it")
     limitations: list[str] = []
     captures = _newest(_with_ranks(files, manifests, root), root, limitations)
+    limitations += _several_windows(captures)
     guessed = [capture for capture in captures if capture.rank_source == "order"]
     if guessed:
         limitations.append(
@@ -344,6 +345,19 @@ def _newest(captures: list[Capture], root: Path, limitations: list[str]) -> list
     return kept
 
 
+def _several_windows(captures: Iterable[Capture]) -> list[str]:
+    """Says so where profilers were asked for different windows, by a request for one: their figures are not of one time."""
+    windows = {capture.source: capture.manifest.folder for capture in captures if capture.manifest is not None}
+    if len(set(windows.values())) < 2:
+        return []
+    return [_SEVERAL + ", ".join(f"{source} is of {folder}" for source, folder in sorted(windows.items()))]
+
+
+_PASSED_OVER, _SEVERAL = "captures are passed over: this is", "not all are of one window: "
+
+#: One of them stands in every sentence that says which of several windows is shown.
+WHICH_WINDOW = (_PASSED_OVER, _SEVERAL)
+
 #: How many other folders are named.
 _NAMED_FOLDERS = 6
 
@@ -352,7 +366,7 @@ def _passed_over(source: Source, shown: Path, passed_over: list[Capture], root: 
     """Which folder is shown, which others there are, and how to see one of those."""
     others = {capture.path.parent: capture.path.stat().st_mtime_ns for capture in passed_over if capture.path.parent != shown}
     names = [str(folder.relative_to(root)) for folder in sorted(others, key=lambda folder: others[folder], reverse=True)]
-    said = f"{len(passed_over)} {source} captures are passed over: this is {shown.relative_to(root)}, written last"
+    said = f"{len(passed_over)} {source} {_PASSED_OVER} {shown.relative_to(root)}, written last"
     if not names:
         return f"{said}, and there the last file of each rank"
     more = f" and {len(names) - _NAMED_FOLDERS} more" if len(names) > _NAMED_FOLDERS else ""

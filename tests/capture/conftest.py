@@ -1,9 +1,10 @@
-"""A small real training under the real torch profiler, and readers of what it leaves."""
+"""Small real trainings under the real torch profiler, and readers of what they leave."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ProfilingHook
+from bridge_profiling.capture.mailbox import Mailbox
 
 
 class Run:
@@ -61,6 +63,39 @@ class Run:
 
     def manifest(self, folder: str, rank: int = 0) -> dict:
         return json.loads((self.root / "manifest" / folder / f"rank-{rank}.json").read_text())
+
+
+class Training:
+    """A small training of one rank in this process, which looks for requests a hundred times a second."""
+
+    def __init__(self, root, *, seconds=0.004, **settings):
+        self.config = ProfilingConfig(output_dir=str(root), on_demand_seconds=0.01, **settings)
+        self.mailbox, self.root, self.seconds = Mailbox(root), root, seconds
+        self.losses: list[str] = []
+
+    def run(self, iterations, on_iteration=lambda i: None, until=None, rank=0, world_size=1):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 8)
+        deadline = time.monotonic() + 240
+        with ProfilingHook(self.config, rank=rank, world_size=world_size) as hook:
+            for iteration in iterations:
+                with hook.iteration(iteration):
+                    loss = model(torch.full((4, 8), float(iteration % 7))).square().mean()
+                    loss.backward()
+                    self.losses.append(loss.item().hex())
+                    time.sleep(self.seconds)
+                    on_iteration(iteration)
+                if until is not None and until():
+                    break
+                assert time.monotonic() < deadline, "it never happened"
+        return hook
+
+    def done(self, count=1):
+        return len(list((self.mailbox.directory / "done").glob("*.json"))) >= count
+
+    def manifests(self):
+        found = [json.loads(path.read_text()) for path in (self.root / "manifest").glob("*/rank-0.json")]
+        return sorted(found, key=lambda manifest: manifest["window"]["start"])
 
 
 def iterations_in(trace: dict) -> list[int]:

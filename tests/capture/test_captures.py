@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from bridge_profiling.capture import IterationWork, ParallelLayout
-from bridge_profiling.capture.attempt import choose_attempt
+from bridge_profiling.capture.attempt import LAUNCH_VARIABLE, choose_attempt, launch_name
 from bridge_profiling.capture.work import Device, device_of_this_process, model_tflops_per_gpu, peak_tflops, utilizations
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.traces.run_dir import find_captures
 
 
 @pytest.mark.parametrize("flag", ["record_shapes", "pytorch_profiler_collect_shapes"])
@@ -171,10 +172,13 @@ def test_work_that_is_none_is_refused(wrong):
         IterationWork(**{"model_flops": 1.0, "tokens": 1, "devices": 1, "precision": "bf16", **wrong})
 
 
-def test_the_manifest_keeps_the_last_thousand_durations(run):
-    run.train(run.config(1, 2), range(1100))
-    iterations = run.manifest("iter-1-2")["durations_ns"]["iteration"]
-    assert (len(iterations), iterations[0], iterations[-1]) == (1000, 100, 1099)
+def test_the_manifest_keeps_the_last_thousand_durations_and_those_of_the_window(run):
+    """Else a run of thousands of iterations, as they are, could not tell at its end what the profiler cost."""
+    run.train(run.config(4, 6), range(1100))
+    assert run.manifest("iter-4-6")["durations_ns"]["iteration"] == [4, 5, *range(100, 1100)]
+    [capture] = find_captures(run.root)
+    assert list(capture.durations_by_iteration(profiled=True)) == [4, 5]
+    assert list(capture.durations_by_iteration(profiled=False)) == list(range(100, 1100))
 
 
 def test_nothing_but_whole_files_is_left(run):
@@ -267,3 +271,11 @@ def test_connected_ranks_take_rank_zeros_choice(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"attempt-{rank}").read_text() for rank in (0, 1)] == ["1", "1"]
+
+
+def test_ranks_of_one_driver_are_of_one_launch_whatever_steps_started_them():
+    """Ray's workers inherit what started the Ray of their machine: under Slurm that is a step of its own on each."""
+    first = {LAUNCH_VARIABLE: "session/1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    other = first | {"SLURM_STEP_ID": "1", "MASTER_PORT": "29500"}
+    assert launch_name(first) == launch_name(other)
+    assert launch_name(first) != launch_name(first | {"SLURM_RESTART_COUNT": "1"})

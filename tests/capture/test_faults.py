@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 import torch
@@ -189,3 +190,40 @@ def child(tmp_path, statement, *, code, leave=True):
     done = subprocess.run([sys.executable, str(script)], env=os.environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stderr
     return json.loads((tmp_path / "profiles" / "manifest" / "iter-1-5" / "rank-0.json").read_text())
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_process_that_the_training_forked_ends_without_a_word_about_the_capture(run, left):
+    """It has captured nothing and missed nothing: the manifest is the training's."""
+    hook = ProfilingHook(run.config(1, 3), rank=0, output_dir=run.root)
+    with hook:
+        for iteration in range(5):
+            with hook.iteration(iteration):
+                pass
+        hook._agenda.captures[0]._writer.join()
+        before = run.manifest("iter-1-3")
+        child = os.fork()
+        if child == 0:
+            try:
+                hook.__exit__(None, None, None) if left else hook._close("the process exited without leaving the hook")
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert run.manifest("iter-1-3") == before
+    assert run.manifest("iter-1-3")["status"] == "complete"
+
+
+def test_a_process_that_can_start_no_thread_writes_its_trace_itself(run, monkeypatch, caplog):
+    """From Python 3.12 on an interpreter that exits starts none: so it is where nobody left the hook."""
+
+    def refuse(self):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    run.train(run.config(1, 3), range(5))
+    monkeypatch.undo()
+    assert run.manifest("iter-1-3")["status"] == "complete"
+    assert run.iterations("iter-1-3") == [1, 2]
+    assert [record.getMessage().partition(":")[2] for record in caplog.records if record.levelname == "ERROR"] == [
+        " no captures on demand: RuntimeError: can't create new thread at interpreter shutdown. Training goes on."
+    ]

@@ -1,9 +1,13 @@
 """Windows that repeat: each in a folder of its own, none twice, and a run that ends before the last one is no failure."""
 
+import json
 import logging
+import pickle
 
 import pytest
 
+from bridge_profiling.analysis import Run
+from bridge_profiling.cli import main
 from bridge_profiling.traces.run_dir import find_captures, find_run
 
 
@@ -125,6 +129,15 @@ def test_the_window_written_last_is_shown_by_its_name_and_the_others_are_named(r
     )
 
 
+def test_the_report_says_of_which_window_it_is(run, monkeypatch, capsys):
+    run.train(repeated(run, at_most=2), range(30))
+    monkeypatch.setattr("sys.argv", ["bridge-profiling", "report", str(run.root), "-o", str(run.root / "report.html")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert "passed over: this is torch/iter-14-16, written last; there are also torch/iter-4-6" in capsys.readouterr().out
+
+
 def test_a_windows_folder_is_read_with_its_manifest(run):
     run.train(repeated(run), range(40))
     found = find_run(run.root / "torch" / "iter-14-16")
@@ -146,3 +159,23 @@ def test_iterations_of_other_windows_are_not_taken_for_unprofiled_ones(run):
         [capture] = find_captures(run.root, folder)
         disturbed = {0, 3, 4, 5, 6, 13, 14, 15, 16, 23, 24, 25, 26}
         assert set(capture.durations_by_iteration(profiled=False)) == set(range(40)) - disturbed
+
+
+def test_a_memory_history_of_another_window_is_told_and_iterations_are_the_traces(run):
+    run.train(run.config(1, 3), range(8))
+    manifest = run.manifest("iter-1-3")
+    snapshot = run.root / "memory" / "iter-5-6" / "rank-0.pickle"
+    for path, content in (
+        (snapshot, pickle.dumps({"segments": [], "device_traces": []})),
+        (run.root / "manifest/iter-5-6/rank-0.json", b""),
+    ):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    manifest["window"], manifest["captured"]["iterations"] = {"start": 5, "end": 6}, [5]
+    artifacts = [{"path": "memory/iter-5-6/rank-0.pickle", "bytes": 1}]
+    manifest["profilers"] = [{"name": "memory", "status": "complete", "reason": None, "artifacts": artifacts}]
+    (run.root / "manifest/iter-5-6/rank-0.json").write_text(json.dumps(manifest))
+    assert find_run(run.root).limitations == ["not all are of one window: kineto is of iter-1-3, memory is of iter-5-6"]
+    with Run(run.root) as found:
+        [shown] = found.manifests
+    assert shown.captured == [1, 2]

@@ -243,7 +243,7 @@ def test_training_was_untouched(story):
             "half-written",
             ["no JSON, or was cut off", '{"iterations": 3'],
         ),
-        ("not text", ["no JSON, or was cut off"]),
+        ("not text", ["no plain file of text"]),
         ("by hand, past", ["iteration 0 is past"]),
         ("by hand, wrong rank", ["the job has no rank 7"]),
         ("by hand, unknown key", ["the request holds 'starts'", "its keys are iterations, start"]),

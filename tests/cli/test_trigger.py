@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from bridge_profiling.capture.admission import JobState
+from bridge_profiling.capture.asking import Asked
 from bridge_profiling.capture.mailbox import Mailbox
+from bridge_profiling.capture.request import CaptureRequest
+
+#: The module: the package calls the command by the same name.
+cli = importlib.import_module("bridge_profiling.cli.trigger")
 
 pytestmark = pytest.mark.needs("nemo_run")
 
@@ -62,7 +73,9 @@ def test_a_local_experiment_is_asked_where_its_job_writes(home: Path) -> None:
     # A job that ran, and said so when it ended.
     state = {"ended": "training ended after iteration 9", "run": "r", "open": None}
     empty = ("launch", "host", "profile_ranks", "profilers", "windows", "pipeline_ranks")
-    state |= dict.fromkeys(("job_id", "iteration", "fastest_ns", "median_ns", "train_iters")) | {key: [] for key in empty}
+    state |= dict.fromkeys(("job_id", "pid_space", "iteration", "fastest_ns", "median_ns", "train_iters")) | {
+        key: [] for key in empty
+    }
     state |= dict.fromkeys(("pid", "completed", "world_size", "nsys_captures_left"), 1)
     state |= {"poll_seconds": 1.0, "records_memory": False, "cuda": False, "under_nsys": False}
     Mailbox(job / "profiles").write("progress.json", state)
@@ -85,3 +98,21 @@ def test_an_experiment_of_several_jobs_is_to_be_named_with_one(home: Path) -> No
 def test_what_is_neither_a_directory_nor_an_experiment_is_refused(home: Path, tmp_path: Path) -> None:
     assert "no job listens in" in refusal(home, str(tmp_path))
     assert "is no directory" in refusal(home, "nowhere")
+
+
+def test_a_user_without_a_name_is_told_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    assert cli._user() == str(os.getuid())
+
+
+def test_the_command_that_is_told_can_be_typed(tmp_path: Path) -> None:
+    accepted = {"start": 5, "end": 7, "attempt": 0, "ranks": [0, 1], "profilers": ["torch"], "accepted_at_iteration": 1}
+    state = cast(JobState, SimpleNamespace(median_ns=10**9))
+    asked = Asked(CaptureRequest(iterations=2), state, accepted, {0: {"status": "refused", "reason": "too late"}})
+    [*_, typed] = cli._told(asked, tmp_path / "my job")
+    assert shlex.split(typed.partition(": ")[2])[-1] == str(tmp_path / "my job" / "torch" / "iter-5-7")
+    nobody = replace(asked, answers={rank: {"status": "refused", "reason": "too late"} for rank in (0, 1)})
+    assert cli._told(nobody, tmp_path)[-1] == "rank 1 cannot: too late"

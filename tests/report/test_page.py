@@ -21,7 +21,7 @@ from bridge_profiling.traces.tables import RankInfo
 from tests.analysis.simulated_runs import MS, SimulatedRun
 from tests.cli.test_analyze import write
 from tests.report.summaries import finding
-from tests.traces.kineto_files import call, document, kernel, write_ranks_called
+from tests.traces.kineto_files import call, complete, document, kernel, write_ranks_called
 
 RunOf = Callable[..., Run]
 
@@ -107,6 +107,18 @@ def test_a_capture_without_iterations_has_a_page(run_of: RunOf, tmp_path: Path) 
     text = _page(run_of(tmp_path / "run"), tmp_path)
     assert "No iteration is marked in these captures" in text
     assert "capture" in _data(text)["timeline"]["pictures"]
+
+
+def test_a_capture_with_nothing_to_draw_has_a_page(run_of: RunOf, tmp_path: Path) -> None:
+    """What a loop of one's own leaves on a CPU that names no phases."""
+    events = [complete("user_annotation", f"ProfilerStep#{step}", 1000 * step, 900) for step in (4, 5)]
+    events += [complete("cpu_op", "aten::mm", 1000 * step + 100, 500) for step in (4, 5)]
+    (tmp_path / "run").mkdir()
+    trace = document(events, distributedInfo={"rank": 0})
+    (tmp_path / "run" / "rank-0.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
+    text = _page(run_of(tmp_path / "run"), tmp_path)
+    assert "No device work was captured that could be drawn" in text
+    assert _data(text)["timeline"] is None
 
 
 def test_a_capture_that_cannot_be_read_is_named(run_of: RunOf, tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""What makes an iteration slow, and the one capture that it leads to."""
+
+import time
+
+import pytest
+import torch
+
+from bridge_profiling.capture import ProfilingHook
+from bridge_profiling.capture.slow_iterations import COOL_DOWN, SlowWatch
+from bridge_profiling.capture.window_capture import NEVER
+from tests.capture.conftest import Training
+
+
+def durations(count, nanoseconds=10_000_000):
+    return tuple((iteration, nanoseconds) for iteration in range(count))
+
+
+def test_an_iteration_is_slow_against_the_median_of_those_before_it():
+    watch = SlowWatch(2.0, lambda iteration: False)
+    assert watch.threshold(durations(10)) == NEVER
+    assert watch.threshold(durations(11)) == 20_000_000
+    watch.saw(60, 23_000_000)
+    told = watch.take().told(3)
+    assert told == "iteration 60 took 23.0 ms, 2.3 x the median 10.0 ms of the 10 iterations before it, on rank 3"
+    assert watch.take() is None
+
+
+def test_iterations_that_paid_for_something_else_are_neither_slow_nor_in_the_median():
+    watch = SlowWatch(2.0, lambda iteration: iteration < 30)
+    assert watch.threshold(durations(40)) == 20_000_000
+    assert watch.threshold(durations(39)) == NEVER
+    watch.saw(29, 10**9)
+    assert watch.take() is None
+
+
+def test_after_a_capture_it_cools_down():
+    watch = SlowWatch(2.0, lambda iteration: False)
+    watch.threshold(durations(60))
+    watch.be_quiet_before(100)
+    watch.saw(99, 10**9)
+    assert watch.take() is None
+    watch.saw(100, 10**9)
+    assert watch.take().iteration == 100
+
+
+def test_a_slow_iteration_is_captured_once_with_its_reason(tmp_path):
+    """Two are planted, the second well after the first one's capture, and one capture is what was allowed."""
+    training = Training(tmp_path, slow_iteration_factor=100.0, profile_step_start=5, profile_step_end=7)
+    planted = [60]
+
+    def slow(iteration):
+        if iteration in planted:
+            time.sleep(1.5)
+        if training.done() and len(planted) == 1:
+            planted.append(iteration + COOL_DOWN + 60)
+
+    training.run(range(10**5), slow, lambda: len(planted) == 2 and len(training.losses) > planted[1] + 100)
+    [manifest] = training.manifests()
+    assert manifest["status"] == "complete"
+    assert len(manifest["captured"]["iterations"]) == 2
+    assert manifest["trigger"]["kind"] == "slow_iteration"
+    assert manifest["trigger"]["reason"].startswith("iteration 60 took 15")
+    assert "x the median" in manifest["trigger"]["reason"]
+    assert manifest["trigger"]["requested_by"] == "rank 0"
+    assert manifest["window"]["start"] > 60
+    assert training.losses[:100] == plain_losses(100)
+
+
+def plain_losses(count):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    losses = []
+    for iteration in range(count):
+        loss = model(torch.full((4, 8), float(iteration % 7))).square().mean()
+        loss.backward()
+        losses.append(loss.item().hex())
+    return losses
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
+def test_a_checkpoint_or_an_evaluation_inside_an_iteration_does_not_make_it_slow(tmp_path, phase):
+    training = Training(tmp_path, slow_iteration_factor=100.0)
+    with ProfilingHook(training.config, rank=0) as hook:
+        for iteration in range(60):
+            with hook.iteration(iteration):
+                time.sleep(training.seconds)
+                if iteration == 40:
+                    with hook.range(phase):
+                        time.sleep(1.5)
+        time.sleep(0.1)
+    assert not (tmp_path / "manifest").exists()
