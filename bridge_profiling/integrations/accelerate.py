@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch")
 
+#: No batch is this one.
+_END: Any = object()
+
 
 class AccelerateProfiling:
     """Captures a window of iterations of a training loop around an Accelerator.
@@ -83,6 +86,9 @@ class AccelerateProfiling:
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The loader's batches. Fetching one is the range `data-loading`; what the loop does with it is in its iteration."""
         source = iter(loader)
+        if not _tells_its_end(loader):
+            yield from self._batches_ahead(source)
+            return
         fetched, more = 0, True
         while True:
             fresh = more and self._begin()
@@ -97,6 +103,18 @@ class AccelerateProfiling:
                 yield batch
             fetched += 1
             more = not _exhausted(loader, fetched)
+
+    def _batches_ahead(self, source: Iterator[Any]) -> Iterator[Any]:
+        """The batches, each fetched at the end of the one before: no iteration begins where there is none left."""
+        batch = self._fetch(source)
+        while batch is not _END:
+            with self.step():
+                yield batch
+                batch = self._fetch(source)
+
+    def _fetch(self, source: Iterator[Any]) -> Any:
+        with self.range("data-loading"):
+            return next(source, _END)
 
     @contextmanager
     def step(self, iteration: int | None = None) -> Iterator[None]:
@@ -175,6 +193,11 @@ class AccelerateProfiling:
         for name in ("save_state", "save", "save_model"):
             self._phases.function(accelerator, name, "checkpoint")
         self._phases.function(accelerate.data_loader, "send_to_device", "host-to-device")
+
+
+def _tells_its_end(loader: Iterable) -> bool:
+    """Whether a loader says that it has no more batches before it is asked for one: prepared, or with a length."""
+    return isinstance(loader, Sized) or hasattr(loader, "end_of_dataloader")
 
 
 def _exhausted(loader: Iterable, fetched: int) -> bool:

@@ -18,7 +18,7 @@ import torch
 
 from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
-from bridge_profiling.capture.signals import die_of, exit_on
+from bridge_profiling.capture.signals import UnwindOnce, die_of, exit_on
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
@@ -50,6 +50,7 @@ class CallbackHook:
         self._hook: ProfilingHook | None = None
         self._open: list[AbstractContextManager] = []
         self._signal: signal.Signals | None = None
+        self._handler: UnwindOnce | None = None
         self._memory: phase_memory.PhaseMemory | None = None
         self._iteration = 0
 
@@ -91,8 +92,9 @@ class CallbackHook:
                 train_iters=train_iters,
             )
             self._hook = hook.__enter__()
-            if exit_signal is not None and rank() in self._selected(layout) and exit_on(signal.Signals(exit_signal)):
+            if exit_signal is not None and rank() in self._selected(layout):
                 self._signal = signal.Signals(exit_signal)
+                self._handler = exit_on(self._signal)
         except Exception as error:
             logger.error("nothing will be captured: %s: %s. Training goes on.", type(error).__name__, error)
 
@@ -141,8 +143,8 @@ class CallbackHook:
         self.end_iteration(error)
         hook.__exit__(type(error) if error else None, error, None)
         if self._signal is not None:
-            die_of(self._signal)
-            self._signal = None
+            die_of(self._signal, self._handler)
+            self._signal = self._handler = None
 
     def _begin(self, one: AbstractContextManager) -> None:
         one.__enter__()

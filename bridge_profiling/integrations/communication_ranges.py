@@ -80,7 +80,7 @@ def repeat_annotations(range_of: RangeOf) -> Undo:
             self._repeated.__exit__(*ending)
             return outcome
 
-    return _replace(module, "record_function", Repeated)
+    return replace(module, "record_function", Repeated)
 
 
 def name_zero_steps(optimizer: Any, range_of: RangeOf) -> Undo:
@@ -121,8 +121,8 @@ def repeat_nvtx(accelerator: Any, range_of: RangeOf) -> Undo:
         return pop(*arguments, **keywords)
 
     undo = ExitStack()
-    undo.callback(_replace(accelerator, "range_push", range_push))
-    undo.callback(_replace(accelerator, "range_pop", range_pop))
+    undo.callback(replace(accelerator, "range_push", range_push))
+    undo.callback(replace(accelerator, "range_pop", range_pop))
     return undo.close
 
 
@@ -144,10 +144,11 @@ def _range_calls(owner: Any, name: str, text: Callable[..., str | None], range_o
         with range_of(told):
             return original(*arguments, **keywords)
 
-    return _replace(owner, name, ranged)
+    return replace(owner, name, ranged)
 
 
-def _replace(owner: Any, name: str, replacement: Any) -> Undo:
+def replace(owner: Any, name: str, replacement: Any) -> Undo:
+    """Put `replacement` in the place of `owner.name`; the undo takes it out, unless someone has put another there since."""
     original, own = getattr(owner, name), name in vars(owner)
     setattr(owner, name, replacement)
 

@@ -26,7 +26,7 @@ from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.integrations import communication_ranges
 from bridge_profiling.integrations.callback_hook import config_from, connected, world_size
 from bridge_profiling.integrations.deepspeed_measurements import Measurements
-from bridge_profiling.integrations.loop_profiling import LoopProfiling
+from bridge_profiling.integrations.loop_profiling import END, LoopProfiling
 from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_sizes
 from bridge_profiling.integrations.torch_phases import PhaseWatch
 
@@ -79,20 +79,44 @@ class Profiling(LoopProfiling):
         super().__init__(config_from("Profiling", settings), output_dir, layout, work)
         self._engine = engine
         self._measurements = Measurements(engine)
+        #: The engine's steps when the iteration began that is open.
+        self._running: int | None = None
+
+    def __enter__(self) -> Profiling:
+        self._running = None
+        return super().__enter__()
 
     def steps(self, batches: Iterable[Batch], start: int | None = None, micro_batches: int | None = None) -> Iterator[Batch]:
         """The batches, with an iteration around the loop's body for each that the engine makes a step of.
 
+        An epoch may end between two steps: its last batches and the next one's first share an iteration then, as they share
+        the engine's step.
+
         Args:
             batches: the loader, or any iterable.
             start: number of iterations that are complete; what the engine counts, which a resume restores.
-            micro_batches: batches that make one iteration; the engine's gradient accumulation steps.
+            micro_batches: batches that make one iteration; as many as the engine makes a step of.
         """
-        return super().steps(
-            batches,
-            self._engine.global_steps if start is None else start,
-            micro_batches or self._engine.gradient_accumulation_steps(),
-        )
+        engine = self._engine
+        if micro_batches is not None:
+            yield from super().steps(batches, engine.global_steps if start is None else start, micro_batches)
+            return
+        offset = 0 if start is None else start - engine.global_steps
+        source = iter(batches)
+        self._end_stepped()
+        batch = self._fetch(source)
+        while batch is not END:
+            if self._running is None:
+                self._begin(engine.global_steps + offset)
+                self._running = engine.global_steps
+            yield batch
+            batch = self._fetch(source)
+            self._end_stepped()
+
+    def _end_stepped(self) -> None:
+        """End the iteration that is open, if the engine has made its step."""
+        if self._running is not None and self._engine.global_steps > self._running:
+            self._end()
 
     def _describe(self) -> tuple[ParallelLayout, dict[str, object]]:
         engine = self._engine
@@ -138,6 +162,7 @@ class Profiling(LoopProfiling):
     def _end(self, error: BaseException | None = None) -> None:
         if self._hook.hook is not None and self._hook.hook.capturing:
             self._safely(lambda: self._measurements.read_timers(self._hook.iteration))
+        self._running = None
         super()._end(error)
 
     def _conclude(self, facts: dict[str, object]) -> None:

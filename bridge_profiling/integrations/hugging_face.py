@@ -21,6 +21,7 @@ from accelerate.state import AcceleratorState
 
 from bridge_profiling.integrations.accelerate import facts_of, layout_of
 from bridge_profiling.integrations.callback_hook import CallbackHook, config_from
+from bridge_profiling.integrations.max_steps import check_max_steps
 from bridge_profiling.integrations.torch_phases import PhaseWatch
 
 if TYPE_CHECKING:
@@ -59,13 +60,20 @@ class ProfilingCallback(transformers.TrainerCallback):
         self, trainer: Trainer | None = None, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any
     ) -> None:
         steps = trainer.args.max_steps if trainer is not None else 0
-        config = config_from("ProfilingCallback", settings, train_iters=steps if steps > 0 else None)
-        self._hook = CallbackHook(config, output_dir)
+        self._config, self._output_dir = config_from("ProfilingCallback", settings), output_dir
+        check_max_steps(self._config, steps if steps > 0 else None)
+        self._hook = CallbackHook(self._config, output_dir)
         self._trainer = trainer
         self._phases = PhaseWatch(nullcontext)
         self._iteration: int | None = None
+        self._epoch = "begins"
         if trainer is not None:
             trainer.add_callback(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of a Trainer may train as well; it does not share what is captured here.
+        mine = {"_hook": CallbackHook(self._config, self._output_dir), "_phases": PhaseWatch(nullcontext), "_iteration": None}
+        return vars(self) | mine
 
     # -- around train() ----------------------------------------------------------------------------------------------
 
@@ -98,6 +106,10 @@ class ProfilingCallback(transformers.TrainerCallback):
             }
         )
         self._watch(state, model)
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any) -> None:
+        """Batches come again."""
+        self._epoch = "begins"
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any) -> None:
         """An iteration begins, unless it has with the fetching of its batches."""
@@ -134,7 +146,7 @@ class ProfilingCallback(transformers.TrainerCallback):
         """Name what is done in this training, until `_leave`."""
 
         def range_or_iteration(phase: str) -> AbstractContextManager:
-            if phase == "data-loading":
+            if phase == "data-loading" and not self._no_batch_left():
                 # Fetching its batches is how an iteration begins.
                 self._begin_iteration(state)
             return self._hook.phase(phase)
@@ -151,6 +163,15 @@ class ProfilingCallback(transformers.TrainerCallback):
                 self._phases.function(trainer, name, phase)
         self._phases.function(trainer.accelerator, "backward", "backward")
         self._phases.function(accelerate.data_loader, "send_to_device", "host-to-device")
+
+    def _no_batch_left(self) -> bool:
+        """Whether the epoch's last batch was fetched. Of a dataset without a length a Trainer asks for more all the same."""
+        if self._epoch == "begins":
+            # The last batch that Accelerate knows of is the one before's.
+            self._epoch = "goes on"
+        elif self._trainer is not None and self._trainer.accelerator.gradient_state.end_of_dataloader:
+            self._epoch = "is over"
+        return self._epoch == "is over"
 
     def _leave(self, error: BaseException | None) -> None:
         self._phases.detach()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.integrations.callback_hook import CallbackHook, config_from, world_size
+from bridge_profiling.integrations.communication_ranges import Undo, replace
+from bridge_profiling.integrations.max_steps import check_max_steps
 from bridge_profiling.integrations.torch_phases import PhaseWatch
 
 #: Lightning's two packages: the same code under two names, each with a `Callback` of its own.
@@ -73,12 +75,17 @@ class ProfilingCallback(*_CALLBACKS):  # type: ignore[misc]
 
     def __init__(self, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         super().__init__()
-        self._config = config_from("ProfilingCallback", settings)
+        self._config, self._output_dir = config_from("ProfilingCallback", settings), output_dir
         self._hook = CallbackHook(self._config, output_dir)
         self._phases = _NONE
-        self._profiler: Any = None
+        self._unlisten: Undo = _nothing
         self._automatic = True
         self._iteration: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of a Trainer may train as well; it does not share what is captured here.
+        hook = CallbackHook(self._config, self._output_dir)
+        return vars(self) | {"_hook": hook, "_phases": _NONE, "_unlisten": _nothing, "_iteration": None}
 
     # -- what Lightning calls ----------------------------------------------------------------------------------------
 
@@ -90,10 +97,11 @@ class ProfilingCallback(*_CALLBACKS):  # type: ignore[misc]
         """
         if stage != "fit":
             return
-        _check(self._config, trainer)
+        iterations = _max_steps(trainer, pl_module)
+        _check(self._config, trainer, iterations)
         self._leave(RuntimeError("the training was started anew in the same process"))
         # Lightning ends a training by SIGTERM itself: it finishes the batch, and tells `on_exception`.
-        self._hook.open(_layout(trainer), exit_signal=None, train_iters=_max_steps(trainer))
+        self._hook.open(_layout(trainer), exit_signal=None, train_iters=iterations)
         if self._hook.hook is None:
             return
         self._hook.hook.facts.update(_facts(trainer, pl_module))
@@ -170,7 +178,8 @@ class ProfilingCallback(*_CALLBACKS):  # type: ignore[misc]
         def started(action: str) -> None:
             start(action)
             word = action.rpartition(".")[2]
-            if word in _PHASES:
+            # A search for a learning rate trains with other callbacks in between: those are no iterations of this training.
+            if word in _PHASES and self in trainer.callbacks:
                 self._announced(word, trainer)
 
         def stopped(action: str) -> None:
@@ -182,8 +191,10 @@ class ProfilingCallback(*_CALLBACKS):  # type: ignore[misc]
             stop(action)
 
         # Lightning's `Profiler.profile` and everything else looks them up on the object.
-        profiler.start, profiler.stop = started, stopped
-        self._profiler = profiler
+        undo = ExitStack()
+        undo.callback(replace(profiler, "start", started))
+        undo.callback(replace(profiler, "stop", stopped))
+        self._unlisten = undo.close
 
     def _announced(self, word: str, trainer: Any) -> None:
         if word == "train_dataloader_next":
@@ -197,9 +208,8 @@ class ProfilingCallback(*_CALLBACKS):  # type: ignore[misc]
         self._begin(_PHASES[word])
 
     def _leave(self, error: BaseException | None) -> None:
-        if self._profiler is not None:
-            del self._profiler.start, self._profiler.stop
-            self._profiler = None
+        self._unlisten()
+        self._unlisten = _nothing
         self._phases.detach()
         if self._iteration is not None:
             # It was begun and never stepped.
@@ -208,7 +218,11 @@ class ProfilingCallback(*_CALLBACKS):  # type: ignore[misc]
         self._hook.close(error)
 
 
-def _check(config: ProfilingConfig, trainer: Any) -> None:
+def _nothing() -> None:
+    """There is nothing to undo."""
+
+
+def _check(config: ProfilingConfig, trainer: Any, iterations: int | None) -> None:
     """Refuse what cannot work with this Trainer, before it trains."""
     own = type(trainer.profiler)
     if (config.use_pytorch_profiler or config.use_nsys_profiler) and any(
@@ -219,11 +233,18 @@ def _check(config: ProfilingConfig, trainer: Any) -> None:
             why="both need CUPTI and the torch profiler, which serve one at a time",
             instead='Make the Trainer without profiler="pytorch", or without ProfilingCallback',
         )
-    config.finalize(train_iters=_max_steps(trainer), world_size=world_size())
+    check_max_steps(config, iterations)
+    config.finalize(world_size=world_size())
 
 
-def _max_steps(trainer: Any) -> int | None:
-    return trainer.max_steps if trainer.max_steps and trainer.max_steps > 0 else None
+def _max_steps(trainer: Any, pl_module: Any) -> int | None:
+    """Iterations that the Trainer runs at most; None where it does not tell.
+
+    With manual optimization `max_steps` are the optimizers' steps, and an iteration is a batch. `fast_dev_run` sets it to 1,
+    for whatever script is tried out.
+    """
+    told = pl_module.automatic_optimization and not trainer.fast_dev_run and trainer.max_steps > 0
+    return trainer.max_steps if told else None
 
 
 def _layout(trainer: Any) -> ParallelLayout:

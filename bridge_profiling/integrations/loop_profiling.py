@@ -27,7 +27,7 @@ Batch = TypeVar("Batch")
 _NO_RANGE: AbstractContextManager = nullcontext()
 
 #: No batch is this one.
-_END: Any = object()
+END: Any = object()
 
 
 class LoopProfiling:
@@ -51,6 +51,7 @@ class LoopProfiling:
         self._hook = CallbackHook(config, output_dir)
         self._phases: PhaseWatch | None = None
         self._undo: list[Callable[[], None]] = []
+        self._next = 0
 
     # -- what a framework adds ---------------------------------------------------------------------------------------
 
@@ -68,6 +69,7 @@ class LoopProfiling:
     # -- around the loop ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Any:
+        self._next = 0
         if not self._config.enabled and self._config.on_demand is False:
             return self
         found: ParallelLayout | None = None
@@ -96,7 +98,7 @@ class LoopProfiling:
 
     # -- what a loop calls -------------------------------------------------------------------------------------------
 
-    def steps(self, batches: Iterable[Batch], start: int = 0, micro_batches: int = 1) -> Iterator[Batch]:
+    def steps(self, batches: Iterable[Batch], start: int | None = None, micro_batches: int = 1) -> Iterator[Batch]:
         """The batches, with an iteration around the loop's body for each.
 
         The next batch is fetched at an iteration's end, so an iteration holds the wait for the batch of the one after it, and
@@ -104,21 +106,24 @@ class LoopProfiling:
 
         Args:
             batches: the loader, or any iterable.
-            start: number of iterations that are complete, after a resume.
+            start: number of iterations that are complete, after a resume; else it goes on where the loop before this one
+                (an epoch) ended, the first at 0.
             micro_batches: batches that make one iteration, where gradients are accumulated.
         """
+        if start is not None:
+            self._next = start
         source = iter(batches)
-        batch, iteration = self._fetch(source), start
-        while batch is not _END:
-            self._begin(iteration)
+        batch = self._fetch(source)
+        while batch is not END:
+            self._begin(self._next)
+            self._next += 1
             for _ in range(micro_batches):
                 # What the body raises ends here too, and looks like a `break`: leaving the `with` tells them apart.
                 yield batch
                 batch = self._fetch(source)
-                if batch is _END:
+                if batch is END:
                     break
             self._end()
-            iteration += 1
 
     def step(self, iteration: int) -> AbstractContextManager:
         """A context manager around global iteration `iteration` (0-based, a resume counts on), for a loop of another form."""
@@ -141,7 +146,7 @@ class LoopProfiling:
 
     def _fetch(self, source: Iterator[Any]) -> Any:
         with self.phase("data-loading"):
-            return next(source, _END)
+            return next(source, END)
 
     def _safely(self, step: Callable[[], Any]) -> Any:
         """Whatever goes wrong in describing a framework costs the description, never the training."""

@@ -29,6 +29,20 @@ Batch = TypeVar("Batch")
 _SAVES = (("torch", "save"), ("torch.distributed.checkpoint", "save"), ("torch.distributed.checkpoint", "async_save"))
 
 
+class _ModelHook:
+    """A module's hook, which stays behind when the module is copied or saved whole (`torch.save(model)`, a moving average)."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
+    def __call__(self, *_: object) -> None:
+        self._tell("forward")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In its place goes what takes any arguments, gives None, and needs nothing of ours where the file is loaded.
+        return getattr, (nullcontext(), "__exit__")
+
+
 class PhaseWatch:
     """Opens a range when a phase begins and closes it when it ends, on the thread that made the watch.
 
@@ -62,8 +76,8 @@ class PhaseWatch:
             # Compiled in place by `model.compile()`: hooks on it would be compiled too, a call around it is not.
             self.function(model, "_compiled_call_impl", "forward")
             return
-        before = model.register_forward_pre_hook(lambda *_: self.begin("forward"), prepend=True)
-        after = model.register_forward_hook(lambda *_: self.end("forward"), always_call=True)
+        before = model.register_forward_pre_hook(_ModelHook(self.begin), prepend=True)
+        after = model.register_forward_hook(_ModelHook(self.end), always_call=True)
         self._undo += [before.remove, after.remove]
 
     def optimizer(self, optimizer: torch.optim.Optimizer | None = None) -> None:

@@ -33,7 +33,7 @@ def describe(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]]:
         if _is_fsdp(module):
             return _fsdp(model, module)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return FoundLayout(ParallelLayout(world_size=world_size())), {"name": "torch", "parameters": parameters}
+    return _not_wrapped(model), {"name": "torch", "parameters": parameters}
 
 
 def bucket_bytes(model: torch.nn.Module) -> list[int]:
@@ -52,6 +52,19 @@ def wrapped_units(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         handle = getattr(module, "_handle", None) if _is_fsdp(module) else None
         if handle is not None:
             yield name.replace("_fsdp_wrapped_module.", "").replace("_fsdp_wrapped_module", "").strip("."), handle
+
+
+def _not_wrapped(model: torch.nn.Module) -> FoundLayout:
+    """Tensor parallelism alone wraps nothing: its parameters are what knows of a mesh."""
+    sharded: list[Any] = [
+        one for one in model.parameters() if any(placement.is_shard() for placement in getattr(one, "placements", ()))
+    ]
+    mesh = sharded[0].device_mesh if sharded else None
+    if mesh is None:
+        return FoundLayout(ParallelLayout(world_size=world_size()))
+    if mesh.mesh_dim_names is None and mesh.ndim == 1 and mesh.size() == world_size():
+        return FoundLayout(ParallelLayout(world_size=world_size(), tp=world_size()), mesh={"tp": world_size()})
+    return layout_of_mesh(mesh, world_size())
 
 
 def _ddp(ddp: DistributedDataParallel) -> tuple[FoundLayout, dict[str, object]]:

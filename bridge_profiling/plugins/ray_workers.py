@@ -29,7 +29,6 @@ from bridge_profiling.ray_variables import (
     check_options,
     parse_patterns,
     parse_profiler,
-    parse_step_range,
 )
 
 _VARIABLES = (STEP_RANGE_VARIABLE, PATTERNS_VARIABLE, PROFILER_VARIABLE, EXTRA_OPTIONS_VARIABLE)
@@ -79,10 +78,14 @@ class RayWorkersPlugin(run.Plugin):
 
     def _request(self) -> RayRequest:
         check_window(self.profile_step_start, self.profile_step_end, name="profile_step")
-        window = Window(self.profile_step_start, self.profile_step_end)
+        if self.profile_step_start < 1:
+            raise ProfilingConfigError(
+                f"profile_step_start={self.profile_step_start} is no step of Ray workers",
+                why="their steps are counted from 1",
+                instead="Type profile_step_start=1 or more",
+            )
         return RayRequest(
-            # By the variable's own rules: steps count from 1.
-            parse_step_range(f"{window.start}:{window.end}"),
+            Window(self.profile_step_start, self.profile_step_end),
             parse_patterns(self.worker_patterns),
             parse_profiler(self.profiler),
             check_options(self.nsys_extra_options or {}, name="nsys_extra_options"),

@@ -24,11 +24,11 @@ def engine_of(stage: int, **config):
     return engine, list(torch.randn(8, 2, 16))
 
 
-def train(engine, batches, folder: Path, *, fail_at: int | None = None, save_at: int | None = None) -> None:
+def train(engine, batches, folder: Path, *, fail_at: int | None = None, save_at: int | None = None, epochs: int = 1) -> None:
     from bridge_profiling.integrations.deepspeed import Profiling
 
     with Profiling(engine, output_dir=folder, **WINDOW) as profiling:
-        for batch in profiling.steps(batches):
+        for batch in (batch for _ in range(epochs) for batch in profiling.steps(batches)):
             loss = engine(batch).square().mean()
             engine.backward(loss)
             engine.step()
@@ -39,9 +39,11 @@ def train(engine, batches, folder: Path, *, fail_at: int | None = None, save_at:
 
 
 def every_case(folder: Path) -> None:
-    """ZeRO 3 with a checkpoint, and one that fails; autotuning comes last, since it ends the process."""
+    """ZeRO 3 with a checkpoint, epochs that end between two steps, a failure; and last autotuning, which ends the process."""
     engine, batches = engine_of(3, flops_profiler={"enabled": True, "profile_step": 3})
     train(engine, batches, folder / "zero3", save_at=4)
+    engine, batches = engine_of(1, gradient_accumulation_steps=2)
+    train(engine, batches[:5], folder / "epochs", epochs=2)
     engine, batches = engine_of(1)
     try:
         train(engine, batches, folder / "failed", fail_at=4)

@@ -93,6 +93,16 @@ def test_a_flops_profiler_inside_the_window_is_told(cases):
     assert len(notes) == 2
 
 
+def test_an_epoch_that_ends_between_two_steps_shares_an_iteration_with_the_next(cases):
+    captured = Captured(cases / "epochs", "iter-3-5")
+    manifest = captured.manifest()
+    assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [3, 4])
+    # Five batches an epoch, two a step: iteration 2 has the first epoch's last one and the second's first.
+    assert manifest["durations_ns"]["iteration"] == list(range(5))
+    micro_batch = ["forward", "backward"]
+    assert captured.phases()[3] == [*micro_batch, "data-loading", *micro_batch, "optimizer", "data-loading"]
+
+
 def test_an_exception_leaves_a_partial_capture(cases):
     for rank in (0, 1):
         manifest = Captured(cases / "failed", "iter-3-5").manifest(rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import signal
@@ -91,6 +92,34 @@ def test_an_epochs_last_iteration_may_have_fewer_batches(training):
     ]
 
 
+def test_an_epoch_of_unknown_length_ends_between_two_iterations(training):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter([{"x": torch.ones(16)}] * 16)
+
+    trainer = training.trainer(eval_strategy="epoch")
+    trainer.train_dataset = Stream()
+    training.train(trainer)
+    found = training.captured.phases()
+    # The Trainer asks for batches that are not there, and evaluates: none of it is part of iteration 4.
+    assert "evaluation" in found.pop(None)
+    assert found == {3: STEP, 4: STEP}
+
+
+def test_a_copy_in_the_window_shares_no_capture(training):
+    def copied(step):
+        if step == 3:
+            copies.append(copy.deepcopy(profiling))
+
+    copies = []
+    trainer = training.trainer(copied)
+    profiling = training.profiling()
+    trainer.add_callback(profiling)
+    trainer.train()
+    copies[0].on_train_end(trainer.args, trainer.state, trainer.control)
+    assert training.captured.manifest()["status"] == "complete"
+
+
 @pytest.mark.parametrize(("steps", "captured", "status"), [(2, [3, 4], "complete"), (4, [4], "partial"), (6, None, "missed")])
 def test_a_training_resumed_from_a_checkpoint_counts_on(training, steps, captured, status):
     training.trainer(max_steps=steps, save_strategy="steps", save_steps=steps).train()
@@ -169,7 +198,7 @@ def test_losses_are_bit_identical_with_and_without_the_callback(training):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"), [({"profile_step_end": 20}, "train_iters=8"), ({"profile_rank": [0]}, "profile_rank")]
+    ("settings", "message"), [({"profile_step_end": 20}, "max_steps=8"), ({"profile_rank": [0]}, "profile_rank")]
 )
 def test_a_request_that_cannot_work_is_refused_and_leaves_the_trainer_alone(training, settings, message):
     trainer = training.trainer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import signal
@@ -173,6 +174,49 @@ def test_with_manual_optimization_an_iteration_is_a_batch_however_many_optimizer
     assert manifest["durations_ns"]["iteration"] == list(range(8))
 
 
+def test_with_manual_optimization_the_batches_may_be_more_than_the_trainer_s_max_steps(training):
+    model = training.model(optimizers=2)
+    model.optimizers = lambda *_: []
+    trainer = training.trainer(training.profiling(), max_steps=2, max_epochs=1)
+    trainer.fit(model, training.batches())
+    assert training.captured.manifest()["captured"]["iterations"] == [3, 4]
+
+
+def test_two_callbacks_capture_two_windows(training):
+    later = {"profile_step_start": 6, "profile_step_end": 7}
+    trainer = training.trainer(training.profiling(), training.profiling(**later))
+    trainer.fit(training.model(), training.batches())
+    assert training.captured.manifest()["status"] == "complete"
+    assert Captured(training.captured.root, "iter-6-7").phases() == {6: [*BATCH, "optimizer"]}
+
+
+def test_a_search_for_a_learning_rate_is_no_iteration_of_the_training(training):
+    searching = training.package.callbacks.LearningRateFinder(num_training_steps=5)
+    window = {"profile_step_start": 0, "profile_step_end": 2}
+    model = training.model()
+    model.learning_rate = 0.01
+    training.trainer(training.profiling(**window), searching).fit(model, training.batches())
+    captured = Captured(training.captured.root, "iter-0-2")
+    assert captured.phases() == {0: [*BATCH, "optimizer"], 1: [*BATCH, "optimizer"]}
+
+
+def test_a_copy_in_the_window_shares_no_capture(training):
+    def copied(step):
+        if step == 3:
+            copies.append(copy.deepcopy(trainer.callbacks[0]))
+
+    copies = []
+    trainer = training.trainer(training.profiling())
+    trainer.fit(training.model(copied), training.batches())
+    copies[0].on_train_end(trainer, None)
+    assert training.captured.manifest()["status"] == "complete"
+
+
+def test_a_script_is_tried_out_by_fast_dev_run_as_it_is(training):
+    training.trainer(training.profiling(), fast_dev_run=True, max_steps=-1).fit(training.model(), training.batches())
+    assert "training ended after iteration 0" in training.captured.manifest()["reason"]
+
+
 def test_an_optimizer_that_computes_gradients_in_its_step_has_them_between_its_own_work(training):
     training.trainer(training.profiling()).fit(training.model(optimizer=torch.optim.LBFGS), training.batches())
     phases = training.captured.phases()[3]
@@ -199,7 +243,7 @@ def test_the_trainers_own_profiler_hears_everything_and_gets_its_methods_back(tr
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"), [({"profiler": "pytorch"}, 'without profiler="pytorch"'), ({"max_steps": 4}, "train_iters=4")]
+    ("asked", "message"), [({"profiler": "pytorch"}, 'without profiler="pytorch"'), ({"max_steps": 4}, "max_steps=4")]
 )
 def test_what_cannot_work_with_this_trainer_is_refused_before_it_trains(training, asked, message):
     model, trainer = training.model(), training.trainer(training.profiling(), **asked)

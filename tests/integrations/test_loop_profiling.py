@@ -84,6 +84,16 @@ def test_batches_that_are_accumulated_share_an_iteration(loop):
     assert durations == [0, 1, 2, 3, 4, 5]
 
 
+def test_epochs_count_on(loop):
+    with loop.profiling() as profiling:
+        for _ in range(3):
+            for batch in profiling.steps(loop.batches(2)):
+                loop.step(batch)
+    manifest = loop.captured.manifest()
+    assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [3, 4])
+    assert manifest["durations_ns"]["iteration"] == list(range(6))
+
+
 def test_a_resumed_loop_captures_what_it_shares_with_the_window(loop):
     loop.train(start=4)
     manifest = loop.captured.manifest()

@@ -153,6 +153,16 @@ def test_ddp_on_a_dimension_of_a_mesh(connect):
     assert found.layout.coordinates(2) == {"tp": (0, 2), "cp": (0, 1), "dp": (1, 2), "pp": (0, 1), "ep": (0, 1)}
 
 
+@pytest.mark.parametrize(("shape", "names"), [((4,), ("tp",)), ((4,), None), ((2, 2), ("dp", "tp"))])
+def test_a_tensor_parallel_model_that_nothing_wraps_stands_where_its_parameters_do(shape, names, connect):
+    connect(4, rank=3)
+    mesh = mesh_of(shape, names)
+    parallelize_module(model := small(), mesh["tp"] if len(shape) == 2 else mesh, {"0": ColwiseParallel()})
+    found, facts = describe(model)
+    assert (facts["name"], found.notes) == ("torch", [])
+    assert found.layout.coordinates(3)["tp"] == (3 % shape[-1], shape[-1])
+
+
 def test_a_plain_model_has_no_wrapper_to_tell_of():
     found, facts = describe(small())
     assert (found.layout.world_size, facts) == (1, {"name": "torch", "parameters": 4 * 8 + 8 + 8 * 4 + 4})

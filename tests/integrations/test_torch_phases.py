@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from contextlib import contextmanager, nullcontext
 
@@ -129,6 +131,19 @@ def test_where_there_is_no_range_nothing_is_kept_open():
     assert not watch._open
     assert not watch._depth
     watch.detach()
+
+
+def test_a_model_is_copied_and_saved_whole_without_what_watches_it(recorded):
+    watch = PhaseWatch(recorded.range)
+    watch.model(model := torch.nn.Linear(4, 4))
+    saved = pickle.dumps(model)
+    assert b"bridge_profiling" not in saved, "it is to be loaded where this package is not"
+    for copied in (pickle.loads(saved), copy.deepcopy(model)):
+        copied(torch.randn(2, 4))
+    assert recorded.seen == []
+    train_once(model)
+    watch.detach()
+    assert recorded.seen == ["forward", "/forward"]
 
 
 def test_two_watches_come_off_in_any_order(recorded):
