@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,8 @@ def monitor(
     if grafana:
         typer.echo(files("bridge_profiling.monitor").joinpath("grafana.json").read_text(encoding="utf-8"), nl=False)
         return
+    if duration is not None and not 0 <= duration <= threading.TIMEOUT_MAX:
+        raise typer.BadParameter(f"{duration} is no time to stop after", param_hint="--duration")
     processes = [_pid(pid) for pid in pids.split(",")] if pids is not None else None
     wanted = gpus.split(",") if gpus is not None else None
     # Loaded here, so that `--help` and other commands do not wait for it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,9 @@ _START = ["-m", "bridge_profiling.easy.start"]
 
 #: torchrun's own default.
 _PORT = 29500
+
+#: Signals that would end this process, and that a script may handle: a batch system's warning before the time limit is one.
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class ProfilerName(StrEnum):
@@ -93,7 +97,7 @@ def _check_rank(nproc: int | None, nodes: int, report: bool) -> None:
         raise ProfilingConfigError(
             "--nproc and --nodes start ranks, and this process is a rank already",
             why="RANK is set, as torchrun does it",
-            instead="Leave them out, or type bridge-profiling run without torchrun around it",
+            instead="Leave them out, or type bridge-profiling run without torchrun around it, or unset RANK before",
         )
     if report:
         raise ProfilingConfigError(
@@ -125,10 +129,7 @@ def _launcher(nproc: int, nodes: int, node_rank: int | None, endpoint: str | Non
             return []
         return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     node_rank = slurm_node_rank() if node_rank is None else node_rank
-    host, port = meeting_point()
-    if endpoint is not None:
-        host, _, typed_port = endpoint.partition(":")
-        port = int(typed_port) if typed_port.isdigit() else _PORT
+    host, port = meeting_point() if endpoint is None else _parse_endpoint(endpoint)
     if node_rank is None or not host:
         missing = "--node-rank" if node_rank is None else "--rdzv-endpoint"
         raise ProfilingConfigError(
@@ -143,6 +144,16 @@ def _launcher(nproc: int, nodes: int, node_rank: int | None, endpoint: str | Non
     return ["-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={nproc}", *meeting]
 
 
+def _parse_endpoint(typed: str) -> tuple[str, int]:
+    """Host and port of `gpu07`, `gpu07:29500` or `[fe80::1]:29500`."""
+    found = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+)(?::(\d{1,5}))?", typed)
+    if found is None:
+        raise ProfilingConfigError(
+            f"--rdzv-endpoint {typed} is not HOST or HOST:PORT", instead=f"Type machine 0's name and a port, as gpu07:{_PORT}"
+        )
+    return found[1], int(found[2] or _PORT)
+
+
 def _wait(child: subprocess.Popen[bytes]) -> int:
     """The child's exit code, as a shell would tell it. It gets the signals that this process gets."""
 
@@ -150,10 +161,11 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
         child.send_signal(number)
 
     # A terminal sends Ctrl-C to both; it is the child's to answer.
-    previous = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
-    }
+    previous = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    for number in _FORWARDED:
+        # What is ignored (by nohup) the child ignores too.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            previous[number] = signal.signal(number, forward)
     try:
         code = child.wait()
     finally:
@@ -177,4 +189,9 @@ def _tell(root: Path, started_ns: int) -> bool:
 def _report(root: Path) -> None:
     from bridge_profiling.cli.report import report
 
-    report(root)
+    try:
+        report(root)
+    except typer.Exit:
+        pass  # It has said what is wrong. The script has ended as it has ended.
+    except (ProfilingConfigError, typer.BadParameter, OSError) as error:
+        typer.echo(f"bridge-profiling: no report: {error}", err=True)

@@ -97,6 +97,11 @@ def auto_profile(
 
 
 def _decorated(function: Callable[..., Any], config: ProfilingConfig, summary: bool) -> Callable[..., Any]:
+    if not callable(function):
+        raise ProfilingConfigError(
+            f"auto_profile cannot profile {function!r}, which is no function",
+            instead="Name what you set, as in @auto_profile(warmup=3, iterations=10)",
+        )
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ProfilingConfigError(
             f"auto_profile cannot profile {function.__qualname__}, a coroutine or generator",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from bridge_profiling.bench.step import StepTiming, measure_step
@@ -51,8 +54,11 @@ def quick_benchmark(
         max_seconds: stop early when those that count have taken so long.
 
     Raises:
-        ProfilingConfigError: no batch, or nothing to differentiate.
+        ProfilingConfigError: no batch, a shape that is none, nothing to measure or to differentiate, or numbers where the model
+            takes integers.
     """
+    if warmup < 0 or iterations < 1:
+        raise ProfilingConfigError(f"warmup={warmup} and iterations={iterations} measure nothing", instead="Leave them out")
     inputs = _inputs(model, input_shape, dtype)
     if train and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ProfilingConfigError("train=True, and no parameter of the model requires a gradient", instead="Leave train out")
@@ -65,7 +71,7 @@ def quick_benchmark(
         make_loss(model(*inputs)).backward()
         model.zero_grad()
 
-    with _left_as_it_was(model, inputs[0].device), torch.set_grad_enabled(train):
+    with _left_as_it_was(model, inputs[0].device), torch.set_grad_enabled(train), _integers_named(inputs[0], input_shape):
         model.train(train)
         timing = measure_step(
             forward_backward if train else forward,
@@ -80,20 +86,53 @@ def quick_benchmark(
 def _inputs(model: torch.nn.Module, asked: Any, dtype: torch.dtype | None) -> list[torch.Tensor]:
     if isinstance(asked, torch.Tensor):
         inputs = [asked]
-    elif asked and all(isinstance(one, torch.Tensor) for one in asked):
+    elif isinstance(asked, list | tuple) and asked and all(isinstance(one, torch.Tensor) for one in asked):
         inputs = list(asked)
     else:
-        like = next((one for one in [*model.parameters(), *model.buffers()] if one.is_floating_point()), torch.empty(0))
-        kind = dtype or like.dtype
-        floating = kind.is_floating_point or kind.is_complex
-        make = torch.randn if floating else (lambda *shape, **options: torch.randint(2, shape, **options))
+        tensors = [*model.parameters(), *model.buffers()]
+        like = next((one for one in tensors if _is_continuous(one.dtype)), torch.empty(0))
+        kind, shape = dtype or like.dtype, _shape(asked)
         with torch.random.fork_rng(devices=_cuda(like.device)):
-            inputs = [make(*asked, dtype=kind, device=like.device)]
+            if _is_continuous(kind):
+                inputs = [torch.randn(shape, dtype=kind, device=like.device)]
+            else:
+                inputs = [torch.randint(2, shape, dtype=kind, device=like.device)]
     if not inputs[0].ndim or not inputs[0].shape[0]:
         raise ProfilingConfigError(
             f"input_shape={tuple(inputs[0].shape)} holds no sample", instead="Give the batch first, as in (32, 3, 224, 224)"
         )
     return inputs
+
+
+def _shape(asked: Any) -> tuple[int, ...]:
+    try:
+        shape = tuple(operator.index(size) for size in asked)
+    except TypeError:
+        shape = (-1,)
+    if any(size < 0 for size in shape):
+        raise ProfilingConfigError(
+            f"input_shape={reprlib.repr(asked)} is not the shape of one tensor",
+            instead="Give the batch first, as in (32, 3, 224, 224); for several inputs, or other ones, the tensors themselves",
+        )
+    return shape
+
+
+def _is_continuous(kind: torch.dtype) -> bool:
+    return kind.is_floating_point or kind.is_complex
+
+
+@contextmanager
+def _integers_named(made: torch.Tensor, asked: Any) -> Iterator[None]:
+    """Where an embedding refuses random numbers that were made for it, say what to type."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(asked, torch.Tensor) or not _is_continuous(made.dtype) or "'indices'" not in str(error):
+            raise
+        raise ProfilingConfigError(
+            f"the model looks its input up, and input_shape was filled with random numbers of {made.dtype}",
+            instead="Pass dtype=torch.long for token numbers, or the input itself",
+        ) from error
 
 
 def _loss(output: Any) -> torch.Tensor:
@@ -113,7 +152,9 @@ def _loss(output: Any) -> torch.Tensor:
 def _left_as_it_was(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    named = [(module._buffers, name, one) for module in model.modules() for name, one in module._buffers.items()]
+    # A lazy module's have no values before its first call.
+    buffers = [(of, name, one, one.clone()) for of, name, one in named if one is not None and not is_lazy(one)]
     for parameter, _ in gradients:
         parameter.grad = None
     try:
@@ -125,8 +166,9 @@ def _left_as_it_was(model: torch.nn.Module, device: torch.device) -> Iterator[No
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for of_module, name, buffer, before in buffers:
+                # The same tensor with what it held: a model may have put another in its place.
+                of_module[name] = buffer.copy_(before)
 
 
 def _cuda(device: torch.device) -> list[torch.device]:

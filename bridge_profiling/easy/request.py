@@ -104,6 +104,8 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """Our options, the script's name, and what belongs to the script."""
     place = 0
     while place < len(arguments) and arguments[place].startswith("-"):
+        if arguments[place] == "--":
+            return list(arguments[:place]), list(arguments[place + 1 : place + 2]), list(arguments[place + 2 :])
         takes_value = arguments[place].startswith("--") and "=" not in arguments[place] and arguments[place] != "--help"
         place += 2 if takes_value else 1
     return list(arguments[:place]), list(arguments[place : place + 1]), list(arguments[place + 1 :])

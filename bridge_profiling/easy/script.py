@@ -16,15 +16,26 @@ from bridge_profiling.errors import ProfilingConfigError
 #: Frames of these files are ours: they stand between the script and what it called.
 _OURS = (str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>", runpy.__file__)
 
+#: Endings of scripts that Python cannot run.
+_OF_A_SHELL = frozenset({".sh", ".bash", ".slurm", ".sbatch"})
+
 
 def check_script(script: str, *, module: bool) -> None:
-    """Refuse a script that is not there.
+    """Refuse a script that is not there, or none of Python's.
 
     Raises:
-        ProfilingConfigError: there is no such file. A module is looked for when it is run.
+        ProfilingConfigError: there is no such file, or Python cannot run it. A module is looked for when it is run.
     """
-    if not module and not Path(script).exists():
-        raise ProfilingConfigError(f"{script} does not exist", instead="Type the path of a script, or -m and a module's name")
+    if module:
+        return
+    path, instead = Path(script), "Type the path of a script, or -m and a module's name"
+    if not path.exists():
+        raise ProfilingConfigError(f"{script} does not exist", instead=instead)
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise ProfilingConfigError(f"{script} is a directory without a __main__.py", instead=instead)
+    if path.suffix in _OF_A_SHELL:
+        instead = "Type the Python script that it runs, or write bridge-profiling run into it where it says python"
+        raise ProfilingConfigError(f"{script} is a shell's script", instead=instead)
 
 
 def run_script(script: str, arguments: Sequence[str], *, module: bool = False) -> None:
@@ -56,7 +67,7 @@ def _run_file(path: str) -> None:
     main.__file__ = path
     main.__loader__ = SourceFileLoader("__main__", path)
     main.__dict__["__builtins__"] = builtins
-    code = main.__loader__.source_to_code(main.__loader__.get_data(path), path)
+    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
 
@@ -74,13 +85,15 @@ def without_our_frames(error: BaseException) -> None:
 
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without our frames, or all of it where it has no other."""
+    """The traceback without our frames; none where it has no other, as of a script that does not compile."""
     frames = []
     frame = trace
     while frame is not None:
         frames.append(frame)
         frame = frame.tb_next
     kept = [one for one in frames if not one.tb_frame.f_code.co_filename.startswith(_OURS)]
-    for one, following in zip(kept, [*kept[1:], None], strict=True):
+    following = None
+    for one in reversed(kept):
         one.tb_next = following
-    return kept[0] if kept else trace
+        following = one
+    return following

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -64,14 +65,15 @@ def _prepare(arguments: Sequence[str]) -> tuple[Request, ProfilingConfig]:
 def _run(request: Request, session: Session) -> None:
     try:
         run_script(request.script, request.arguments, module=request.module)
-    except Exception as error:
+    except SystemExit as error:
+        session.close(error)
+        raise
+    except BaseException as error:
         session.close(error)
         without_our_frames(error)
         sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(1)
-    except BaseException as error:
-        session.close(error)
-        raise
+        # As a shell tells of a script that Ctrl-C has ended.
+        sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
     else:
         session.close(None)
 

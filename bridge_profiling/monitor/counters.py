@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from math import inf
 from threading import Lock
 
 from bridge_profiling.errors import ProfilingConfigError
@@ -26,12 +28,17 @@ class Counters:
 
         Args:
             name: what is counted.
-            amount: how much, at least 0; 0 creates the counter.
+            amount: how much, at least 0; 0 creates the counter. Of a tensor the number is taken, which waits for its GPU.
 
         Raises:
-            ProfilingConfigError: `amount` is negative or no number.
+            ProfilingConfigError: `amount` is negative, infinite or no number.
         """
-        if not amount >= 0:
+        item = getattr(amount, "item", None)
+        if item is not None:
+            # Of a tensor, or a number of NumPy's, which JSON does not know.
+            with suppress(RuntimeError, ValueError):
+                amount = item()
+        if not isinstance(amount, int | float) or not 0 <= amount < inf:
             raise ProfilingConfigError(
                 f"counter {name!r} cannot be changed by {amount!r}",
                 why="a counter only grows",

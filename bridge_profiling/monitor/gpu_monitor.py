@@ -11,7 +11,7 @@ from typing import Any
 
 from bridge_profiling.monitor.gpus import Gpus
 from bridge_profiling.monitor.readings import GPU_METRICS, Readings
-from bridge_profiling.monitor.ticking import Ticking
+from bridge_profiling.monitor.ticking import Ticking, check_interval
 
 #: Samples of each GPU that are kept: more than an hour at the default interval. The summary counts all.
 _KEPT = 10_000
@@ -36,6 +36,7 @@ class GPUMonitor:
     """
 
     def __init__(self, gpus: Sequence[int | str] | None = None, *, interval: float = 0.25) -> None:
+        check_interval(interval)
         self._asked, self._interval = gpus, interval
         self._lock = Lock()
         self._gpus: Gpus | None = None

@@ -20,7 +20,7 @@ from bridge_profiling.monitor.processes import Processes
 from bridge_profiling.monitor.prometheus import Prometheus
 from bridge_profiling.monitor.readings import Sample
 from bridge_profiling.monitor.tensorboard import TensorBoard
-from bridge_profiling.monitor.ticking import Ticking
+from bridge_profiling.monitor.ticking import Ticking, check_interval
 from bridge_profiling.monitor.training import TimesIterations, TrainingMonitor
 
 logger = logging.getLogger(__name__)
@@ -102,10 +102,8 @@ class Monitor:
         slow_iterations: SlowIterationAlert | None = None,
         leaks: Sequence[LeakAlert] | None = None,
     ) -> None:
-        if interval is not None and not interval > 0:
-            raise ProfilingConfigError(
-                f"interval={interval} is no time between two samples", instead="Give seconds, such as 1.0"
-            )
+        if interval is not None:
+            check_interval(interval)
         self.training = training or TrainingMonitor(hook=hook, tokens_per_iteration=tokens_per_iteration)
         self.counters = counters or Counters()
         self.sample: Sample | None = None
@@ -130,6 +128,7 @@ class Monitor:
         self._ticking = Ticking(self._take, seconds, "bridge_profiling monitor", most, lambda: self._of_driver)
 
     def __enter__(self) -> Monitor:
+        self._process = os.getpid()
         for opened in self._to_open:
             try:
                 self._sinks.append(opened())
@@ -143,7 +142,8 @@ class Monitor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if not self._ticking.stop():
+        # In a process that was forked inside the block nothing samples, and the outputs are its parent's.
+        if os.getpid() != self._process or not self._ticking.stop():
             return
         # The last iterations, and a training that was shorter than the interval.
         self._ticking.call()

@@ -104,7 +104,7 @@ class Processes:
             if process is None:
                 raise self._psutil.NoSuchProcess(pid)
             with process.oneshot():
-                name = self._names.get(pid) or self._names.setdefault(pid, process.name())
+                name = self._names.get(pid) or self._names.setdefault(pid, _readable(process.name()))
                 if process.status() == self._psutil.STATUS_ZOMBIE:
                     raise self._psutil.NoSuchProcess(pid)
                 cpu, memory = self._cpu(pid, process), process.memory_info()
@@ -133,6 +133,11 @@ class Processes:
             return "it is too soon after the sample before"
         self._asked[pid] = (now, used)
         return round((used - before[1]) / (now - before[0]), 4) if before is not None else "it takes two samples"
+
+
+def _readable(name: str) -> str:
+    """A process' name without what no text may hold: the system lets it be any bytes."""
+    return name.encode(errors="replace").decode()
 
 
 def _after(work: Callable[[], None]) -> float:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from threading import Event, Thread
+from threading import TIMEOUT_MAX, Event, Thread
 from time import monotonic, thread_time
+
+from bridge_profiling.errors import ProfilingConfigError
 
 logger = logging.getLogger(__name__)
 
 #: Seconds that the end waits for a reading: many times what any takes.
 _PATIENCE = 10.0
+
+
+def check_interval(interval: float) -> None:
+    """Refuse what nobody can wait for between two samples.
+
+    Raises:
+        ProfilingConfigError: it is no number of seconds, or none that passes.
+    """
+    if not 0 < interval <= TIMEOUT_MAX:
+        raise ProfilingConfigError(f"interval={interval} is no time between two samples", instead="Give seconds, such as 1.0")
 
 
 class Ticking:

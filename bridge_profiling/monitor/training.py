@@ -86,6 +86,7 @@ class TrainingMonitor:
         self._iteration: int | None = None
         self._loss: float | str = "the loop does not tell it"
         self._told = {"tokens"} if tokens_per_iteration is not None else set()
+        self._refused: dict[str, str] = {}
         self._memory: tuple[dict[str, float], dict[str, str]] | None = None
         self._memory_due = False
         self._last_of_hook: tuple[int, int] | None = None
@@ -119,19 +120,20 @@ class TrainingMonitor:
         Args:
             tokens: tokens trained on in it, by this process or by the whole job: rates are of what is told.
             samples: samples likewise.
-            loss: a number, or a tensor on the CPU. One on a GPU is not read, since that would wait for the GPU.
+            loss: a number, or a tensor on the CPU. One on a GPU is not read, since that would wait for the GPU; neither are
+                tokens or samples.
             iteration: the step's number; counted from 0 where it is not given.
         """
         now = perf_counter_ns()
         with self._lock:
             if loss is not None:
-                self._loss = _number(loss)
+                self._loss = _number("loss", loss)
             if tokens is not None:
-                self._told.add("tokens")
-                self._tokens += tokens
+                self._tokens += self._amount("tokens", tokens)
+            elif self._hook is None and self._tokens_per_iteration is not None:
+                self._tokens += self._tokens_per_iteration
             if samples is not None:
-                self._told.add("samples")
-                self._samples += samples
+                self._samples += self._amount("samples", samples)
             if self._hook is None:
                 self._end_step(now, iteration)
         if self._memory_due:
@@ -217,9 +219,18 @@ class TrainingMonitor:
         if self._begin is None:
             self._begin = self._marks[-1]
 
-    def _end_step(self, now: int, iteration: int | None) -> None:
-        if iteration is None:
-            iteration = 0 if self._iteration is None else self._iteration + 1
+    def _amount(self, name: str, told: Any) -> float:
+        """What to add to a total; nothing, and the reason is kept, where it is no number."""
+        amount = told if type(told) is int else _number(name, told)
+        if isinstance(amount, str):
+            self._refused[name] = amount
+            return 0
+        self._told.add(name)
+        return amount
+
+    def _end_step(self, now: int, told: int | None) -> None:
+        # A NumPy number or a tensor would be none in JSON.
+        iteration = int(told) if told is not None else 0 if self._iteration is None else self._iteration + 1
         self._iteration = iteration
         began, self._ended = self._ended, now
         self._iterations += 1
@@ -240,11 +251,11 @@ class TrainingMonitor:
             return
         new.reverse()
         self._last_of_hook, self._ended = new[-1], perf_counter_ns()
-        self._iteration = new[-1][0]
+        self._iteration = int(new[-1][0])
         self._iterations += len(new)
         self._tokens += (self._tokens_per_iteration or 0) * len(new)
         for iteration, duration in new:
-            self._add(iteration, duration)
+            self._add(int(iteration), duration)
         self._mark()
 
     def _add(self, iteration: int, duration: int) -> None:
@@ -298,15 +309,17 @@ class TrainingMonitor:
             "data_loading_ratio": ("loading", "the loop does not tell when it waits for data"),
         }
         name, reason = untold.get(metric, ("", ""))
+        reason = self._refused.get(name, reason)
         return reason if name and name not in self._told else "no iteration has ended yet"
 
 
-def _number(loss: Any) -> float | str:
-    """A loss as a number, or why it is none."""
-    if getattr(getattr(loss, "device", None), "type", "cpu") != "cpu":
-        return "it is on the GPU, and reading it would wait for the GPU: give record_step(loss=loss.item()) now and then"
+def _number(name: str, told: Any) -> float | str:
+    """What a loop tells as a number, or why it is none."""
+    if getattr(getattr(told, "device", None), "type", "cpu") != "cpu":
+        when = " now and then" if name == "loss" else ""
+        return f"it is on the GPU, and reading it would wait for the GPU: give record_step({name}={name}.item()){when}"
     try:
-        value = float(loss.detach() if hasattr(loss, "detach") else loss)
+        value = float(told.detach() if hasattr(told, "detach") else told)
     except (TypeError, ValueError, RuntimeError):
-        return f"a {type(loss).__name__} is no number"
+        return f"a {type(told).__name__} is no number"
     return value if isfinite(value) else f"it is {value}"

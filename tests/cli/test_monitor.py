@@ -83,6 +83,7 @@ def test_it_prints_the_dashboard(monkeypatch, capsys):
         (["--interval", "0"], "interval=0.0 is no time between two samples"),
         (["--jsonl", "/proc/nowhere/file"], "/proc/nowhere/file cannot be written"),
         (["--port", "99999"], "--port"),
+        (["--duration", "inf"], "inf is no time to stop after"),
     ],
 )
 def test_a_wrong_request_is_refused(options, message, monkeypatch, capsys):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -12,20 +15,31 @@ from typer.testing import CliRunner
 from bridge_profiling.cli import app
 from bridge_profiling.errors import ProfilingConfigError
 
+run_module = importlib.import_module("bridge_profiling.cli.run")
+
 SCRIPT = str(Path(__file__).parents[2] / "docs" / "examples" / "plain_loop.py")
 
 OPTIONS = ["--profiler", "torch", "--steps", "3:8", "--ranks", "all"]
 
 
 class Child:
-    """Stands for the started process: what it was started with, and how it ends."""
+    """Stands for the started process: what it was started with, which signals it gets, and how it ends."""
+
+    #: Signals that come to `bridge-profiling run` meanwhile.
+    told: tuple[int, ...] = ()
 
     def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
         Child.started = arguments[1:]
         Child.environment = env
+        Child.heard = []
 
     def wait(self) -> int:
+        for number in Child.told:
+            signal.raise_signal(number)
         return -9
+
+    def send_signal(self, number: int) -> None:
+        Child.heard.append(number)
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +64,30 @@ def test_one_rank_needs_no_launcher_and_what_follows_the_script_is_the_scripts(s
     assert started.started == ["-m", "bridge_profiling.easy.start", *OPTIONS, SCRIPT, "--steps", "9", "-m", "--help"]
     # As a shell tells of a process that SIGKILL ended.
     assert result.exit_code == 137
+
+
+def test_a_signal_that_the_script_may_handle_is_the_scripts(started: type[Child], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(started, "told", (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert typed(SCRIPT).exit_code == 137
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    # Ctrl-C comes to both from the terminal, and nohup's child is told by nohup.
+    assert started.heard == [signal.SIGUSR1, signal.SIGTERM]
+
+
+def test_a_report_that_cannot_be_made_leaves_the_scripts_exit_code(
+    started: type[Child], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_module, "captures_since", lambda root, started_ns: [SimpleNamespace(artifacts=["one"])])
+    monkeypatch.setattr(run_module, "lines", lambda root, captures: [])
+    Path("report.html").mkdir()
+    Path("profiles").mkdir()
+    result = typed("--report", SCRIPT)
+    assert result.exit_code == 137
+    assert "no report: report.html cannot be written" in result.output
 
 
 def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started: type[Child]) -> None:
@@ -119,6 +157,10 @@ def test_a_rank_of_another_launcher_becomes_the_script(monkeypatch: pytest.Monke
         (("--ranks", "0,2", "--nproc", "2", SCRIPT), "names 2, but the job has 2 ranks"),
         (("--nodes", "2", "--rdzv-endpoint", "host", SCRIPT), "--nodes 2 needs --node-rank"),
         (("--nodes", "2", "--node-rank", "0", SCRIPT), "--nodes 2 needs --rdzv-endpoint"),
+        (("--nodes", "2", "--node-rank", "0", "--rdzv-endpoint", "host:2950o", SCRIPT), "host:2950o is not HOST or HOST:PORT"),
+        (("--nodes", "2", "--node-rank", "0", "--rdzv-endpoint", ":29500", SCRIPT), ":29500 is not HOST or HOST:PORT"),
+        (("train.sh",), "train.sh is a shell's script"),
+        (("empty",), "empty is a directory without a __main__.py"),
         (("--nodes", "2", "--node-rank", "2", "--rdzv-endpoint", "host:1", SCRIPT), "--node-rank 2 is none of 2 machines"),
     ],
 )
@@ -126,6 +168,8 @@ def test_what_cannot_be_carried_out_is_refused_before_anything_starts(
     started: type[Child], arguments: tuple[str, ...], said: str
 ) -> None:
     started.started = []
+    Path("train.sh").touch()
+    Path("empty").mkdir()
     with pytest.raises(ProfilingConfigError, match=said):
         typed(*arguments)
     assert started.started == []

@@ -99,6 +99,64 @@ for i in range(2):
     optimizer.step()
 """
 
+#: Trains in a thread of its own.
+IN_A_THREAD = """
+import threading, torch
+def train():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i in range(8):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+
+#: Trains on with another optimizer, so many steps, and keeps the first.
+TWO_PHASES = """
+import torch
+model = torch.nn.Linear(2, 1)
+first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())
+for optimizer, steps in ((first, 2), (second, {})):
+    for i in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+"""
+
+#: Has a profiler of its own, which begins inside the window and ends after it.
+PROFILES_ITSELF = """
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = torch.profiler.schedule(wait={}, warmup={}, active=3, repeat=1)
+with torch.profiler.profile(schedule=schedule, on_trace_ready=lambda it: it.export_chrome_trace("own.json")) as profiler:
+    for i in range(12):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        profiler.step()
+print(profiler.step_num)
+"""
+
+#: Saves its model whole, inside the window and after it, keeps a copy, and exports it.
+SAVES = """
+import copy, pickle, torch
+class Net(torch.nn.Linear):
+    pass
+model = Net(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(10):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    if i in (2, 9):
+        best = copy.deepcopy(model)
+        torch.save(best, "best.pt")
+        assert b"bridge_profiling" not in pickle.dumps(model) + pickle.dumps(best)
+        print(i, torch.load("best.pt", weights_only=False)._compiled_call_impl)
+torch.jit.script(model)
+print(i, "scripted")
+"""
+
 
 def python(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `python ARGUMENTS` in a folder."""

@@ -122,6 +122,28 @@ def test_what_returns_before_its_work_is_done_is_refused() -> None:
 
     with pytest.raises(ProfilingConfigError, match="coroutine or generator"):
         auto_profile(step)
+    with pytest.raises(ProfilingConfigError, match=r"5, which is no function. Name what you set"):
+        auto_profile(5)  # type: ignore[call-overload]
+
+
+def test_of_two_that_want_the_same_calls_one_is_captured_and_both_functions_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiled = auto_profile(warmup=1, iterations=2, output_dir=tmp_path, summary=False)
+
+    @profiled
+    def inner(x: int) -> int:
+        return int(torch.ones(x).sum())
+
+    @profiled
+    def outer(x: int) -> int:
+        return inner(x) + 1
+
+    assert [outer(x) for x in range(5)] == [1, 2, 3, 4, 5]
+    statuses = [manifest(tmp_path, folder=folder)["status"] for folder in ("iter-1-3", "iter-1-3.1")]
+    assert sorted(statuses) == ["complete", "failed"]
+    assert "another profiler was started in this process" in caplog.text
+    assert not torch.autograd._profiler_enabled()
 
 
 def test_a_directory_that_cannot_be_written_costs_the_capture_and_nothing_else(tmp_path: Path) -> None:
@@ -143,6 +165,6 @@ def test_the_example_says_where_its_capture_is_and_what_it_tells(tmp_path: Path)
     found = ranges(tmp_path / "profiles", folder="iter-3-13")
     assert found.count("forward") == found.count("optimizer") == 10
     assert f"bridge-profiling report {tmp_path}/profiles" in ended.stdout
-    assert "An iteration takes" in ended.stdout
+    assert "\nNo work on a device was recorded" in ended.stdout
     assert "samples/s (" in ended.stdout
     assert len(EXAMPLE.read_text().splitlines()) <= 30

@@ -70,13 +70,39 @@ for i in range(8):
     step()
 """
 
+#: Compiled into one whole graph, and evaluated before it is trained.
+ONE_GRAPH = f"""
+import os, warnings
+os.environ.pop("TORCHDYNAMO_DISABLE", None)
+{HEAD}
+compiled = torch.compile(torch.nn.Sequential(model, torch.nn.ReLU()), backend="eager", fullgraph=True)
+with torch.no_grad():
+    compiled(torch.ones(1, 2))
+@torch.compile(backend="eager", fullgraph=True)
+def mean(x):
+    return model(x).mean()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(8):
+    (compiled(torch.ones(1, 2)).sum() + mean(torch.ones(1, 2))).backward()
+    optimizer.step()
+"""
 
-@pytest.mark.parametrize("script", [FOLDS, EVALUATES_FIRST, LBFGS, NO_MODULE, COMPILED])
+#: The first optimizer is still there when the second has trained alone for long.
+LEFT_BEHIND = f"""{HEAD}
+first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())
+for i in range(110):
+    model(torch.ones(1, 2)).sum().backward()
+    (first if i < 2 else second).step()
+"""
+
+
+@pytest.mark.parametrize("script", [FOLDS, EVALUATES_FIRST, LBFGS, NO_MODULE, COMPILED, ONE_GRAPH, LEFT_BEHIND])
 def test_an_iteration_is_a_step_of_the_optimizer(tmp_path: Path, script: str) -> None:
     (tmp_path / "train.py").write_text(script)
     ended = run_ranks(start, "--steps", "3:6", "train.py", folder=tmp_path)
     assert ended.exit_codes == [0], ended.stderr
     assert "profiling failed" not in ended.stderr
+    assert "Warning" not in ended.stderr
     assert manifest(tmp_path / "profiles")["captured"]["iterations"] == [3, 4, 5], ended.stderr
     found = ranges(tmp_path / "profiles")
     assert [name for name in found if "ProfilerStep" in name] == [f"ProfilerStep#{i}" for i in (3, 4, 5)]
@@ -106,6 +132,13 @@ def test_a_module_is_run_by_its_name_with_its_own_arguments(tmp_path: Path) -> N
     ended = run_ranks(_in_this_folder, "--steps=3:6", "-m", "package.train", "--", "-m", "--steps", folder=tmp_path)
     assert ended.stdout.startswith("['--', '-m', '--steps'] package\n"), ended.stderr
     assert manifest(tmp_path / "profiles")["status"] == "complete"
+
+
+def test_everything_after_the_script_is_the_scripts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.argv)")
+    for ours in ((), ("--steps", "3:6"), ("--",), ("--steps=3:6", "--")):
+        ended = run_ranks(start, *ours, "train.py", "a", "--", "--steps", folder=tmp_path)
+        assert ended.stdout == "['train.py', 'a', '--', '--steps']\n", ended.stderr
 
 
 def test_an_unusable_request_is_refused_before_the_script_begins(tmp_path: Path) -> None:

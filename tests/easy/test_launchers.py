@@ -121,11 +121,12 @@ for i in range(1000):
 """
     )
     command = [sys.executable, "-m", "bridge_profiling.cli", "run", "--steps", "3:900", "train.py"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while not (tmp_path / "inside").exists():
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    # As `timeout` and Slurm do: to each process, so that the script gets it twice, the second time from its launcher.
+    os.killpg(process.pid, signal.SIGTERM)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 143
     written = manifest(tmp_path / "profiles", folder="iter-3-900")

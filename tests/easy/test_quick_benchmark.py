@@ -77,7 +77,41 @@ def test_what_cannot_be_measured_is_refused() -> None:
         quick_benchmark(Text(), (1, 2), train=True)
     with pytest.raises(ProfilingConfigError, match="no parameter"):
         quick_benchmark(torch.nn.ReLU(), (1, 2), train=True)
+    with pytest.raises(ProfilingConfigError, match="measure nothing"):
+        quick_benchmark(linear, (1, 2), iterations=0)
     assert linear.training
+
+
+@pytest.mark.parametrize("shape", [4, None, "ab", (2.0, 4), (-1, 4), ((6, 2), (6, 3)), {"x": torch.ones(2, 4)}])
+def test_what_is_no_shape_is_refused_with_what_is_one(shape: Any) -> None:
+    with pytest.raises(ProfilingConfigError, match=r"is not the shape of one tensor.*the tensors themselves"):
+        quick_benchmark(torch.nn.Linear(4, 2), shape)
+
+
+def test_a_model_of_tokens_says_how_to_ask_for_them() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 2))
+    with pytest.raises(ProfilingConfigError, match=r"random numbers of torch.float32. Pass dtype=torch.long"):
+        quick_benchmark(model, (3, 5))
+    with pytest.raises(RuntimeError, match="indices"):
+        quick_benchmark(model, torch.ones(3, 5))
+
+
+def test_a_buffer_that_the_model_replaces_is_put_back() -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("unused", None)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls = self.calls + 1
+            return x
+
+    model = Counts()
+    calls = model.calls
+    assert quick_benchmark(model, (2,), warmup=1, iterations=2).samples_per_iteration == 2
+    assert model.calls is calls
+    assert calls == 0
 
 
 class Text(torch.nn.Linear):

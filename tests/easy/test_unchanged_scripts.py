@@ -13,7 +13,21 @@ import pytest
 import torch
 
 from bridge_profiling import __file__ as package
-from tests.easy.scripts import EVERYTHING, INFERS, RAISES, TOO_SHORT, bridge_profiling, manifest, python, ranges, start
+from tests.easy.scripts import (
+    EVERYTHING,
+    IN_A_THREAD,
+    INFERS,
+    PROFILES_ITSELF,
+    RAISES,
+    SAVES,
+    TOO_SHORT,
+    TWO_PHASES,
+    bridge_profiling,
+    manifest,
+    python,
+    ranges,
+    start,
+)
 from tests.forked_ranks import run_ranks
 
 PLAIN_LOOP = Path(__file__).parents[2] / "docs" / "examples" / "plain_loop.py"
@@ -101,7 +115,7 @@ class TestTwoRanks:
     def test_the_report_is_made_and_the_numbers_are_those_of_the_window(
         self, folder: Path, profiled: subprocess.CompletedProcess[str]
     ) -> None:
-        assert "An iteration takes" in profiled.stdout
+        assert "\nNo work on a device was recorded" in profiled.stdout
         assert (folder / "report.html").stat().st_size > 100_000
         analyzed = bridge_profiling(folder, "analyze", "out", "--json")
         found = json.loads(analyzed.stdout)
@@ -125,10 +139,67 @@ def test_an_exception_inside_the_window_shows_only_the_script_and_leaves_what_wa
 
 
 @pytest.mark.parametrize(
+    ("script", "printed"),
+    [
+        (
+            "raise RuntimeError('bad') from ValueError('never raised')",
+            "ValueError: never raised\n\nThe above exception was the direct cause of the following exception:\n\n"
+            'Traceback (most recent call last):\n  File "{path}", line 1, in <module>\n'
+            "    raise RuntimeError('bad') from ValueError('never raised')\nRuntimeError: bad\n",
+        ),
+        ("x = = 3", '  File "{path}", line 1\n    x = = 3\n        ^\nSyntaxError: invalid syntax\n'),
+    ],
+)
+def test_an_error_is_shown_as_python_shows_it_and_nothing_else_is_said(tmp_path: Path, script: str, printed: str) -> None:
+    (tmp_path / "train.py").write_text(f"{script}\n")
+    ended = run_ranks(start, "train.py", folder=tmp_path)
+    assert ended.exit_codes == [1]
+    assert ended.stderr == printed.format(path=tmp_path / "train.py")
+
+
+def test_ctrl_c_ends_it_as_it_ends_a_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    ended = run_ranks(start, "train.py", folder=tmp_path)
+    assert ended.exit_codes == [130]
+    assert ended.stderr.startswith(f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line 2, in <module>\n')
+    assert ended.stderr.endswith("KeyboardInterrupt\n")
+
+
+def test_a_model_is_saved_copied_and_exported_as_without(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SAVES)
+    ended = run_ranks(start, "--steps", "0:4", "train.py", folder=tmp_path)
+    assert ended.exit_codes == [0], ended.stderr
+    assert ended.stdout == "2 None\n9 None\n9 scripted\n"
+    found = ranges(tmp_path / "profiles", folder="iter-0-4")
+    assert found.count("forward") == 4
+    # The first call of all was found while it ran.
+    assert [name for name in found if name in ("forward", "backward")] == ["forward", "backward"] * 4
+
+
+@pytest.mark.parametrize(("wait", "warmup"), [(0, 1), (1, 1), (3, 1), (0, 4)])
+def test_a_profiler_of_the_scripts_own_is_given_way_to(tmp_path: Path, wait: int, warmup: int) -> None:
+    """It records before the window opens, starts in the iteration before it, starts within, or has warmed up long before."""
+    (tmp_path / "train.py").write_text(PROFILES_ITSELF.format(wait, warmup))
+    ended = run_ranks(start, "--steps", "3:6", "train.py", folder=tmp_path)
+    assert (ended.exit_codes, ended.stdout) == ([0], "12\n"), ended.stderr
+    steps = {event["name"] for event in json.loads((tmp_path / "own.json").read_text())["traceEvents"]}
+    assert {f"ProfilerStep#{step}" for step in range(wait + warmup, wait + warmup + 3)} <= steps
+    written = manifest(tmp_path / "profiles")
+    assert (written["status"], written["profilers"][0]["artifacts"]) == ("failed", [])
+    assert "another profiler" in written["profilers"][0]["reason"]
+
+
+@pytest.mark.parametrize(
     ("script", "said"),
     [
         (INFERS, "no optimizer stepped in this process"),
-        (TOO_SHORT, "the script made 2 optimizer steps, iterations 0 to 1, and the window is 3:6. Type --steps 0:2"),
+        (TOO_SHORT, "the script made 2 optimizer steps, iterations 0 to 1, and the window is 3:6. Type --steps 0:2\n"),
+        (IN_A_THREAD, "the optimizer steps in a thread that the script has started"),
+        (
+            f"import logging.config\nlogging.config.dictConfig({{'version': 1}})\n{TWO_PHASES.format(50)}",
+            "the script made 2 optimizer steps, iterations 0 to 1, and the window is 3:6. Type --steps 0:2. Another optimizer"
+            " has made 50 since, which do not count before there are 101\n",
+        ),
     ],
 )
 def test_a_script_without_the_window_says_what_to_type(tmp_path: Path, script: str, said: str) -> None:

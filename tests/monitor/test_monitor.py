@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from itertools import count
@@ -14,7 +15,7 @@ import pytest
 
 from bridge_profiling import ProfilingConfig, ProfilingConfigError
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.monitor import LeakAlert, Monitor, SlowIterationAlert, TrainingMonitor, ticking
+from bridge_profiling.monitor import GPUMonitor, LeakAlert, Monitor, SlowIterationAlert, TrainingMonitor, ticking
 from bridge_profiling.monitor import monitor as module
 
 
@@ -157,10 +158,27 @@ def test_a_loops_own_monitor_is_used():
     assert monitor.sample.training.values["loss"] == 1.0
 
 
-@pytest.mark.parametrize("interval", [0, -1.0, float("nan")])
-def test_an_interval_that_is_none_is_refused(interval):
+@pytest.mark.parametrize("interval", [0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("monitor", [Monitor, GPUMonitor])
+def test_an_interval_that_is_none_is_refused(monitor, interval):
     with pytest.raises(ProfilingConfigError, match="is no time between two samples"):
-        Monitor(interval=interval)
+        monitor(interval=interval)
+
+
+def test_a_process_that_is_forked_inside_leaves_the_outputs_to_its_parent(tmp_path):
+    path = tmp_path / "monitor.jsonl"
+    child = 0
+    with Monitor(jsonl=path, port=0, interval=60, gpus=[]) as monitor:
+        wait_for(lambda: monitor.sample is not None)
+        try:
+            child = os.fork()
+            if not child:
+                monitor.__exit__(None, None, None)
+        finally:
+            if not child:
+                os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)
+    assert len(records(path)) == 2
 
 
 def test_monitoring_loads_no_torch_and_none_of_the_outputs_packages():

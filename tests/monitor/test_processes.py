@@ -7,6 +7,7 @@ import subprocess
 import sys
 from time import monotonic, sleep
 
+import psutil
 import pytest
 
 from bridge_profiling.monitor import processes
@@ -64,6 +65,12 @@ def test_a_process_that_has_ended_is_unavailable_and_not_zero(start):
     (gone,) = watched.read()
     assert gone.values == {}
     assert gone.unavailable == dict.fromkeys(PROCESS_METRICS, "the process has ended")
+
+
+def test_a_name_that_is_no_text_can_be_written_all_the_same(monkeypatch):
+    monkeypatch.setattr(psutil.Process, "name", lambda self: b"tr\xe4in".decode(errors="surrogateescape"))
+    (own,) = Processes(children=False).read()
+    assert own.identity["name"] == "tr?in"
 
 
 def test_children_come_and_go(start, monkeypatch):

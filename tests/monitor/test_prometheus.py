@@ -139,12 +139,15 @@ def test_every_query_of_the_dashboard_names_a_metric_and_labels_that_are_served(
     for target in targets:
         names = re.findall(r"bridge_profiling_\w+", target["expr"])
         assert names, target
+        assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         for name in names:
             assert name in served, target
             shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
             matched = set(re.findall(r"(\w+)=~", target["expr"]))
             assert shown | matched <= served[name], target
         asked.update(names)
+    assert {panel["datasource"]["uid"] for panel in dashboard["panels"] if panel.get("targets")} == {"${datasource}"}
+    assert ("datasource", "datasource") in [(each["name"], each["type"]) for each in dashboard["templating"]["list"]]
     variables = [variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
     for query in variables:
         name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", query).groups()

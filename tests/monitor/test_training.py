@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from threading import Thread
 from types import SimpleNamespace
@@ -91,6 +92,16 @@ def test_every_metric_is_either_told_or_unavailable(clock):
     assert not readings.values.keys() & readings.unavailable.keys()
 
 
+def test_tokens_in_each_iteration_count_without_a_hook_too(clock):
+    with TrainingMonitor(tokens_per_iteration=100) as monitor:
+        clock(2)
+        monitor.record_step()
+        clock(2)
+        monitor.record_step(tokens=300)
+    assert monitor.read().values["tokens_per_second"] == 100.0
+    assert monitor.summary()["tokens"] == 400
+
+
 def test_a_hook_times_the_iterations_and_the_loop_need_not_tell_them(clock):
     hook = SimpleNamespace(durations=((0, 9_000_000_000),))
     monitor = TrainingMonitor(hook=hook, tokens_per_iteration=100)
@@ -149,11 +160,38 @@ def test_a_loss_that_cannot_be_told_is_unavailable_and_nothing_waits_for_a_gpu(l
     assert monitor.read().unavailable["loss"].startswith(reason)
 
 
-def test_a_tensor_on_the_cpu_is_a_loss():
-    torch = pytest.importorskip("torch")
-    monitor = TrainingMonitor()
-    monitor.record_step(loss=torch.tensor(2.5, requires_grad=True))
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        (float("nan"), "it is nan"),
+        (float("inf"), "it is inf"),
+        (SimpleNamespace(device=SimpleNamespace(type="cuda")), "it is on the GPU, and reading it would wait for the GPU: give"),
+    ],
+)
+def test_tokens_that_are_no_number_are_not_counted_and_the_rest_is(clock, tokens, reason):
+    with TrainingMonitor() as monitor:
+        clock(1)
+        monitor.record_step(tokens=tokens, samples=4)
+    readings = monitor.read()
+    assert readings.unavailable["tokens_per_second"].startswith(reason)
+    assert readings.values["samples_per_second"] == 4.0
+    clock(1)
+    monitor.record_step(tokens=10, samples=4)
+    assert monitor.read().values["tokens_per_second"] == 5.0
+
+
+def test_tensors_on_the_cpu_and_numpys_numbers_are_numbers():
+    torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
+    with TrainingMonitor() as monitor:
+        loss = torch.tensor(2.5, requires_grad=True)
+        monitor.record_step(loss=loss, tokens=torch.tensor(7), samples=numpy.float32(2), iteration=numpy.int64(41))
     assert monitor.read().values["loss"] == 2.5
+    counters = Counters()
+    counters.add("padding", torch.tensor(3))
+    counters.add("retries", numpy.int64(2))
+    told = json.loads(json.dumps([monitor.summary(), monitor.new_iterations(), counters.snapshot()], allow_nan=False))
+    assert (told[0]["tokens"], told[0]["samples"], told[0]["iteration"], told[1][0][0]) == (7, 2, 41, 41)
+    assert told[2] == {"padding": 3, "retries": 2}
 
 
 def test_memory_is_asked_of_the_torch_that_is_loaded_and_none_is_loaded_for_it(monkeypatch):
@@ -214,6 +252,6 @@ def test_a_counter_only_grows():
     counters.add("skipped", 0)
     assert counters.snapshot() == {"skipped": 0}
     assert counters["never"] == 0
-    for amount in (-1, float("nan")):
+    for amount in (-1, float("nan"), float("inf"), "many"):
         with pytest.raises(ProfilingConfigError, match="a counter only grows"):
             counters.add("skipped", amount)
