@@ -224,7 +224,8 @@ def _measured(
     """Sizes and algorithm bandwidths of the result that fits an operation best; without one, why none does."""
     operation = _MEASURED_AS.get(row["operation"], row["operation"])
     reasons: list[tuple[int, str]] = []
-    for result in results:
+    # Of several that fit, as of other element types, the newest, which comes last.
+    for result in reversed(results):
         points = [
             (each["message_bytes"], each["algorithm_bandwidth_gbs"])
             for each in result["rows"]
@@ -276,7 +277,7 @@ def _copies(run: Run, device: str | None, document: BenchDocument) -> Iterator[d
     by_kind: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in run.across(copies_by_size).to_pylist():
         by_kind.setdefault((row["direction"], row["host_memory"]), []).append(row)
-    fitting = next((result for result in results if device is None or result["device"] == device), None)
+    fitting = next((result for result in reversed(results) if device is None or result["device"] == device), None)
     for (direction, memory), rows in by_kind.items():
         points = [
             (each["bytes"], each["bandwidth_gbs"])
@@ -352,10 +353,10 @@ def _compared(sizes: Sequence[tuple[int | None, int, float]], points: Sequence[t
 
 
 def _step(run: Run, device: str | None, document: BenchDocument) -> dict[str, Any] | None:
-    results = document.of_kind("step")
+    results = [result for result in document.of_kind("step") if result["rows"]]
     if not results:
         return None
-    result = next((each for each in results if device is None or each["device"] == device), None)
+    result = next((each for each in reversed(results) if device is None or each["device"] == device), None)
     iteration_us, of = _iteration_us(run)
     if result is None or iteration_us is None:
         reason = "no iteration is marked" if result else f"{results[-1]['device']} was measured, and {device} captured"
@@ -369,7 +370,7 @@ def _data_loader(run: Run, document: BenchDocument) -> dict[str, Any] | None:
     if not results:
         return None
     result = results[-1]
-    rates = [row["batches_per_s"]["mean"] for row in result["rows"] if row["batches_per_s"] is not None]
+    rates = [rate for row in result["rows"] if (rate := (row["batches_per_s"] or {}).get("mean"))]
     iteration_us, of = _iteration_us(run)
     batch_us = 1e6 / max(rates) if rates else None
     reason = None if rates and iteration_us is not None else "no iteration is marked" if rates else "no rate was measured"

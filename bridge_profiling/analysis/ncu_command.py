@@ -28,6 +28,15 @@ _UNKNOWN_LAUNCHER = "<your launcher, as srun or torchrun --no-python>"
 #: Settings by which a capture of this run was made: two profilers cannot have the device's counters at once.
 _PROFILERS = ("use_pytorch_profiler", "use_nsys_profiler")
 
+#: What `bridge-profiling run` puts before a script, with its options.
+_RUN = ["-m", "bridge_profiling.easy.start"]
+
+#: How processes are started that cannot be started again so: their parent told them what to do.
+_STARTED_BY_A_PARENT = ("multiprocessing.spawn", "multiprocessing.forkserver", "ray/_private/workers/")
+
+#: What DeepSpeed's launcher gives each rank, every one another.
+_LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
+
 
 @dataclass(frozen=True)
 class NcuCommand:
@@ -70,9 +79,10 @@ def ncu_command(
         "--launch-count", str(min(launches or 1, _MOST_LAUNCHES)),
         "--target-processes", "all", "-o", f"ncu-rank-{info.rank}",
     ]  # fmt: skip
-    command, notes = _training(manifest)
+    command, notes, any_launcher = _training(manifest)
     world_size = info.world_size or 1
     if world_size > 1:
+        hosts = hosts if any_launcher else None
         text = _one_of_many(options, info.rank, world_size, hosts, command)
         notes.append(
             f"only rank {info.rank} runs under ncu; the others wait for it in their next collective while it replays the kernel"
@@ -103,17 +113,48 @@ def _inside(text: str) -> str:
     return f'"{text}"' if not re.search(r'["$`\\!]', text) else shlex.quote(text)
 
 
-def _training(manifest: RankCapture | None) -> tuple[str, list[str]]:
-    """The command that trains, with its own profilers off; and what is to be said about it."""
+def _training(manifest: RankCapture | None) -> tuple[str, list[str], bool]:
+    """The command that trains, with its own profilers off; what is to be said about it; whether any launcher may start it."""
     found: Mapping[str, Any] = manifest.manifest if manifest is not None else {}
-    command = found.get("command")
-    if not isinstance(command, list) or not command or not all(isinstance(part, str) for part in command):
-        return _UNKNOWN_COMMAND, [
-            "the capture does not say with which command it was made: put that in, with its own profiler switched off (two "
-            "profilers cannot have the device's counters at once)"
-        ]
+    command = _command(found.get("command"))
+    if command is None:
+        return (
+            _UNKNOWN_COMMAND,
+            [
+                "the capture does not say with which command it was made: put that in, with its own profiler switched off (two "
+                "profilers cannot have the device's counters at once)"
+            ],
+            True,
+        )
+    script = _without_run(command)
+    if script is not None:
+        return shlex.join(script), [], True
+    same = [part for part in command if not _LOCAL_RANK.fullmatch(part)]
     config = found.get("config")
     on = [name for name in _PROFILERS if isinstance(config, dict) and config.get(name)]
     if any(part.endswith("launch/pretrain.py") for part in command):
-        return shlex.join([*command, *(f"profiling.{name}=false" for name in on)]), []
-    return shlex.join(command), ["switch that run's own profiler off: two profilers cannot have the device's counters at once"]
+        return shlex.join([*same, *(f"profiling.{name}=false" for name in on)]), [], True
+    notes = ["switch that run's own profiler off: two profilers cannot have the device's counters at once"]
+    if same != command:
+        notes.append("the launcher, as deepspeed --no_python, adds each rank's own --local_rank")
+    return shlex.join(same), notes, same == command
+
+
+def _command(found: Any) -> list[str] | None:
+    """A manifest's command; None where it has none that a shell could start."""
+    if not isinstance(found, list) or not found or not all(isinstance(part, str) for part in found):
+        return None
+    return None if any(mark in part for part in found[1:3] for mark in _STARTED_BY_A_PARENT) else found
+
+
+def _without_run(command: list[str]) -> list[str] | None:
+    """The script that `bridge-profiling run` has profiled, as it runs without; None for any other command."""
+    place = next((place for place in range(len(command)) if command[place : place + 2] == _RUN), None)
+    if place is None:
+        return None
+    left = command[place + 2 :]
+    module: list[str] = []
+    while left and left[0].startswith("-"):
+        module = ["-m"] if left[0] == "-m" else module
+        left = left[2 if left[0].startswith("--") and "=" not in left[0] else 1 :]
+    return [*command[:place], *module, *left] if left else None

@@ -181,4 +181,4 @@ def _chosen(function: str, words: Sequence[_Word], namesakes: Sequence[str]) -> 
 def _expression(function: str, words: Sequence[_Word]) -> str:
     """What finds a function with these words among its template arguments, however ncu writes the rest."""
     ordered = sorted(words, key=lambda word: word.begin)
-    return f"(^|{_END}){function}<" + "".join(f"(.*{_END})?{word.expression}" for word in ordered)
+    return f"(^|{_END}){re.escape(function)}<" + "".join(f"(.*{_END})?{word.expression}" for word in ordered)

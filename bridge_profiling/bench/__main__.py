@@ -6,7 +6,9 @@ The command line starts it, or a launcher does on every rank through the command
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -39,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         request = from_text(kind, text)
         place = ranks.place_from(os.environ)
+        if place is None:
+            _unwind_on_signals()
         if place is None and isinstance(request, CollectivesRequest):
             return ranks.start_here(arguments, _processes(request))
         place = place or ranks.Place()
@@ -49,13 +53,41 @@ def main(arguments: Sequence[str]) -> int:
         return _failed(error, FAILED)
     except ProfilingConfigError as error:
         return _failed(error, WRONG_REQUEST)
+    except _Ended as error:
+        return int(error.args[0])
     if place.rank == 0:
         Path(output).write_text(json.dumps(result), encoding="utf-8")
+    failed = [row["status"] for row in result["rows"] if str(row.get("status")).startswith("failed")]
+    if failed:
+        return _failed(failed[0].removeprefix("failed: "), FAILED)
     wrong = [row for row in result["rows"] if row.get("correct") is False]
     if wrong:
         what = ", ".join(dict.fromkeys(str(row.get("operation") or row.get("direction")) for row in wrong))
         return _failed(f"what arrived is not what was sent: {what}; the figures are worth nothing", FAILED)
     return 0
+
+
+class _Ended(BaseException):
+    """Somebody has told this process to end."""
+
+
+def _unwind_on_signals() -> None:
+    """Let what ends this process unwind it, which ends the ranks or workers that it has started."""
+
+    def end(number: int, frame: object) -> None:
+        # A loader's workers inherit this, and have nothing to unwind.
+        if multiprocessing.parent_process() is not None:
+            os._exit(128 + number)
+        # Being told once more does not keep it from that.
+        for each in told_by:
+            signal.signal(each, signal.SIG_IGN)
+        # A loader raises what its workers end with, which have been told as well.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        raise _Ended(128 + number)
+
+    told_by = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
+    for each in told_by:
+        signal.signal(each, end)
 
 
 def _failed(error: object, code: int) -> int:
@@ -87,6 +119,11 @@ def _measured(request: Request, place: ranks.Place) -> dict[str, Any]:
             from bridge_profiling.bench import collectives
             from bridge_profiling.bench.world import joined
 
+            if place.size < 2:
+                raise ProfilingConfigError(
+                    "the launcher started one rank, which has nobody to communicate with",
+                    instead="Start two or more, or run without a launcher and type --nproc 2",
+                )
             backend = request.backend or ("nccl" if torch.cuda.is_available() else "gloo")
             with joined(place, backend) as world:
                 return collectives.measure(request, world)
@@ -107,4 +144,7 @@ def _measured(request: Request, place: ranks.Place) -> dict[str, Any]:
 if __name__ == "__main__":
     # What torch's own parts say to one another is no news to who measures.
     warnings.filterwarnings("ignore", category=FutureWarning)
-    sys.exit(main(sys.argv[1:]))
+    mine = sys.argv[1:]
+    # The user's code may read arguments of its own where it is imported; ours are none of them.
+    del sys.argv[1:]
+    sys.exit(main(mine))

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from bridge_profiling.bench.bandwidth import bus_factor
+from bridge_profiling.bench.failures import MeasurementError, told
 from bridge_profiling.bench.requests import DTYPES, CollectivesRequest
 from bridge_profiling.bench.samples import Estimate, estimate
 from bridge_profiling.bench.world import World, circumstances_of, plain
@@ -57,31 +58,34 @@ def measure(request: CollectivesRequest, world: World) -> dict[str, Any]:
 
     Returns:
         The result, the same on every rank but for what a host says of itself.
+
+    Raises:
+        MeasurementError: an operation failed, as where a message finds no memory.
     """
     result = circumstances_of(world) | {"dtype": request.dtype}
-    rows, told = [], result["limitations"]
+    rows: list[dict[str, Any]] = []
+    count, ranks = DTYPES[request.dtype], world.place.size
+    # Each rank's part has the same number of elements, at least one. Sizes that come to the same are measured once.
+    messages = dict.fromkeys(max(size // (count * ranks), 1) * ranks for size in request.sizes)
     for operation in request.operations:
-        for size in request.sizes:
+        for elements in messages:
             try:
-                rows.append(_row(operation, size, request, world))
+                rows.append(_row(operation, elements, request, world))
             except (RuntimeError, NotImplementedError) as error:
                 # Backends say so on every rank before anything is sent.
                 if not _is_unsupported(error):
-                    raise
-                told.append(f"{operation}: {world.backend} of torch {torch.__version__} does not have it")
+                    raise MeasurementError(f"{operation} of {elements * count:,} bytes: {told(error)}") from error
+                result["limitations"].append(f"{operation}: {world.backend} of torch {torch.__version__} does not have it")
                 break
     return result | {"rows": rows}
 
 
-def _row(operation: str, size: int, request: CollectivesRequest, world: World) -> dict[str, Any]:
-    count, ranks = DTYPES[request.dtype], world.place.size
-    # Each rank's part has the same number of elements, at least one.
-    elements = max(size // (count * ranks), 1) * ranks
+def _row(operation: str, elements: int, request: CollectivesRequest, world: World) -> dict[str, Any]:
     exchange = _EXCHANGES[operation](elements, getattr(torch, request.dtype), world)
     exchange.fill()
     exchange.call()
     correct = world.agreed(0.0 if exchange.correct() else 1.0) == 0.0
-    message, (seconds, operations) = elements * count, _timed(exchange.call, request.seconds, world)
+    message, (seconds, operations) = elements * DTYPES[request.dtype], _timed(exchange.call, request.seconds, world)
     algorithm_gbs = message / seconds.median / 1e9
     return {
         "operation": operation,
@@ -89,7 +93,7 @@ def _row(operation: str, size: int, request: CollectivesRequest, world: World) -
         "operations_per_sample": operations,
         "time_us": plain(seconds.scaled(1e6)),
         "algorithm_bandwidth_gbs": float(f"{algorithm_gbs:.6g}"),
-        "bus_bandwidth_gbs": float(f"{algorithm_gbs * bus_factor(operation, ranks):.6g}"),
+        "bus_bandwidth_gbs": float(f"{algorithm_gbs * bus_factor(operation, world.place.size):.6g}"),
         "correct": correct,
     }
 

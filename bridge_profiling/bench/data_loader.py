@@ -10,7 +10,7 @@ import inspect
 import itertools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -19,10 +19,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from bridge_profiling.bench.factories import called, factory_of, takes
-from bridge_profiling.bench.failures import MeasurementError, UnavailableError, told
+from bridge_profiling.bench.failures import THEIR_ERRORS, MeasurementError, UnavailableError, told
 from bridge_profiling.bench.requests import DataLoaderRequest
 from bridge_profiling.bench.samples import estimate
 from bridge_profiling.bench.world import circumstances, plain
+from bridge_profiling.errors import ProfilingConfigError
 
 #: A rate within this of the best is as good, and the cheaper setting is taken.
 _AS_GOOD = 0.05
@@ -43,8 +44,8 @@ def measure(request: DataLoaderRequest) -> dict[str, Any]:
         request: what is measured.
 
     Raises:
-        ProfilingConfigError: there is no such factory.
-        MeasurementError: the factory or the first cell failed.
+        ProfilingConfigError: there is no such factory, or it gives nothing that can be iterated over.
+        MeasurementError: the factory failed, or a cell before any was measured; a later one has the status `failed: why`.
     """
     factory = factory_of(request.loader, "--loader")
     make = _maker(factory, request)
@@ -55,7 +56,15 @@ def measure(request: DataLoaderRequest) -> dict[str, Any]:
             "it is measured as it is"
         )
         return result | {"rows": [_row(lambda: _made(factory, {}), {}, request)], "recommendation": None}
-    rows = [_row(lambda cell=cell: make(cell), cell, request) for cell in _cells(request)]  # type: ignore[misc]
+    rows: list[dict[str, Any]] = []
+    for cell in _cells(request):
+        try:
+            rows.append(_row(lambda cell=cell: make(cell), cell, request))  # type: ignore[misc]
+        except MeasurementError as error:
+            # More workers can need more than there is, as shared memory: what fewer gave stays an answer.
+            if not any(row["status"] == "measured" for row in rows):
+                raise
+            rows.append(_unmeasured(cell) | {"status": f"failed: {told(error.__cause__ or error)}"})
     return result | {"rows": rows, "recommendation": recommendation(rows)}
 
 
@@ -99,6 +108,11 @@ def _maker(factory: Callable[..., Any], request: DataLoaderRequest) -> Callable[
         return lambda cell: _like(given, cell)
     if isinstance(given, Dataset) or (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
         return lambda cell: DataLoader(given, batch_size=request.batch_size, **cell)
+    if not isinstance(given, Iterable):
+        raise ProfilingConfigError(
+            f"--loader {request.loader} gives {type(given).__name__}, which cannot be iterated over",
+            instead="Return a DataLoader or a dataset",
+        )
     return None
 
 
@@ -108,12 +122,10 @@ def _made(factory: Callable[..., Any], cell: dict[str, Any]) -> Any:
 
 def _like(given: DataLoader, cell: dict[str, Any]) -> DataLoader:
     """The same loader with other settings: what is read, in which order and how it is put together stays."""
-    kept: dict[str, Any] = {
-        name: getattr(given, name)
-        for name in ("collate_fn", "worker_init_fn", "generator", "multiprocessing_context", "timeout")
-        # Without workers there is no context, and nothing to wait for.
-        if cell["num_workers"] or name not in ("multiprocessing_context", "timeout")
-    }
+    kept: dict[str, Any] = {name: getattr(given, name) for name in ("collate_fn", "worker_init_fn", "generator")}
+    # Without workers there is no context, nothing to wait for, and nobody to keep from one epoch to the next.
+    if cell["num_workers"]:
+        kept |= {name: getattr(given, name) for name in ("multiprocessing_context", "timeout", "persistent_workers")}
     if isinstance(given.dataset, IterableDataset):
         kept |= {"batch_size": given.batch_size, "drop_last": given.drop_last}
     elif given.batch_sampler is not None:
@@ -125,10 +137,9 @@ def _like(given: DataLoader, cell: dict[str, Any]) -> DataLoader:
     return (type(given) if same else DataLoader)(given.dataset, **kept, **cell)
 
 
-def _row(make: Callable[[], Any], cell: dict[str, Any], request: DataLoaderRequest) -> dict[str, Any]:
-    workers = cell.get("num_workers", 0)
-    row = {
-        "workers": workers,
+def _unmeasured(cell: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "workers": cell.get("num_workers", 0),
         "pin_memory": cell.get("pin_memory", False),
         "prefetch": cell.get("prefetch_factor"),
         "status": "measured",
@@ -138,17 +149,21 @@ def _row(make: Callable[[], Any], cell: dict[str, Any], request: DataLoaderReque
         "batches_per_s": None,
         "samples_per_s": None,
     }
+
+
+def _row(make: Callable[[], Any], cell: dict[str, Any], request: DataLoaderRequest) -> dict[str, Any]:
+    row = _unmeasured(cell)
     if row["pin_memory"] and not torch.cuda.is_available():
         return row | {"status": "unavailable: pinning memory takes a CUDA device"}
     limit_s = max(_LEAST_START_S, _START * request.seconds)
     try:
         with _at_most(limit_s + request.seconds):
-            return row | _counted(make(), workers, row["prefetch"] or 0, request.seconds)
+            return row | _counted(make(), row["workers"], row["prefetch"] or 0, request.seconds)
     except _TooSlow:
         return row | {"status": f"too slow: not enough batches within {limit_s + request.seconds:g} s"}
     except (UnavailableError, MeasurementError):
         raise
-    except Exception as error:
+    except THEIR_ERRORS as error:
         raise MeasurementError(f"--loader {request.loader} with {_words(row)} failed: {told(error)}") from error
 
 
@@ -203,7 +218,7 @@ def samples_in(batch: Any) -> int | None:
     """
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else None
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, (list, tuple)):
         counts = (samples_in(part) for part in batch)
@@ -211,8 +226,8 @@ def samples_in(batch: Any) -> int | None:
     return None
 
 
-class _TooSlow(Exception):
-    """A cell's time is over."""
+class _TooSlow(BaseException):
+    """A cell's time is over. No Exception: a dataset that tries again after any of those must not catch it."""
 
 
 @contextmanager

@@ -27,6 +27,23 @@ _FORMAT = "bridge-profiling bench"
 #: What makes two results of a kind those of the same circumstances.
 _CIRCUMSTANCES = ("kind", "world_size", "hosts", "backend", "dtype", "device", "subject")
 
+_NUMBER = (int, float)
+
+#: What is read of each kind when a capture is compared with it: of a result, and of each of its rows.
+_READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "collectives": (
+        {"world_size": int, "hosts": int, "backend": str, "device": str},
+        {"operation": str, "message_bytes": int, "algorithm_bandwidth_gbs": _NUMBER, "correct": bool},
+    ),
+    "copies": (
+        {"device": str},
+        {"direction": str, "host_memory": str, "bytes": int, "bandwidth_gbs": _NUMBER, "correct": bool},
+    ),
+    "step": ({"device": str, "subject": str}, {"time_us.median": _NUMBER}),
+    # Without a rate where a setting could not be measured.
+    "data_loader": ({"subject": str}, {"batches_per_s": (dict, type(None))}),
+}
+
 
 @dataclass(frozen=True)
 class BenchDocument:
@@ -61,9 +78,8 @@ def read(path: Path) -> BenchDocument:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ProfilingConfigError(
-            f"{path} cannot be read: {error.strerror}", instead=f"Type bridge-profiling bench collectives -o {path}"
-        ) from error
+        made_by = f"bridge-profiling bench collectives -o {path / NAME if path.is_dir() else path}"
+        raise ProfilingConfigError(f"{path} cannot be read: {error.strerror}", instead=f"Type {made_by}") from error
     except ValueError as error:
         raise _foreign(path, f"it is no JSON: {error}") from error
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
@@ -76,6 +92,23 @@ def read(path: Path) -> BenchDocument:
     return BenchDocument(path, results)
 
 
+def check_addable(path: Path) -> list[dict[str, Any]]:
+    """What a file holds that a result can be added to.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ProfilingConfigError: it holds something else.
+    """
+    try:
+        return read(path).results
+    except ProfilingConfigError as error:
+        raise ProfilingConfigError(
+            error.what, why=error.why, instead="Name another file with -o, or remove this one"
+        ) from error
+
+
 def add(path: Path, result: dict[str, Any]) -> BenchDocument:
     """Write a result into a file, which keeps results of other circumstances.
 
@@ -86,7 +119,7 @@ def add(path: Path, result: dict[str, Any]) -> BenchDocument:
     Raises:
         ProfilingConfigError: there is a file that holds something else, or it cannot be written.
     """
-    kept = read(path).results if path.exists() else []
+    kept = check_addable(path) if path.exists() else []
     results = [each for each in kept if _circumstances(each) != _circumstances(result)] + [result]
     write(path, results)
     return BenchDocument(path, results)
@@ -121,15 +154,31 @@ def _circumstances(result: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _is_result(result: Any) -> bool:
-    return (
+    if not (
         isinstance(result, dict)
         and isinstance(result.get("kind"), str)
         and isinstance(result.get("rows"), list)
         and all(isinstance(row, dict) for row in result["rows"])
-    )
+    ):
+        return False
+    # A kind that a later version measures has fields that are not known here, and nothing is read of it.
+    of_result, of_row = _READ.get(result["kind"], ({}, {}))
+    return _has(result, of_result) and all(_has(row, of_row) for row in result["rows"])
+
+
+def _has(found: dict[str, Any], fields: dict[str, Any]) -> bool:
+    for name, kinds in fields.items():
+        value: Any = found
+        for part in name.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return False
+            value = value[part]
+        if not isinstance(value, kinds):
+            return False
+    return True
 
 
 def _foreign(path: Path, why: str) -> ProfilingConfigError:
     return ProfilingConfigError(
-        f"{path} is no result of bridge-profiling bench", why=why, instead=f"Type bridge-profiling bench collectives -o {path}"
+        f"{path} is no result of bridge-profiling bench", why=why, instead="Name a file that bridge-profiling bench -o has made"
     )

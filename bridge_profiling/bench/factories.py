@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bridge_profiling.bench.failures import MeasurementError, told
+from bridge_profiling.bench.failures import THEIR_ERRORS, MeasurementError, told
 from bridge_profiling.bench.requests import module_and_name
 from bridge_profiling.errors import ProfilingConfigError
 
@@ -25,7 +25,7 @@ def factory_of(text: str, option: str) -> Callable[..., Any]:
     module, name = module_and_name(text, option)
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:
+    except THEIR_ERRORS as error:
         name_of_missing = error.name if isinstance(error, ModuleNotFoundError) else None
         missing = name_of_missing is not None and f"{module}.".startswith(f"{name_of_missing}.")
         why = f"there is no module {name_of_missing}" if missing else f"importing {module} fails: {told(error)}"
@@ -62,7 +62,7 @@ def called(factory: Callable[..., Any], option: str, **offered: Any) -> Any:
         pass
     try:
         return factory(**taken)
-    except Exception as error:
+    except THEIR_ERRORS as error:
         raise MeasurementError(f"{option}: the factory failed: {told(error)}") from error
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from bridge_profiling.bench.factories import called, factory_of
-from bridge_profiling.bench.failures import MeasurementError, told
+from bridge_profiling.bench.failures import THEIR_ERRORS, MeasurementError, told
 from bridge_profiling.bench.requests import StepRequest
 from bridge_profiling.bench.step import measure_step
 from bridge_profiling.bench.world import circumstances, plain
@@ -38,7 +38,7 @@ def measure(request: StepRequest) -> dict[str, Any]:
             max_seconds=request.seconds,
             samples_per_iteration=request.samples,
         )
-    except Exception as error:
+    except THEIR_ERRORS as error:
         raise MeasurementError(f"--step {request.step}: the step failed: {told(error)}") from error
     device = torch.device("cuda", torch.cuda.current_device()) if timing.device == "cuda" else torch.device("cpu")
     row = {

@@ -45,7 +45,7 @@ app.add_typer(bench, name="bench")
 
 @app.callback()
 def _commands() -> None:
-    """Profile Megatron-Core training launched with NeMo-Run."""
+    """Profile a training, Megatron-Core's under NeMo-Run or any PyTorch script's, and say where its time goes."""
 
 
 def main() -> None:

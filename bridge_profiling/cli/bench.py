@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,22 +40,23 @@ def collectives(
         int | None, typer.Option(help="Ranks to start here. Default: one per CUDA device, else 2. Not under torchrun or srun.")
     ] = None,
     operations: Annotated[
-        str, typer.Option(metavar="NAMES", help="Which, as all-reduce,all-gather,reduce-scatter,all-to-all,send,send-recv.")
+        str,
+        typer.Option(metavar="NAMES", help="Of all-reduce,all-gather,reduce-scatter,all-to-all,send,send-recv. Default: all."),
     ] = "",
     sizes: Annotated[
-        str, typer.Option("--sizes", metavar="SIZES", help="Of messages: from:to:factor, or a list.")
+        str, typer.Option("--sizes", metavar="SIZES", help="Of messages, from:to:factor or a list: 1KiB,1.5MiB.")
     ] = "1KiB:256MiB:4x",
-    dtype: Annotated[str, typer.Option(help=f"Of their elements: {', '.join(requests.DTYPES)}.")] = "float32",
+    dtype: Annotated[str, typer.Option(help=f"Type of their elements: {', '.join(requests.DTYPES)}.")] = "float32",
     backend: Annotated[
         str | None, typer.Option(help="nccl or gloo. Default: nccl where there is a CUDA device, else gloo.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="For each operation and size, about.")] = 1.0,
+    seconds: Annotated[float, typer.Option(help="Time for each operation and size, about.")] = 1.0,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure communication by operation and size: time, algorithm bandwidth, bus bandwidth.
 
-    Exit code 1: something arrived wrong. 2: the request itself is wrong. 4: this machine has not what it takes.
+    Exit code 1: it failed, or something arrived wrong. 2: the request itself is wrong. 4: this machine has not what it takes.
     """
     asked = requests.operations_from(operations)
     _run(
@@ -65,9 +67,9 @@ def collectives(
 @bench.command()
 def copies(
     sizes: Annotated[
-        str, typer.Option("--sizes", metavar="SIZES", help="Of copies: from:to:factor, or a list.")
+        str, typer.Option("--sizes", metavar="SIZES", help="Of copies, from:to:factor or a list: 4KiB,1.5MiB.")
     ] = "4KiB:256MiB:4x",
-    seconds: Annotated[float, typer.Option(help="For each kind of copy and size, about.")] = 0.5,
+    seconds: Annotated[float, typer.Option(help="Time for each kind of copy and size, about.")] = 0.5,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -84,10 +86,10 @@ def data_loader(
         str, typer.Option(metavar="MODULE:FACTORY", help="A function that gives a DataLoader or a dataset, from your own code.")
     ],
     workers: Annotated[str, typer.Option(metavar="NUMBERS", help="Numbers of workers to try.")] = "0,1,2,4",
-    pin_memory: Annotated[bool | None, typer.Option(help="Only with or only without pinning. Default: both.")] = None,
+    pin_memory: Annotated[bool | None, typer.Option(help="Measure with, or without, pinning alone. Default: both.")] = None,
     prefetch: Annotated[str, typer.Option(metavar="NUMBERS", help="Batches each worker makes ahead, to try.")] = "2",
-    batch_size: Annotated[int, typer.Option(help="Where the factory gives a dataset.")] = 1,
-    seconds: Annotated[float, typer.Option(help="For each combination, about.")] = 5.0,
+    batch_size: Annotated[int, typer.Option(help="Samples of a batch, where the factory gives a dataset.")] = 1,
+    seconds: Annotated[float, typer.Option(help="Time for each combination, about.")] = 5.0,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -116,8 +118,8 @@ def step(
     ],
     warmup: Annotated[int, typer.Option(help="Iterations before the first that counts.")] = 5,
     iterations: Annotated[int, typer.Option(help="Iterations that count.")] = 30,
-    samples: Annotated[int | None, typer.Option(help="That one iteration works off, for samples/s.")] = None,
-    seconds: Annotated[float, typer.Option(help="For iterations that count, at the most, about.")] = 60.0,
+    samples: Annotated[int | None, typer.Option(help="Samples that one iteration trains on, for samples/s.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time for the iterations that count, at the most, about.")] = 60.0,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -129,13 +131,10 @@ def step(
 
 
 def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> None:
-    check_output(output)
-    if output is not None and output.exists():
-        document.read(output)  # what is no result of ours must not be found out after the measurement
+    _check_output(output)
     result, code = _measured(request)
     if result is not None:
-        if output is not None:
-            document.add(output, result)
+        # Before it is written: what took minutes is not lost to a disk that has filled meanwhile.
         if as_json:
             typer.echo(json.dumps(result, indent=1))
         else:
@@ -144,10 +143,24 @@ def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> No
             from bridge_profiling.report.bench_tables import print_result
 
             print_result(result, Console(highlight=False))
-            if output is not None:
+        if output is not None:
+            document.add(output, result)
+            if not as_json:
                 typer.echo(f"result: {output}")
     if code:
         raise typer.Exit(code)
+
+
+def _check_output(output: Path | None) -> None:
+    """Refuse a file that cannot take a result, before minutes are spent on one."""
+    check_output(output)
+    if output is None:
+        return
+    if output.exists():
+        document.check_addable(output)
+    # The new file is made beside the old one.
+    if not os.access(output.parent, os.W_OK):
+        raise typer.BadParameter(f"{output} cannot be written: its directory is read-only for you", param_hint="-o")
 
 
 def _measured(request: requests.Request) -> tuple[dict[str, Any] | None, int]:
@@ -163,9 +176,32 @@ def _measured(request: requests.Request) -> tuple[dict[str, Any] | None, int]:
             str(path),
         ]
         # Standard output is the answer's; what NCCL and the user's code print goes beside it.
-        code = subprocess.run(command, stdout=sys.stderr.fileno(), env=_environment()).returncode
+        code = _wait(subprocess.Popen(command, stdout=sys.stderr.fileno(), env=_environment()))
         result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    return result, code if code >= 0 else 1
+    return result, code
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """The child's exit code, as a shell would tell it. What is to end this process ends the child, and the ranks it started."""
+    told: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        told.append(number)
+        child.terminate()
+
+    # What a background job or nohup has switched off stays so.
+    numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if told:
+        return 128 + told[0]
+    if code < 0:
+        print(f"error: the measuring process was killed by {signal.Signals(-code).name}", file=sys.stderr)
+    return code if code >= 0 else 128 - code
 
 
 def _environment() -> dict[str, str]:

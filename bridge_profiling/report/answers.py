@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,13 @@ class Summary:
         path: the run.
         source: the profiler whose captures answer across ranks: `kineto` or `nsys`.
         infos: what is known of each rank's trace by that profiler, by rank.
-        budget: rows of `Run.budget` of these.
+        budget: rows of `Run.budget` of these, but for `without_device`.
         findings: as `Run.findings` orders them.
         manifests: what each rank wrote down about its capture.
         limitations: what the captures cannot tell.
         errors: what could not be read.
         bench: the run beside benchmarks; None without any.
+        without_device: ranks whose trace has no work on a device, ascending: there is no device whose time could be divided.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class Summary:
     limitations: list[str]
     errors: list[str]
     bench: AgainstBench | None = None
+    without_device: list[int] = field(default_factory=list)
 
     @property
     def ranks(self) -> list[int]:
@@ -104,16 +106,18 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     # Findings first: they ask of each capture what nobody else does, and captures are read once for all of it.
     findings = run.findings(thresholds)
     source = run.main_source
+    idle = [row["rank"] for row in run.breakdown().to_pylist() if row["source"] == source and not row["busy_us"]]
     return Summary(
         path=run.path,
         source=source,
         infos=[info for info in run.infos if info.source == source],
-        budget=[row for row in run.budget().to_pylist() if row["source"] == source],
+        budget=[row for row in run.budget().to_pylist() if row["source"] == source and row["rank"] not in idle],
         findings=findings,
         manifests=run.manifests,
         limitations=run.limitations,
         errors=run.errors,
         bench=run.against_bench,
+        without_device=sorted(idle),
     )
 
 

@@ -45,6 +45,9 @@ _GOES = {
     "dependency_stalled_us": "gaps between dependent kernels",
 }
 
+#: What a capture without a device has to tell.
+_OF_A_HOST = "What the host did is in the page's table of operators, and in the trace itself."
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -84,6 +87,9 @@ def verdict(summary: Summary) -> Verdict:
     caveats = list(_caveats(summary, findings[0].confidence_reason if findings else ""))
     if not findings:
         headline = "Nothing was found to change." if summary.budget else "There is too little here to judge."
+        if not summary.budget and summary.without_device:
+            headline = "There is no device here whose time could be judged."
+            return Verdict(headline, budget, _OF_A_HOST, caveats=caveats)
         first = (
             "No number is past its threshold: no single cause is worth an engineer's day, as far as these captures can tell."
             if summary.budget
@@ -103,6 +109,11 @@ def verdict(summary: Summary) -> Verdict:
 
 def _budget(summary: Summary, typical_us: float | None) -> str:
     rows = summary.budget
+    if not rows and summary.without_device:
+        return (
+            "No work on a device was recorded: a training on CPUs leaves such captures, and so does one whose profiler could "
+            "not reach its GPUs."
+        )
     if not rows or typical_us is None:
         return "No iteration is marked in these captures, so there is no step to divide."
     durations = [row["duration_us"] for row in rows]
@@ -194,6 +205,8 @@ def _caveats(summary: Summary, said: str) -> Iterator[str]:
     world = max((info.world_size or 0 for info in summary.infos), default=0)
     if world > len(summary.infos):
         yield f"{len(summary.infos)} of the job's {world:,} ranks were captured: the others are not judged."
+    if summary.budget and summary.without_device:
+        yield f"Of {wording.ranks(summary.without_device)} no work on a device was recorded: that is not judged."
     if summary.errors:
         yield f"{_counted(len(summary.errors), 'capture')} could not be read, or not to the end."
 

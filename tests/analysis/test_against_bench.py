@@ -122,6 +122,18 @@ def test_sizes_outside_are_left_out_of_both_sides(compared):
     assert "67,108,864 bytes were sent" in row["reason"]
 
 
+def test_of_several_results_that_fit_the_newest_counts(compared):
+    slow = collectives(2)
+    slow["rows"] = [row | {"algorithm_bandwidth_gbs": 1.0} for row in slow["rows"]]
+    steps = [
+        {"kind": "step", "device": "NVIDIA H200", "subject": subject, "rows": [{"time_us": {"median": time_us}}]}
+        for subject, time_us in (("train:old", 1.0), ("train:new", 2.0))
+    ]
+    bench = compared(slow | {"dtype": "float32"}, collectives(2) | {"dtype": "bfloat16"}, *steps)
+    assert all(row["alone_bus_bandwidth_gbs"] > 1 for row in rows_of(bench, "TENSOR_MODEL_PARALLEL_GROUP"))
+    assert (bench.step["subject"], bench.step["alone_us"]) == ("train:new", 2.0)
+
+
 def test_the_reason_is_that_of_the_result_which_fits_best(compared):
     bench = compared(collectives(2, hosts=2), collectives(8), collectives(2, backend="gloo"))
     assert {row["reason"] for row in rows_of(bench, "TENSOR_MODEL_PARALLEL_GROUP")} == {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Thresholds
 from bridge_profiling.analysis.ncu_command import ncu_command
+from bridge_profiling.analysis.ncu_filter import kernel_filter
 from bridge_profiling.traces.run_dir import RankCapture
 from bridge_profiling.traces.tables import RankInfo
 from tests.analysis.findings.simulated_jobs import Here
@@ -62,6 +65,72 @@ def test_a_command_that_is_not_known_is_not_made_up(given):
     found = made(given=given)
     assert found.command.endswith(" <your command>")
     assert any("does not say with which command" in note for note in found.notes)
+
+
+RUN = ["python", "-u", "-m", "bridge_profiling.easy.start", "--profiler", "torch", "--steps", "3:8", "--ranks", "all"]
+
+
+@pytest.mark.parametrize(
+    ("options", "script"),
+    [
+        ([], ["my train.py", "--lr", "0.1"]),
+        (["--output-dir", "a b"], ["train.py", "-m", "--steps"]),
+        (["--output-dir=here", "-m"], ["package.train"]),
+    ],
+)
+def test_what_bridge_profiling_run_profiled_runs_without_it(options, script):
+    found = made(given=manifest([*RUN, *options, *script], use_pytorch_profiler=True))
+    module = ["-m"] if "-m" in options else []
+    assert shlex.split(found.command)[-len(script) - len(module) - 2 :] == ["python", "-u", *module, *script]
+    assert found.notes == []
+
+
+def test_a_local_rank_that_the_launcher_gave_one_rank_is_not_given_to_all():
+    given = manifest(["python", "-u", "train.py", "--local_rank=1", "--deepspeed"])
+    found = made(rank=1, world_size=2, given=given)
+    assert found.command.startswith("<your launcher")
+    assert found.command.endswith(" sh python -u train.py --deepspeed")
+    assert any("deepspeed --no_python" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(pipe_handle=7)", "--multiprocessing-fork"],
+        ["python", "-u", "/site/ray/_private/workers/default_worker.py", "--node-ip-address=10.0.0.1"],
+    ],
+)
+def test_a_process_that_its_parent_told_what_to_do_cannot_be_started_again(command):
+    assert made(given=manifest(command)).command.endswith(" <your command>")
+
+
+def test_every_argument_and_every_kernels_name_survives_the_shell(tmp_path):
+    arguments = ["my train.py", "a=[1, 2]", "b='x' \"y\"", "$HOME `id` \\n !1", "", "ü*?", "line\nbreak"]
+    (tmp_path / "python").write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    (tmp_path / "python").chmod(0o755)
+    for name in ("ncu", "torchrun"):
+        (tmp_path / name).symlink_to("python")
+    kernels = ("operator'$x\"`!\\", "void 核<float, 'a', \"b$c\">(int)", "k" * 4000)
+    for kernel in kernels:
+        for world_size in (1, 2):
+            counts = dict.fromkeys((kernel, kernel.replace("float", "double"), kernel[:-1] + "<int, $, '>"), 3)
+            found = ncu_command(
+                kernel, info(1, world_size), counts, iterations=1, manifest=manifest(["python", *arguments]), hosts=1
+            )
+            subprocess.run(["bash", "-n", "-c", found.command], check=True)
+            environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "RANK": "1"}
+            words = printed(found.command, environment)
+            if world_size > 1:
+                # What torchrun was given is a command of its own, which starts ncu.
+                words = printed(shlex.join(words[words.index("--no-python") + 1 :]), environment)
+            assert words[-len(arguments) - 1 :] == ["python", *arguments]
+            wanted = kernel_filter(kernel, [each for each in counts if each != kernel]).options
+            assert words[2 : 2 + len(wanted)] == wanted
+
+
+def printed(command, environment):
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(("variable", "value"), [("RANK", "1"), ("SLURM_PROCID", "1"), ("RANK", "0")])

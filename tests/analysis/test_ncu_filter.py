@@ -88,6 +88,12 @@ def test_instances_that_differ_by_a_type_a_number_or_a_truth_are_told_apart():
         assert [chooses(found.options, each) for each in written] == [each == place for each in range(len(written))]
 
 
+@pytest.mark.parametrize("function", ["f++", "a(b", "k)", "^x$", "k.1", "核[", "*", "a|b"])
+def test_a_name_of_any_characters_is_no_expression(function):
+    found = kernel_filter(f"{function}<float>", [f"{function}<int>"])
+    assert re.compile(found.options[-1].removeprefix("regex:"))
+
+
 def test_what_no_word_tells_apart_is_named():
     one, other = "void k<float>(float*)", "void k<float, 4>(float*)"
     assert kernel_filter(one, [other]).also == [other]

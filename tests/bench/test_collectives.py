@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from bridge_profiling.bench import requests
-from bridge_profiling.bench.failures import UnavailableError
+from bridge_profiling.bench import collectives, requests
+from bridge_profiling.bench.__main__ import main
+from bridge_profiling.bench.failures import MeasurementError, UnavailableError
 from bridge_profiling.bench.ranks import Place
-from bridge_profiling.bench.world import joined
+from bridge_profiling.bench.world import World, joined
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +30,7 @@ def measured(request: requests.CollectivesRequest, path: Path) -> subprocess.Com
 def result(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "result.json"
     request = requests.CollectivesRequest(
-        requests.OPERATIONS, (1 << 10, 1 << 16), dtype="bfloat16", backend="gloo", processes=3, seconds=0.05
+        requests.OPERATIONS, (1 << 10, (1 << 10) + 1, 1 << 16), dtype="bfloat16", backend="gloo", processes=3, seconds=0.05
     )
     done = measured(request, path)
     assert done.returncode == 0, done.stderr
@@ -45,6 +47,8 @@ def test_messages_are_whole_parts_of_every_rank_and_no_larger_than_asked(result)
     sizes = {row["message_bytes"] for row in result["rows"]}
     # 512 and 32,768 elements are 170 and 10,922 for each of three ranks.
     assert sizes == {1020, 65532}
+    # 1,024 and 1,025 bytes come to the same message.
+    assert len(result["rows"]) == 2 * len(requests.OPERATIONS)
 
 
 def test_bandwidths_are_the_median_times_and_the_factors(result):
@@ -69,9 +73,24 @@ def test_the_result_says_where_it_was_measured(result):
     assert result["versions"]["torch"]
 
 
-def test_without_a_device_of_ones_own_nccl_is_unavailable():
-    import torch
+def test_a_message_that_finds_no_memory_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(collectives, "_row", lambda *_: torch.empty(1 << 62))
+    monkeypatch.setattr(collectives, "circumstances_of", lambda world: {"limitations": []})
+    request = requests.CollectivesRequest(("all_reduce",), (1 << 36,))
+    with pytest.raises(MeasurementError, match="all_reduce of 68,719,476,736 bytes: RuntimeError: ") as raised:
+        collectives.measure(request, World(Place(0, 2), "gloo", torch.device("cpu"), ["here", "here"]))
+    assert "\n" not in str(raised.value)
 
+
+def test_one_rank_of_a_launcher_has_nobody_to_communicate_with(tmp_path, monkeypatch, capsys):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    request = requests.CollectivesRequest(("all_reduce",), (1024,), backend="gloo")
+    assert main(["collectives", requests.to_text(request), str(tmp_path / "result.json")]) == 2
+    assert "the launcher started one rank" in capsys.readouterr().err
+
+
+def test_without_a_device_of_ones_own_nccl_is_unavailable():
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(UnavailableError, match="unavailable"), joined(Place(0, 2, 0), "nccl"):

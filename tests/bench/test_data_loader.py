@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import UserDict
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from bridge_profiling.bench import data_loader, factories
 from bridge_profiling.bench.failures import MeasurementError
@@ -28,6 +29,26 @@ class Squares(Dataset):
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(torch.arange(32.0))
+
+
+class Greedy(Squares):
+    """Fails in workers alone, as where shared memory is too small for them."""
+
+    def __getitem__(self, index):
+        if get_worker_info() is not None:
+            raise OSError("no shared memory")
+        return float(index)
+
+
+class Stubborn(Squares):
+    """Tries again whatever comes in between, as datasets behind a network do."""
+
+    def __getitem__(self, index):
+        while True:
+            try:
+                time.sleep(30)
+            except Exception:
+                continue
 
 
 class Broken(Squares):
@@ -65,6 +86,26 @@ def once():
 
 def broken():
     return Broken()
+
+
+def greedy():
+    return Greedy()
+
+
+def stubborn():
+    return Stubborn()
+
+
+def kept():
+    return DataLoader(Squares(), num_workers=1, persistent_workers=True)
+
+
+def nothing_at_all():
+    return None
+
+
+def leaves():
+    raise SystemExit("usage: train.py --data PATH")
 
 
 def needy(path):
@@ -124,13 +165,16 @@ def test_what_is_no_loader_is_measured_as_it_is_where_it_cannot_be_batched():
     [
         ("broken", MeasurementError, "num_workers=0.*OSError: disk on fire.*test_data_loader.py"),
         ("once", MeasurementError, "no batch, or only once"),
+        ("greedy", MeasurementError, r"OSError: no shared memory \(.*test_data_loader.py:\d+\)$"),
+        ("leaves", MeasurementError, "SystemExit: usage: train.py"),
+        ("nothing_at_all", ProfilingConfigError, "gives NoneType, which cannot be iterated over"),
         ("needy", ProfilingConfigError, "missing a required argument: 'path'"),
         ("nothing", ProfilingConfigError, "has no function nothing"),
     ],
 )
 def test_what_fails_says_what_and_where(name, error, said):
     with pytest.raises(error, match=said):
-        measure(name)
+        measure(name, workers=(1,) if name == "greedy" else (0,))
 
 
 def test_a_module_that_is_not_there_is_told_apart_from_one_that_fails(tmp_path, monkeypatch):
@@ -146,6 +190,26 @@ def test_a_batch_that_never_comes_ends_the_cell(monkeypatch):
     monkeypatch.setattr(data_loader, "_LEAST_START_S", 0.2)
     monkeypatch.setattr(Squares, "__getitem__", lambda self, index: time.sleep(30))
     assert measure("dataset", seconds=0.05)["rows"][0]["status"].startswith("too slow")
+
+
+def test_a_batch_that_never_comes_ends_even_a_dataset_that_tries_again(monkeypatch):
+    monkeypatch.setattr(data_loader, "_LEAST_START_S", 0.2)
+    assert measure("stubborn", seconds=0.05)["rows"][0]["status"].startswith("too slow")
+
+
+def test_what_fewer_workers_gave_stays_an_answer_when_more_fail():
+    result = measure("greedy", workers=(0, 1))
+    first, second = result["rows"]
+    assert first["status"] == "measured"
+    assert second["status"].startswith("failed: OSError: no shared memory (")
+    assert second["batches_per_s"] is None
+    assert result["recommendation"]["workers"] == 0
+
+
+def test_workers_that_stay_from_epoch_to_epoch_do_so_in_every_cell_that_has_some():
+    cell = {"pin_memory": False, "prefetch_factor": None}
+    assert data_loader._like(kept(), cell | {"num_workers": 2}).persistent_workers
+    assert not data_loader._like(kept(), cell | {"num_workers": 0}).persistent_workers
 
 
 def row(workers, rate, *, pin=False, prefetch=2):
@@ -175,6 +239,7 @@ def test_without_a_cell_that_was_measured_nothing_is_recommended():
     [
         (torch.zeros(7, 2), 7),
         ({"a": [1, 2], "b": torch.zeros(3)}, 2),
+        (UserDict(input_ids=torch.zeros(6, 9)), 6),
         ((torch.zeros(5, 1), torch.zeros(4)), 5),
         (["x", "y", "z"], 3),
         (torch.tensor(1.0), None),

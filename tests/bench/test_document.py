@@ -9,22 +9,26 @@ from bridge_profiling.errors import ProfilingConfigError
 
 
 def result(kind="collectives", **circumstances):
-    return {"kind": kind, "world_size": 2, "hosts": 1, "backend": "gloo", "device": "cpu", "rows": [{"n": 1}]} | circumstances
+    return {"kind": kind, "world_size": 2, "hosts": 1, "backend": "gloo", "device": "cpu", "rows": []} | circumstances
+
+
+def row(gbs):
+    return {"operation": "send", "message_bytes": 8, "algorithm_bandwidth_gbs": gbs, "correct": True}
 
 
 def test_a_new_result_replaces_that_of_the_same_circumstances_and_leaves_the_others(tmp_path):
     path = tmp_path / "bench.json"
-    document.add(path, result(rows=[{"n": 1}]))
+    document.add(path, result(rows=[row(1.0)]))
     document.add(path, result(world_size=4))
     document.add(path, result("copies"))
-    document.add(path, result(rows=[{"n": 2}]))
+    document.add(path, result(rows=[row(2.0)]))
     found = document.read(path)
     assert [(each["kind"], each["world_size"]) for each in found.results] == [
         ("collectives", 4),
         ("copies", 2),
         ("collectives", 2),
     ]
-    assert found.of_kind("collectives")[-1]["rows"] == [{"n": 2}]
+    assert found.of_kind("collectives")[-1]["rows"] == [row(2.0)]
     assert [each.name for each in tmp_path.iterdir()] == ["bench.json"]
 
 
@@ -48,6 +52,32 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path, text, s
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        result(rows=[{}]),
+        result(rows=[row("fast")]),
+        result(rows=[row(None)]),
+        result(world_size=None),
+        {"kind": "copies", "rows": []},
+        {"kind": "step", "device": "cpu", "subject": "a:b", "rows": [{"time_us": 3}]},
+        {"kind": "data_loader", "subject": "a:b", "rows": [{}]},
+    ],
+)
+def test_a_result_without_what_is_read_of_it_is_damaged(tmp_path, damaged):
+    path = tmp_path / "bench.json"
+    document.write(path, [damaged])
+    with pytest.raises(ProfilingConfigError, match="its results are damaged"):
+        document.read(path)
+
+
+def test_a_kind_of_a_later_version_is_left_alone(tmp_path):
+    path = tmp_path / "bench.json"
+    document.write(path, [{"kind": "disks", "rows": [{}]}])
+    document.add(path, result())
+    assert [each["kind"] for each in document.read(path).results] == ["disks", "collectives"]
+
+
 def test_what_is_not_there_is_told_with_what_makes_it(tmp_path):
     with pytest.raises(ProfilingConfigError, match="bridge-profiling bench collectives -o"):
         document.read(tmp_path / "nowhere.json")
@@ -55,5 +85,5 @@ def test_what_is_not_there_is_told_with_what_makes_it(tmp_path):
 
 def test_what_json_cannot_hold_is_never_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
-        document.write(tmp_path / "bench.json", [result(rows=[{"n": float("inf")}])])
+        document.write(tmp_path / "bench.json", [result(rows=[row(float("inf"))])])
     assert not list(tmp_path.iterdir())

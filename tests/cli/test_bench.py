@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -24,6 +25,10 @@ def failing():
     def step():
         raise ValueError("shape mismatch")
     return step
+
+def slow():
+    print("slow", flush=True)
+    return lambda: time.sleep(600)
 
 class Data:
     def __len__(self):
@@ -110,12 +115,13 @@ def _free_port() -> int:
         (("step", "--step", "mine"), "names no factory"),
         (("data-loader", "--loader", "mine:Data", "--workers", "many"), "'many' is no list of numbers"),
         (("step", "--step", "mine:make", "-o", "mine.py"), "mine.py is no result of bridge-profiling bench"),
+        (("step", "--step", "mine:make", "-o", "mine.py"), "Name another file with -o, or remove this one"),
     ],
 )
 def test_a_wrong_request_is_refused_before_anything_starts(arguments, said, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(STEP)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was started"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("something was started"))
     done = CliRunner().invoke(app, ["bench", *arguments])
     assert isinstance(done.exception, ProfilingConfigError)
     assert said in str(done.exception)
@@ -123,10 +129,38 @@ def test_a_wrong_request_is_refused_before_anything_starts(arguments, said, tmp_
 
 def test_a_file_that_cannot_be_written_is_told_before_the_measurement(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was started"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("something was started"))
     done = CliRunner().invoke(app, ["bench", "copies", "-o", "nowhere/bench.json"])
     assert done.exit_code == 2
     assert "nowhere/bench.json cannot be written" in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_result_that_cannot_be_kept_is_printed_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = {"kind": "copies", "device": "NVIDIA H200", "limitations": [], "rows": []}
+    # The package has the command itself under the module's name.
+    monkeypatch.setattr(sys.modules["bridge_profiling.cli.bench"], "_measured", lambda request: (result, 0))
+
+    def full(*_):
+        raise ProfilingConfigError("bench.json cannot be written: No space left on device")
+
+    monkeypatch.setattr("bridge_profiling.bench.document.write", full)
+    done = CliRunner().invoke(app, ["bench", "copies", "-o", "bench.json"])
+    assert isinstance(done.exception, ProfilingConfigError)
+    assert "copies, NVIDIA H200" in done.output
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_what_ends_the_command_ends_what_measures(tmp_path, number, code):
+    (tmp_path / "mine.py").write_text(STEP)
+    command = [sys.executable, "-m", "bridge_profiling.cli", "bench", "step", "--step", "mine:slow"]
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while running.stderr.readline() != "slow\n":
+        assert running.poll() is None
+    running.send_signal(number)
+    # Its standard error ends when the process that measures has, too.
+    assert running.communicate(timeout=60) == (None, "")
+    assert running.returncode == code
 
 
 def test_what_the_users_code_does_wrong_is_one_line(bench):

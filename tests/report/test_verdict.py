@@ -91,3 +91,16 @@ def test_a_long_action_is_cut_where_a_reader_can_stop() -> None:
     assert cut.endswith(" …")
     assert cut.count("(") == cut.count(")")
     assert shortened("Raise dataset.num_workers. Then look at the disks.") == "Raise dataset.num_workers."
+
+
+def test_without_a_device_nothing_is_said_of_one() -> None:
+    found = verdict(summary([], without_device=[0, 1]))
+    assert found.headline == "There is no device here whose time could be judged."
+    assert "No work on a device was recorded: a training on CPUs leaves such captures" in found.paragraph
+    assert "table of operators" in found.paragraph
+    assert "no number is past" not in found.paragraph.lower()
+
+
+def test_ranks_without_a_device_beside_others_are_named() -> None:
+    found = verdict(summary([row(0)], without_device=[1]))
+    assert "Of rank 1 no work on a device was recorded: that is not judged." in found.caveats

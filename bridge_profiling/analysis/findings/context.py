@@ -65,8 +65,15 @@ class Context:
 
     @cached_property
     def ranks(self) -> list[int]:
-        """Ranks with a trace, ascending: the columns of grids."""
-        return sorted(set(self.launches["rank"].to_pylist()))
+        """Ranks with a trace, ascending: the columns of grids. Beside others, those `without_device` are none of them."""
+        captured = set(self.launches["rank"].to_pylist())
+        return sorted(captured.difference(self.without_device) or captured)
+
+    @cached_property
+    def without_device(self) -> list[int]:
+        """Ranks whose trace has no work on a device, as of a training on CPUs: what idles there is no device."""
+        rows = self._mine(self.run.breakdown()).to_pylist()
+        return sorted(row["rank"] for row in rows if not row["busy_us"])
 
     @cached_property
     def numbers(self) -> list[int | None]:

@@ -36,7 +36,9 @@ def find(context: Context) -> list[Finding]:
         context: of one run.
     """
     busy = _busy(context)
-    low = sorted(rank for rank, share in busy.items() if share < context.thresholds.device_busy)
+    low = sorted(
+        rank for rank, share in busy.items() if share < context.thresholds.device_busy and rank not in context.without_device
+    )
     if not low:
         return []
     idle = {cause: context.mean_us(context.absent_us(cause, profiler=True)) for cause in _WORDS}

@@ -56,6 +56,29 @@ def test_a_run_that_loses_no_time_has_no_finding(find: Find) -> None:
     assert set(find(hosts)) <= {"dominant_kernel"}
 
 
+def test_a_training_on_cpus_has_no_device_that_waits_for_launches(find: Find) -> None:
+    hosts = SimulatedHosts(ranks=2)
+
+    def step(_: int) -> None:
+        for rank in range(2):
+            hosts.be_in(rank, "aten::mm", 20 * MS, category="operator")
+
+    hosts.iterate(4, step)
+    assert find(hosts) == {}
+
+
+def test_a_rank_whose_device_was_not_recorded_is_not_blamed_for_it(find: Find) -> None:
+    hosts = SimulatedHosts(ranks=2)
+
+    def step(_: int) -> None:
+        _busy(hosts, 0)
+        hosts.be_in(1, "aten::mm", 20 * MS, category="operator")
+
+    hosts.iterate(4, step)
+    assert not HOST & set(find(hosts))
+    assert "low_device_busy" not in find(hosts)
+
+
 @pytest.mark.parametrize(
     "name",
     [
