@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from bridge_profiling.capture.manifest import amend_manifest
 from bridge_profiling.capture.nsys_handover import HANDOVER_VARIABLE, REFUSED_VARIABLE, Handover
-from bridge_profiling.capture.processes import Watch, mentioning, running, with_variable
+from bridge_profiling.capture.processes import Stillness, Watch, mentioning, running, with_variable
 
 #: What a launcher or a user may send to a rank.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -37,6 +37,8 @@ _START_SECONDS = 60.0
 _EXPORT_SECONDS = 3600.0
 #: How long nsys may take before it begins to write its report; while it writes, it may take any time.
 _REPORT_SECONDS = 600.0
+#: How long it may do nothing before that: one that has failed inside says nothing and never begins.
+_STILL_SECONDS = 120.0
 
 
 def main() -> NoReturn:
@@ -231,15 +233,24 @@ class Supervisor:
         """
         assert self._child is not None
         deadline = time.monotonic() + _REPORT_SECONDS
+        stillness = Stillness(self._parts_of_nsys, _STILL_SECONDS)
         while self._child.poll() is None:
             # Whoever names the report in its arguments writes it, but for nsys itself, which ends with the training.
             if set(mentioning(str(self._report.parent))) - {self._child.pid}:
                 deadline = time.monotonic() + _REPORT_SECONDS
+                stillness.interrupt()
             elif self._report.exists():
                 return
             if time.monotonic() > deadline:
                 raise OSError(f"nothing was written within {_REPORT_SECONDS:.0f} s of the window's end")
+            if stillness.lasts():
+                raise OSError(f"nsys did nothing for {_STILL_SECONDS:.0f} s after the window's end, and had written nothing")
             time.sleep(_POLL_SECONDS)
+
+    def _parts_of_nsys(self) -> Iterator[int]:
+        """The processes of nsys; those that the training has started itself are taken for such."""
+        training = None if self._training is None else self._training.pid
+        return (pid for pid in with_variable(HANDOVER_VARIABLE, str(self._handover.directory)) if pid != training)
 
     def _exported(self, report: Path) -> Path:
         """The report as an SQLite file: made here, so that the training does not wait for it."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -73,6 +74,42 @@ def mentioning(text: str) -> Iterator[int]:
 def running(command: Sequence[str], name: str, value: str) -> int | None:
     """The process that this command became, among those with this variable; None while there is none."""
     return next((pid for pid in with_variable(name, value) if command_of(pid) == list(command)), None)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used, its threads' included; 0 when it has ended."""
+    try:
+        user, system = (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[11:13]
+    except (OSError, ValueError):
+        return 0.0
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+class Stillness:
+    """Tells when processes have done nothing for a while, by the processor time that they use.
+
+    Args:
+        pids: gives those that run, at each look.
+        seconds: what counts as a while. In it they do something if they use a second of a processor, come or go.
+    """
+
+    def __init__(self, pids: Callable[[], Iterable[int]], seconds: float) -> None:
+        self._pids, self._seconds = pids, seconds
+        self._looked, self._used = 0.0, 0.0
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """They do something, as is known from elsewhere."""
+        self._since = time.monotonic()
+
+    def lasts(self) -> bool:
+        """Whether they have done nothing for that long."""
+        now = time.monotonic()
+        if now - self._looked >= self._seconds / 20:
+            self._looked, used = now, sum(map(cpu_seconds, self._pids()))
+            if abs(used - self._used) >= 1.0:
+                self._used, self._since = used, now
+        return now - self._since > self._seconds
 
 
 class Watch:
