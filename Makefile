@@ -66,7 +66,7 @@ test: $(VENV)/.installed-dev
 # One process more than `test`: these wait for Slurm, nsys and launchers much of their time.
 test-system: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m system --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m system --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
 # A container's own Python, with its own torch: nothing is created or installed. One process: it runs its jobs side by side itself.
 GPU_PYTHON ?= python3

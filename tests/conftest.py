@@ -84,6 +84,15 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"REQUIRE names {name}, and {missing}")
 
 
+#: What takes longest in `make test-system`. Dealt out last, it would be waited for with nothing else left to do.
+_FIRST = ("tests/system/test_slurm.py", "tests/system/test_fault_tolerance.py", "tests/system/test_nsys.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first."""
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in _FIRST)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
         for name in marker.args:
