@@ -124,3 +124,13 @@ def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:
         # The place after the last name stands for null.
         found.append(wanted[chunk.indices.fill_null(len(wanted) - 1).to_numpy(zero_copy_only=False)])
     return np.concatenate(found)
+
+
+def without_device(breakdown: pa.Table, source: str) -> list[int]:
+    """Ranks whose trace has no work on a device, as of a training on CPUs, ascending.
+
+    Args:
+        breakdown: `Run.breakdown`.
+        source: the profiler whose traces count.
+    """
+    return sorted(row["rank"] for row in breakdown.to_pylist() if row["source"] == source and not row["busy_us"])

@@ -20,6 +20,7 @@ import torch
 from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.integrations.callback_hook import CallbackHook, config_from, world_size
+from bridge_profiling.integrations.loop_profiling import END
 from bridge_profiling.integrations.torch_phases import PhaseWatch
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from accelerate.state import AcceleratorState
 
 Batch = TypeVar("Batch")
-
-#: No batch is this one.
-_END: Any = object()
 
 
 class AccelerateProfiling:
@@ -107,14 +105,14 @@ class AccelerateProfiling:
     def _batches_ahead(self, source: Iterator[Any]) -> Iterator[Any]:
         """The batches, each fetched at the end of the one before: no iteration begins where there is none left."""
         batch = self._fetch(source)
-        while batch is not _END:
+        while batch is not END:
             with self.step():
                 yield batch
                 batch = self._fetch(source)
 
     def _fetch(self, source: Iterator[Any]) -> Any:
         with self.range("data-loading"):
-            return next(source, _END)
+            return next(source, END)
 
     @contextmanager
     def step(self, iteration: int | None = None) -> Iterator[None]:

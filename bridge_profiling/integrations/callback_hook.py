@@ -54,6 +54,10 @@ class CallbackHook:
         self._memory: phase_memory.PhaseMemory | None = None
         self._iteration = 0
 
+    def __reduce__(self) -> tuple[type[CallbackHook], tuple[object, ...]]:
+        # A copy of a Trainer, with its callbacks, may train as well; it does not share what is captured here.
+        return CallbackHook, (self._config, self._output_dir)
+
     @property
     def hook(self) -> ProfilingHook | None:
         """The hook, while it is open."""

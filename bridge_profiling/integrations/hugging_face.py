@@ -60,9 +60,9 @@ class ProfilingCallback(transformers.TrainerCallback):
         self, trainer: Trainer | None = None, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any
     ) -> None:
         steps = trainer.args.max_steps if trainer is not None else 0
-        self._config, self._output_dir = config_from("ProfilingCallback", settings), output_dir
-        check_max_steps(self._config, steps if steps > 0 else None)
-        self._hook = CallbackHook(self._config, output_dir)
+        config = config_from("ProfilingCallback", settings)
+        check_max_steps(config, steps if steps > 0 else None)
+        self._hook = CallbackHook(config, output_dir)
         self._trainer = trainer
         self._phases = PhaseWatch(nullcontext)
         self._iteration: int | None = None
@@ -71,9 +71,8 @@ class ProfilingCallback(transformers.TrainerCallback):
             trainer.add_callback(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of a Trainer may train as well; it does not share what is captured here.
-        mine = {"_hook": CallbackHook(self._config, self._output_dir), "_phases": PhaseWatch(nullcontext), "_iteration": None}
-        return vars(self) | mine
+        # As the hook's copy, which captures nothing yet.
+        return vars(self) | {"_phases": PhaseWatch(nullcontext), "_iteration": None}
 
     # -- around train() ----------------------------------------------------------------------------------------------
 

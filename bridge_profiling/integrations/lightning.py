@@ -75,7 +75,7 @@ class ProfilingCallback(*_CALLBACKS):  # type: ignore[misc]
 
     def __init__(self, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         super().__init__()
-        self._config, self._output_dir = config_from("ProfilingCallback", settings), output_dir
+        self._config = config_from("ProfilingCallback", settings)
         self._hook = CallbackHook(self._config, output_dir)
         self._phases = _NONE
         self._unlisten: Undo = _nothing
@@ -83,9 +83,8 @@ class ProfilingCallback(*_CALLBACKS):  # type: ignore[misc]
         self._iteration: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of a Trainer may train as well; it does not share what is captured here.
-        hook = CallbackHook(self._config, self._output_dir)
-        return vars(self) | {"_hook": hook, "_phases": _NONE, "_unlisten": _nothing, "_iteration": None}
+        # As the hook's copy, which captures nothing yet.
+        return vars(self) | {"_phases": _NONE, "_unlisten": _nothing, "_iteration": None}
 
     # -- what Lightning calls ----------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.against_bench import AgainstBench
+from bridge_profiling.analysis.breakdown import without_device
 from bridge_profiling.analysis.findings import Finding, Thresholds
 from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
 from bridge_profiling.analysis.memory_over_time import memory_over_time
@@ -106,7 +107,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     # Findings first: they ask of each capture what nobody else does, and captures are read once for all of it.
     findings = run.findings(thresholds)
     source = run.main_source
-    idle = [row["rank"] for row in run.breakdown().to_pylist() if row["source"] == source and not row["busy_us"]]
+    idle = without_device(run.breakdown(), source)
     return Summary(
         path=run.path,
         source=source,
@@ -117,7 +118,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
         limitations=run.limitations,
         errors=run.errors,
         bench=run.against_bench,
-        without_device=sorted(idle),
+        without_device=idle,
     )
 
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.breakdown import without_device
 from bridge_profiling.analysis.findings.books import Books, Grid
 from bridge_profiling.analysis.findings.finding import Confidence, Event
 from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
@@ -71,9 +72,13 @@ class Context:
 
     @cached_property
     def without_device(self) -> list[int]:
-        """Ranks whose trace has no work on a device, as of a training on CPUs: what idles there is no device."""
-        rows = self._mine(self.run.breakdown()).to_pylist()
-        return sorted(row["rank"] for row in rows if not row["busy_us"])
+        """Ranks whose trace has no work on a device: what idles there is no device."""
+        return without_device(self.run.breakdown(), self.source)
+
+    @property
+    def has_device(self) -> bool:
+        """Whether there is a device that could be idle."""
+        return not set(self.ranks) <= set(self.without_device)
 
     @cached_property
     def numbers(self) -> list[int | None]:

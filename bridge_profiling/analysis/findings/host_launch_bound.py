@@ -6,8 +6,6 @@ had nothing at all to do, and less what the profiler itself cost.
 
 from __future__ import annotations
 
-import numpy as np
-
 from bridge_profiling.analysis.absences import Cause
 from bridge_profiling.analysis.findings.context import Context, ranks_in_words
 from bridge_profiling.analysis.findings.finding import Finding
@@ -31,15 +29,15 @@ def find(context: Context) -> list[Finding]:
     Args:
         context: of one run.
     """
+    if not context.has_device:
+        return []
     lost = context.unclaimed_us(Cause.host_launch)
-    lost[:, np.isin(context.ranks, context.without_device)] = 0.0
     loss = claimed(context, lost, of=(Cause.host_launch,), at_least=context.thresholds.cause)
     if loss is None:
         return []
     confidence, reason = context.host_confidence()
     share = context.share(loss.recoverable_us)
-    absent = context.mean_us(context.absent_us(Cause.host_launch))
-    starved = {rank: time_us for rank, time_us in absent.items() if rank not in context.without_device}
+    starved = context.mean_us(context.absent_us(Cause.host_launch))
     late = blamed(starved)
     beside = " beside what makes single ranks late" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
     return [

@@ -35,10 +35,10 @@ def find(context: Context) -> list[Finding]:
     Args:
         context: of one run.
     """
+    if not context.has_device:
+        return []
     busy = _busy(context)
-    low = sorted(
-        rank for rank, share in busy.items() if share < context.thresholds.device_busy and rank not in context.without_device
-    )
+    low = sorted(rank for rank, share in busy.items() if share < context.thresholds.device_busy)
     if not low:
         return []
     idle = {cause: context.mean_us(context.absent_us(cause, profiler=True)) for cause in _WORDS}
