@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from bridge_profiling.capture.profilers import one_line
+from bridge_profiling.capture.signals import signals_held
 from bridge_profiling.capture.window_capture import NEVER, Trigger, WindowCapture, WindowPlan
 from bridge_profiling.config import ProfilingConfig
 
@@ -82,6 +83,15 @@ class Agenda:
 
     def advance(self, iteration: int) -> None:
         """Do what `iteration` calls for before it runs."""
+        capture = self.capturing
+        planned = self._plans and iteration >= self._plans[0].window.start - 1
+        if capture is not None and iteration in capture.window and not planned and not self._posted:
+            return
+        # A handler that raises where a profiler starts would leave it half started.
+        with signals_held():
+            self._advance(iteration)
+
+    def _advance(self, iteration: int) -> None:
         while self._posted:
             self.add(self._posted.popleft())
         self._take_up_plans(iteration)

@@ -29,7 +29,7 @@ from bridge_profiling.capture.mailbox import Mailbox
 from bridge_profiling.capture.nvtx import NvtxRange, range_functions
 from bridge_profiling.capture.profilers import one_line
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
-from bridge_profiling.capture.signals import signals_held
+from bridge_profiling.capture.signals import raised_by_handler, signals_held
 from bridge_profiling.capture.slow_iterations import SlowWatch
 from bridge_profiling.capture.window_capture import NEVER, Rank, WindowCapture, WindowPlan
 from bridge_profiling.capture.work import IterationWork
@@ -116,7 +116,8 @@ class ProfilingHook:
 
     def __enter__(self) -> ProfilingHook:
         if self._config.enabled or self._heeds_requests:
-            self._open()
+            with signals_held():
+                self._open()
         return self
 
     def iteration(self, iteration: int) -> AbstractContextManager:
@@ -338,6 +339,8 @@ class ProfilingHook:
                 if type(own) not in kinds:
                     stack.enter_context(own)
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             logger.error("rank %d: no range %r: %s", self._rank.number, name, one_line(error))
         return stack
 
@@ -356,6 +359,8 @@ class ProfilingHook:
         try:
             step(*arguments)
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             logger.exception("rank %d: profiling failed: %s. Training goes on.", self._rank.number, one_line(error))
             self._timer.watched = False
             self._agenda.fail(one_line(error))

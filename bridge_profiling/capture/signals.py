@@ -1,6 +1,7 @@
 """Sees to it that being told to stop does not lose what stopping is to save.
 
-Signals are held back while a capture is written, and one that would kill the process can be made to unwind it instead.
+Signals are held back while a capture begins or is written, and one that would kill the process can be made to unwind it
+instead. What a handler raises is the training's, wherever it is raised.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType, FunctionType, MethodType
 
-_HELD = (signal.SIGTERM, signal.SIGINT)
+#: What launchers, schedulers, terminals and time limits send; and SIGCHLD, where PyTorch's data loaders hear of a dead worker.
+_HELD = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Deliver SIGTERM and SIGINT after the block, to the handlers they have now.
+    """Deliver after the block what arrives in it, to the handlers that these signals have now.
 
-    A handler that raises (Ctrl-C's own, or one that unwinds on SIGTERM) would otherwise raise in the middle of writing.
+    A handler that raises (Ctrl-C's own, one that unwinds on SIGTERM, a data loader's that has lost a worker) would otherwise
+    raise in the middle of writing.
     A signal without a Python handler ends the process at once, as before, and only the main thread handles signals.
     """
     handlers = {number: signal.getsignal(number) for number in _HELD}
@@ -40,6 +45,24 @@ def signals_held() -> Iterator[None]:
             signal.signal(number, handler)
         for caught in arrived:
             signal.raise_signal(caught)
+
+
+def raised_by_handler(error: BaseException) -> bool:
+    """Whether a signal's handler raised it, in the middle of whatever ran: it was not that which failed."""
+    handlers = {number: signal.getsignal(number) for number in _HELD}
+    codes = {_code(handler) for handler in handlers.values() if callable(handler)} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code(handler: object) -> CodeType | None:
+    if not isinstance(handler, FunctionType | MethodType):
+        handler = getattr(type(handler), "__call__", None)  # noqa: B004 -- the function itself is wanted
+    return getattr(handler, "__code__", None)
 
 
 class UnwindOnce:

@@ -282,6 +282,7 @@ class WindowCapture:
         if self._finished or self._writer is not None:
             return
         self.state, self._finished = "closed", True
+        self.manifest.reason = None
         self.profilers.fail(reason)
         self.write_manifest()
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from bridge_profiling.capture.files import resolve_output_dir
 from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
+from bridge_profiling.capture.signals import raised_by_handler
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.easy import current
 from bridge_profiling.easy.launch import launch_named, place
@@ -187,7 +188,7 @@ class _Profile:
             self._phases.everything()
 
     def _finish(self) -> None:
-        """The window is over, or the process: write what was captured and say where. Raises nothing."""
+        """The window is over, or the process: write what was captured and say where. Lets through what a handler raises."""
         hook = self._hook
         if self._over or hook is None or os.getpid() != self._process:
             return
@@ -199,7 +200,9 @@ class _Profile:
             current.closed(hook)
             hook.__exit__(None, None, None)
             self._tell()
-        except Exception:
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
             logger.exception("profiling failed at its end")
 
     def _tell(self) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
-from bridge_profiling.capture.signals import UnwindOnce, die_of, exit_on
+from bridge_profiling.capture.signals import UnwindOnce, die_of, exit_on, raised_by_handler
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.easy import current
 from bridge_profiling.easy.imports import when_imported
@@ -92,7 +92,9 @@ class Session:
             hook.__exit__(type(error) if error else None, error, None)
             current.closed(hook)
             self._mind_sigterm(False)
-        except Exception:
+        except Exception as failure:
+            if raised_by_handler(failure):
+                raise
             logger.exception("profiling failed at its end")
         finally:
             if error is None or isinstance(error, SystemExit):
@@ -154,7 +156,9 @@ class Session:
             return
         try:
             act(*arguments)
-        except Exception:
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
             self._over = True
             logger.exception("profiling failed; the script goes on without")
 

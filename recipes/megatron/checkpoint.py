@@ -7,6 +7,7 @@ rank takes part in saving and in loading; nothing here runs on a rank that has f
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -181,7 +182,7 @@ def save(config: ConfigContainer, state: TrainingState, iteration: int) -> None:
         get_default_save_sharded_strategy("torch_dist"),
         parallel_state.get_data_parallel_group(with_context_parallel=True),
     )
-    with _parameters_whole(config, state.model):
+    with _parameters_whole(config, state.model), none_left_behind():
         dist_checkpointing.save(_sharded_state(state, is_loading=False), str(files.unfinished(root, iteration)), strategy)
     torch.distributed.barrier()
     if first:
@@ -193,6 +194,22 @@ def save(config: ConfigContainer, state: TrainingState, iteration: int) -> None:
         print(f"checkpoint of {iteration} iterations written in {perf_counter() - started:.1f} s: {folder}", flush=True)
     # No rank may end the job while the checkpoint has not got its name.
     torch.distributed.barrier()
+
+
+@contextmanager
+def none_left_behind() -> Iterator[None]:
+    """End the processes that the block has started when it is broken off, by SIGTERM or by a data loader that lost a worker.
+
+    megatron-core writes with processes of its own. One that it had no time to take note of would be waited for at this
+    process's exit, for ever.
+    """
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise
 
 
 def load(config: ConfigContainer, state: TrainingState, iteration: int) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 
-from bridge_profiling.capture.signals import die_of, exit_on, signals_held
+from bridge_profiling.capture.signals import die_of, exit_on, raised_by_handler, signals_held
+from bridge_profiling.capture.torch_profiler import TorchProfilerBackend
+from bridge_profiling.capture.window_capture import WindowCapture
 
 USR = signal.SIGUSR1
 
@@ -50,3 +53,81 @@ def test_a_handler_that_is_installed_in_between_is_left_alone() -> None:
     signal.signal(USR, signal.SIG_IGN)
     die_of(USR, mine)
     assert signal.getsignal(USR) is signal.SIG_IGN
+
+
+class _Handlers:
+    def method(self, number: int, frame: object) -> None:
+        raise RuntimeError("planted")
+
+    def __call__(self, number: int, frame: object) -> None:
+        raise RuntimeError("planted")
+
+
+def _function(number: int, frame: object) -> None:
+    raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize("handler", [_function, _Handlers().method, _Handlers()])
+def test_what_a_handler_raises_is_told_from_what_fails_by_itself(handler) -> None:
+    signal.signal(USR, handler)
+    with pytest.raises(RuntimeError) as raised:
+        signal.raise_signal(USR)
+    assert raised_by_handler(raised.value)
+    with pytest.raises(RuntimeError) as held, signals_held():
+        signal.raise_signal(USR)
+    assert raised_by_handler(held.value)
+    with pytest.raises(RuntimeError) as own:
+        raise RuntimeError("planted")
+    assert not raised_by_handler(own.value)
+
+
+@pytest.fixture
+def a_lost_worker():
+    """What a data loader of PyTorch does when the system tells it that one of its processes died."""
+
+    def lost(number: int, frame: object) -> None:
+        raise RuntimeError("DataLoader worker is killed by signal: Terminated")
+
+    before = signal.signal(signal.SIGCHLD, lost)
+    yield lambda: os.kill(os.getpid(), signal.SIGCHLD)
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize(
+    ("step", "status", "iterations"),
+    [
+        ("warm_up", "missed", None),
+        ("start", "partial", []),
+        ("iteration_range", "partial", [4]),
+        ("phase_range", "partial", [4]),
+        ("stop", "complete", [4, 5]),
+    ],
+)
+def test_a_handler_that_raises_in_the_hook_ends_the_training_and_not_the_capture(
+    run, monkeypatch, a_lost_worker, step, status, iterations
+) -> None:
+    real = getattr(TorchProfilerBackend, step)
+
+    def interrupted(self, *arguments):
+        if step in ("warm_up", "start", "stop") or len(run.losses) == 5:
+            a_lost_worker()
+        return real(self, *arguments)
+
+    monkeypatch.setattr(TorchProfilerBackend, step, interrupted)
+    with pytest.raises(RuntimeError, match="is killed by signal"):
+        run.train(run.config(4, 6), range(9))
+    manifest = run.manifest("iter-4-6")
+    assert manifest["status"] == status
+    assert status == "complete" or "is killed by signal" in manifest["reason"]
+    if iterations is not None:
+        assert run.iterations("iter-4-6") == (manifest["captured"] or {"iterations": []})["iterations"] == iterations
+
+
+def test_a_hook_that_fails_by_itself_says_why_in_the_manifest(run, monkeypatch) -> None:
+    def fails(self, iteration, error):
+        raise OSError("planted")
+
+    monkeypatch.setattr(WindowCapture, "iteration_ended", fails)
+    run.train(run.config(4, 6), range(9))
+    manifest = run.manifest("iter-4-6")
+    assert (manifest["status"], manifest["reason"]) == ("failed", "OSError: planted")

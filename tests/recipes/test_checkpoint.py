@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
+import signal
+import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -151,3 +155,28 @@ def test_a_training_can_be_made_longer_with_other_settings_of_the_optimizer(one)
     _, losses, _, resumed, _ = one
     assert list(resumed["longer"].train) == [6, 7]
     assert max(resumed["longer"].values) < losses["whole"].values[0] - 0.3
+
+
+@contextmanager
+def killed_at_the_end():
+    yield
+    raise SystemExit(143)
+
+
+def test_a_save_that_is_broken_off_leaves_no_process_to_wait_for():
+    from recipes.megatron.checkpoint import none_left_behind
+
+    own, started = (
+        multiprocessing.Process(target=time.sleep, args=(600,)),
+        multiprocessing.Process(target=time.sleep, args=(600,)),
+    )
+    own.start()
+    try:
+        with pytest.raises(SystemExit), none_left_behind(), killed_at_the_end():
+            started.start()
+        started.join(timeout=60)
+        assert started.exitcode == -signal.SIGTERM
+        assert own.is_alive()
+    finally:
+        own.kill()
+        own.join()
