@@ -172,7 +172,7 @@ class DatasetConfig:
 
 @dataclass(kw_only=True)
 class TokenizerConfig:
-    """The `tokenizer` section: megatron-core's null tokenizer, for data that are token ids already."""
+    """The `tokenizer` section: there is none, since data are token ids already."""
 
     vocab_size: int | None = None
     """Distinct tokens, the end-of-document token not counted; null is `model.vocab_size - 1`."""

@@ -36,7 +36,7 @@ def write(documents: Iterable[numpy.ndarray], prefix: str, *, end_of_document: i
     Args:
         documents: token ids below `end_of_document`.
         prefix: path without an ending; directories are made.
-        end_of_document: the token id that ends a document; the null tokenizer's is `tokenizer.vocab_size`.
+        end_of_document: the token id that ends a document; `tokenizer.vocab_size` in a training.
 
     Returns:
         The number of documents and of tokens.
