@@ -120,7 +120,9 @@ def ranks(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, l
     if without_device:
         tell(
             limitations,
-            f"{len(without_device)} ranks recorded no device work, as rank {without_device[0]}: they are not compared",
+            "no work on a device was recorded of "
+            + (f"{len(without_device)} ranks, as rank" if len(without_device) > 1 else "rank")
+            + f" {without_device[0]}: not compared",
         )
     rows.sort(key=lambda row: (-1 if row["iteration"] is None else row["iteration"], row["rank"]))
     if any(row["iteration"] is None for row in rows):

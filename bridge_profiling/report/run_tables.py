@@ -130,8 +130,18 @@ def _iterations(run: Run) -> Section:
         "blocked": "blocked_us",
         "dependency-stalled": "dependency_stalled_us",
     }
+    work = run.breakdown()
+    # A training on CPUs: no device was idle, and none starved.
+    idle = {(row["rank"], row["source"]) for row in _rows(work) if not row["busy_us"]}
     rows = [
-        [str(row["rank"]), *(_ms(row[name]) for name in columns.values()), f"median of {row['iterations']}"]
+        [
+            str(row["rank"]),
+            *(
+                "-" if name != "duration_us" and (row["rank"], row["source"]) in idle else _ms(row[name])
+                for name in columns.values()
+            ),
+            f"median of {row['iterations']}",
+        ]
         for row in _rows(run.typical_iteration())
     ]
     return Section("a typical iteration, ms", ["rank", *columns, "iterations"], rows, of_ranks=True)

@@ -38,16 +38,17 @@ def analyze(tmp_path: Path) -> Analyze:
     return run
 
 
-def write(path: Path, rank: int, cut: int | None = None) -> None:
-    """A trace of two iterations, cut off after some bytes."""
+def write(path: Path, rank: int, cut: int | None = None, *, device: bool = True) -> None:
+    """A trace of two iterations, cut off after some bytes; with a kernel in each, or on a CPU alone."""
     events = []
     for place in (0, 1):
         begin = 1000 * place
-        events += [
-            complete("user_annotation", f"ProfilerStep#{place}", begin, 900),
-            call("cudaLaunchKernel", begin + 10, 2, place + 1),
-            kernel("my_gemm_kernel", begin + 100, 250, correlation=place + 1),
-        ]
+        events.append(complete("user_annotation", f"ProfilerStep#{place}", begin, 900))
+        if device:
+            events += [
+                call("cudaLaunchKernel", begin + 10, 2, place + 1),
+                kernel("my_gemm_kernel", begin + 100, 250, correlation=place + 1),
+            ]
     path.parent.mkdir(parents=True, exist_ok=True)
     packed = gzip.compress(json.dumps(document(events, distributedInfo={"rank": rank})).encode())
     path.write_bytes(packed[:cut])
@@ -66,6 +67,17 @@ def test_piped_it_is_plain_text_with_every_number_in_its_place(analyze: Analyze)
     (gemm,) = (line for line in lines if line.endswith("my_gemm_kernel"))
     assert gemm.split() == ["compute", "2", "0.50", "100.0%", "250.0", "250.0", "250.0", "my_gemm_kernel"]
     assert any("only 2 iterations were captured" in line for line in lines)
+
+
+def test_a_rank_on_a_cpu_has_iterations_and_no_device_that_was_idle(analyze: Analyze, tmp_path: Path) -> None:
+    write(tmp_path / "run" / "rank-1.json.gz", 1, device=False)
+    done = analyze("run")
+    lines = done.stdout.splitlines()
+    typical = lines.index("a typical iteration, ms")
+    on_device, on_cpu = (line.split() for line in lines[typical + 2 : typical + 4])
+    assert on_device[:3] == ["0", "0.90", "0.25"]
+    assert on_cpu[:8] == ["1", "0.90", *"------"]
+    assert any("no work on a device was recorded of rank 1: not compared" in line for line in lines)
 
 
 def test_json_is_all_there_is_on_standard_output(analyze: Analyze) -> None:
