@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 
@@ -81,16 +80,31 @@ def test_what_a_handler_raises_is_told_from_what_fails_by_itself(handler) -> Non
     assert not raised_by_handler(own.value)
 
 
+@pytest.mark.parametrize(
+    "number", [signal.SIGCHLD, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT]
+)
+def test_a_signal_with_a_handler_is_held(number) -> None:
+    seen: list[int] = []
+    before = signal.signal(number, lambda *_: seen.append(number))
+    try:
+        with signals_held():
+            signal.raise_signal(number)
+            assert not seen
+        assert seen == [number]
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.fixture
 def a_lost_worker():
-    """What a data loader of PyTorch does when the system tells it that one of its processes died."""
+    """What a data loader of PyTorch does when the system tells it that one of its processes died, by another signal than the
+    system's: children of other tests die too."""
 
     def lost(number: int, frame: object) -> None:
         raise RuntimeError("DataLoader worker is killed by signal: Terminated")
 
-    before = signal.signal(signal.SIGCHLD, lost)
-    yield lambda: os.kill(os.getpid(), signal.SIGCHLD)
-    signal.signal(signal.SIGCHLD, before)
+    signal.signal(USR, lost)
+    return lambda: signal.raise_signal(USR)
 
 
 @pytest.mark.parametrize(
