@@ -34,6 +34,8 @@ class Backend:
 
     name = ""
     needs_warm_up = False
+    #: A capture that is whole, while what `stop` has returned gives it its final form.
+    unpacked: Path | None = None
 
     def open(self) -> None:
         """Called when the hook opens, before the model is built."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from bridge_profiling.capture.backend import Backend
 
@@ -97,6 +98,11 @@ class Profilers:
     def unwritten(self) -> bool:
         """Whether `finish` still has something to write."""
         return bool(self._left_to_write)
+
+    @property
+    def unpacked(self) -> list[Path]:
+        """What is whole, and lies under another name until `finish` has packed it."""
+        return [outcome.backend.unpacked for outcome, _ in self._left_to_write if outcome.backend.unpacked is not None]
 
     def close(self) -> None:
         """Release all of them, also those that failed."""

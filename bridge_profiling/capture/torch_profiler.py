@@ -164,11 +164,14 @@ class TorchProfilerBackend(Backend):
             _remove(raw)
             raise
 
+        self.unpacked = raw
+
         def compress() -> None:
             try:
                 write_whole(target, lambda temporary: _compress(raw, temporary, interrupted, target.name))
                 self.artifacts.insert(0, target)
             finally:
+                self.unpacked = None
                 _remove(raw)
 
         return compress

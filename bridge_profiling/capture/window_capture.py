@@ -231,6 +231,12 @@ class WindowCapture:
 
     def _finish(self, status: str, reason: str | None) -> None:
         """Write the rest, and only then say in the manifest that it is there."""
+        unpacked = self.profilers.unpacked
+        if unpacked:
+            # A launcher kills what takes too long to end: then this is true.
+            where = " and ".join(str(path) for path in unpacked)
+            self.manifest.reason = f"the process died while it compressed its trace; all of it lies in {where}"
+            self.write_manifest()
         self.profilers.finish(status, reason)
         self.manifest.reason = None
         self.write_manifest()

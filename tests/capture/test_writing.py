@@ -1,15 +1,18 @@
 """Writing a trace: what training waits for, what it does not, and signals that arrive meanwhile."""
 
 import gzip
+import json
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
 from bridge_profiling.capture import torch_profiler
 from bridge_profiling.capture.listener import Listener
 from bridge_profiling.capture.signals import signals_held
+from tests.capture.conftest import iterations_in
 
 
 def test_training_goes_on_while_a_trace_is_compressed(run, monkeypatch):
@@ -45,6 +48,27 @@ def test_a_compression_that_fails_is_in_the_manifest(run, monkeypatch):
     assert manifest["status"] == "failed"
     assert "No space left on device" in manifest["reason"]
     assert not list((run.root / "torch").rglob("*.*"))
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["while training goes on", "at its end"])
+def test_a_process_killed_while_it_compresses_leaves_the_whole_trace_and_tells_where(run, monkeypatch, beside):
+    """What a launcher's SIGKILL would leave at that moment is looked at, instead of being left."""
+    left = []
+
+    def killed(raw, *arguments):
+        manifest = run.manifest("iter-1-9")
+        where = Path(manifest["reason"].partition("all of it lies in ")[2])
+        left.append((manifest["status"], where == raw, iterations_in(json.loads(where.read_text()))))
+        compress(raw, *arguments)
+
+    compress = torch_profiler._compress
+    monkeypatch.setattr(torch_profiler, "_compress", killed)
+    run.train(run.config(1, 9), range(12 if beside else 5))
+    captured = list(range(1, 9 if beside else 5))
+    assert left == [("failed", True, captured)]
+    assert run.manifest("iter-1-9")["status"] == ("complete" if beside else "partial")
+    assert run.iterations("iter-1-9") == captured
+    assert len(list((run.root / "torch").rglob("*rank-0*"))) == 1
 
 
 def test_the_trace_is_called_by_its_own_name(run):

@@ -226,6 +226,8 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 ReturnToService=2
+# On a machine with ten times as much to do as it has processors, 30 s are too few to write in.
+KillWait=120
 MpiDefault=none
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1

@@ -108,6 +108,8 @@ def submit(slurm_cluster: SlurmCluster, committed_checkout: Path, tmp_path: Path
         command += ["--account", slurm_cluster.account, "--partition", slurm_cluster.partition]
         command += ["--nodes", "2", "--nproc-per-node", "2", "--ranks", "0,3", *arguments]
         environment = os.environ | slurm_cluster.environment | {"NEMORUN_HOME": str(tmp_path / "home"), "PATH": path}
+        # As the cluster's KillWait: torchrun's own patience is 30 s.
+        environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "110"
         output = tmp_path / "output"
         with open(output, "w") as file:
             process = subprocess.Popen(
