@@ -118,9 +118,11 @@ def test_slow_iterations_now_and_then(find: Find) -> None:
 def test_manifests_alone_tell_of_slow_iterations_and_of_the_profilers_cost(find: Find, tmp_path: Path, run_of: OpenRun) -> None:
     find(_durations(30, 24, count=60) | dict.fromkeys((19, 29, 39, 49, 59), 104.0))
     (tmp_path / "torch/iter-5-9/rank-0.pt.trace.json.gz").unlink()
+    manifest = tmp_path / "manifest/iter-5-9/rank-0.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"status": "failed", "reason": "planted"}))
     run = run_of(tmp_path)
     assert {finding.id for finding in run.findings()} == {"slow_iterations", "profiler_overhead"}
-    assert any("no capture" in sentence for sentence in run.limitations)
+    assert any("no capture" in sentence and sentence.endswith("; rank 0: planted") for sentence in run.limitations)
     assert json.loads(run.to_json())["ranks"] == []
 
 
