@@ -18,6 +18,7 @@ from bridge_profiling.analysis.collective_matching import tell
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, union
 from bridge_profiling.analysis.iterations import Windows
 from bridge_profiling.analysis.iterations import windows as device_windows
+from bridge_profiling.analysis.run_limitations import named
 from bridge_profiling.analysis.stragglers import stragglers
 from bridge_profiling.analysis.waiting import measure_waiting, rank_by_rank
 from bridge_profiling.traces.tables import RankInfo
@@ -116,14 +117,8 @@ def ranks(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, l
             f"how long {len(incomparable)} ranks, as rank {min(incomparable)}, waited is unknown, since none of their "
             "communication could be matched: whether they are slow cannot be told",
         )
-    without_device = sorted(windows)
-    if without_device:
-        tell(
-            limitations,
-            "no work on a device was recorded of "
-            + (f"{len(without_device)} ranks, as rank" if len(without_device) > 1 else "rank")
-            + f" {without_device[0]}: not compared",
-        )
+    if windows:
+        tell(limitations, f"no work on a device was recorded of {named(list(windows))}: not compared")
     rows.sort(key=lambda row: (-1 if row["iteration"] is None else row["iteration"], row["rank"]))
     if any(row["iteration"] is None for row in rows):
         tell(limitations, "captures without marked iterations are compared as wholes")

@@ -84,8 +84,7 @@ class Agenda:
     def advance(self, iteration: int) -> None:
         """Do what `iteration` calls for before it runs."""
         capture = self.capturing
-        planned = self._plans and iteration >= self._plans[0].window.start - 1
-        if capture is not None and iteration in capture.window and not planned and not self._posted:
+        if capture is not None and iteration in capture.window and not self._plan_due(iteration) and not self._posted:
             return
         # A handler that raises where a profiler starts would leave it half started.
         with signals_held():
@@ -108,8 +107,12 @@ class Agenda:
             if self._live[:1] == [first]:
                 break
 
+    def _plan_due(self, iteration: int) -> bool:
+        """Whether the next plan is to be taken up: in the iteration before its window."""
+        return bool(self._plans) and iteration >= self._plans[0].window.start - 1
+
     def _take_up_plans(self, iteration: int) -> None:
-        while self._plans and iteration >= self._plans[0].window.start - 1:
+        while self._plan_due(iteration):
             plan = self._plans.popleft()
             if iteration >= plan.window.end and self._plans:
                 continue

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
 
 #: What launchers, schedulers, terminals and time limits send; and SIGCHLD, where PyTorch's data loaders hear of a dead worker.
 _HELD = (
@@ -26,16 +27,13 @@ def signals_held() -> Iterator[None]:
     raise in the middle of writing.
     A signal without a Python handler ends the process at once, as before, and only the main thread handles signals.
     """
-    handlers = {number: signal.getsignal(number) for number in _HELD}
-    if threading.current_thread() is not threading.main_thread():
-        handlers = {}
+    held = _handlers() if threading.current_thread() is threading.main_thread() else {}
     arrived: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
         if number not in arrived:
             arrived.append(number)
 
-    held = {number: handler for number, handler in handlers.items() if callable(handler)}
     for number in held:
         signal.signal(number, remember)
     try:
@@ -49,14 +47,18 @@ def signals_held() -> Iterator[None]:
 
 def raised_by_handler(error: BaseException) -> bool:
     """Whether a signal's handler raised it, in the middle of whatever ran: it was not that which failed."""
-    handlers = {number: signal.getsignal(number) for number in _HELD}
-    codes = {_code(handler) for handler in handlers.values() if callable(handler)} - {None}
+    codes = {_code(handler) for handler in _handlers().values()} - {None}
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code in codes:
             return True
         trace = trace.tb_next
     return False
+
+
+def _handlers() -> dict[signal.Signals, Callable[[int, FrameType | None], Any]]:
+    """The Python functions that handle signals now."""
+    return {number: handler for number in _HELD if callable(handler := signal.getsignal(number))}
 
 
 def _code(handler: object) -> CodeType | None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge_profiling.analysis import Run
+from bridge_profiling.analysis.breakdown import without_device
 
 #: Kernels, groups and copies shown; the rest is in the JSON.
 _SHOWN = 10
@@ -131,19 +132,13 @@ def _iterations(run: Run) -> Section:
         "dependency-stalled": "dependency_stalled_us",
     }
     work = run.breakdown()
-    # A training on CPUs: no device was idle, and none starved.
-    idle = {(row["rank"], row["source"]) for row in _rows(work) if not row["busy_us"]}
-    rows = [
-        [
-            str(row["rank"]),
-            *(
-                "-" if name != "duration_us" and (row["rank"], row["source"]) in idle else _ms(row[name])
-                for name in columns.values()
-            ),
-            f"median of {row['iterations']}",
-        ]
-        for row in _rows(run.typical_iteration())
-    ]
+    on_cpu = {source: without_device(work, source) for source in set(work["source"].to_pylist())}
+    rows = []
+    for row in _rows(run.typical_iteration()):
+        # No device was idle there, and none starved.
+        told = {"duration_us"} if row["rank"] in on_cpu.get(row["source"], ()) else set(columns.values())
+        times = [_ms(row[name]) if name in told else "-" for name in columns.values()]
+        rows.append([str(row["rank"]), *times, f"median of {row['iterations']}"])
     return Section("a typical iteration, ms", ["rank", *columns, "iterations"], rows, of_ranks=True)
 
 

@@ -39,8 +39,8 @@ logging.getLogger("megatron.core.datasets.gpt_dataset").setLevel(logging.ERROR)
 class TokenIds(MegatronTokenizerBase):
     """What megatron-core's data sets ask of a tokenizer, for data that are token ids already.
 
-    megatron-core has one for that too. It comes with those for text, and loads `transformers` where that is installed: 1.7 s
-    of a rank's start, where all of it takes 7.
+    megatron-core has one for that too. It comes with those for text, and makes each rank load `transformers` where that is
+    installed.
 
     Args:
         vocab_size: distinct tokens; the id after them ends a document.

@@ -166,10 +166,7 @@ def killed_at_the_end():
 def test_a_save_that_is_broken_off_leaves_no_process_to_wait_for():
     from recipes.megatron.checkpoint import none_left_behind
 
-    own, started = (
-        multiprocessing.Process(target=time.sleep, args=(600,)),
-        multiprocessing.Process(target=time.sleep, args=(600,)),
-    )
+    own, started = (multiprocessing.Process(target=time.sleep, args=(600,)) for _ in range(2))
     own.start()
     try:
         with pytest.raises(SystemExit), none_left_behind(), killed_at_the_end():
