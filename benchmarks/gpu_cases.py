@@ -28,6 +28,12 @@ TEARDOWN: dict[str, str | None] = {"TEARDOWN_CUPTI": "1"}
 
 _PAIRS_A_REQUEST = 100
 
+#: Pairs in a window; the first and the last are not counted.
+_PAIRS_A_WINDOW = 22
+
+#: What cannot be told from no difference.
+_SAME = (0.995, 1.005)
+
 #: Iterations of a window that is compared with its neighbours: under torch stopping takes longer than recording.
 _TORCH_WINDOW, _NSYS_WINDOW, _HISTORY_WINDOW = 12, 32, 32
 
@@ -68,28 +74,58 @@ class Case:
 
 def idle(bench: Bench) -> None:
     """No profiling code at all against the hook outside its window, iteration by iteration."""
-    draw = random.Random(bench.name)
-    plain: list[int] = []
-    hook: list[int] = []
     with plain_worker(bench.place, bench.sizes) as worker:
         bench.results.facts["about"] = worker.ask("about")
-        bench.begin()
-        while bench.another_round():
-            order = [draw.random() < 0.5 for _ in range(_PAIRS_A_REQUEST)]
-            answer = worker.ask("idle_pairs", hook_first=order)
-            plain += answer["plain"]
-            hook += answer["hook"]
-    ratio, milliseconds = paired_ratio(hook, plain), {"none": median_ms(plain), "hook": median_ms(hook)}
-    row = Row(
-        bench.name, "hook idle / no profiling code", ratio, len(plain), milliseconds, (0.995, 1.005), interval_counts=True
-    )
+        _pairs(bench, partial(worker.ask, "idle_pairs"), "hook_first", _PAIRS_A_REQUEST, "hook idle / no profiling code", _SAME)
+
+
+def monitor(bench: Bench) -> None:
+    """Two iterations beside which the monitor takes a sample against two without: what one sample costs the training."""
+    with plain_worker(bench.place, bench.sizes) as worker:
+        unavailable = worker.ask("sampled_pairs", sample_first=[True])["unavailable"]
+        bench.results.facts["not sampled"] = unavailable or "nothing"
+        row = _pairs(bench, partial(worker.ask, "sampled_pairs"), "sample_first", _PAIRS_A_REQUEST // 4, "sampled / not", None)
+    row.note = "two iterations, one sample: a training pays for one a second"
+
+
+def _pairs(
+    bench: Bench,
+    ask: Callable[..., dict[str, Any]],
+    order: str,
+    count: int,
+    what: str,
+    target: tuple[float, float] | None,
+) -> Row:
+    """Pairs that a training runs on its own, as many as there is time for, in an order drawn for each; and their ratio.
+
+    Args:
+        bench: the case.
+        ask: has the training run pairs, and answers the nanoseconds of both `sides`, the denominator's first.
+        order: the argument that says for each pair whether the numerator goes first.
+        count: pairs a request.
+        what: the two sides.
+        target: where the whole interval should lie.
+    """
+    draw = random.Random(bench.name)
+    sides: dict[str, list[int]] = {}
+    bench.begin()
+    while bench.another_round():
+        answer = ask(**{order: [draw.random() < 0.5 for _ in range(count)]})
+        for name, durations in answer["sides"].items():
+            sides.setdefault(name, []).extend(durations)
+    (_, without), (_, with_it) = sides.items()
+    milliseconds = {name: median_ms(durations) for name, durations in sides.items()}
+    ratio = paired_ratio(with_it, without)
+    row = Row(bench.name, what, ratio, len(without), milliseconds, target, interval_counts=target is not None)
     bench.results.rows.append(row)
+    return row
 
 
 def inside(bench: Bench, profiling: dict[str, Any], window: int) -> None:
     """Inside the window: the hook, the same profiler bare, and neither; all in one process."""
     place = Place(bench.place.lane, bench.place.scratch, bench.place.environment | TEARDOWN)
     with plain_worker(place, bench.sizes) as worker:
+        _pairs_in_windows(bench, worker.ask, profiling)
         medians = take_turns(bench, _sides(worker.ask, worker, profiling, window), window)
     _compare(bench, medians, window)
 
@@ -100,6 +136,8 @@ def inside_nsys(bench: Bench, profiling: dict[str, Any], window: int) -> None:
         plain_worker(bench.place, bench.sizes) as outside,
         ManyWindows(bench.place, bench.sizes, profiling, reports=False) as nsys,
     ):
+        outside.connect()
+        _pairs_in_windows(bench, nsys.window, profiling)
         sides = _sides(nsys.window, nsys.worker, profiling, window)
         sides["without nsys"] = partial(outside.ask, "plain", settle=SETTLE, count=window)
         medians = take_turns(bench, sides, window)
@@ -108,6 +146,17 @@ def inside_nsys(bench: Bench, profiling: dict[str, Any], window: int) -> None:
     _compare(bench, medians, window, unprofiled_target=target, attached="attached, not collecting")
     _row(bench, medians, "hook", "without nsys", window, target, "another process, without nsys around it")
     _row(bench, medians, "unprofiled", "without nsys", window, None, "what nsys costs outside its capture range")
+
+
+def _pairs_in_windows(bench: Bench, window_of: Callable[..., dict[str, Any]], profiling: dict[str, Any]) -> None:
+    """What the hook adds to an iteration that is recorded anyway, pair by pair; takes a half of the case's time.
+
+    Blocks of the hook and of the bare profiler lie seconds apart, and a machine is faster or slower by more than the hook
+    costs meanwhile. That both give the profiler the same options is what the blocks show.
+    """
+    bench.seconds /= 2
+    asked = partial(window_of, "window_pairs", profiling=profiling, settle=SETTLE)
+    _pairs(bench, asked, "hook_first", _PAIRS_A_WINDOW, "recorded: with the hook / without", (0.0, 1.02))
 
 
 def _sides(window_of: Callable[..., Any], worker: Worker, profiling: dict[str, Any], window: int) -> dict[str, Any]:
@@ -224,6 +273,7 @@ OVERHEAD_CASES = (
     _nsys("nsys", NSYS),
     _nsys("nsys-shapes", NSYS_SHAPES),
     Case("idle", 150, 20, idle),
+    Case("monitor", 60, 20, monitor),
     _torch("torch-stacks", STACKS, 100),
     _torch("torch", TORCH, 75),
     _torch("torch-shapes", SHAPES, 75),

@@ -191,7 +191,7 @@ def main(cases: Sequence[Case], description: str | None) -> None:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", default=[""], metavar="NAME", help="names of cases, or beginnings of names; all")
     parser.add_argument("--seconds", type=float, default=380, help="for all of it (default: %(default)s)")
-    rounds = "rounds of a case at most; 100 pairs in one of `idle`, 20 in one of `after-`"
+    rounds = "rounds of a case at most; 100 pairs in one of `idle`, 25 of `monitor`, 20 in a window and of `after-`"
     parser.add_argument("--rounds", type=int, default=80, help=rounds)
     parser.add_argument("--gpus", type=int, help="GPUs to use at most; all that are visible")
     parser.add_argument("--layers", type=int, default=Sizes.layers)

@@ -11,6 +11,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from time import perf_counter_ns
@@ -82,6 +83,9 @@ class Training:
 
     Args:
         sizes: of the model and the batch.
+
+    Attributes:
+        next_iteration: number of the next iteration within a hook; those without one have no numbers.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -121,7 +125,7 @@ class Training:
         return [self._timed(partial(self._hooked_iteration, hook)) for _ in range(count)]
 
     def pairs(self, hook: ProfilingHook, hook_first: Sequence[bool]) -> tuple[list[int], list[int]]:
-        """Run pairs of one iteration without profiling code and one within this open hook.
+        """Run pairs of one iteration without profiling code and one within this open hook, which does not count the former.
 
         Args:
             hook: an open hook.
@@ -131,23 +135,55 @@ class Training:
             Nanoseconds of the plain iterations, and of the others.
         """
         self._loop.hook = hook
-        hooked = partial(self._hooked_iteration, hook)
-        plain_ns, hooked_ns = [], []
-        for first in hook_first:
-            if first:
-                hooked_ns.append(self._timed(hooked))
-                plain_ns.append(self._timed(self._plain_iteration))
-            else:
-                plain_ns.append(self._timed(self._plain_iteration))
-                hooked_ns.append(self._timed(hooked))
-        return plain_ns, hooked_ns
+        return self._in_pairs(self._plain_iteration, partial(self._hooked_iteration, hook), hook_first)
+
+    def pairs_beside(self, work: Callable[[], object], beside_first: Sequence[bool]) -> tuple[list[int], list[int]]:
+        """Run pairs of two iterations undisturbed and two beside which another thread does `work`.
+
+        Args:
+            work: begun with the first of the two iterations, and over before anything else is timed.
+            beside_first: for each pair, which of the two goes first.
+
+        Returns:
+            Nanoseconds of the undisturbed two iterations, and of the others.
+        """
+        with ThreadPoolExecutor(1) as other:
+            running: list[Future] = []
+
+            def disturbed() -> None:
+                running.append(other.submit(work))
+                self._plain_iteration()
+                self._plain_iteration()
+
+            def undisturbed() -> None:
+                self._plain_iteration()
+                self._plain_iteration()
+
+            def settle() -> None:
+                while running:
+                    running.pop().result()
+
+            return self._in_pairs(undisturbed, disturbed, beside_first, settle)
+
+    def _in_pairs(
+        self,
+        first: Callable[[], None],
+        second: Callable[[], None],
+        swapped: Sequence[bool],
+        between: Callable[[], None] = lambda: None,
+    ) -> tuple[list[int], list[int]]:
+        """Time two sides in pairs, the second before the first where `swapped` says so; the nanoseconds of each side."""
+        sides: tuple[list[int], list[int]] = ([], [])
+        for swap in swapped:
+            for index in (1, 0) if swap else (0, 1):
+                sides[index].append(self._timed((first, second)[index]))
+                between()
+        return sides
 
     def _timed(self, iteration: Callable[[], None]) -> int:
         began = perf_counter_ns()
         iteration()
-        duration = perf_counter_ns() - began
-        self.next_iteration += 1
-        return duration
+        return perf_counter_ns() - began
 
     def _plain_iteration(self) -> None:
         self._plain._step(self._iterators)
@@ -157,6 +193,7 @@ class Training:
         with hook.iteration(self.next_iteration):
             self._loop._step(self._iterators)
             torch.cuda.synchronize()
+        self.next_iteration += 1
 
     def rest(self) -> None:
         """Let a pending teardown of CUPTI finish, as the hook does when it closes: it waits for calls to CUDA."""

@@ -11,6 +11,7 @@ import gc
 import gzip
 import json
 import logging
+import os
 import shutil
 import socket
 import statistics
@@ -35,9 +36,13 @@ from benchmarks.gpu_training import Training
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
 from bridge_profiling.capture.nsys_launch import exit_code_told
+from bridge_profiling.monitor import Monitor
 
 #: No iteration of a benchmark is as late: a hook that waits for it is idle.
 _NEVER = 10**12
+
+#: Longer than any benchmark runs.
+_LONG_SECONDS = 1e6
 
 
 class Worker:
@@ -104,7 +109,33 @@ class Worker:
             with ProfilingHook(config, rank=0, output_dir=folder) as hook:
                 self._training.pairs(hook, [True, False])
                 plain, hooked = self._training.pairs(hook, hook_first)
-        return {"plain": plain, "hook": hooked}
+        return {"sides": {"plain": plain, "hook": hooked}}
+
+    def window_pairs(self, profiling: dict[str, Any], settle: int, hook_first: list[bool]) -> dict[str, object]:
+        """Pairs like these within one window of a hook, so that the same profiler records both sides.
+
+        The first pair and the last are not answered: the start of the profiler falls into one, and its stop into the other.
+        """
+        self.open(profiling, window_in=settle, window=len(hook_first))
+        assert self._hook is not None
+        try:
+            self._training.hooked(self._hook, settle)
+            plain, hooked = self._training.pairs(self._hook, hook_first)
+        finally:
+            self.close()
+        return {"sides": {"plain": plain[1:-1], "hook": hooked[1:-1]}}
+
+    def sampled_pairs(self, sample_first: list[bool]) -> dict[str, object]:
+        """Pairs of two iterations without the monitor and two beside which it takes a sample of this process and its GPU."""
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if self._training.cuda else []
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            # Its own samples never come: the interval is longer than any benchmark.
+            monitor = Monitor(jsonl=Path(folder, "monitor.jsonl"), port=0, gpus=gpus, interval=_LONG_SECONDS)
+            with monitor:
+                self._training.pairs_beside(monitor._take, [True, False])
+                plain, sampled = self._training.pairs_beside(monitor._take, sample_first)
+        assert monitor.sample is not None
+        return {"sides": {"plain": plain, "sampled": sampled}, "unavailable": monitor.sample.unavailable}
 
     # -- a hook that stays open over several requests ----------------------------------------------------------------
 
