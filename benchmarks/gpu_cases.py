@@ -31,6 +31,9 @@ _PAIRS_A_REQUEST = 100
 #: Pairs in a window; the first and the last are not counted.
 _PAIRS_A_WINDOW = 22
 
+#: Of a case's time; blocks are compared in the rest.
+_SHARE_OF_PAIRS = 0.7
+
 #: What cannot be told from no difference.
 _SAME = (0.995, 1.005)
 
@@ -149,14 +152,16 @@ def inside_nsys(bench: Bench, profiling: dict[str, Any], window: int) -> None:
 
 
 def _pairs_in_windows(bench: Bench, window_of: Callable[..., dict[str, Any]], profiling: dict[str, Any]) -> None:
-    """What the hook adds to an iteration that is recorded anyway, pair by pair; takes a half of the case's time.
+    """What the hook adds to an iteration that is recorded anyway, pair by pair; leaves the case the rest of its time.
 
     Blocks of the hook and of the bare profiler lie seconds apart, and a machine is faster or slower by more than the hook
     costs meanwhile. That both give the profiler the same options is what the blocks show.
     """
-    bench.seconds /= 2
     asked = partial(window_of, "window_pairs", profiling=profiling, settle=SETTLE)
+    whole = bench.seconds
+    bench.seconds = whole * _SHARE_OF_PAIRS
     _pairs(bench, asked, "hook_first", _PAIRS_A_WINDOW, "recorded: with the hook / without", (0.0, 1.02))
+    bench.seconds = whole - bench.seconds
 
 
 def _sides(window_of: Callable[..., Any], worker: Worker, profiling: dict[str, Any], window: int) -> dict[str, Any]:
@@ -217,7 +222,7 @@ def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, A
     captured = worker.ask("run", count=SETTLE + _WINDOW)["durations"]
     just_after = worker.ask("run", count=_JUST_AFTER)
     beside = worker.ask("written", seconds=180)["beside_s"]
-    after_it = _beside(bench, draw, partial(worker.ask, "run", count=_TURN), control, rounds=len(before["worker"]))
+    after_it = _beside(bench, draw, partial(worker.ask, "run", count=_TURN), control)
     worker.ask("close")
 
     usual = statistics.median(before["worker"])
@@ -238,19 +243,17 @@ def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, A
     itself_moved = statistics.median(after_it["worker"]) / usual
     ratio, milliseconds = changed_ratio(*ratios), {"before": usual, "after": statistics.median(after_it["worker"])}
     note = f"itself {itself_moved:.4f}, the control {control_moved:.4f}"
-    counted = len(before["worker"]) * (_TURN - 1)
+    counted = min(len(before["worker"]), len(after_it["worker"])) * (_TURN - 1)
     row = Row(bench.name, "after / before, over a control", ratio, counted, milliseconds, (0.98, 1.02), note=note)
     bench.results.rows.append(row)
 
 
-def _beside(
-    bench: Bench, draw: random.Random, turn: Callable[[], Any], control: Worker, rounds: int | None = None
-) -> dict[str, list[float]]:
+def _beside(bench: Bench, draw: random.Random, turn: Callable[[], Any], control: Worker) -> dict[str, list[float]]:
     """A training and the control in turns; the median of each turn."""
     sides = {"worker": turn, "control": partial(control.ask, "plain", settle=0, count=_TURN)}
     medians: dict[str, list[float]] = {name: [] for name in sides}
     bench.begin()
-    while bench.another_round() if rounds is None else len(medians["worker"]) < rounds:
+    while bench.another_round():
         for name in draw.sample(list(sides), len(sides)):
             medians[name].append(median_ms(sides[name]()["durations"][1:]))
     return medians
