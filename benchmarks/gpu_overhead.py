@@ -59,6 +59,7 @@ class Record:
     rows: list[Row] = field(default_factory=list)
     costs: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    raw: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -70,6 +71,8 @@ class Record:
         self.seconds[bench.name] = seconds
         if bench.results.facts:
             self.facts[bench.name] = bench.results.facts
+        if bench.results.raw:
+            self.raw[bench.name] = bench.results.raw
         self.write()
 
     def write(self) -> None:

@@ -72,11 +72,13 @@ class Results:
         rows: ratios.
         costs: what captures took, one entry a window.
         facts: anything else, by name.
+        raw: what was measured, for whoever computes with it again; written and not printed.
     """
 
     rows: list[Row] = field(default_factory=list)
     costs: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    raw: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -7,6 +7,7 @@ Started by the GPU benchmarks (gpu_processes.py), under nsys or not. One JSON ob
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import gzip
 import json
@@ -21,7 +22,7 @@ import threading
 import traceback
 from importlib import metadata
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 if __name__ == "__main__":
@@ -131,11 +132,27 @@ class Worker:
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             # Its own samples never come: the interval is longer than any benchmark.
             monitor = Monitor(jsonl=Path(folder, "monitor.jsonl"), port=0, gpus=gpus, interval=_LONG_SECONDS)
+            computed: list[float] = []
+
+            def sample() -> None:
+                # As the monitor itself counts it when it decides how often it may sample.
+                before = thread_time() - monitor._of_driver
+                monitor._take()
+                computed.append(thread_time() - monitor._of_driver - before)
+
             with monitor:
-                self._training.pairs_beside(monitor._take, [True, False])
-                plain, sampled = self._training.pairs_beside(monitor._take, sample_first)
+                self._training.pairs_beside(sample, [True, False])
+                plain, sampled = self._training.pairs_beside(sample, sample_first)
         assert monitor.sample is not None
-        return {"sides": {"plain": plain, "sampled": sampled}, "unavailable": monitor.sample.unavailable}
+        sides = {"plain": plain, "sampled": sampled}
+        return {"sides": sides, "computed_s": statistics.median(computed), "unavailable": monitor.sample.unavailable}
+
+    def stay_on(self, core: int) -> dict[str, object]:
+        """Run on this core alone from here on, with every thread that the process has."""
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), {core})
+        return {}
 
     # -- a hook that stays open over several requests ----------------------------------------------------------------
 

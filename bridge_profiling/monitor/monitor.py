@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _BETWEEN_ALERTS = 60.0
 
 #: Share of the time that sampling may compute, unless an interval is asked for.
-_MOST = 0.0005
+MOST_OF_A_PROCESSOR = 0.0005
 
 
 class Sink(Protocol):
@@ -124,7 +124,7 @@ class Monitor:
         self._slow = slow_iterations or SlowIterationAlert()
         self._leaks = leaks if leaks is not None else (LeakAlert("device"), LeakAlert("host"))
         self._bounded = Bounded(_BETWEEN_ALERTS)
-        seconds, most = (1.0, _MOST) if interval is None else (interval, None)
+        seconds, most = (1.0, MOST_OF_A_PROCESSOR) if interval is None else (interval, None)
         self._ticking = Ticking(self._take, seconds, "bridge_profiling monitor", most, lambda: self._of_driver)
 
     def __enter__(self) -> Monitor:

@@ -28,6 +28,18 @@ def test_the_interval_holds_the_true_ratio_in_about_95_of_100_measurements(ratio
     assert 0.90 <= statistics.mean(one.low <= ratio <= one.high for one in found) <= 0.99
 
 
+def test_the_interval_is_as_wide_where_the_machine_favours_a_side_for_a_while():
+    generator = np.random.default_rng(5)
+    held = []
+    for seed in range(100):
+        # Phases of ten pairs in which one side is up to a tenth faster.
+        favour = np.repeat(generator.lognormal(0.0, 0.05, 60), 10)
+        above, below = durations(generator, 600, ratio=1.0)
+        found = paired_ratio(above * favour, below, seed=seed)
+        held.append(found.low <= 1.0 <= found.high)
+    assert 0.88 <= statistics.mean(held) <= 0.99
+
+
 def test_a_cost_of_half_a_percent_shows_with_enough_pairs_and_none_does_not():
     generator = np.random.default_rng(1)
     none, half = (paired_ratio(*durations(generator, 6000, ratio=ratio)) for ratio in (1.0, 1.005))
