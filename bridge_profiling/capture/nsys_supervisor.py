@@ -142,11 +142,13 @@ class Supervisor:
     def _wait(self) -> int:
         """Wait for the training, deliver the report when the window has closed; the training's exit code."""
         assert self._child is not None
-        while self._child.poll() is None:
-            self._deliver_if_due()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(_POLL_SECONDS)
-        code = self._child.returncode
+        if self._child.poll() is None:
+            # Not Popen.wait: with a timeout it asks again and again, and this process lives as long as the training.
+            nsys = Watch(self._child.pid)
+            while not nsys.ended(_POLL_SECONDS if self._to_deliver else None):
+                self._deliver_if_due()
+            nsys.close()
+        code = self._child.wait()
         if self._training is not None and not self._training.ended(1.0):
             self._say(f"nsys ended with code {code}, and the training goes on without it")
             if not self._report.exists() and not self._handover.has("delivered"):
@@ -157,8 +159,13 @@ class Supervisor:
             code = self._handover.read("exit").get("code", 1)
         return code if code >= 0 else 128 - code
 
+    @property
+    def _to_deliver(self) -> bool:
+        """Whether a report is still to come that the training waits for."""
+        return self._with_range and not self._handover.has("delivered")
+
     def _deliver_if_due(self) -> None:
-        if self._with_range and self._handover.has("stopped") and not self._handover.has("delivered"):
+        if self._to_deliver and self._handover.has("stopped"):
             self._deliver()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:

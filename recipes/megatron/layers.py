@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.tensor_parallel import random
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
@@ -89,5 +90,8 @@ def layer_spec(model: GPTModelConfig, stage: int | None) -> TransformerBlockSubm
 
 def compile_layers(layers: torch.nn.ModuleList) -> None:
     """Let torch.compile take over each layer, one by one: they are alike, so what is compiled for one serves all."""
+    # torch (2.11 to 2.13 at least) sets a GPU's random state under a lock of `torch.cuda`, and dynamo, when it compiles what
+    # runs under it, sets it again: the first forward pass never ends (pytorch/pytorch#182948).
+    random._set_cuda_rng_state = torch.compiler.disable(random._set_cuda_rng_state)
     for layer in layers:
         layer.compile()

@@ -114,6 +114,22 @@ def test_sigterm_reaches_the_training_through_nsys_and_what_was_captured_is_ther
     assert iterations(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite") == ["iteration_2", "iteration_3"]
 
 
+def waits_of(pid):
+    """How often a process has gone to sleep so far."""
+    said = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", said, re.MULTILINE).group(1))
+
+
+def test_once_its_report_is_delivered_the_supervisor_only_waits_for_the_training(environment, tmp_path):
+    process = start(environment | {"ITERATIONS": "40"}, tmp_path)
+    wait_for(process, "iteration 10 of")
+    assert manifest(tmp_path)["status"] == "complete"
+    waits = waits_of(process.pid)
+    wait_for(process, "iteration 35 of")
+    assert waits_of(process.pid) == waits
+    assert process.wait(timeout=60) == 0
+
+
 def test_a_training_that_is_killed_leaves_its_report_and_a_true_manifest(environment, tmp_path):
     (tmp_path / "hold").touch()
     process = start(environment, tmp_path)
