@@ -130,6 +130,7 @@ def inside(bench: Bench, profiling: dict[str, Any], window: int) -> None:
     """Inside the window: the hook, the same profiler bare, and neither; all in one process."""
     place = Place(bench.place.lane, bench.place.scratch, bench.place.environment | TEARDOWN)
     with plain_worker(place, bench.sizes) as worker:
+        _stay_on_one_core(bench, worker)
         _pairs_in_windows(bench, worker.ask, profiling)
         medians = take_turns(bench, _sides(worker.ask, worker, profiling, window), window)
     _compare(bench, medians, window)
@@ -141,7 +142,7 @@ def inside_nsys(bench: Bench, profiling: dict[str, Any], window: int) -> None:
         plain_worker(bench.place, bench.sizes) as outside,
         ManyWindows(bench.place, bench.sizes, profiling, reports=False) as nsys,
     ):
-        outside.connect()
+        _stay_on_one_core(bench, outside, nsys.worker)
         _pairs_in_windows(bench, nsys.window, profiling)
         sides = _sides(nsys.window, nsys.worker, profiling, window)
         sides["without nsys"] = partial(outside.ask, "plain", settle=SETTLE, count=window)
@@ -151,6 +152,12 @@ def inside_nsys(bench: Bench, profiling: dict[str, Any], window: int) -> None:
     _compare(bench, medians, window, unprofiled_target=target, attached="attached, not collecting")
     _row(bench, medians, "hook", "without nsys", window, target, "another process, without nsys around it")
     _row(bench, medians, "unprofiled", "without nsys", window, None, "what nsys costs outside its capture range")
+
+
+def _stay_on_one_core(bench: Bench, *workers: Worker) -> None:
+    """Have these trainings, which take turns, share a core."""
+    for worker in workers:
+        worker.ask("stay_on", core=max(bench.place.lane.cores))
 
 
 def _pairs_in_windows(bench: Bench, window_of: Callable[..., dict[str, Any]], profiling: dict[str, Any]) -> None:
@@ -205,8 +212,7 @@ def _row(
 def after(bench: Bench, profiling: dict[str, Any], environment: dict[str, str | None]) -> None:
     """After the window against before the hook opened, with a second process that is never profiled to show the drift.
 
-    Both stay on one core, whose neighbours then disturb both alike; on many, each is faster or slower by 10 % for minutes,
-    depending on where its threads happen to run.
+    Both stay on one core, so that what disturbs it disturbs both alike.
     """
     place = Place(bench.place.lane, bench.place.scratch, bench.place.environment | environment)
     nsys = profiling.get("use_nsys_profiler", False)
@@ -221,8 +227,7 @@ def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, A
     bench.most_rounds *= _TURNS_A_ROUND
     unprofiled = partial(worker.ask, "plain", settle=0, count=_TURN)
     # Their start takes longer than many turns, and is none of the time that counts.
-    for one in (control, worker):
-        one.ask("stay_on", core=max(bench.place.lane.cores))
+    _stay_on_one_core(bench, control, worker)
     before = _beside(bench, draw, unprofiled, control)
     worker.ask("open", profiling=profiling, window_in=SETTLE, window=_WINDOW)
     captured = worker.ask("run", count=SETTLE + _WINDOW)["durations"]
@@ -243,15 +248,16 @@ def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, A
         "usual_ms": usual,
         "written_beside_s": beside + sum(just_after["durations"][: just_after["writing"]]) / 1e9,
     }
-    ratios = [
-        [mine / theirs for mine, theirs in zip(half["worker"], half["control"], strict=True)] for half in (before, after_it)
-    ]
-    control_moved = statistics.median(after_it["control"]) / statistics.median(before["control"])
-    itself_moved = statistics.median(after_it["worker"]) / usual
-    ratio, milliseconds = changed_ratio(*ratios), {"before": usual, "after": statistics.median(after_it["worker"])}
-    note = f"itself {itself_moved:.4f}, the control {control_moved:.4f}"
-    counted = min(len(before["worker"]), len(after_it["worker"])) * (_TURN - 1)
-    row = Row(bench.name, "after / before, over a control", ratio, counted, milliseconds, (0.98, 1.02), note=note)
+    ratios = []
+    for when, half in (("before", before), ("after", after_it)):
+        milliseconds = {name: statistics.median(medians) for name, medians in half.items()}
+        counted = len(half["worker"]) * (_TURN - 1)
+        ratio = paired_ratio(half["worker"], half["control"])
+        bench.results.rows.append(Row(bench.name, f"{when}, over a control", ratio, counted, milliseconds))
+        ratios.append([mine / theirs for mine, theirs in zip(half["worker"], half["control"], strict=True)])
+    milliseconds = {"before": usual, "after": statistics.median(after_it["worker"])}
+    counted = min(map(len, ratios)) * (_TURN - 1)
+    row = Row(bench.name, "after / before, over a control", changed_ratio(*ratios), counted, milliseconds, (0.98, 1.02))
     bench.results.rows.append(row)
 
 
@@ -278,6 +284,13 @@ def _after_case(name: str, profiling: dict[str, Any], environment: dict[str, str
     return Case(f"after-{name}", 32, 40, partial(after, profiling=profiling, environment=environment), **needs)
 
 
+#: Settings of nsys that its manual does not tell, off by default: CUPTI detached when the collection ends, and attached no
+#: earlier than when it begins.
+_DETACHING = {
+    "nsys-finalized": "CuptiFinalizeOnStop=true",
+    "nsys-attached-late": "CuptiSubscribeOnStart=true;CuptiFinalizeOnStop=true",
+}
+
 #: Those that take longest, and matter most, first.
 OVERHEAD_CASES = (
     _nsys("nsys", NSYS),
@@ -290,6 +303,7 @@ OVERHEAD_CASES = (
     _torch("torch-memory", MEMORY_EVENTS, 75),
     _torch("torch-chakra", CHAKRA, 75),
     _after_case("nsys", NSYS, {}, nsys=True),
+    *(_after_case(name, NSYS, {"NSYS_CONFIG_DIRECTIVES": directives}, nsys=True) for name, directives in _DETACHING.items()),
     _after_case("torch", TORCH, {"TEARDOWN_CUPTI": None}),
     _after_case("torch-no-teardown", TORCH, {"TEARDOWN_CUPTI": "0"}, cuda=True),
     Case("inside-history", 50, 25, partial(inside, profiling=HISTORY, window=_HISTORY_WINDOW), cuda=True),

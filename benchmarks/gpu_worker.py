@@ -7,7 +7,6 @@ Started by the GPU benchmarks (gpu_processes.py), under nsys or not. One JSON ob
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import gzip
 import json
@@ -148,10 +147,8 @@ class Worker:
         return {"sides": sides, "computed_s": statistics.median(computed), "unavailable": monitor.sample.unavailable}
 
     def stay_on(self, core: int) -> dict[str, object]:
-        """Run on this core alone from here on, with every thread that the process has."""
-        for thread in os.listdir("/proc/self/task"):
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(int(thread), {core})
+        """Compute on this core alone from here on."""
+        self._training.stay_on(core)
         return {}
 
     # -- a hook that stays open over several requests ----------------------------------------------------------------

@@ -305,6 +305,8 @@ class Jobs:
             "PYTHONPATH": os.pathsep.join(filter(None, (str(PLANTED), str(ROOT), os.environ.get("PYTHONPATH")))),
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "200",
+            # Each rank would start up to 32 processes that import torch, to compile the few small kernels which are fused.
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
             **spec.environment,
         }
         started = time.monotonic()
