@@ -80,14 +80,14 @@ def idle(bench: Bench) -> None:
     """No profiling code at all against the hook outside its window, iteration by iteration."""
     with plain_worker(bench.place, bench.sizes) as worker:
         bench.results.facts["about"] = worker.ask("about")
-        _pairs(bench, partial(worker.ask, "idle_pairs"), "hook_first", _PAIRS_A_REQUEST, "hook idle / no profiling code", _SAME)
+        _pairs(bench, partial(worker.ask, "idle_pairs"), _PAIRS_A_REQUEST, "hook idle / no profiling code", _SAME)
 
 
 def monitor(bench: Bench) -> None:
     """Two iterations beside which the monitor takes a sample against two without: what one sample costs the training."""
     with plain_worker(bench.place, bench.sizes) as worker:
-        row = _pairs(bench, partial(worker.ask, "sampled_pairs"), "sample_first", _PAIRS_A_REQUEST // 4, "sampled / not", None)
-        one = worker.ask("sampled_pairs", sample_first=[True] * 5)
+        row = _pairs(bench, partial(worker.ask, "sampled_pairs"), _PAIRS_A_REQUEST // 4, "sampled / not", None)
+        one = worker.ask("sampled_pairs", swapped=[True] * 5)
     seconds = max(one["computed_s"] / MOST_OF_A_PROCESSOR, 1.0)
     row.note = f"two iterations and one sample; a training's come every {seconds:.1f} s"
     bench.results.facts["a sample"] = {"computed_s": one["computed_s"], "every_s": seconds, "unavailable": one["unavailable"]}
@@ -96,7 +96,6 @@ def monitor(bench: Bench) -> None:
 def _pairs(
     bench: Bench,
     ask: Callable[..., dict[str, Any]],
-    order: str,
     count: int,
     what: str,
     target: tuple[float, float] | None,
@@ -105,8 +104,8 @@ def _pairs(
 
     Args:
         bench: the case.
-        ask: has the training run pairs, and answers the nanoseconds of both `sides`, the denominator's first.
-        order: the argument that says for each pair whether the numerator goes first.
+        ask: has the training run pairs, the numerator first in those that are `swapped`, and answers the nanoseconds of both
+            `sides`, the denominator's before the numerator's.
         count: pairs a request.
         what: the two sides.
         target: where the whole interval should lie.
@@ -115,7 +114,7 @@ def _pairs(
     sides: dict[str, list[int]] = {}
     bench.begin()
     while bench.another_round():
-        answer = ask(**{order: [draw.random() < 0.5 for _ in range(count)]})
+        answer = ask(swapped=[draw.random() < 0.5 for _ in range(count)])
         for name, durations in answer["sides"].items():
             sides.setdefault(name, []).extend(durations)
     (_, without), (_, with_it) = sides.items()
@@ -169,7 +168,7 @@ def _pairs_in_windows(bench: Bench, window_of: Callable[..., dict[str, Any]], pr
     asked = partial(window_of, "window_pairs", profiling=profiling, settle=SETTLE)
     whole = bench.seconds
     bench.seconds = whole * _SHARE_OF_PAIRS
-    _pairs(bench, asked, "hook_first", _PAIRS_A_WINDOW, "recorded: with the hook / without", (0.0, 1.02))
+    _pairs(bench, asked, _PAIRS_A_WINDOW, "recorded: with the hook / without", (0.0, 1.02))
     bench.seconds = whole - bench.seconds
 
 
@@ -226,7 +225,7 @@ def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, A
     bench.seconds /= 2
     bench.most_rounds *= _TURNS_A_ROUND
     unprofiled = partial(worker.ask, "plain", settle=0, count=_TURN)
-    # Their start takes longer than many turns, and is none of the time that counts.
+    # Answered when both run: their start takes longer than many turns, and is none of the time that counts.
     _stay_on_one_core(bench, control, worker)
     before = _beside(bench, draw, unprofiled, control)
     worker.ask("open", profiling=profiling, window_in=SETTLE, window=_WINDOW)

@@ -6,14 +6,13 @@ synchronize of the device, so that its duration is all of it. On a machine witho
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -61,7 +60,7 @@ def _threads() -> set[int]:
 
 
 def _bind(thread: int, cores: set[int]) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         os.sched_setaffinity(thread, cores)
 
 
@@ -162,14 +161,13 @@ class Training:
         with ThreadPoolExecutor(1) as other:
             running: list[Future] = []
 
-            def disturbed() -> None:
-                running.append(other.submit(work))
-                self._plain_iteration()
-                self._plain_iteration()
-
             def undisturbed() -> None:
                 self._plain_iteration()
                 self._plain_iteration()
+
+            def disturbed() -> None:
+                running.append(other.submit(work))
+                undisturbed()
 
             def settle() -> None:
                 while running:

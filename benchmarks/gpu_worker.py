@@ -21,7 +21,7 @@ import threading
 import traceback
 from importlib import metadata
 from pathlib import Path
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Any
 
 if __name__ == "__main__":
@@ -33,10 +33,10 @@ import torch
 from benchmarks.gpu_bare import bare
 from benchmarks.gpu_sizes import Sizes
 from benchmarks.gpu_training import Training
+from benchmarks.monitor_overhead import MeteredMonitor
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
 from bridge_profiling.capture.nsys_launch import exit_code_told
-from bridge_profiling.monitor import Monitor
 
 #: No iteration of a benchmark is as late: a hook that waits for it is idle.
 _NEVER = 10**12
@@ -102,49 +102,41 @@ class Worker:
             written = self.close()
         return {"durations": durations, "beside_s": beside, **written}
 
-    def idle_pairs(self, hook_first: list[bool]) -> dict[str, object]:
+    def idle_pairs(self, swapped: list[bool]) -> dict[str, object]:
         """Pairs of an iteration without profiling code and one within a hook whose window is far away."""
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=_NEVER, profile_step_end=_NEVER + 2)
             with ProfilingHook(config, rank=0, output_dir=folder) as hook:
                 self._training.pairs(hook, [True, False])
-                plain, hooked = self._training.pairs(hook, hook_first)
+                plain, hooked = self._training.pairs(hook, swapped)
         return {"sides": {"plain": plain, "hook": hooked}}
 
-    def window_pairs(self, profiling: dict[str, Any], settle: int, hook_first: list[bool]) -> dict[str, object]:
+    def window_pairs(self, profiling: dict[str, Any], settle: int, swapped: list[bool]) -> dict[str, object]:
         """Pairs like these within one window of a hook, so that the same profiler records both sides.
 
         The first pair and the last are not answered: the start of the profiler falls into one, and its stop into the other.
         """
-        self.open(profiling, window_in=settle, window=len(hook_first))
+        self.open(profiling, window_in=settle, window=len(swapped))
         assert self._hook is not None
         try:
             self._training.hooked(self._hook, settle)
-            plain, hooked = self._training.pairs(self._hook, hook_first)
+            plain, hooked = self._training.pairs(self._hook, swapped)
         finally:
             self.close()
         return {"sides": {"plain": plain[1:-1], "hook": hooked[1:-1]}}
 
-    def sampled_pairs(self, sample_first: list[bool]) -> dict[str, object]:
+    def sampled_pairs(self, swapped: list[bool]) -> dict[str, object]:
         """Pairs of two iterations without the monitor and two beside which it takes a sample of this process and its GPU."""
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if self._training.cuda else []
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             # Its own samples never come: the interval is longer than any benchmark.
-            monitor = Monitor(jsonl=Path(folder, "monitor.jsonl"), port=0, gpus=gpus, interval=_LONG_SECONDS)
-            computed: list[float] = []
-
-            def sample() -> None:
-                # As the monitor itself counts it when it decides how often it may sample.
-                before = thread_time() - monitor._of_driver
-                monitor._take()
-                computed.append(thread_time() - monitor._of_driver - before)
-
+            monitor = MeteredMonitor(jsonl=Path(folder, "monitor.jsonl"), port=0, gpus=gpus, interval=_LONG_SECONDS)
             with monitor:
-                self._training.pairs_beside(sample, [True, False])
-                plain, sampled = self._training.pairs_beside(sample, sample_first)
+                self._training.pairs_beside(monitor._take, [True, False])
+                plain, sampled = self._training.pairs_beside(monitor._take, swapped)
         assert monitor.sample is not None
         sides = {"plain": plain, "sampled": sampled}
-        return {"sides": sides, "computed_s": statistics.median(computed), "unavailable": monitor.sample.unavailable}
+        return {"sides": sides, "computed_s": statistics.median(monitor.computed), "unavailable": monitor.sample.unavailable}
 
     def stay_on(self, core: int) -> dict[str, object]:
         """Compute on this core alone from here on."""

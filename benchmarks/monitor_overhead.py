@@ -24,18 +24,26 @@ from bridge_profiling.monitor import Monitor, TrainingMonitor
 
 
 class MeteredMonitor(Monitor):
-    """A monitor that knows what each sample has cost its thread, and takes none while it is `paused`."""
+    """A monitor that knows what each sample has cost its thread, and takes none while it is `paused`.
+
+    Attributes:
+        costs: seconds of a processor for each sample.
+        computed: the same without the driver's, which hold nobody up: what decides how often the monitor samples.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.costs: list[float] = []
+        self.computed: list[float] = []
         self.paused = False
 
     def _take(self) -> None:
         if not self.paused:
-            before = thread_time()
+            before, of_driver = thread_time(), self._of_driver
             super()._take()
-            self.costs.append(thread_time() - before)
+            cost = thread_time() - before
+            self.costs.append(cost)
+            self.computed.append(cost - (self._of_driver - of_driver))
 
 
 def work(amount: int) -> int:

@@ -5,6 +5,8 @@ Only the job's machines can answer this, so nothing here runs on a submit host; 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -90,8 +92,16 @@ def layer_spec(model: GPTModelConfig, stage: int | None) -> TransformerBlockSubm
 
 def compile_layers(layers: torch.nn.ModuleList) -> None:
     """Let torch.compile take over each layer, one by one: they are alike, so what is compiled for one serves all."""
-    # torch (2.11 to 2.13 at least) sets a GPU's random state under a lock of `torch.cuda`, and dynamo, when it compiles what
-    # runs under it, sets it again: the first forward pass never ends (pytorch/pytorch#182948).
-    random._set_cuda_rng_state = torch.compiler.disable(random._set_cuda_rng_state)
+    _leave_random_states_out()
     for layer in layers:
         layer.compile()
+
+
+@cache
+def _leave_random_states_out() -> None:
+    """Have dynamo compile nothing of what sets a GPU's random state.
+
+    torch (2.11 to 2.13 at least) sets it under a lock of `torch.cuda`, and dynamo, when it compiles what runs under that lock,
+    sets it again: the first forward pass never ends (pytorch/pytorch#182948).
+    """
+    random._set_cuda_rng_state = torch.compiler.disable(random._set_cuda_rng_state)

@@ -49,12 +49,13 @@ def test_the_plain_step_is_the_loops_own_without_its_ranges(name):
 @pytest.mark.needs("megatron")
 def test_without_a_gpu_it_still_shows_that_it_works(tmp_path):
     script, found = Path(gpu_overhead.__file__), tmp_path / "found.json"
-    cases = ["monitor", "inside-torch", "after-torch"]
+    cases = ["idle", "monitor", "inside-torch", "after-torch"]
     command = [sys.executable, script, "--cases", *cases, "--seconds", "500", "--rounds", "1"]
     ended = subprocess.run([*command, "--json", found], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     record = json.loads(found.read_text())
     rows = {(row["case"], row["what"]): row for row in record["rows"]}
+    assert rows["idle", "hook idle / no profiling code"]["iterations"] == 100
     assert rows["monitor", "sampled / not"]["iterations"] == 25
     assert rows["inside-torch", "recorded: with the hook / without"]["iterations"] == 20
     assert rows["inside-torch", "hook / bare"]["iterations"] == 10

@@ -28,7 +28,7 @@ def test_the_interval_holds_the_true_ratio_in_about_95_of_100_measurements(ratio
     assert 0.90 <= statistics.mean(one.low <= ratio <= one.high for one in found) <= 0.99
 
 
-def test_the_interval_is_as_wide_where_the_machine_favours_a_side_for_a_while():
+def test_the_interval_holds_the_true_ratio_also_where_the_machine_favours_a_side_for_a_while():
     generator = np.random.default_rng(5)
     held = []
     for seed in range(100):

@@ -78,6 +78,12 @@ def left_over(folder):
     return subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout.split()
 
 
+def waits_of(pid):
+    """How often a process has gone to sleep so far."""
+    said = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", said, re.MULTILINE).group(1))
+
+
 def test_the_ranks_asked_for_run_under_nsys_and_the_others_without(environment, tmp_path):
     """Must-show 1, on one machine: TP=2 DP=2 under torchrun, ranks 0 and 3."""
     command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
@@ -114,18 +120,13 @@ def test_sigterm_reaches_the_training_through_nsys_and_what_was_captured_is_ther
     assert iterations(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite") == ["iteration_2", "iteration_3"]
 
 
-def waits_of(pid):
-    """How often a process has gone to sleep so far."""
-    said = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", said, re.MULTILINE).group(1))
-
-
 def test_once_its_report_is_delivered_the_supervisor_only_waits_for_the_training(environment, tmp_path):
-    process = start(environment | {"ITERATIONS": "40"}, tmp_path)
-    wait_for(process, "iteration 10 of")
+    process = start(environment | {"ITERATIONS": "50"}, tmp_path)
+    # Its last look at what it has delivered lies well behind it then.
+    wait_for(process, "iteration 20 of")
     assert manifest(tmp_path)["status"] == "complete"
     waits = waits_of(process.pid)
-    wait_for(process, "iteration 35 of")
+    wait_for(process, "iteration 45 of")
     assert waits_of(process.pid) == waits
     assert process.wait(timeout=60) == 0
 
