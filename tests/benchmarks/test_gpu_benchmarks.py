@@ -50,7 +50,7 @@ def test_the_plain_step_is_the_loops_own_without_its_ranges(name):
 def test_without_a_gpu_it_still_shows_that_it_works(tmp_path):
     script, found = Path(gpu_overhead.__file__), tmp_path / "found.json"
     cases = ["idle", "monitor", "inside-torch", "after-torch"]
-    command = [sys.executable, script, "--cases", *cases, "--seconds", "500", "--rounds", "1"]
+    command = [sys.executable, script, "--cases", *cases, "--seconds", "5000", "--rounds", "1"]
     ended = subprocess.run([*command, "--json", found], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     record = json.loads(found.read_text())
