@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
+import logging
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -99,6 +102,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             missing = NEEDS[name]()
             if missing:
                 pytest.skip(missing)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _root_loggers_handlers_survive() -> Iterator[None]:
+    """After a file of tests the root logger has the handlers it had before.
+
+    NeMo-Run's Experiment replaces them all when it is made, and takes the first away when it is collected as garbage, in
+    whatever thread that happens: a handler that is about to be called is then passed over, pytest's own among them.
+    """
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    if root.handlers != handlers:
+        gc.collect()
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
