@@ -30,6 +30,7 @@ EXECUTIONS = {
         "model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"
     ),
     "selective_recompute": ("model.recompute_granularity=selective",),
+    "compiled": ("model.torch_compile=true",),
 }  # fmt: skip
 
 #: Micro-batches of an iteration of these.

@@ -1,4 +1,4 @@
-"""CUDA graphs and activation recompute: the trace shows the work that was done, by torch and by nsys."""
+"""CUDA graphs, activation recompute and compiled layers: the trace shows the work that was done, by torch and by nsys."""
 
 from __future__ import annotations
 
@@ -92,6 +92,15 @@ def test_selective_recompute_shows_the_attention_twice(job, reference):
     eager = matrix_products(kernels_of(trace(reference), COMPUTE)[11])
     again = matrix_products(kernels_of(trace(job), COMPUTE)[11])
     assert again - eager == EXECUTION_MICROBATCHES * ATTENTION_PRODUCTS
+
+
+@beside("compiled")
+def test_a_compiled_layer_shows_its_matrix_products_and_the_kernels_that_inductor_made(job, reference):
+    compiled, eager = kernels_of(trace(job), COMPUTE)[11], kernels_of(trace(reference), COMPUTE)[11]
+    assert matrix_products(compiled) == matrix_products(eager)
+    assert any(name.startswith("triton_") for name in compiled)
+    assert not any(name.startswith("triton_") for name in eager)
+    assert compiled.total() < eager.total()
 
 
 @pytest.mark.parametrize(
