@@ -32,6 +32,11 @@ def matrix_products(kernels: Mapping[str, int]) -> int:
     return sum(count for name, count in kernels.items() if _MATRIX_PRODUCT.search(name) and not _SUMS_UP.search(name))
 
 
+def from_inductor(kernels: Mapping[str, int]) -> int:
+    """How many of these kernels `torch.compile` has made."""
+    return sum(count for name, count in kernels.items() if name.startswith("triton_"))
+
+
 def launched_outside(tables: RankTables) -> list[str]:
     """Kernels and copies whose launch is unknown, or lies before the first or after the last iteration's range."""
     events, iterations = tables.device_events, tables.iterations

@@ -62,9 +62,9 @@ def test_the_ranks_asked_for_wrote_and_no_other_wrote_anything(job):
                 "memory": {f"memory/{{}}/rank-{rank}.pickle"},
             }[source]
     folder = f"iter-{job.spec.window[0]}-{job.spec.window[1]}"
-    # By which rank 0 tells the others the folder's name, profiled or not.
-    agreed = f"manifest/{folder}/attempt.json"
-    assert job.files - {agreed} == {name.format(folder) for name in expected}
+    # Rank 0's, profiled or not: the folder's name, for the others, and where the job is, for whoever asks it for a capture.
+    of_the_job = {f"manifest/{folder}/attempt.json", "on-demand/progress.json"}
+    assert job.files - of_the_job == {name.format(folder) for name in expected}
 
 
 @pytest.mark.parametrize("job", WHOLE, indirect=True)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.gpu.catalog import EXECUTION_MICROBATCHES, EXECUTIONS
-from tests.gpu.kernels import COMPUTE, difference, kernels_of, launched_by, launched_outside, matrix_products
+from tests.gpu.kernels import COMPUTE, difference, from_inductor, kernels_of, launched_by, launched_outside, matrix_products
 
 pytestmark = [pytest.mark.needs("cuda", "megatron", "nemo_run", "nsys_on_path"), pytest.mark.timeout(900)]
 
@@ -74,7 +74,7 @@ def test_nsys_names_the_graph_of_each_kernel(job):
     assert len(set(graphs)) >= 2, "a graph for the forward and one for the backward"
 
 
-@pytest.mark.parametrize("job", ["cuda_graphs-torch"], indirect=True)
+@pytest.mark.parametrize("job", ["cuda_graphs-torch", "cuda_graphs-nsys"], indirect=True)
 def test_training_goes_on_after_the_window_where_graphs_are_replayed(job):
     assert max(job.losses) == 19
     assert all(float.fromhex(loss) == float.fromhex(loss) for loss in job.losses.values()), "no NaN"
@@ -98,9 +98,9 @@ def test_selective_recompute_shows_the_attention_twice(job, reference):
 def test_a_compiled_layer_shows_its_matrix_products_and_the_kernels_that_inductor_made(job, reference):
     compiled, eager = kernels_of(trace(job), COMPUTE)[11], kernels_of(trace(reference), COMPUTE)[11]
     assert matrix_products(compiled) == matrix_products(eager)
-    assert any(name.startswith("triton_") for name in compiled)
-    assert not any(name.startswith("triton_") for name in eager)
-    assert compiled.total() < eager.total()
+    # Eager layers have some too: megatron-core compiles what it fuses by itself.
+    assert from_inductor(compiled) > 2 * from_inductor(eager)
+    assert compiled.total() - from_inductor(compiled) < eager.total() - from_inductor(eager)
 
 
 @pytest.mark.parametrize(
