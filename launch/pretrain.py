@@ -69,11 +69,13 @@ def unwinding_on_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets only the main thread handle signals.
         return
-    previous = signal.signal(signal.SIGTERM, UnwindOnce())
+    handler = UnwindOnce()
+    previous = signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+        handler.removed()
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from bridge_profiling.capture.mailbox import Mailbox
 from bridge_profiling.capture.nvtx import NvtxRange, range_functions
 from bridge_profiling.capture.profilers import one_line
 from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
-from bridge_profiling.capture.signals import raised_by_handler, signals_held
+from bridge_profiling.capture.signals import exit_after_all, raised_by_handler, signals_held, told_to_exit
 from bridge_profiling.capture.slow_iterations import SlowWatch
 from bridge_profiling.capture.window_capture import NEVER, Rank, WindowCapture, WindowPlan
 from bridge_profiling.capture.work import IterationWork
@@ -122,6 +122,8 @@ class ProfilingHook:
 
     def iteration(self, iteration: int) -> AbstractContextManager:
         """A context manager around global iteration `iteration` (0-based, a resume counts on)."""
+        if told_to_exit:
+            exit_after_all()
         if iteration >= self._edge:
             self._safely(self._reach, iteration)
         timer = self._timer

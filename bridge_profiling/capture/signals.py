@@ -67,6 +67,10 @@ def _code(handler: object) -> CodeType | None:
     return getattr(handler, "__code__", None)
 
 
+#: Exit codes that handlers of this process have raised, of those that are still installed.
+told_to_exit: list[int] = []
+
+
 class UnwindOnce:
     """A handler that raises SystemExit when its signal comes, so that `with` blocks unwind and write what they hold.
 
@@ -75,13 +79,29 @@ class UnwindOnce:
     """
 
     def __init__(self) -> None:
-        self._came = False
+        self._code: int | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """The signal has come."""
-        if not self._came:
-            self._came = True
-            raise SystemExit(128 + number)
+        if self._code is None:
+            self._code = 128 + number
+            told_to_exit.append(self._code)
+            raise SystemExit(self._code)
+
+    def removed(self) -> None:
+        """The handler is installed no more: what it raised is of the past."""
+        if self._code in told_to_exit:
+            told_to_exit.remove(self._code)
+
+
+def exit_after_all() -> None:
+    """Raise again what a handler has raised, where the training goes on nevertheless.
+
+    A handler raises wherever the main thread happens to be. In a destructor, or in another callback whose caller takes no
+    exceptions, that is dropped, and nobody hears of it.
+    """
+    if threading.current_thread() is threading.main_thread():
+        raise SystemExit(told_to_exit[-1])
 
 
 def exit_on(number: signal.Signals) -> UnwindOnce | None:
@@ -101,5 +121,8 @@ def exit_on(number: signal.Signals) -> UnwindOnce | None:
 
 def die_of(number: signal.Signals, handler: UnwindOnce | None) -> None:
     """Undo `exit_on`, unless somebody else has come to handle the signal since."""
-    if handler is not None and threading.current_thread() is threading.main_thread() and signal.getsignal(number) is handler:
+    if handler is None:
+        return
+    handler.removed()
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is handler:
         signal.signal(number, signal.SIG_DFL)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from threading import Thread
 
 import pytest
 
-from bridge_profiling.capture.signals import die_of, exit_on, raised_by_handler, signals_held
+from bridge_profiling.capture.hook import ProfilingHook
+from bridge_profiling.capture.signals import die_of, exit_on, raised_by_handler, signals_held, told_to_exit
 from bridge_profiling.capture.torch_profiler import TorchProfilerBackend
 from bridge_profiling.capture.window_capture import WindowCapture
 
@@ -19,6 +21,7 @@ def _as_before() -> Iterator[None]:
     before = signal.signal(USR, signal.SIG_DFL)
     yield
     signal.signal(USR, before)
+    told_to_exit.clear()
 
 
 def test_the_first_signal_unwinds_and_what_follows_does_not_end_the_writing() -> None:
@@ -135,6 +138,50 @@ def test_a_handler_that_raises_in_the_hook_ends_the_training_and_not_the_capture
     assert status == "complete" or "is killed by signal" in manifest["reason"]
     if iterations is not None:
         assert run.iterations("iter-4-6") == (manifest["captured"] or {"iterations": []})["iterations"] == iterations
+
+
+class _Destroyed:
+    """Gets the signal while it is destroyed: Python drops what the handler raises there."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(USR)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("window", "status"), [((2, 8), "partial"), ((20, 22), "missed")])
+def test_an_exit_that_was_dropped_ends_the_training_before_its_next_iteration(run, window, status) -> None:
+    handler = exit_on(USR)
+    with pytest.raises(SystemExit) as ended:
+        run.train(run.config(*window), range(9), on_iteration=lambda iteration: _Destroyed() if iteration == 4 else None)
+    assert ended.value.code == 128 + USR
+    assert len(run.losses) == 5, "iteration 4 was whole"
+    manifest = run.manifest(f"iter-{window[0]}-{window[1]}")
+    assert manifest["status"] == status
+    assert f"told to exit (code {128 + USR}) after iteration 4" in manifest["reason"]
+    assert status == "missed" or run.iterations("iter-2-8") == manifest["captured"]["iterations"] == [2, 3, 4]
+    die_of(USR, handler)
+    with ProfilingHook(None, rank=0) as hook, hook.iteration(0):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_exit_of_the_main_thread_is_none_of_another_threads() -> None:
+    handler = exit_on(USR)
+    _Destroyed()
+    done: list[int] = []
+
+    def train() -> None:
+        with ProfilingHook(None, rank=0) as hook, hook.iteration(0):
+            done.append(0)
+
+    thread = Thread(target=train)
+    thread.start()
+    thread.join()
+    assert done == [0]
+    with pytest.raises(SystemExit), ProfilingHook(None, rank=0) as hook, hook.iteration(1):
+        done.append(1)
+    assert done == [0]
+    die_of(USR, handler)
 
 
 def test_a_hook_that_fails_by_itself_says_why_in_the_manifest(run, monkeypatch) -> None:
