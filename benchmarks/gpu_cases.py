@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.gpu_processes import ManyWindows, Place, Worker, own_nsys_worker, plain_worker
 from benchmarks.gpu_rounds import SETTLE, Bench, Row, median_ms, take_turns
 from benchmarks.paired import changed_ratio, paired_ratio
+from bridge_profiling.capture.nsys_launch import DIRECTIVES_VARIABLE
 from bridge_profiling.monitor.monitor import MOST_OF_A_PROCESSOR
 
 TORCH: dict[str, Any] = {"use_pytorch_profiler": True}
@@ -283,12 +284,8 @@ def _after_case(name: str, profiling: dict[str, Any], environment: dict[str, str
     return Case(f"after-{name}", 32, 40, partial(after, profiling=profiling, environment=environment), **needs)
 
 
-#: Settings of nsys that its manual does not tell, off by default: CUPTI detached when the collection ends, and attached no
-#: earlier than when it begins.
-_DETACHING = {
-    "nsys-finalized": "CuptiFinalizeOnStop=true",
-    "nsys-attached-late": "CuptiSubscribeOnStart=true;CuptiFinalizeOnStop=true",
-}
+#: As nsys itself does: CUPTI stays attached when the collection is over.
+_ATTACHED: dict[str, str | None] = {DIRECTIVES_VARIABLE: "CuptiFinalizeOnStop=false"}
 
 #: Those that take longest, and matter most, first.
 OVERHEAD_CASES = (
@@ -302,7 +299,7 @@ OVERHEAD_CASES = (
     _torch("torch-memory", MEMORY_EVENTS, 75),
     _torch("torch-chakra", CHAKRA, 75),
     _after_case("nsys", NSYS, {}, nsys=True),
-    *(_after_case(name, NSYS, {"NSYS_CONFIG_DIRECTIVES": directives}, nsys=True) for name, directives in _DETACHING.items()),
+    _after_case("nsys-attached", NSYS, _ATTACHED, nsys=True),
     _after_case("torch", TORCH, {"TEARDOWN_CUPTI": None}),
     _after_case("torch-no-teardown", TORCH, {"TEARDOWN_CUPTI": "0"}, cuda=True),
     Case("inside-history", 50, 25, partial(inside, profiling=HISTORY, window=_HISTORY_WINDOW), cuda=True),

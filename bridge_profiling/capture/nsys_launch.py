@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -42,6 +42,17 @@ CAPTURE_RANGE = "bridge_profiling_window"
 
 #: APIs that need a CUDA device.
 _CUDA_ONLY = frozenset({"cuda", "cuda-hw", "cuda-sw", "cublas", "cublas-verbose", "cudnn", "cusparse", "cusolver", "nccl"})
+
+
+#: Settings of nsys itself that its manual does not tell, as `name=value;name=value`.
+DIRECTIVES_VARIABLE = "NSYS_CONFIG_DIRECTIVES"
+
+#: One of them, false by default: CUPTI is detached when the collection ends. Left attached, it costs a step that is bound by
+#: its launches 6 % for the rest of the run (docs/benchmarks.md).
+_DETACH = "CuptiFinalizeOnStop"
+
+#: The versions with which that is known to work; others are not given what their manual does not tell.
+_DETACHES = ("2024.2.",)
 
 
 def runs_under_nsys(environ: Mapping[str, str] = os.environ) -> bool:
@@ -137,6 +148,21 @@ def nsys_command(
     return [*head, *options], warnings + [text for text in unknown if any(name in text for name in asked | {"gpu-metrics"})]
 
 
+def directives(version: NsysVersion, options: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+    """NSYS_CONFIG_DIRECTIVES for an nsys: the user's own, and that CUPTI is detached when its one capture is over.
+
+    Args:
+        version: the nsys.
+        options: of its `profile` command.
+        environ: where the user's own are; what they say of detaching stands.
+    """
+    own = environ.get(DIRECTIVES_VARIABLE, "")
+    one_capture = value_of(options, "--capture-range-end") == "stop"
+    if not one_capture or not version.text.startswith(_DETACHES) or _DETACH.lower() in own.lower():
+        return own
+    return ";".join(filter(None, [own.rstrip(";"), f"{_DETACH}=true"]))
+
+
 def _supervisor(config: ProfilingConfig, *, rank: int, local_rank: int, cuda: bool) -> list[str]:
     """The supervisor's command, with all it needs written down for it.
 
@@ -169,6 +195,8 @@ def _supervisor(config: ProfilingConfig, *, rank: int, local_rank: int, cuda: bo
         reports_with_range=reports_with_range(nsys[2:]) and captures_of(nsys[2:]) == 1,
     )
     os.environ[HANDOVER_VARIABLE] = str(handover.directory)
+    if cuda:
+        os.environ[DIRECTIVES_VARIABLE] = directives(version, nsys[2:])
     root = Path(__file__).resolve().parents[2]
     # By its path and not by -m: a training started by its own path need not have this package where -m looks.
     start = (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from bridge_profiling.capture.nsys_launch import nsys_command
+from bridge_profiling.capture import ParallelLayout, nsys_launch, start_under_nsys
+from bridge_profiling.capture.nsys_launch import DIRECTIVES_VARIABLE, directives, nsys_command
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.nsys_versions import NsysVersion
@@ -84,3 +86,44 @@ def test_the_users_options_win_by_name(given):
 def test_options_that_cannot_work_are_refused_before_anything_starts(wrong):
     with pytest.raises(ProfilingConfigError, match=r"profiling\.nsys_"):
         ProfilingConfig(**wrong).finalize()
+
+
+DETACHES = NsysVersion("/opt/nsys", "2024.2.3.38-242334140272v0", OLD.options)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (None, "CuptiFinalizeOnStop=true"),
+        ("", "CuptiFinalizeOnStop=true"),
+        ("AgentLaunchTimeoutSec=240;", "AgentLaunchTimeoutSec=240;CuptiFinalizeOnStop=true"),
+        ("CuptiFinalizeOnStop=false", "CuptiFinalizeOnStop=false"),
+    ],
+)
+def test_cupti_is_detached_after_the_capture_unless_the_user_says_otherwise(own, expected):
+    options = command(DETACHES)[0][2:]
+    assert directives(DETACHES, options, {} if own is None else {DIRECTIVES_VARIABLE: own}) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "settings"),
+    [
+        (NEW, {}),
+        (DETACHES, {"use_nsys_profiler": True, "nsys_captures": 2}),
+        (DETACHES, {"nsys_extra_args": ["--capture-range-end=repeat"]}),
+        (DETACHES, {"nsys_extra_args": ["--capture-range=none"]}),
+    ],
+)
+def test_nothing_is_said_of_it_to_an_untried_nsys_or_for_more_than_one_capture(version, settings):
+    assert directives(version, command(version, **settings)[0][2:], {DIRECTIVES_VARIABLE: "A=1"}) == "A=1"
+
+
+@pytest.mark.parametrize(("cuda", "expected"), [(True, "CuptiFinalizeOnStop=true"), (False, None)])
+def test_a_rank_hands_it_to_its_nsys_where_there_is_cuda(cuda, expected, monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(nsys_launch, "find_nsys", lambda: DETACHES)
+    monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(os.environ.get(DIRECTIVES_VARIABLE)))
+    monkeypatch.setattr(os, "environ", {**os.environ, "BRIDGE_PROFILING_DIR": str(tmp_path)})
+    config = ProfilingConfig(use_nsys_profiler=True, profile_step_start=2, profile_step_end=4)
+    start_under_nsys(config, rank=0, layout=ParallelLayout(world_size=1), local_rank=0, cuda=cuda)
+    assert started == [expected]
