@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from bridge_profiling.analysis.breakdown import device_work
 from tests.planted.cases import CASES
 from tests.planted.conftest import TablesOf
-from tests.planted.witness import differences, kernel
+from tests.planted.witness import COMPUTE_TOLERANCE, differences, kernel
 
 #: Cases captured by nsys, and the same iterations captured by Kineto.
 PAIRS = [
@@ -39,6 +40,9 @@ def test_both_saw_the_same_kernels_copies_and_messages_on_every_rank(kineto: str
     for rank in one:
         assert one[rank].iterations["iteration"].to_pylist() == other[rank].iterations["iteration"].to_pylist()
         assert list(differences(one[rank], other[rank])) == [], f"rank {rank}"
+        # Nothing else ran on these GPUs: what the window took as a whole says as much.
+        computed = [device_work(tables.device_events).compute.total_ns for tables in (one[rank], other[rank])]
+        assert computed[0] == pytest.approx(computed[1], rel=COMPUTE_TOLERANCE), f"rank {rank}"
 
 
 def test_the_witnesses_also_agree_on_runs_with_a_cause(tables_of: TablesOf):
