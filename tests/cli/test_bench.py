@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from bridge_profiling.cli import app
 from bridge_profiling.errors import ProfilingConfigError
+from tests.ports import free_port
 
 STEP = """
 import time
@@ -88,7 +89,7 @@ def test_a_step_and_a_loader_are_printed_and_kept_in_one_file(bench, tmp_path):
 @pytest.mark.system
 def test_under_a_launcher_the_first_rank_alone_answers(bench, tmp_path):
     """Both ranks as torchrun would start them, meeting where it says."""
-    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     arguments = ("collectives", "--operations", "all-reduce", "--sizes", "4KiB", "--seconds", "0.05", "--backend", "gloo")
     command = [sys.executable, "-m", "bridge_profiling.cli", "bench", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
@@ -97,14 +98,6 @@ def test_under_a_launcher_the_first_rank_alone_answers(bench, tmp_path):
     assert [process.returncode for process in running] == [0, 0], said
     assert "communication of 2 ranks on 1 host, gloo" in said[0][0]
     assert said[1][0] == ""
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize(

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.easy.scripts import bridge_profiling, manifest, python, ranges
+from tests.ports import free_port
 
 pytestmark = pytest.mark.system
 
 PLAIN_LOOP = str(Path(__file__).parents[2] / "docs" / "examples" / "plain_loop.py")
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def two_machines(folder: Path, *options: str) -> list[subprocess.CompletedProcess[str]]:
@@ -40,12 +35,18 @@ def two_machines(folder: Path, *options: str) -> list[subprocess.CompletedProces
         )
         for number in (0, 1)
     ]
-    return [subprocess.CompletedProcess(half.args, *_ended(half)) for half in halves]
+    return [_ended(half) for half in halves]
 
 
-def _ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    stdout, stderr = process.communicate(timeout=240)
-    return process.returncode, stdout, stderr
+def _ended(half: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """How it ended; one that is late is killed, so that what both have said can be read."""
+    try:
+        stdout, stderr = half.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        for process in (*psutil.Process(half.pid).children(recursive=True), half):
+            process.kill()
+        stdout, stderr = half.communicate()
+    return subprocess.CompletedProcess(half.args, half.returncode, stdout, stderr)
 
 
 def test_machines_share_a_folder_and_launches_do_not(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked_ranks import LAUNCHER_VARIABLES
+from tests.ports import free_port
 
 pytestmark = pytest.mark.needs("megatron")
 pytest.importorskip("megatron.core")
@@ -194,14 +194,11 @@ def test_pretrain_returns_the_losses_and_leaves_config_and_process_as_they_were(
 
 @pytest.mark.system
 def test_the_tasks_of_a_slurm_step_find_each_other_without_torchrun(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     step = {
         "SLURM_JOB_ID": "7",
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_NODELIST": "localhost",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
     }
     command = [sys.executable, str(ROOT / "launch/pretrain.py"), "train.train_iters=2", f"logger.loss_file={tmp_path}/losses"]
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.ports import free_ports
+
 PACKAGES = ("slurm-wlm", "munge", "slurmdbd", "mariadb-server")
 
 #: Cores that each virtual node claims to have; jobs of these tests wait for each other on two real ones.
@@ -181,7 +183,7 @@ def _stop(process: subprocess.Popen) -> None:
 
 def _write_configuration(cluster: SlurmCluster) -> None:
     directory, host = cluster.directory, socket.gethostname().partition(".")[0]
-    controller_port, accounting_port, *node_ports = _free_ports(2 + len(cluster.nodes))
+    controller_port, accounting_port, *node_ports = free_ports(2 + len(cluster.nodes))
     key = directory / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
@@ -239,13 +241,6 @@ PartitionName={cluster.partition} Nodes=ALL Default=YES MaxTime=INFINITE State=U
 """
     )
     (directory / "plugstack.conf").touch()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        # All are held until all are chosen, so that they differ.
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [held.getsockname()[1] for held in sockets]
 
 
 def _busy_nodes(cluster: SlurmCluster) -> str | None:

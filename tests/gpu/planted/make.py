@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -30,6 +29,7 @@ if __name__ == "__main__":
 
 from tests.gpu.planted import machine, pack
 from tests.planted.cases import CASES, Case
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -69,7 +69,7 @@ class Running:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         environment = _environment(self.case, self.devices)
-        port = _free_port()
+        port = free_port()
         arguments = ["--case", self.case.name, "--go", str(self._go), *([] if self.devices else ["--cpu"])]
         for rank in range(self.case.ranks):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.case.ranks, "MASTER_PORT": port}
@@ -153,12 +153,6 @@ def _environment(case: Case, devices: Sequence[int]) -> dict[str, str]:
     if "NCCL_P2P_DISABLE" in case.environment and shared.is_dir() and shutil.disk_usage(shared).free < SHARED_MEMORY_BYTES:
         environment["NCCL_SHM_DISABLE"] = "1"
     return environment
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
 
 
 def _incomplete(case: Case, profiles: Path) -> str | None:
