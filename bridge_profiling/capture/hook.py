@@ -210,8 +210,9 @@ class ProfilingHook:
         self._agenda.advance(iteration)
         self._turn_to_next()
         if self._capturing is not None or self._config.nvtx_ranges:
+            # First: an exit that comes while the ranges open leaves the trace with an iteration that is no whole one.
+            self._timer.iteration, self._timer.watched = iteration, True
             self._iteration_ranges = self._ranges(f"iteration_{iteration}", lambda backend: backend.iteration_range(iteration))
-            self._timer.watched = True
 
     def iteration_ended(self, iteration: int, error: BaseException | None) -> None:
         """Called by the timer when an iteration inside a window, or one with ranges, has ended."""

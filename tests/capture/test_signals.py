@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from threading import Thread
 
 import pytest
@@ -182,6 +183,26 @@ def test_an_exit_of_the_main_thread_is_none_of_another_threads() -> None:
         done.append(1)
     assert done == [0]
     die_of(USR, handler)
+
+
+def test_an_exit_that_comes_when_an_iterations_range_has_just_opened_leaves_no_half_iteration(run, monkeypatch) -> None:
+    handler, real = exit_on(USR), TorchProfilerBackend.iteration_range
+
+    def opened(self, iteration):
+        opening = real(self, iteration)
+        opening.__enter__()
+        if iteration == 5:
+            signal.raise_signal(USR)
+        return nullcontext()
+
+    monkeypatch.setattr(TorchProfilerBackend, "iteration_range", opened)
+    with pytest.raises(SystemExit):
+        run.train(run.config(4, 8), range(9))
+    die_of(USR, handler)
+    manifest = run.manifest("iter-4-8")
+    assert manifest["captured"]["iterations"] == [4]
+    assert manifest["interrupted"] == [5]
+    assert 5 not in run.iterations("iter-4-8")
 
 
 def test_a_hook_that_fails_by_itself_says_why_in_the_manifest(run, monkeypatch) -> None:
