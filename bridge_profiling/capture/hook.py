@@ -246,7 +246,7 @@ class ProfilingHook:
             return
         self._opened = False
         if self._timer.watched:
-            # Reached only from atexit: a `with` block has left its iteration by now.
+            # From atexit, or when an exit came as the iteration's ranges opened: any other way has left its iteration by now.
             self._leave(self._timer.iteration, SystemExit())
         durations = self._timer.durations
         ending = f"{ending} after iteration {durations[-1][0]}" if durations else f"{ending} before its first iteration"

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.compared_runs import WrittenRun
+from tests.ports import free_port
 from tests.system import debian
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("ssh", "nemo_run")]
@@ -47,8 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path
     for name in ("host", "key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     (folder / "authorized").write_text((folder / "key.pub").read_text())
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
+    port = free_port()
     Path("/run/sshd").mkdir(exist_ok=True)  # what a service's start would make
     options = {
         "Port": port, "ListenAddress": "127.0.0.1", "HostKey": folder / "host", "AuthorizedKeysFile": folder / "authorized",
