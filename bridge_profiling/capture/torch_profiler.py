@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from bridge_profiling.capture.backend import Backend
 from bridge_profiling.capture.files import write_whole
@@ -47,6 +48,8 @@ class TorchProfilerBackend(Backend):
     _observer: Any = None
     _profile: Any = None
     _unwatch: Callable[[], None] = staticmethod(lambda: None)
+    #: Ours that may be open, the outermost first; those that nobody holds any more have been left.
+    _ranges: WeakKeyDictionary[Any, None]
 
     def warm_up(self) -> None:
         """Set up Kineto and CUPTI."""
@@ -93,6 +96,7 @@ class TorchProfilerBackend(Backend):
                 return False
             recording, self._phase = self._phase == "recording", "idle"
             if recording:
+                self._end_ranges()
                 self._profile.stop_trace()
             return True
 
@@ -127,19 +131,35 @@ class TorchProfilerBackend(Backend):
         """Start recording."""
         if self._phase != "armed":
             raise CaptureError(_OVERTAKEN)
-        self._phase = "recording"
+        self._phase, self._ranges = "recording", WeakKeyDictionary()
         self._profile.start_trace()
         self._profile.add_metadata_json("bridge_profiling", json.dumps(self.metadata))
 
-    def iteration_range(self, iteration: int) -> AbstractContextManager:
+    def iteration_range(self, iteration: int) -> AbstractContextManager | None:
         """`ProfilerStep#<global iteration>`, the name that every reader of Kineto traces looks for."""
         return self.phase_range(f"ProfilerStep#{iteration}")
 
-    def phase_range(self, name: str) -> AbstractContextManager:
-        """A user annotation in the trace."""
+    def phase_range(self, name: str) -> AbstractContextManager | None:
+        """A user annotation in the trace; none in the trace of a profiler that this one has given way to."""
         from torch.profiler import record_function
 
-        return record_function(name)
+        if self._phase != "recording":
+            return None
+        annotation = record_function(name)
+        self._ranges[annotation] = None
+        return annotation
+
+    def _end_ranges(self) -> None:
+        """End those that are open, so that they have ended before another profiler records.
+
+        torch writes a range's end to where its beginning was recorded, if anything records then: to memory that went with the
+        recording in which it began. That crashes the process, sooner or later (torch 2.13).
+        """
+        for annotation in reversed(list(self._ranges)):
+            if annotation.record is not None:
+                annotation.__exit__(None, None, None)
+            # What leaves it later finds it ended.
+            annotation.run_callbacks_on_exit = False
 
     def stop(self, interrupted: list[int]) -> Callable[[], None]:
         """Stop recording and export; compressing is left for later.
