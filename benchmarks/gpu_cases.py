@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,8 +34,9 @@ _PAIRS_A_REQUEST = 100
 #: Pairs in a window; the first and the last are not counted.
 _PAIRS_A_WINDOW = 22
 
-#: Of a case's time; blocks are compared in the rest.
-_SHARE_OF_PAIRS = 0.7
+#: Of a case's time, that of pairs within a window, and of what is left then, that of turns with a training without nsys;
+#: blocks are compared in the rest.
+_SHARE_OF_PAIRS, _SHARE_OF_PAIRS_UNDER_NSYS, _SHARE_OF_TURNS = 0.7, 0.4, 0.7
 
 #: What cannot be told from no difference.
 _SAME = (0.995, 1.005)
@@ -131,27 +133,26 @@ def inside(bench: Bench, profiling: dict[str, Any], window: int) -> None:
     place = Place(bench.place.lane, bench.place.scratch, bench.place.environment | TEARDOWN)
     with plain_worker(place, bench.sizes) as worker:
         _stay_on_one_core(bench, worker)
-        _pairs_in_windows(bench, worker.ask, profiling)
+        with _share_of_time(bench, _SHARE_OF_PAIRS):
+            _pairs_in_windows(bench, worker.ask, profiling)
         medians = take_turns(bench, _sides(worker.ask, worker, profiling, window), window)
     _compare(bench, medians, window)
 
 
 def inside_nsys(bench: Bench, profiling: dict[str, Any], window: int) -> None:
-    """The same under nsys, beside a second process without it."""
+    """The same under nsys, and beside a second process without it."""
     with (
         plain_worker(bench.place, bench.sizes) as outside,
         ManyWindows(bench.place, bench.sizes, profiling, reports=False) as nsys,
     ):
         _stay_on_one_core(bench, outside, nsys.worker)
-        _pairs_in_windows(bench, nsys.window, profiling)
-        sides = _sides(nsys.window, nsys.worker, profiling, window)
-        sides["without nsys"] = partial(outside.ask, "plain", settle=SETTLE, count=window)
-        medians = take_turns(bench, sides, window)
+        with _share_of_time(bench, _SHARE_OF_PAIRS_UNDER_NSYS):
+            _pairs_in_windows(bench, nsys.window, profiling)
+        with _share_of_time(bench, _SHARE_OF_TURNS):
+            _turns_in_windows(bench, nsys, outside, profiling, window)
+        medians = take_turns(bench, _sides(nsys.window, nsys.worker, profiling, window), window)
     bench.results.facts["nsys"] = nsys.about()
-    target = (0.0, 1.15) if profiling == NSYS else None
-    _compare(bench, medians, window, unprofiled_target=target, attached="attached, not collecting")
-    _row(bench, medians, "hook", "without nsys", window, target, "another process, without nsys around it")
-    _row(bench, medians, "unprofiled", "without nsys", window, None, "what nsys costs outside its capture range")
+    _compare(bench, medians, window, unprofiled="attached, not collecting")
 
 
 def _stay_on_one_core(bench: Bench, *workers: Worker) -> None:
@@ -160,17 +161,54 @@ def _stay_on_one_core(bench: Bench, *workers: Worker) -> None:
         worker.ask("stay_on", core=max(bench.place.lane.cores))
 
 
+@contextlib.contextmanager
+def _share_of_time(bench: Bench, share: float) -> Iterator[None]:
+    """So much of the case's time for what is measured here, and the rest of it for what comes after."""
+    whole = bench.seconds
+    bench.seconds = whole * share
+    yield
+    bench.seconds = whole - bench.seconds
+
+
 def _pairs_in_windows(bench: Bench, window_of: Callable[..., dict[str, Any]], profiling: dict[str, Any]) -> None:
-    """What the hook adds to an iteration that is recorded anyway, pair by pair; leaves the case the rest of its time.
+    """What the hook adds to an iteration that is recorded anyway, pair by pair.
 
     Blocks of the hook and of the bare profiler lie seconds apart, and a machine is faster or slower by more than the hook
     costs meanwhile. That both give the profiler the same options is what the blocks show.
     """
     asked = partial(window_of, "window_pairs", profiling=profiling, settle=SETTLE)
-    whole = bench.seconds
-    bench.seconds = whole * _SHARE_OF_PAIRS
     _pairs(bench, asked, _PAIRS_A_WINDOW, "recorded: with the hook / without", (0.0, 1.02))
-    bench.seconds = whole - bench.seconds
+
+
+def _turns_in_windows(bench: Bench, nsys: ManyWindows, outside: Worker, profiling: dict[str, Any], window: int) -> None:
+    """What nsys costs while it collects: a training in the hook's windows, over one that never had an nsys, in short turns."""
+    draw = random.Random(bench.name)
+    sides = {
+        "hook": partial(nsys.worker.ask, "run", count=_TURN),
+        "without nsys": partial(outside.ask, "plain", settle=0, count=_TURN),
+    }
+    medians: dict[str, list[float]] = {name: [] for name in sides}
+    # The window's first iteration bears its start, and its last is left for the stop.
+    turns = (window - 2) // _TURN
+    bench.begin()
+    while bench.another_round():
+        nsys.worker.ask("open", profiling=profiling, window_in=SETTLE, window=window)
+        nsys.worker.ask("run", count=SETTLE + 1)
+        for _ in range(turns):
+            _take_turn(draw, sides, medians)
+        nsys.window("run", count=window - 1 - turns * _TURN)
+        nsys.worker.ask("close")
+    milliseconds = {name: statistics.median(turn) for name, turn in medians.items()}
+    ratio = paired_ratio(*medians.values())
+    target = (0.0, 1.15) if profiling == NSYS else None
+    counted = ratio.pairs * (_TURN - 1)
+    bench.results.rows.append(Row(bench.name, "collecting: hook / without nsys", ratio, counted, milliseconds, target))
+
+
+def _take_turn(draw: random.Random, sides: dict[str, Callable[[], dict[str, Any]]], medians: dict[str, list[float]]) -> None:
+    """Have each side run a turn, in an order drawn for it, and keep its median."""
+    for name in draw.sample(list(sides), len(sides)):
+        medians[name].append(median_ms(sides[name]()["durations"][1:]))
 
 
 def _sides(window_of: Callable[..., Any], worker: Worker, profiling: dict[str, Any], window: int) -> dict[str, Any]:
@@ -186,12 +224,11 @@ def _compare(
     medians: dict[str, list[float]],
     window: int,
     *,
-    unprofiled_target: tuple[float, float] | None = None,
-    attached: str = "the same process",
+    unprofiled: str = "the same process",
 ) -> None:
     _row(bench, medians, "hook", "bare", window, (0.0, 1.02))
-    _row(bench, medians, "hook", "unprofiled", window, unprofiled_target, attached)
-    _row(bench, medians, "bare", "unprofiled", window, None, attached)
+    _row(bench, medians, "hook", "unprofiled", window, None, unprofiled)
+    _row(bench, medians, "bare", "unprofiled", window, None, unprofiled)
 
 
 def _row(
@@ -267,8 +304,7 @@ def _beside(bench: Bench, draw: random.Random, turn: Callable[[], Any], control:
     medians: dict[str, list[float]] = {name: [] for name in sides}
     bench.begin()
     while bench.another_round():
-        for name in draw.sample(list(sides), len(sides)):
-            medians[name].append(median_ms(sides[name]()["durations"][1:]))
+        _take_turn(draw, sides, medians)
     return medians
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
@@ -54,9 +55,23 @@ def sized_config(sizes: Sizes, *, cuda: bool) -> ConfigContainer:
     return config
 
 
+#: How torch names the threads that compute the gradients, before the device's number.
+_AUTOGRAD_THREAD = "pt_autograd"
+
+
 def _threads() -> set[int]:
     """This process's threads."""
     return {int(name) for name in os.listdir("/proc/self/task")}
+
+
+def _computing_threads() -> set[int]:
+    """Those that launch a step's kernels: the main one and autograd's; a CPU's gradients are computed in the main one."""
+    computing = {os.getpid()}
+    for thread in _threads():
+        with suppress(FileNotFoundError):
+            if Path(f"/proc/self/task/{thread}/comm").read_text().startswith(_AUTOGRAD_THREAD):
+                computing.add(thread)
+    return computing
 
 
 def _bind(thread: int, cores: set[int]) -> None:
@@ -116,7 +131,8 @@ class Training:
         self._iterators = self._loop._iterators(lambda: self._loop.data.train_batches(0))
         self.parameters = sum(one.numel() for chunk in self._loop.model for one in chunk.parameters())
         self.next_iteration = 0
-        self._bound: set[int] = set()
+        self._elsewhere: set[int] = set()
+        self._known: set[int] = set()
         gc.disable()
         self.plain(_WARM_UP)
         gc.collect()
@@ -191,18 +207,27 @@ class Training:
         return sides
 
     def stay_on(self, core: int) -> None:
-        """Compute on this core alone from here on; threads that come later, a profiler's, may use all the cores as before.
+        """Compute on this core alone from here on; a profiler's threads may use all the cores, as they may in any training.
 
-        On many cores a process is faster or slower by 10 % for minutes, depending on where its threads happen to run.
+        On many cores a process is faster or slower by 10 % for minutes, depending on where its threads happen to run. Kept to
+        the training's core, nsys' own threads would take time from the step that they take from no training of a user's.
+
+        Raises:
+            RuntimeError: none of the threads is known to compute the gradients, on a GPU.
         """
-        self._elsewhere = os.sched_getaffinity(0)
-        self._bound = _threads()
-        for thread in self._bound:
+        computing = _computing_threads()
+        if self.cuda and len(computing) < 2:
+            raise RuntimeError(f"no thread is called {_AUTOGRAD_THREAD}…: this torch names them otherwise")
+        self._elsewhere, self._known = os.sched_getaffinity(0), _threads()
+        for thread in computing:
             _bind(thread, {core})
 
     def _timed(self, iteration: Callable[[], None]) -> int:
-        for thread in _threads() - self._bound if self._bound else ():
-            _bind(thread, self._elsewhere)
+        if self._elsewhere:
+            # They are on the core of the thread that has started them.
+            for thread in _threads() - self._known:
+                self._known.add(thread)
+                _bind(thread, self._elsewhere)
         began = perf_counter_ns()
         iteration()
         return perf_counter_ns() - began
