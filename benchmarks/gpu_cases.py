@@ -190,14 +190,18 @@ def _turns_in_windows(bench: Bench, nsys: ManyWindows, outside: Worker, profilin
     medians: dict[str, list[float]] = {name: [] for name in sides}
     # The window's first iteration bears its start, and its last is left for the stop.
     turns = (window - 2) // _TURN
-    bench.begin()
-    while bench.another_round():
+
+    def one_window() -> dict[str, Any]:
         nsys.worker.ask("open", profiling=profiling, window_in=SETTLE, window=window)
         nsys.worker.ask("run", count=SETTLE + 1)
         for _ in range(turns):
             _take_turn(draw, sides, medians)
-        nsys.window("run", count=window - 1 - turns * _TURN)
-        nsys.worker.ask("close")
+        nsys.worker.ask("run", count=window - 1 - turns * _TURN)
+        return nsys.worker.ask("close")
+
+    bench.begin()
+    while bench.another_round():
+        nsys.around(one_window)
     milliseconds = {name: statistics.median(turn) for name, turn in medians.items()}
     ratio = paired_ratio(*medians.values())
     target = (0.0, 1.15) if profiling == NSYS else None

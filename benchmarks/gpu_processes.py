@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -301,8 +302,12 @@ class ManyWindows:
         Raises:
             WorkerError: it could not.
         """
+        return self.around(partial(self.worker.ask, what, **arguments))
+
+    def around(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Do something in which the training has one window, as `window` does."""
         before = set(self._temporary.rglob("*.qdstrm"))
-        answer = self.worker.ask(what, **arguments)
+        answer = act()
         deadline = monotonic() + _NSYS_WINDOW_SECONDS
         while not (recorded := set(self._temporary.rglob("*.qdstrm")) - before) and monotonic() < deadline:
             time.sleep(0.05)
