@@ -77,7 +77,7 @@ class TorchProfilerBackend(Backend):
             execution_trace_observer=self._observer,
         )
         self._profile.prepare_trace()
-        self._phase = "armed"
+        self._phase, self._ranges = "armed", WeakKeyDictionary()
         self._watch_others()
 
     def _watch_others(self) -> None:
@@ -96,8 +96,7 @@ class TorchProfilerBackend(Backend):
                 return False
             recording, self._phase = self._phase == "recording", "idle"
             if recording:
-                self._end_ranges()
-                self._profile.stop_trace()
+                self._stop_trace()
             return True
 
         def prepare_alone(profiler: Any) -> None:
@@ -131,7 +130,7 @@ class TorchProfilerBackend(Backend):
         """Start recording."""
         if self._phase != "armed":
             raise CaptureError(_OVERTAKEN)
-        self._phase, self._ranges = "recording", WeakKeyDictionary()
+        self._phase = "recording"
         self._profile.start_trace()
         self._profile.add_metadata_json("bridge_profiling", json.dumps(self.metadata))
 
@@ -149,8 +148,8 @@ class TorchProfilerBackend(Backend):
         self._ranges[annotation] = None
         return annotation
 
-    def _end_ranges(self) -> None:
-        """End those that are open, so that they have ended before another profiler records.
+    def _stop_trace(self) -> None:
+        """Stop, with no range of ours left open.
 
         torch writes a range's end to where its beginning was recorded, if anything records then: to memory that went with the
         recording in which it began. That crashes the process, sooner or later (torch 2.13).
@@ -158,8 +157,9 @@ class TorchProfilerBackend(Backend):
         for annotation in reversed(list(self._ranges)):
             if annotation.record is not None:
                 annotation.__exit__(None, None, None)
-            # What leaves it later finds it ended.
+            # Whoever leaves it later finds it ended.
             annotation.run_callbacks_on_exit = False
+        self._profile.stop_trace()
 
     def stop(self, interrupted: list[int]) -> Callable[[], None]:
         """Stop recording and export; compressing is left for later.
@@ -172,7 +172,7 @@ class TorchProfilerBackend(Backend):
             raise CaptureError(_OVERTAKEN)
         # First: a second stop_trace after one that raised would crash the process.
         self._phase = "idle"
-        self._profile.stop_trace()
+        self._stop_trace()
         target = self.files.torch_trace
         target.parent.mkdir(parents=True, exist_ok=True)
         raw = target.with_name(f".{target.name}.{os.getpid()}.json")
@@ -227,7 +227,7 @@ class TorchProfilerBackend(Backend):
         if phase == "armed":
             self._profile.start_trace()
         if phase != "idle":
-            self._profile.stop_trace()
+            self._stop_trace()
         if self._observer is not None:
             self._observer.unregister_callback()
             self._chakra_temporary.unlink(missing_ok=True)

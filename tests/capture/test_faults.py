@@ -128,35 +128,78 @@ def test_a_profiler_of_the_users_own_is_left_alone(run):
 
 def test_ranges_that_are_open_when_the_training_starts_a_profiler_of_its_own_end_before_it(tmp_path):
     """torch writes their ends to freed memory otherwise, and this process crashes in one of these windows."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        textwrap.dedent(f"""
-        import contextlib, json, torch
-        from bridge_profiling import ProfilingConfig
-        from bridge_profiling.capture import ProfilingHook
+    many_ranges(
+        tmp_path,
+        f"""
         for window in range(10):
             config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=1, profile_step_end=3)
             with ProfilingHook(config, rank=0, output_dir={str(tmp_path / "profiles")!r}) as hook:
                 theirs = torch.profiler.profile()
                 for iteration in range(4):
-                    with hook.iteration(iteration), contextlib.ExitStack() as phases:
-                        for phase in range(3000 if iteration == 1 else 1):
-                            phases.enter_context(hook.range(f"ours {{phase}}"))
+                    with hook.iteration(iteration), contextlib.ExitStack() as ranges:
+                        for number in range(3000 if iteration == 1 else 1):
+                            ranges.enter_context(hook.range(f"ours {{number}}"))
                         if iteration == 1:
                             theirs.start()
-                        for _ in range(50):
-                            torch.ones(3) + 1
+                        compute()
                 theirs.stop()
         theirs.export_chrome_trace({str(tmp_path / "theirs.json")!r})
-        """)
+        """,
     )
-    done = subprocess.run([sys.executable, str(script)], env=os.environ, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
     names = {event["name"] for event in json.loads((tmp_path / "theirs.json").read_text())["traceEvents"]}
     assert "aten::add" in names
     assert not [name for name in names if name.startswith(("ours", "ProfilerStep#"))]
     manifests = [json.loads(path.read_text()) for path in (tmp_path / "profiles" / "manifest").rglob("rank-0.json")]
     assert [(one["status"], "another profiler" in one["reason"]) for one in manifests] == [("failed", True)] * 10
+
+
+def test_ranges_that_are_open_when_a_window_closes_end_with_it(tmp_path, run):
+    """As above, with the next window's profiler in the other's place."""
+    many_ranges(
+        tmp_path,
+        f"""
+        config = ProfilingConfig(
+            use_pytorch_profiler=True, profile_step_start=1, profile_step_end=2, profile_every=2, profile_at_most=20
+        )
+        ranges = contextlib.ExitStack()
+        with ProfilingHook(config, rank=0, output_dir={str(run.root)!r}) as hook:
+            for iteration in range(41):
+                with hook.iteration(iteration):
+                    compute()
+                    if iteration % 2:
+                        ranges.close()
+                        for number in range(3000):
+                            ranges.enter_context(hook.range(f"ours {{number}}"))
+                    compute()
+        ranges.close()
+        """,
+    )
+    for start in range(1, 41, 2):
+        assert run.manifest(f"iter-{start}-{start + 1}")["status"] == "complete"
+    # The oldest windows' ranges and the last one's: all of them are there, and whole.
+    for folder in ("iter-1-2", "iter-39-40"):
+        events = [one for one in run.trace(folder)["traceEvents"] if one["name"].startswith("ours ") and one["ph"] == "X"]
+        assert {one["name"] for one in events} == {f"ours {number}" for number in range(3000)}
+        assert all(one["args"].get("finished") != "false" for one in events)
+
+
+def many_ranges(tmp_path, loop):
+    """Run a loop in a process of its own, which must live."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+        import contextlib, torch
+        from bridge_profiling import ProfilingConfig
+        from bridge_profiling.capture import ProfilingHook
+
+        def compute():
+            for _ in range(50):
+                torch.ones(3) + 1
+        """)
+        + textwrap.dedent(loop)
+    )
+    done = subprocess.run([sys.executable, str(script)], env=os.environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_output_directory_that_cannot_be_made_is_one_line_and_training_goes_on(tmp_path, run, caplog):
