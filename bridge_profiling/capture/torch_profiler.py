@@ -154,7 +154,11 @@ class TorchProfilerBackend(Backend):
         torch writes a range's end to where its beginning was recorded, if anything records then: to memory that went with the
         recording in which it began. That crashes the process, sooner or later (torch 2.13).
         """
-        for annotation in reversed(list(self._ranges)):
+        # A list of them at once: another thread may enter one meanwhile.
+        for reference in reversed(self._ranges.keyrefs()):
+            annotation = reference()
+            if annotation is None:
+                continue
             if annotation.record is not None:
                 annotation.__exit__(None, None, None)
             # Whoever leaves it later finds it ended.

@@ -180,7 +180,7 @@ def test_ranges_that_are_open_when_a_window_closes_end_with_it(tmp_path, run):
     for folder in ("iter-1-2", "iter-39-40"):
         events = [one for one in run.trace(folder)["traceEvents"] if one["name"].startswith("ours ") and one["ph"] == "X"]
         assert {one["name"] for one in events} == {f"ours {number}" for number in range(3000)}
-        assert all(one["args"].get("finished") != "false" for one in events)
+        assert all(one["args"].get("finished", True) for one in events)
 
 
 def many_ranges(tmp_path, loop):
