@@ -202,17 +202,22 @@ def _turns_in_windows(bench: Bench, nsys: ManyWindows, outside: Worker, profilin
     bench.begin()
     while bench.another_round():
         nsys.around(one_window)
-    milliseconds = {name: statistics.median(turn) for name, turn in medians.items()}
-    ratio = paired_ratio(*medians.values())
     target = (0.0, 1.15) if profiling == NSYS else None
-    counted = ratio.pairs * (_TURN - 1)
-    bench.results.rows.append(Row(bench.name, "collecting: hook / without nsys", ratio, counted, milliseconds, target))
+    _row_of_turns(bench, "collecting: hook / without nsys", medians, target)
 
 
 def _take_turn(draw: random.Random, sides: dict[str, Callable[[], dict[str, Any]]], medians: dict[str, list[float]]) -> None:
     """Have each side run a turn, in an order drawn for it, and keep its median."""
     for name in draw.sample(list(sides), len(sides)):
         medians[name].append(median_ms(sides[name]()["durations"][1:]))
+
+
+def _row_of_turns(bench: Bench, what: str, medians: dict[str, list[float]], target: tuple[float, float] | None = None) -> None:
+    """The ratio of two sides that took turns, the numerator's medians first."""
+    above, below = medians.values()
+    milliseconds = {name: statistics.median(turns) for name, turns in medians.items()}
+    row = Row(bench.name, what, paired_ratio(above, below), len(above) * (_TURN - 1), milliseconds, target)
+    bench.results.rows.append(row)
 
 
 def _sides(window_of: Callable[..., Any], worker: Worker, profiling: dict[str, Any], window: int) -> dict[str, Any]:
@@ -291,10 +296,7 @@ def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, A
     }
     ratios = []
     for when, half in (("before", before), ("after", after_it)):
-        milliseconds = {name: statistics.median(medians) for name, medians in half.items()}
-        counted = len(half["worker"]) * (_TURN - 1)
-        ratio = paired_ratio(half["worker"], half["control"])
-        bench.results.rows.append(Row(bench.name, f"{when}, over a control", ratio, counted, milliseconds))
+        _row_of_turns(bench, f"{when}, over a control", half)
         ratios.append([mine / theirs for mine, theirs in zip(half["worker"], half["control"], strict=True)])
     milliseconds = {"before": usual, "after": statistics.median(after_it["worker"])}
     counted = min(map(len, ratios)) * (_TURN - 1)

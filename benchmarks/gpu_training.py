@@ -38,6 +38,9 @@ _ITERATIONS = 40_000
 #: Iterations before anything is measured: compilation, autotuning, allocator and clocks.
 _WARM_UP = 30
 
+#: How torch names the threads that compute the gradients, before the device's number.
+_AUTOGRAD_THREAD = "pt_autograd"
+
 
 def sized_config(sizes: Sizes, *, cuda: bool) -> ConfigContainer:
     """`gpt_125m` on a GPU and `gpt_tiny` on a CPU, cut to these sizes; not finalized."""
@@ -53,10 +56,6 @@ def sized_config(sizes: Sizes, *, cuda: bool) -> ConfigContainer:
     config.train.micro_batch_size = 1
     config.train.global_batch_size = sizes.micro_batches
     return config
-
-
-#: How torch names the threads that compute the gradients, before the device's number.
-_AUTOGRAD_THREAD = "pt_autograd"
 
 
 def _threads() -> set[int]:

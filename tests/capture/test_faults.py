@@ -185,9 +185,7 @@ def test_ranges_that_are_open_when_a_window_closes_end_with_it(tmp_path, run):
 
 def many_ranges(tmp_path, loop):
     """Run a loop in a process of its own, which must live."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        textwrap.dedent("""
+    prelude = """
         import contextlib, torch
         from bridge_profiling import ProfilingConfig
         from bridge_profiling.capture import ProfilingHook
@@ -195,11 +193,16 @@ def many_ranges(tmp_path, loop):
         def compute():
             for _ in range(50):
                 torch.ones(3) + 1
-        """)
-        + textwrap.dedent(loop)
-    )
-    done = subprocess.run([sys.executable, str(script)], env=os.environ, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+        """
+    run_script(tmp_path, textwrap.dedent(prelude) + textwrap.dedent(loop), code=0)
+
+
+def run_script(tmp_path, source, *, code):
+    """Run a script in a process of its own, which must end with this exit code."""
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    done = subprocess.run([sys.executable, str(script)], env=os.environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
 
 
 def test_an_output_directory_that_cannot_be_made_is_one_line_and_training_goes_on(tmp_path, run, caplog):
@@ -244,9 +247,7 @@ def test_a_loop_that_never_leaves_the_hook_writes_at_exit(tmp_path):
 
 def child(tmp_path, statement, *, code, leave=True):
     """Train in a process of its own, in which `statement` runs in every iteration; return its manifest."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        textwrap.dedent(f"""
+    source = f"""
         import os, sys, torch
         from bridge_profiling import ProfilingConfig
         from bridge_profiling.capture import ProfilingHook
@@ -261,10 +262,8 @@ def child(tmp_path, statement, *, code, leave=True):
         finally:
             if {leave}:
                 hook.__exit__(*sys.exc_info())
-        """)
-    )
-    done = subprocess.run([sys.executable, str(script)], env=os.environ, capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stderr
+        """
+    run_script(tmp_path, textwrap.dedent(source), code=code)
     return json.loads((tmp_path / "profiles" / "manifest" / "iter-1-5" / "rank-0.json").read_text())
 
 

@@ -80,7 +80,6 @@ def test_what_an_earlier_run_left_open_is_laid_aside(tmp_path):
 
 def test_a_name_that_was_given_before_is_refused_since_ranks_would_take_it_for_done(tmp_path):
     training = Training(tmp_path)
-
     due = [lambda: True, training.done]
 
     def request(iteration):
