@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bridge_profiling.errors import ProfilingConfigError
 from recipes.config import ConfigContainer
 from recipes.megatron import checkpoint_files as files
+from recipes.releases import find_groups_by_structure
 
 #: How the distributed optimizer lays its state out: as its buckets hold it, so that nothing is gathered or copied. Of
 #: megatron-core 0.16's layouts it is the only one that torch's own Adam resumes from to the bit.
@@ -240,6 +241,7 @@ def _load(folder: Path, state: TrainingState) -> None:
             saved = dist_checkpointing.load(_sharded_state(state, is_loading=True), str(folder))
         for name, chunk in _named(state.model):
             chunk.module.load_state_dict(saved[name])
+        find_groups_by_structure(state.optimizer.param_groups, saved["optimizer"])
         _load_optimizer(state.optimizer, saved["optimizer"])
         _set_random_states(saved["rng"])
         state.scheduler.num_steps = saved["scheduler_steps"]

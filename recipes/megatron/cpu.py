@@ -1,7 +1,7 @@
 """What an unmodified megatron-core needs to train without a GPU. Nothing here takes effect where CUDA is available.
 
 megatron-core names the device "cuda" in its code. While the context manager is open, a TorchFunctionMode turns that name
-into "cpu", and two functions of torch.cuda answer for the CPU. What the mode rewrote is counted: a count that changes
+into "cpu", and three functions of torch.cuda answer for the CPU. What the mode rewrote is counted: a count that changes
 with a new megatron-core shows that its code did.
 """
 
@@ -34,6 +34,14 @@ _WITHOUT_CUDA: dict[str, object] = {
     "apply_rope_fusion": False,
     "persist_layer_norm": False,
     "cross_entropy_loss_fusion": False,
+}
+
+#: Functions of torch.cuda that megatron-core calls on every rank, and their CPU counterparts.
+_ANSWERS: dict[str, Callable] = {
+    "current_device": lambda: _CPU,
+    "synchronize": lambda device=None: None,
+    # Since 0.19, before each reduction of gradients.
+    "current_stream": lambda device=None: torch.cpu.current_stream(),
 }
 
 
@@ -77,13 +85,13 @@ def megatron_on_cpu() -> Iterator[CudaToCpu | None]:
     if torch.cuda.is_available():
         yield None
         return
-    originals = torch.cuda.current_device, torch.cuda.synchronize
-    torch.cuda.current_device, torch.cuda.synchronize = (lambda: _CPU), (lambda device=None: None)
+    originals = {name: getattr(torch.cuda, name) for name in _ANSWERS}
+    vars(torch.cuda).update(_ANSWERS)
     try:
         with CudaToCpu() as mode:
             yield mode
     finally:
-        torch.cuda.current_device, torch.cuda.synchronize = originals
+        vars(torch.cuda).update(originals)
 
 
 def adapt_to_cpu(config: ConfigContainer) -> list[str]:
