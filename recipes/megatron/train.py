@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from time import monotonic, perf_counter
 
+import megatron.core
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
@@ -17,6 +18,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model
 
 from bridge_profiling.capture import ProfilingHook, start_under_nsys
+from bridge_profiling.megatron_versions import tested_requirement, untested
 from bridge_profiling.monitor import Monitor
 from recipes.config import ConfigContainer
 from recipes.flops import iteration_work
@@ -102,6 +104,8 @@ def _opening_lines(
 ) -> Iterator[str]:
     """What a run says before its first iteration."""
     layout, train = config.layout(process.world_size), config.train
+    if (problem := untested(megatron.core.__version__)) is not None:
+        yield f"warning: {problem}; if the training fails, type pip install {tested_requirement()}"
     if config.checkpoint.load is not None:
         yield _resume_line(config)
     if train.start_iteration >= train.train_iters:
