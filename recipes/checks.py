@@ -149,8 +149,7 @@ def check_supported(config: ConfigContainer) -> None:
 def _unsupported(setting: str, instead: str) -> ProfilingConfigError:
     return ProfilingConfigError(
         f"{setting} is not supported",
-        why="this loop has nothing that would carry it out: it trains GPT layers under megatron-core's"
-        " DistributedDataParallel",
+        why="this loop has nothing that would carry it out: it trains GPT layers under megatron-core's DistributedDataParallel",
         instead=f"Type {instead}",
     )
 
