@@ -40,7 +40,7 @@ def megatron_errors(section: str) -> Iterator[None]:
     """Turn megatron-core's refusals of a section (ValueError, AssertionError, …) into a ProfilingConfigError."""
     try:
         with warnings.catch_warnings():
-            # Said whenever cuda_graph_scope keeps megatron-core's own default.
+            # Said whenever the scope of CUDA graphs keeps megatron-core's own default.
             warnings.filterwarnings("ignore", message="full scope is deprecated")
             yield
     except (ValueError, AssertionError, RuntimeError, ImportError) as error:
@@ -102,33 +102,61 @@ def check_sizes(config: ConfigContainer) -> None:
         )
 
 
+#: What megatron-core's configs can say but this loop cannot do: the values it can, the one to type first.
+_SUPPORTED = {
+    "model.transformer_impl": (None, "local", "transformer_engine"),
+    "model.cpu_offloading": (False,),
+    "model.fp8_param": (False,),
+    "model.fp4": (None,),
+    "model.multi_latent_attention": (False,),
+    "model.mtp_num_layers": (None,),
+    "model.hybrid_context_parallel": (False,),
+    "model.enable_cuda_graph": (False,),
+    "model.external_cuda_graph": (False,),
+    "model.cuda_graph_impl": ("local", "none"),
+    # Since 0.17.
+    "model.use_mup": (False,),
+    # Since 0.19.
+    "model.tensor_parallel_num_weight_shards": (None,),
+    "model.expert_tensor_parallel_num_weight_shards": (None,),
+    "model.gtp_weight_remat_size": (1,),
+    "model.expert_gtp_weight_remat_size": (1,),
+    "ddp.use_megatron_fsdp": (False,),
+    # Since 0.18.
+    "ddp.num_buckets": (None,),
+    "optimizer.optimizer": ("adam", "sgd"),
+    # Since 0.17.
+    "optimizer.optimizer_cuda_graph": (False,),
+    # Since 0.18.
+    "optimizer.use_layer_wise_distributed_optimizer": (False,),
+}
+
+
 def check_supported(config: ConfigContainer) -> None:
     """Refuse what megatron-core's configs can say but this loop cannot do."""
-    model = config.model
-    scope = str(model.cuda_graph_scope)
-    refusals = (
-        (model.transformer_impl == "inference_optimized", "model.transformer_impl=inference_optimized", "null"),
-        (model.cpu_offloading, "model.cpu_offloading=true", "false"),
-        (model.fp8_param, "model.fp8_param=true", "false"),
-        (model.fp4 is not None, f"model.fp4={model.fp4}", "null"),
-        (model.multi_latent_attention, "model.multi_latent_attention=true", "false"),
-        (model.mtp_num_layers is not None, f"model.mtp_num_layers={model.mtp_num_layers}", "null"),
-        (model.hybrid_context_parallel, "model.hybrid_context_parallel=true", "false"),
-        (model.enable_cuda_graph, "model.enable_cuda_graph=true", "false"),
-        (model.external_cuda_graph, "model.external_cuda_graph=true", "false"),
-        (model.cuda_graph_impl not in ("none", "local"), f"model.cuda_graph_impl={model.cuda_graph_impl}", "local"),
-        ("full_iteration" in scope, "model.cuda_graph_scope=full_iteration", "full"),
-        (config.ddp.use_megatron_fsdp, "ddp.use_megatron_fsdp=true", "false"),
-        (config.optimizer.optimizer not in ("adam", "sgd"), f"optimizer.optimizer={config.optimizer.optimizer}", "adam"),
+    for setting, supported in _SUPPORTED.items():
+        section, name = setting.split(".")
+        # An older or newer release may lack the field.
+        value = getattr(getattr(config, section), name, supported[0])
+        if value not in supported:
+            raise _unsupported(f"{setting}={typed(value)}", f"{setting}={typed(supported[0])}")
+    # 0.18 renamed the field, and has the scope of a whole iteration as a value of model.cuda_graph_impl.
+    for name in ("cuda_graph_scope", "cuda_graph_modules"):
+        if "full_iteration" in str(getattr(config.model, name, None)):
+            raise _unsupported(f"model.{name}=full_iteration", f"model.{name}=full")
+
+
+def _unsupported(setting: str, instead: str) -> ProfilingConfigError:
+    return ProfilingConfigError(
+        f"{setting} is not supported",
+        why="this loop has nothing that would carry it out: it trains GPT layers under megatron-core's DistributedDataParallel",
+        instead=f"Type {instead}",
     )
-    for refused, setting, value in refusals:
-        if refused:
-            raise ProfilingConfigError(
-                f"{setting} is not supported",
-                why="this loop has nothing that would carry it out: it trains GPT layers under megatron-core's"
-                " DistributedDataParallel",
-                instead=f"Type {setting.partition('=')[0]}={value}",
-            )
+
+
+def typed(value: object) -> str:
+    """A value as one types it in an override."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_model_split(model: GPTModelConfig) -> None:

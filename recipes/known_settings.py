@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from bridge_profiling.doctor.request import Model, Train
+from recipes.checks import typed
 from recipes.config import ConfigContainer
 
 
@@ -15,11 +16,7 @@ def known_settings(config: ConfigContainer) -> list[str]:
         config: a configuration, finalized or not.
     """
     return [
-        f"{section}.{field.name}={_text(getattr(getattr(config, section), field.name))}"
+        f"{section}.{field.name}={typed(getattr(getattr(config, section), field.name))}"
         for section, owner in (("model", Model), ("train", Train))
         for field in dataclasses.fields(owner)
     ]
-
-
-def _text(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,10 +14,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from recipes.releases import hide_old_async_checkpoints
 from tests.integrations.bridge_wheel import why_no_wheel
 from tests.system.browser import why_no_browser
 from tests.system.debian import why_no_packages
 from tests.system.nsys_install import why_no_nsys
+
+# Tests look for megatron-core before they import a recipe.
+hide_old_async_checkpoints()
 
 
 def _package(name: str) -> str | None:

@@ -97,6 +97,8 @@ def _rank(
         os.dup2(file, stream.fileno())
         os.close(file)
     os.chdir(stdout.parent)
+    # A rank's data loader forks its workers; Python would hand the server's start method down to them.
+    multiprocessing.set_start_method("fork", force=True)
     if ranks > 1:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
         import torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from bridge_profiling.doctor import conflicts, gpus, neighbours, nsys, output_dir, window
+from bridge_profiling.doctor import conflicts, gpus, megatron, neighbours, nsys, output_dir, window
 from bridge_profiling.doctor.experiment import find_experiment, read_experiment
 from bridge_profiling.doctor.machine import Machine
 from bridge_profiling.doctor.request import Request
@@ -32,6 +32,7 @@ _OF_THE_MACHINE: tuple[_Check, ...] = (
     gpus.check_gpus,
     gpus.check_nccl_settings,
     neighbours.check_other_profilers,
+    megatron.check_megatron_core,
 )
 
 

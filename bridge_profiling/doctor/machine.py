@@ -5,6 +5,7 @@ Every check takes a Machine, so that a test can hand it the text that another ma
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -81,6 +82,17 @@ class Machine:
             said = printed.splitlines()[-1] if printed else "it said nothing"
             raise Unavailable(f"{shown} ended with {done.returncode}: {said}")
         return printed
+
+    def package_version(self, name: str) -> str:
+        """The version of a package installed in the Python that runs this.
+
+        Raises:
+            Unavailable: it is not installed.
+        """
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError as error:
+            raise Unavailable(f"{name} is not installed") from error
 
     def processes(self) -> list[Process]:
         """The processes that can be seen from here.

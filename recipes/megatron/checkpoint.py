@@ -30,8 +30,10 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bridge_profiling.errors import ProfilingConfigError
+from recipes.checks import typed
 from recipes.config import ConfigContainer
 from recipes.megatron import checkpoint_files as files
+from recipes.releases import find_groups_by_structure
 
 #: How the distributed optimizer lays its state out: as its buckets hold it, so that nothing is gathered or copied. Of
 #: megatron-core 0.16's layouts it is the only one that torch's own Adam resumes from to the bit.
@@ -148,17 +150,12 @@ def _check_description(folder: Path, config: ConfigContainer) -> None:
     for name, value in own.items():
         # A setting that a newer version of this loop added is not in an older checkpoint.
         if saved.get(name, value) != value:
-            start = f"Start {saved[name]} ranks" if name == "world_size" else f"Type {name}={_typed(saved[name])}"
+            start = f"Start {saved[name]} ranks" if name == "world_size" else f"Type {name}={typed(saved[name])}"
             raise ProfilingConfigError(
-                f"the checkpoint {folder} was written with {name}={_typed(saved[name])}, and this run has {_typed(value)}",
+                f"the checkpoint {folder} was written with {name}={typed(saved[name])}, and this run has {typed(value)}",
                 why="the shapes and the division of its tensors, or its position in the data, would not fit",
                 instead=f"{start}, or name another checkpoint.load",
             )
-
-
-def _typed(value: object) -> str:
-    """A value as one types it in an override."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def save(config: ConfigContainer, state: TrainingState, iteration: int) -> None:
@@ -240,6 +237,7 @@ def _load(folder: Path, state: TrainingState) -> None:
             saved = dist_checkpointing.load(_sharded_state(state, is_loading=True), str(folder))
         for name, chunk in _named(state.model):
             chunk.module.load_state_dict(saved[name])
+        find_groups_by_structure(state.optimizer.param_groups, saved["optimizer"])
         _load_optimizer(state.optimizer, saved["optimizer"])
         _set_random_states(saved["rng"])
         state.scheduler.num_steps = saved["scheduler_steps"]

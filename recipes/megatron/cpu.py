@@ -1,8 +1,8 @@
 """What an unmodified megatron-core needs to train without a GPU. Nothing here takes effect where CUDA is available.
 
 megatron-core names the device "cuda" in its code. While the context manager is open, a TorchFunctionMode turns that name
-into "cpu", and two functions of torch.cuda answer for the CPU. What the mode rewrote is counted: a count that changes
-with a new megatron-core shows that its code did.
+into "cpu", three functions of torch.cuda answer for the CPU, and optimizers are torch's own. What the mode rewrote is
+counted: a count that changes with a new megatron-core shows that its code did.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from megatron.core.extensions.transformer_engine import HAVE_TE
 from torch.overrides import TorchFunctionMode
 
 from bridge_profiling.errors import ProfilingConfigError
@@ -77,13 +79,51 @@ def megatron_on_cpu() -> Iterator[CudaToCpu | None]:
     if torch.cuda.is_available():
         yield None
         return
-    originals = torch.cuda.current_device, torch.cuda.synchronize
-    torch.cuda.current_device, torch.cuda.synchronize = (lambda: _CPU), (lambda device=None: None)
+    originals = []
     try:
+        for module, name, value in [*_cuda_functions(), *_optimizer_functions()]:
+            originals.append((module, name, getattr(module, name)))
+            setattr(module, name, value)
         with CudaToCpu() as mode:
             yield mode
     finally:
-        torch.cuda.current_device, torch.cuda.synchronize = originals
+        for module, name, value in originals:
+            setattr(module, name, value)
+
+
+def _cuda_functions() -> Iterator[tuple[ModuleType, str, object]]:
+    """Functions of torch.cuda that megatron-core calls on every rank, and their CPU counterparts."""
+    yield torch.cuda, "current_device", lambda: _CPU
+    yield torch.cuda, "synchronize", lambda device=None: None
+    # Since 0.19, before each reduction of gradients.
+    yield torch.cuda, "current_stream", lambda device=None: torch.cpu.current_stream()
+
+
+def _optimizer_functions() -> Iterator[tuple[ModuleType, str, object]]:
+    """What megatron-core's optimizers are built on where Transformer Engine cannot be imported.
+
+    Where it can, they are built on its CUDA kernels, whether there is a GPU or not.
+    """
+    if not HAVE_TE:
+        return
+    from megatron.core import optimizer
+    from megatron.core.optimizer import clip_grads, distrib_optimizer
+    from megatron.core.optimizer import optimizer as base
+    from megatron.core.utils import local_multi_tensor_applier, local_multi_tensor_l2_norm, local_multi_tensor_scale
+
+    for module in (clip_grads, base):
+        yield module, "multi_tensor_applier", local_multi_tensor_applier
+        yield module, "multi_tensor_scale_impl", local_multi_tensor_scale
+    yield clip_grads, "l2_norm_impl", local_multi_tensor_l2_norm
+    if hasattr(clip_grads, "multi_tensor_scale_tensor_impl"):
+        # Since 0.17.
+        yield clip_grads, "multi_tensor_scale_tensor_impl", None
+    for module in (optimizer, distrib_optimizer):
+        if hasattr(module, "Adam"):
+            yield module, "Adam", torch.optim.AdamW
+    yield optimizer, "SGD", torch.optim.SGD
+    yield optimizer, "USING_PYTORCH_OPTIMIZER", True
+    yield distrib_optimizer, "USING_TE_OPTIMIZER", False
 
 
 def adapt_to_cpu(config: ConfigContainer) -> list[str]:

@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from bridge_profiling.errors import ProfilingConfigError
 from recipes.config import ConfigContainer, GPTModelConfig
 
-#: What megatron-core 0.16.1 does with Transformer Engine's layers only.
+#: What megatron-core does with Transformer Engine's layers only, in all supported releases.
 _EXCLUDED = "no sequence, context or expert parallelism, no mixture of experts, no fp8, no TP communication overlap"
 
 

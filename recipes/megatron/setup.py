@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from bridge_profiling.errors import ProfilingConfigError
 from recipes.config import ConfigContainer
 from recipes.megatron.layers import compile_layers, layer_spec
 from recipes.megatron.process import Process
+
+#: Loaded only where it is needed: it takes a GPU.
+_USERBUFFERS = "transformer_engine.pytorch.module.base"
 
 
 @contextmanager
@@ -49,6 +53,7 @@ def distributed(config: ConfigContainer, process: Process) -> Iterator[None]:
         # NCCL waits for peers when it is taken down, and after an error they may never come.
         _destroy(process_group=ours and backend != "nccl")
         raise
+    _destroy_userbuffers(config)
     _destroy(process_group=ours)
 
 
@@ -116,11 +121,16 @@ def _seed(config: ConfigContainer) -> None:
     random.seed(seed)
     numpy.random.seed(seed)
     torch.manual_seed(seed)
-    # megatron-core's training tracker reads CUDA's generators; the inference one does without.
+    graphs = config.model.cuda_graph_impl != "none"
     model_parallel_cuda_manual_seed(
         seed,
+        # While a graph is captured, Transformer Engine's attention accepts no other tracker.
+        te_rng_tracker=graphs and config.model.transformer_impl == "transformer_engine",
+        # megatron-core's training tracker reads CUDA's generators; the inference one does without.
         inference_rng_tracker=not torch.cuda.is_available(),
-        use_cudagraphable_rng=config.model.cuda_graph_impl != "none",
+        use_cudagraphable_rng=graphs,
+        # An earlier training of this process may have had another tracker.
+        force_reset_rng=True,
     )
 
 
@@ -129,15 +139,29 @@ def _initialize_userbuffers(config: ConfigContainer) -> None:
     model = config.model
     if not model.tp_comm_overlap:
         return
-    from transformer_engine.pytorch.module.base import initialize_ub
-
+    base = importlib.import_module(_USERBUFFERS)
+    modes = getattr(base, "UserBufferQuantizationMode", None)
+    if modes is None:
+        # Transformer Engine before 2.7.
+        quantization: dict[str, object] = {"use_fp8": model.fp8 is not None}
+    elif model.fp8 is None:
+        quantization = {"quantization_modes": [modes.NONE]}
+    else:
+        # The first and last layers may stay in bf16, and need buffers of their own then.
+        quantization = {"quantization_modes": [modes.FP8, *([modes.NONE] if model.first_last_layers_bf16 else [])]}
     tokens = model.seq_length * config.train.micro_batch_size // model.context_parallel_size
-    initialize_ub(
+    base.initialize_ub(
         shape=[tokens, model.hidden_size],
         tp_size=model.tensor_model_parallel_size,
-        use_fp8=model.fp8 is not None,
         bootstrap_backend=model.tp_comm_bootstrap_backend,
+        **quantization,
     )
+
+
+def _destroy_userbuffers(config: ConfigContainer) -> None:
+    if config.model.tp_comm_overlap:
+        # Another training in this process could not initialize them otherwise.
+        importlib.import_module(_USERBUFFERS).destroy_ub()
 
 
 def _destroy(*, process_group: bool) -> None:

@@ -8,15 +8,17 @@ from contextlib import ExitStack
 from functools import partial
 from time import monotonic, perf_counter
 
+import megatron.core
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_cp_rank
+from megatron.core.utils import get_attr_wrapped_model
 
 from bridge_profiling.capture import ProfilingHook, start_under_nsys
+from bridge_profiling.megatron_versions import tested_requirement, untested
 from bridge_profiling.monitor import Monitor
 from recipes.config import ConfigContainer
 from recipes.flops import iteration_work
@@ -31,6 +33,7 @@ from recipes.megatron.monitoring import monitored
 from recipes.megatron.process import Process
 from recipes.megatron.progress import Progress
 from recipes.megatron.setup import build_model, build_optimizer, distributed
+from recipes.releases import context_parallel_share
 
 
 def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[float]:
@@ -101,6 +104,8 @@ def _opening_lines(
 ) -> Iterator[str]:
     """What a run says before its first iteration."""
     layout, train = config.layout(process.world_size), config.train
+    if (problem := untested(megatron.core.__version__)) is not None:
+        yield f"warning: {problem}; if the training fails, type pip install {tested_requirement()}"
     if config.checkpoint.load is not None:
         yield _resume_line(config)
     if train.start_iteration >= train.train_iters:
@@ -279,7 +284,7 @@ class Loop:
         if batches is not None:
             with self.hook.range("data-loading"):
                 batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in next(batches).items()}
-                batch = get_batch_on_this_cp_rank(batch)
+                batch = context_parallel_share(batch)
         output = chunk(batch.get("tokens"), batch.get("position_ids"), batch.get("attention_mask"), labels=batch.get("labels"))
         return output, partial(_loss, batch.get("loss_mask"))
 

@@ -24,6 +24,7 @@ class RecordedMachine(Machine):
     running: tuple[Process, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     free: int = 10**15
+    packages: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, path: str) -> str:
         if path not in self.files:
@@ -38,6 +39,11 @@ class RecordedMachine(Machine):
         if typed not in self.commands:
             raise Unavailable(f"{command[0]} is not on this machine's PATH")
         return self.commands[typed]
+
+    def package_version(self, name: str) -> str:
+        if name not in self.packages:
+            raise Unavailable(f"{name} is not installed")
+        return self.packages[name]
 
     def processes(self) -> list[Process]:
         return list(self.running)

@@ -6,6 +6,7 @@ import pytest
 
 from bridge_profiling.doctor.gpus import check_gpus, check_nccl_settings, parse_nvlink, parse_topology
 from bridge_profiling.doctor.machine import Process
+from bridge_profiling.doctor.megatron import check_megatron_core
 from bridge_profiling.doctor.neighbours import check_other_profilers
 from bridge_profiling.doctor.nsys import check_cpu_sampling, check_gpu_metrics_permission, check_nsys
 from bridge_profiling.doctor.request import Request
@@ -257,3 +258,18 @@ def test_an_nsys_that_does_not_run_is_no_nsys(machine, request_for, tmp_path, mo
     (verdict,) = check_nsys(request_for(NSYS), machine())
     assert verdict.status == "fails"
     assert "does not answer as nsys does" in verdict.found
+
+
+@pytest.mark.parametrize(
+    ("installed", "status"),
+    [("0.16.1", "ok"), ("0.19.2", "ok"), ("0.19.9", "ok"), ("0.15.3", "warning"), ("0.20.0rc1", "warning"), ("1.0", "warning")],
+)
+def test_a_megatron_core_that_no_test_has_run_with_is_named_with_what_to_type(machine, installed, status):
+    (verdict,) = check_megatron_core(Request(), machine(packages={"megatron-core": installed}))
+    assert verdict.status == status
+    assert installed in verdict.found
+    assert ("pip install 'megatron-core>=0.16.1,<0.20'" in verdict.instead) == (status == "warning")
+
+
+def test_without_megatron_core_the_doctor_says_nothing_of_it(machine):
+    assert list(check_megatron_core(Request(), machine())) == []

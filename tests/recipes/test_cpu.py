@@ -11,7 +11,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
 from recipes.gpt import gpt_125m, gpt_tiny  # noqa: E402
+from recipes.megatron import cpu  # noqa: E402
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu  # noqa: E402
+from recipes.megatron.train import pretrain  # noqa: E402
+from tests.forked_ranks import LAUNCHER_VARIABLES  # noqa: E402
 
 
 @pytest.fixture
@@ -70,3 +73,28 @@ def test_what_has_no_form_without_cuda_is_refused(setting, value):
     setattr(config.model if hasattr(config.model, setting) else config.optimizer, setting, value)
     with pytest.raises(ProfilingConfigError, match=f"{setting} is set, and there is no GPU here"):
         adapt_to_cpu(config)
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_where_transformer_engine_is_installed_without_a_gpu_none_of_its_kernels_is_called(monkeypatch):
+    from megatron.core import optimizer
+    from megatron.core.optimizer import clip_grads, distrib_optimizer
+
+    def kernel(*arguments, **more):
+        raise RuntimeError("this is a CUDA kernel")
+
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cpu, "HAVE_TE", True)
+    bound = [(clip_grads, name) for name in ("l2_norm_impl", "multi_tensor_applier", "multi_tensor_scale_impl")]
+    for module, name in [*bound, (optimizer, "Adam"), (optimizer.optimizer, "multi_tensor_applier")]:
+        monkeypatch.setattr(module, name, kernel)
+    monkeypatch.setattr(optimizer, "USING_PYTORCH_OPTIMIZER", False)
+    monkeypatch.setattr(distrib_optimizer, "USING_TE_OPTIMIZER", True)
+    config = gpt_tiny()
+    config.train.train_iters = 2
+    # Small enough that every step clips.
+    config.optimizer.clip_grad = 1e-3
+    assert len(pretrain(config)) == 2
+    assert clip_grads.l2_norm_impl is kernel
+    assert (optimizer.USING_PYTORCH_OPTIMIZER, distrib_optimizer.USING_TE_OPTIMIZER) == (False, True)

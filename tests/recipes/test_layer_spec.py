@@ -20,6 +20,9 @@ from recipes.config import ConfigContainer  # noqa: E402
 from recipes.gpt import gpt_tiny  # noqa: E402
 from recipes.megatron import layers, setup  # noqa: E402
 
+#: Transformer Engine's, from 2.7 on.
+MODES = SimpleNamespace(NONE="none", FP8="fp8")
+
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 #: What only Transformer Engine's layers can do, and the ranks it takes.
@@ -100,14 +103,52 @@ def test_a_layout_reaches_megatron_cores_process_groups(monkeypatch):
     assert [given[f"{name}_size"] for name in sizes] == [2, 2, 8, 1]
 
 
-def test_tp_communication_overlap_gets_its_buffers(monkeypatch):
+@pytest.mark.parametrize(
+    ("modes", "overrides", "quantization"),
+    [
+        (None, [], {"use_fp8": False}),
+        (None, ["model.fp8=hybrid"], {"use_fp8": True}),
+        (MODES, [], {"quantization_modes": ["none"]}),
+        (MODES, ["model.fp8=hybrid"], {"quantization_modes": ["fp8"]}),
+        (MODES, ["model.fp8=hybrid", "model.first_last_layers_bf16=true"], {"quantization_modes": ["fp8", "none"]}),
+    ],
+)
+def test_tp_communication_overlap_gets_its_buffers(monkeypatch, modes, overrides, quantization):
+    """Transformer Engine before 2.7 is told whether it is fp8; later ones get the modes."""
     given = {}
-    base = SimpleNamespace(initialize_ub=lambda **arguments: given.update(arguments))
+    base = SimpleNamespace(initialize_ub=lambda **arguments: given.update(arguments), destroy_ub=given.clear)
+    if modes is not None:
+        base.UserBufferQuantizationMode = modes
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch.module.base", base)
-    config = tiny("model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.tp_comm_overlap=true")
+    split = ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.tp_comm_overlap=true"]
+    config = tiny("model.bf16=true", *split, *overrides)
     config.finalize(2)
     setup._initialize_userbuffers(config)
-    assert given == {"shape": [2 * 64, 64], "tp_size": 2, "use_fp8": False, "bootstrap_backend": "nccl"}
+    assert given == {"shape": [2 * 64, 64], "tp_size": 2, "bootstrap_backend": "nccl", **quantization}
+    setup._destroy_userbuffers(config)
+    assert given == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tracker"),
+    [
+        ([], {"te_rng_tracker": False, "use_cudagraphable_rng": False}),
+        (["model.cuda_graph_impl=local"], {"te_rng_tracker": True, "use_cudagraphable_rng": True}),
+        (
+            ["model.cuda_graph_impl=local", "model.transformer_impl=local"],
+            {"te_rng_tracker": False, "use_cudagraphable_rng": True},
+        ),
+    ],
+)
+def test_cuda_graphs_get_a_tracker_of_random_states_that_the_layers_accept(monkeypatch, overrides, tracker):
+    given = {}
+    monkeypatch.setattr(setup, "model_parallel_cuda_manual_seed", lambda seed, **arguments: given.update(arguments))
+    monkeypatch.setattr(setup.parallel_state, "get_pipeline_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(layers, "HAVE_TE", True)
+    config = tiny(*overrides)
+    layers.choose_transformer_impl(config, GPU)
+    setup._seed(config)
+    assert given.items() >= tracker.items()
 
 
 @pytest.mark.parametrize(("graphs", "teardown"), [("none", None), ("local", "0")])
