@@ -2,9 +2,9 @@
 
     python3 build_extension.py SOURCE OUT [--jobs N]
 
-SOURCE is the unpacked source package `transformer_engine_torch`; OUT gets the shared library and a log a source file. The compiler
-flags are those of Transformer Engine's own setup. All of it is C++, about 30 files; the header files of torch, CUDA and cuDNN come
-from torch's own installation. About a minute on 16 cores, 30 on two.
+SOURCE is the unpacked source package `transformer_engine_torch`; OUT gets the shared library and a log for each source file.
+The compiler flags are those of Transformer Engine's own setup. All of it is C++, about 30 files; the header files of torch,
+cuDNN and NCCL come from torch's own installation, those of CUDA from a toolkit. Minutes on 16 cores, most of an hour on two.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def _flags(source: Path) -> list[str]:
     toolkit = _toolkit_headers()
     headers = source / "common_headers"
     include = [
-        source / "csrc", headers, headers / "common", headers / "common" / "include", toolkit, toolkit / "cccl",
+        # In the order of Transformer Engine's own setup: `common.h` is a file of `common` first.
+        headers, headers / "common", headers / "common" / "include", source / "csrc", toolkit, toolkit / "cccl",
         *(packages / name / "include" for name in ("cudnn", "nccl", "cu13")),
         *map(Path, cpp_extension.include_paths()), Path(sysconfig.get_path("include")),
     ]  # fmt: skip
@@ -115,8 +116,8 @@ def _link(compiler: str, objects: list[Path], out: Path) -> Path:
     torch_libraries = ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", "-lc10_cuda", "-ltorch_cuda"]
     subprocess.run(
         [
-            compiler, "-shared", "-s", *map(str, objects), f"-L{site / 'torch' / 'lib'}", "-Wl,--no-as-needed", *torch_libraries,
-            *(map(str, runtime[:1]) if runtime else ["-lcudart"]), "-o", str(library),
+            compiler, "-shared", "-s", *map(str, objects), f"-L{site / 'torch' / 'lib'}", "-Wl,--no-as-needed",
+            *torch_libraries, *(map(str, runtime[:1]) if runtime else ["-lcudart"]), "-o", str(library),
         ],
         check=True,
     )  # fmt: skip
