@@ -3,8 +3,8 @@
     python3 tests/gpu/te/install.py KIT DEST [--save FOLDER]
     . DEST/env.sh
 
-Unpacks the packages and nsys into DEST, compiles Transformer Engine's torch extension with all cores, and compares its layers with
-torch's own on a GPU. KIT/te_torch_ext.tar.xz is taken in place of the compilation where it can be imported; --save writes that file.
+Unpacks the packages and nsys into DEST, compiles Transformer Engine's torch extension with all cores, and compares its layers
+with torch's own on a GPU. KIT/te_torch_ext.tar.xz replaces the compilation where it can be imported; --save writes that file.
 NVLink multicast stays off in env.sh: a program that uses it and dies can leave a server's GPUs unusable for all its users.
 """
 
@@ -25,9 +25,9 @@ _EXTENSION = "te_torch_ext.tar.xz"
 
 #: Imported by the packages, and not in the kit: every machine that trains with torch has them.
 _EXPECTED = (
-    "torch", "numpy", "pyarrow", "psutil", "pytest", "pytest_timeout", "rich", "typer", "jinja2", "networkx", "httpx", "requests",
-    "yaml", "regex", "tqdm", "safetensors", "packaging", "filelock", "fsspec", "tensorboard", "six", "accelerate", "onnxscript",
-    "click", "absl", "pyre_extensions", "typing_inspect", "zipp", "prometheus_client",
+    "torch", "numpy", "pyarrow", "psutil", "pytest", "pytest_timeout", "rich", "typer", "jinja2", "networkx", "httpx",
+    "requests", "yaml", "regex", "tqdm", "safetensors", "packaging", "filelock", "fsspec", "tensorboard", "six", "accelerate",
+    "onnxscript", "click", "absl", "pyre_extensions", "typing_inspect", "zipp", "prometheus_client",
 )  # fmt: skip
 
 

@@ -2,9 +2,9 @@
 
     python tests/gpu/te/make_kit.py 0.6.2 KIT [--architecture 90] [--without-nsys]
 
-0.6.2 or 0.3.1: the release of Megatron Bridge; `stacks.py` names all that goes with it. Run it where a package index can be reached,
-with a Python that has a CUDA build of torch, setuptools and wheel (Transformer Engine's source package asks for them before it can
-be downloaded; no GPU is needed). For Python 3.12 on x86-64 Linux with torch and CUDA 13 there. Then, on that machine:
+0.6.2 or 0.3.1: the release of Megatron Bridge; `stacks.py` names all that goes with it. Run it where pip reaches a package
+index, with a Python that has a CUDA build of torch, setuptools and wheel (Transformer Engine's source package asks for them
+before pip downloads it; no GPU is needed). The kit is for Python 3.12 on x86-64 Linux, torch with CUDA 13. On that machine:
 
     python3 tests/gpu/te/install.py KIT DEST && . DEST/env.sh
 
