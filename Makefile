@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 # Caches, temporary files and NeMo-Run's experiments stay in the checkout.
-export UV_CACHE_DIR   := $(CURDIR)/.cache/uv
+export UV_CACHE_DIR   ?= $(CURDIR)/.cache/uv
 export TMPDIR         := $(CURDIR)/.cache/tmp
 export NEMORUN_HOME   ?= $(CURDIR)/.runs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
