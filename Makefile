@@ -1,24 +1,25 @@
 # Every target sets up what it needs. Nothing outside this checkout is changed, except by `test-system`,
 # which installs Debian packages where a test needs a system.
 
-# The interpreter of the environment: 3.11 or 3.12.
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+# The environment's interpreter: a version (3.11), a command or a path. Unset, tools/environment.sh chooses one.
+PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 
 # Caches, temporary files and NeMo-Run's experiments stay in the checkout.
-export UV_CACHE_DIR   := $(CURDIR)/.cache/uv
+export UV_CACHE_DIR   ?= $(CURDIR)/.cache/uv
 export TMPDIR         := $(CURDIR)/.cache/tmp
 export NEMORUN_HOME   ?= $(CURDIR)/.runs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup setup-dev profile test test-system test-gpu lint docs bench clean
+.PHONY: help setup setup-dev profile test test-system test-versions test-gpu lint docs bench clean
 
 help:
 	@echo "make profile      train gpt_tiny on 2 CPU ranks under the torch profiler, and show what was captured"
 	@echo "make setup        build .venv with everything a training and its analysis need"
 	@echo "make test         unit and integration tests (REQUIRE=a,b fails what would be skipped for want of a or b)"
 	@echo "make test-system  fresh environments and clones, resumes of every layout, a real Slurm and nsys (root on Debian)"
+	@echo "make test-versions  the recipes and Megatron Bridge with each supported megatron-core (VERSIONS='0.16.1 0.19.2' for some)"
 	@echo "make test-gpu     the whole chain on this machine's GPUs, in the Python you name: GPU_PYTHON=python3 (nothing is installed)"
 	@echo "make lint         ruff, mypy, import-linter"
 	@echo "make docs         build the documentation into site/"
@@ -33,12 +34,11 @@ define install
 	@$(BIN)/python tools/install.py --constraint constraints.txt --editable '.[$(1)]'
 endef
 
-$(VENV)/.created:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
-		|| { echo "error: $(PYTHON) is not Python 3.11 or 3.12. Type: make PYTHON=/path/to/python3.11 …" >&2; exit 2; }
+# Touched only when the environment is made: the first time, and when another PYTHON is asked for.
+$(VENV)/.created: FORCE
 	@mkdir -p $(TMPDIR)
-	$(PYTHON) -m venv --clear $(VENV)
-	@touch $@
+	@sh tools/environment.sh $(VENV) $(PYTHON)
+FORCE:
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(call install,megatron$(comma)analysis)
@@ -67,6 +67,12 @@ test: $(VENV)/.installed-dev
 test-system: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m system --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
+
+# Environments of their own, with Python 3.11 and 3.12, in .cache/versions.
+VERSIONS ?=
+test-versions: $(VENV)/.created
+	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
+	$(BIN)/python tools/test_versions.py $(VERSIONS)
 
 # A container's own Python, with its own torch: nothing is created or installed. One process: it runs its jobs side by side itself.
 GPU_PYTHON ?= python3

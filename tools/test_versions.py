@@ -1,0 +1,141 @@
+"""Tests the recipes and the Megatron Bridge callback with each supported release of megatron-core.
+
+    python tools/test_versions.py [RELEASE ...]
+
+Each release gets an environment of its own in .cache/versions, with the Python that it needs, and `constraints.txt` but for its
+own pins. Prints one table; exit code 1 if a cell of it failed. Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENTS = ROOT / ".cache" / "versions"
+
+TESTED: Sequence[str] = runpy.run_path(str(ROOT / "bridge_profiling" / "megatron_versions.py"))["TESTED"]
+
+#: 0.16.1 is the last release for Python 3.11, with the torch of that Python's constraints.
+PYTHON = {release: "3.11" if release.startswith("0.16.") else "3.12" for release in TESTED}
+
+PARTS = {
+    "main job": ["tests/launch/test_experiment.py", "tests/launch/test_pretrain.py"],
+    "recipes and layouts": [
+        "tests/recipes/test_config.py",
+        "tests/recipes/test_cpu.py",
+        "tests/recipes/test_data.py",
+        "tests/recipes/test_layer_spec.py",
+        "tests/recipes/test_megatron_loop.py",
+        "tests/recipes/test_profiled_training.py",
+        "tests/recipes/test_recipes.py",
+    ],
+    "checkpoint and resume": ["tests/recipes/test_checkpoint.py", "tests/launch/test_resume.py"],
+    "Megatron Bridge": ["tests/integrations/test_bridge_pretrain.py", "tests/integrations/test_bridge_keys.py"],
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How one part ended with one release: numbers of tests, and wall-clock seconds."""
+
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether tests ran and none failed."""
+        return self.passed > 0 and self.failed == 0
+
+    def __str__(self) -> str:
+        counts = [(self.passed, "passed"), (self.failed, "failed"), (self.skipped, "skipped")]
+        told = ", ".join(f"{count} {name}" for count, name in counts if count) or "nothing ran"
+        return f"{told} ({self.seconds:.0f} s)"
+
+
+def make_environment(release: str) -> Path:
+    """The Python of an environment with this release of megatron-core; made when it is missing or its pins have changed.
+
+    Raises:
+        subprocess.CalledProcessError: it cannot be made; the reason has been printed.
+    """
+    folder = ENVIRONMENTS / release
+    python = folder / "bin" / "python"
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("megatron-core")]
+    text = "\n".join([*pins, f"megatron-core=={release}", ""]) + (ROOT / "pyproject.toml").read_text()
+    installed = folder / "installed"
+    if installed.is_file() and installed.read_text() == text:
+        return python
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["sh", "tools/environment.sh", str(folder), PYTHON[release]], cwd=ROOT, check=True)
+    constraints = folder / "constraints.txt"
+    constraints.write_text("\n".join([*pins, f"megatron-core=={release}", ""]))
+    install = [str(python), "tools/install.py", "--constraint", str(constraints), "--editable", ".[megatron,analysis,test]"]
+    subprocess.run(install, cwd=ROOT, check=True)
+    installed.write_text(text)
+    return python
+
+
+def versions(python: Path) -> str:
+    """What an environment holds, for the table: asked of itself, since a wrong pin would test another release."""
+    code = """
+import platform
+from importlib.metadata import version
+print(version("megatron-core"), platform.python_version(), version("torch"))
+"""
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
+    return "{}, Python {}, torch {}".format(*done.stdout.split())
+
+
+def run_part(python: Path, release: str, name: str) -> Cell:
+    """Run a part's tests; what they print goes to this process's output."""
+    report = ENVIRONMENTS / f"{release}-{re.sub('[^a-z]+', '-', name.lower())}.xml"
+    report.unlink(missing_ok=True)
+    environment = {**os.environ, "REQUIRE": "megatron,nemo_run,bridge", "TORCHDYNAMO_DISABLE": "1"}
+    command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", f"--junit-xml={report}", *PARTS[name]]
+    started = time.monotonic()
+    subprocess.run(command, cwd=ROOT, env=environment)
+    seconds = time.monotonic() - started
+    if not report.is_file():
+        return Cell(0, 1, 0, seconds)
+    counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
+    for suite in ElementTree.parse(report).iter("testsuite"):
+        for key in counts:
+            counts[key] += int(suite.get(key, 0))
+    failed = counts["failures"] + counts["errors"]
+    return Cell(counts["tests"] - failed - counts["skipped"], failed, counts["skipped"], seconds)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Test the releases named, or all of them; the exit code says whether all is right."""
+    unknown = [release for release in arguments if release not in TESTED]
+    if unknown:
+        print(f"error: {unknown[0]} is not a tested release of megatron-core. Type one of: {' '.join(TESTED)}", file=sys.stderr)
+        return 2
+    rows, right = [["megatron-core", *PARTS]], True
+    for release in arguments or TESTED:
+        print(f"megatron-core {release}", flush=True)
+        python = make_environment(release)
+        cells = [run_part(python, release, name) for name in PARTS]
+        held = versions(python)
+        rows.append([held, *map(str, cells)])
+        right = right and held.startswith(f"{release},") and all(cell.ok for cell in cells)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print()
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
