@@ -68,7 +68,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--window", default="8:12", help="first iteration, and the first after it")
     parser.add_argument("settings", nargs="*")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     options.start, options.end = (int(part) for part in options.window.split(":"))
     options.settings = SETTINGS | dict(_setting(text) for text in options.settings)
     return options
