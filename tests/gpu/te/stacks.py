@@ -42,9 +42,7 @@ COMMON = (
     "msgspec==0.22.0", "isal==1.9.1", "nvtx==0.2.17", "omegaconf==2.3.1", "pydantic==2.14.3", "pydantic-core==2.50.4",
     "annotated-types==0.8.0", "typing-inspection==0.4.5", "tokenizers==0.22.2", "einops==0.8.2",
     "nemo_run==0.11.1", "torchx==0.7.0", "fiddle==0.3.1", "libcst==1.9.0", "graphviz==0.21", "catalogue==2.0.10",
-    "fabric==3.2.3", "invoke==2.2.1", "decorator==5.3.1", "paramiko==5.1.0", "bcrypt==5.0.0", "cryptography==50.0.2",
-    "cffi==2.1.1", "pynacl==1.6.2", "toml==0.10.2", "docstring_parser==0.18.0", "lazy-importer==0.1.0",
-    "importlib_metadata==10.2.0",
+    "invoke==2.2.1", "toml==0.10.2", "docstring_parser==0.18.0", "lazy-importer==0.1.0", "importlib_metadata==10.2.0",
 )  # fmt: skip
 
 #: Published as source only; pure Python. hydra-core and omegaconf bind it.
