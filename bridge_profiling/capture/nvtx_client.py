@@ -93,12 +93,12 @@ class NvtxClient:
         except (OSError, AttributeError) as error:
             raise CaptureError(f"the profiler's library for NVTX cannot be used: {error}") from error
         taken = initialize(self._export)
-        functions = self._slots[_DOMAINS]
-        if not taken or not all(functions[slot] for slot in (_PUSH, _POP, _REGISTER_STRING)):
+        push, pop, register = (self._slots[_DOMAINS][slot] for slot in (_PUSH, _POP, _REGISTER_STRING))
+        if not taken or not push or not pop or not register:
             raise CaptureError(f"the profiler takes no NVTX ranges ({library})")
-        self._push = CFUNCTYPE(c_int, c_void_p, POINTER(_Attributes))(functions[_PUSH])
-        self._pop = CFUNCTYPE(c_int, c_void_p)(functions[_POP])
-        self._register = CFUNCTYPE(c_void_p, c_void_p, c_char_p)(functions[_REGISTER_STRING])
+        self._push = CFUNCTYPE(c_int, c_void_p, POINTER(_Attributes))(push)
+        self._pop = CFUNCTYPE(c_int, c_void_p)(pop)
+        self._register = CFUNCTYPE(c_void_p, c_void_p, c_char_p)(register)
 
     def push(self, text: str) -> None:
         """Open a range on this thread."""
