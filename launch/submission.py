@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from bridge_profiling.errors import ProfilingConfigError
 from launch.report_job import add_report, where_the_page_is
 from launch.request import ExecutorName, TaskKind
+from launch.shown_log import without_the_profilers_own_lines
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -157,7 +158,8 @@ def submit(
                 _describe(job)
             experiment.dryrun()
             return Finished(succeeded=True)
-        experiment.run(detach=False, tail_logs=True)
+        with without_the_profilers_own_lines():
+            experiment.run(detach=False, tail_logs=True)
         job = experiment.jobs[0]
         reported = experiment.jobs[1] if report else None
     # NeMo-Run waits for the job as the experiment closes; only then is its state the last one.
