@@ -102,8 +102,10 @@ class NvtxClient:
 
     def push(self, text: str) -> None:
         """Open a range on this thread."""
-        # Registered, as the range that nsys' --capture-range=nvtx waits for has to be.
-        message = self._register(_DEFAULT_DOMAIN, text.encode())
+        # Registered, as the range that nsys' --capture-range=nvtx waits for has to be; once, since the profiler keeps it.
+        message = self._registered.get(text)
+        if message is None:
+            message = self._registered[text] = self._register(_DEFAULT_DOMAIN, text.encode())
         self._push(
             _DEFAULT_DOMAIN,
             _Attributes(
