@@ -99,6 +99,7 @@ class NvtxClient:
         self._push = CFUNCTYPE(c_int, c_void_p, POINTER(_Attributes))(push)
         self._pop = CFUNCTYPE(c_int, c_void_p)(pop)
         self._register = CFUNCTYPE(c_void_p, c_void_p, c_char_p)(register)
+        self._registered: dict[str, int] = {}
 
     def push(self, text: str) -> None:
         """Open a range on this thread."""
