@@ -10,6 +10,7 @@ leaves out to do so, the handler of the exit signal.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from bridge_profiling.capture.ranks import ParallelLayout
+from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, ProfilingConfig
 from bridge_profiling.integrations.callback_hook import CallbackHook, config_from, world_size
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,10 @@ class ProfilingCallback:
     """
 
     def __init__(self, config: Any, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        _warn_of_unknown(config.profiling)
+        if not _changed(config.profiling, "memory_snapshot_path"):
+            # Bridge's default differs between releases, and 0.6's names a folder that exists in NeMo-Run's containers alone.
+            settings.setdefault("memory_snapshot_path", DEFAULT_MEMORY_SNAPSHOT_PATH)
         train_iters = getattr(config.train, "train_iters", None)
         profiling = config_from(
             "ProfilingCallback",
@@ -140,6 +146,28 @@ class ProfilingCallback:
 
 def _switched_on(profiling: Any) -> list[str]:
     return [name for name in _BUILT_IN if getattr(profiling, name, False)]
+
+
+def _changed(section: Any, name: str) -> bool:
+    """Whether a field of a dataclass has another value than its own default."""
+    fields = dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()
+    for field in fields:
+        if field.name == name:
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
+            return getattr(section, name) != default
+    return hasattr(section, name)
+
+
+def _warn_of_unknown(section: Any) -> None:
+    """Name the fields that a release newer than this module may have, and that the user has set."""
+    known = {field.name for field in dataclasses.fields(ProfilingConfig)}
+    names = [field.name for field in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []
+    for name in names:
+        if name not in known and not name.startswith("_") and _changed(section, name):
+            logger.warning(
+                "profiling.%s=%r has no effect: ProfilingCallback does not know this field", name, getattr(section, name)
+            )
 
 
 def _layout(config: Any) -> ParallelLayout:

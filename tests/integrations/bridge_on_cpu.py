@@ -58,7 +58,10 @@ class _Answered(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        value = type(name, (), {}) if name[0].isupper() else MagicMock(name=f"{self.__name__}.{name}")
+        if name[0].isupper():
+            value: Any = type(name, (), {"__init__": lambda self, *_, **__: None})
+        else:
+            value = MagicMock(name=f"{self.__name__}.{name}")
         setattr(self, name, value)
         return value
 
@@ -128,6 +131,7 @@ def _patch_torch() -> None:
 
 
 def _patch_bridge() -> None:
+    from megatron.bridge.models import gpt_provider
     from megatron.bridge.training import eval as eval_module
     from megatron.bridge.training import initialize, setup, train
     from megatron.bridge.training.utils import train_utils
@@ -142,6 +146,8 @@ def _patch_bridge() -> None:
         return result
 
     setup.initialize_megatron = initialize_megatron
+    # The default layers are Transformer Engine's, whatever `model.transformer_impl` says.
+    gpt_provider.transformer_engine_layer_spec = gpt_provider.local_layer_spec
     # It runs `make` in megatron-core's folder; the wheel has the compiled helper, and no Makefile.
     initialize.compile_helpers = lambda: None
     setup.set_jit_fusion_options = lambda *_: None

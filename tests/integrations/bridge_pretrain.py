@@ -4,6 +4,7 @@
 
 runs one training and prints the exit code of each rank. Tests write such lines to its standard input instead: Bridge is
 loaded once (10 s), and each training's ranks are forked from that process. A rank ends as any Python process does.
+The line `{"describe": true}` is answered with what this release of Bridge offers to plugins and callbacks.
 
 What a training leaves in `out`: `rank-N.log` (everything that it printed), `rank-N.losses` (a line an iteration: its
 number, and the loss to the last bit), and `profiles`, which is what our callback captured.
@@ -12,6 +13,7 @@ number, and the loss to the last bit), and `profiles`, which is what our callbac
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import runpy
@@ -34,7 +36,7 @@ _PATIENCE_S = 120
 _SMALL = {
     "train.train_iters": 12,
     "train.micro_batch_size": 1,
-    "train.global_batch_size": 4,
+    "train.global_batch_size": 2,
     "validation.eval_interval": 12,
     "validation.eval_iters": 0,
     # Without CUDA there are no generators of its to restore; nothing is dropped here either.
@@ -58,6 +60,7 @@ class Case:
         fault: {"raise": i} raises in the forward step of iteration i, {"signal": i} sends the process SIGTERM there; with
             "rank", on that rank alone.
         again: after that exception, `pretrain` is called once more in the same process.
+        finetune: call Bridge's `finetune` instead.
         script: a script to run in the place of all this, with these arguments.
     """
 
@@ -68,6 +71,8 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     bare: bool = False
     fault: dict[str, int] = field(default_factory=dict)
+    again: bool = False
+    finetune: bool = False
     script: list[str] = field(default_factory=list)
 
 
@@ -78,13 +83,15 @@ class Losses:
         self._path = path
 
     def on_train_step_end(self, context: Any) -> None:
+        if not context.loss_dict:  # a pipeline's last stage alone has it
+            return
         with open(self._path, "a", encoding="utf-8") as file:
             print(context.state.train_state.step, float(context.loss_dict["lm loss"]).hex(), file=file)
 
 
 def configuration(case: Case) -> Any:
     """What `pretrain` is given: Bridge's own classes, with what a CPU cannot do left out."""
-    from megatron.bridge.models.gpt_provider import GPTModelProvider, local_layer_spec
+    from megatron.bridge.models.gpt_provider import GPTModelProvider
     from megatron.bridge.training import config as bridge
     from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
@@ -97,7 +104,6 @@ def configuration(case: Case) -> Any:
         seq_length=32,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        transformer_layer_spec=local_layer_spec,
         transformer_impl="local",
     )
     for name, value in _WITHOUT_CUDA.items():
@@ -148,6 +154,7 @@ def configuration(case: Case) -> Any:
 def train(case: Case, rank: int) -> None:
     """Train as `case` says, in this process."""
     import torch
+    from megatron.bridge.training.finetune import finetune
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
     from megatron.bridge.training.state import GlobalState
@@ -171,9 +178,54 @@ def train(case: Case, rank: int) -> None:
     if case.callback:
         profiling = ProfilingCallback(config, output_dir=f"{case.out}/profiles", **case.settings)
         callbacks.append(profiling)
+    entry = finetune if case.finetune else pretrain
     with nullcontext() if case.bare else profiling:
-        pretrain(config=config, forward_step_func=step, callbacks=callbacks)
+        try:
+            entry(config=config, forward_step_func=step, callbacks=callbacks)
+        except RuntimeError:
+            if not case.again:
+                raise
+            case.fault = {}
+            entry(config=config, forward_step_func=step, callbacks=callbacks)
     print("pretrain() has returned")
+
+
+def describe() -> dict[str, Any]:
+    """What this release offers: the fields and defaults of sections and plugins, the plugins' overrides, the events."""
+    from importlib import metadata
+
+    from megatron.bridge.recipes import run_plugins
+    from megatron.bridge.training import callbacks, config
+
+    def fields(owner: type) -> dict[str, Any]:
+        found = {}
+        for one in dataclasses.fields(owner):
+            default = one.default_factory() if callable(one.default_factory) else one.default
+            found[one.name] = "required" if default is dataclasses.MISSING else default
+        return found
+
+    plugins = {}
+    for name in ("nsys", "pytorch_profiler", "fault_tolerance", "preemption"):
+        plugin = {"nsys": "NsysPlugin", "pytorch_profiler": "PyTorchProfilerPlugin"}.get(name) or (
+            "".join(part.title() for part in name.split("_")) + "Plugin"
+        )
+        arguments = getattr(run_plugins, f"{plugin}ScriptArgs")
+        values = fields(getattr(run_plugins, plugin)) | {"profile_step_start": 4, "profile_step_end": 6, "profile_ranks": [0]}
+        names = list(fields(arguments))
+        converter = getattr(run_plugins, f"_default_{name}_converter")
+        plugins[plugin] = {
+            "arguments": fields(getattr(run_plugins, plugin)),
+            "script_arguments": names,
+            "overrides": converter(arguments(**{one: values[one] for one in names})),
+        }
+    return {
+        "release": metadata.version("megatron-bridge"),
+        "profiling": fields(config.ProfilingConfig),
+        "train": list(fields(config.TrainingConfig)),
+        "ft": list(fields(config.FaultToleranceConfig)),
+        "plugins": plugins,
+        "events": sorted(callbacks.VALID_EVENTS),
+    }
 
 
 def fork_ranks(case: Case) -> list[int] | tuple[Case, int]:
@@ -226,7 +278,8 @@ def _become_rank(case: Case, rank: int, port: int) -> None:
 def serve(lines: Any) -> tuple[Case, int] | None:
     """Run a training for each line. In a rank that was forked for one: the case, and its number."""
     for line in lines:
-        answer = fork_ranks(Case(**json.loads(line)))
+        question = json.loads(line)
+        answer = describe() if "describe" in question else fork_ranks(Case(**question))
         if isinstance(answer, tuple):
             return answer
         print(json.dumps(answer), flush=True)
@@ -234,15 +287,18 @@ def serve(lines: Any) -> tuple[Case, int] | None:
 
 
 def main() -> None:
-    import_errors_go_to_stderr = sys.stdout
-    sys.stdout = sys.stderr
+    # Answers alone go to the standard output.
+    answers, sys.stdout = sys.stdout, sys.stderr
     import torch
 
     from tests.integrations.bridge_on_cpu import bridge_on_cpu, import_bridge
 
     torch.set_num_threads(1)
     import_bridge()
-    sys.stdout = import_errors_go_to_stderr
+    sys.stdout = answers
+    # What was loaded is never garbage: collecting it took half of a rank's time.
+    gc.collect()
+    gc.freeze()
     given = serve(sys.argv[1:] or sys.stdin)
     if given is None:
         return
