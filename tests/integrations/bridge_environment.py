@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
 import subprocess
@@ -84,24 +83,37 @@ def _overlay(release: str) -> Path:
     return place
 
 
+def command() -> tuple[list[str], dict[str, str]]:
+    """How `bridge_pretrain.py` is started: its command line, and the environment."""
+    python, path = interpreter()
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+    environment |= {
+        "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]),
+        "CUDA_VISIBLE_DEVICES": "",
+        # A thread pool would not survive a fork.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    return [python, str(_SCRIPT)], environment
+
+
+def under_torchrun(ranks: int, **case: Any) -> subprocess.CompletedProcess[str]:
+    """One training, started by a real torchrun."""
+    (python, script), environment = command()
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run([*torchrun, script, json.dumps(case)], capture_output=True, text=True, timeout=500, env=environment)
+
+
 class BridgeProcess:
     """The process that has Megatron Bridge loaded and forks each training's ranks. Use it as a context manager."""
 
     def __enter__(self) -> BridgeProcess:
-        python, path = interpreter()
-        environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-        environment |= {
-            "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]),
-            "CUDA_VISIBLE_DEVICES": "",
-            # A thread pool would not survive a fork.
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "TORCHDYNAMO_DISABLE": "1",
-        }
+        arguments, environment = command()
         self._messages = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [python, str(_SCRIPT)],
+            arguments,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._messages,

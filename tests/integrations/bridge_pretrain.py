@@ -1,9 +1,10 @@
 """Trains a small GPT in Megatron Bridge's own, whole, unmodified `pretrain()` on CPU ranks.
 
-    python tests/integrations/bridge_pretrain.py '{"out": "/tmp/run", "ranks": 2, "config": {"profiling.use_pytorch_profiler": true}}'
+    python tests/integrations/bridge_pretrain.py '{"out": "r", "ranks": 2, "config": {"profiling.use_pytorch_profiler": true}}'
 
 runs one training and prints the exit code of each rank. Tests write such lines to its standard input instead: Bridge is
-loaded once (10 s), and each training's ranks are forked from that process. A rank ends as any Python process does.
+loaded once (10 s), and each training's ranks are forked from that process. A rank ends as any Python process does. Started
+by torchrun, the process is one of its ranks, and forks none.
 The line `{"describe": true}` is answered with what this release of Bridge offers to plugins and callbacks.
 
 What a training leaves in `out`: `rank-N.log` (everything that it printed), `rank-N.losses` (a line an iteration: its
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib.util
 import json
 import os
 import runpy
@@ -22,6 +24,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +77,9 @@ class Case:
     again: bool = False
     finetune: bool = False
     script: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.out = os.path.abspath(self.out)  # each rank starts there
 
 
 class Losses:
@@ -192,10 +198,16 @@ def train(case: Case, rank: int) -> None:
 
 def describe() -> dict[str, Any]:
     """What this release offers: the fields and defaults of sections and plugins, the plugins' overrides, the events."""
-    from importlib import metadata
-
-    from megatron.bridge.recipes import run_plugins
+    import megatron.bridge
     from megatron.bridge.training import callbacks, config
+
+    # By its file: the package around it loads every recipe, which takes a minute.
+    file = Path(megatron.bridge.__path__[0]) / "recipes" / "run_plugins.py"
+    spec = importlib.util.spec_from_file_location("run_plugins", file)
+    assert spec is not None
+    assert spec.loader is not None
+    run_plugins = sys.modules["run_plugins"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(run_plugins)
 
     def fields(owner: type) -> dict[str, Any]:
         found = {}
@@ -264,7 +276,7 @@ def _become_rank(case: Case, rank: int, port: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.chdir(case.out)
-    sys.stdin = open(os.devnull)
+    sys.stdin.close()
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -273,6 +285,16 @@ def _become_rank(case: Case, rank: int, port: int) -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+
+
+def _started_by_torchrun(lines: list[str]) -> tuple[Case, int] | None:
+    if "RANK" not in os.environ:
+        return None
+    (line,) = lines
+    case = Case(**json.loads(line))
+    Path(case.out).mkdir(parents=True, exist_ok=True)
+    os.chdir(case.out)
+    return case, int(os.environ["RANK"])
 
 
 def serve(lines: Any) -> tuple[Case, int] | None:
@@ -299,7 +321,7 @@ def main() -> None:
     # What was loaded is never garbage: collecting it took half of a rank's time.
     gc.collect()
     gc.freeze()
-    given = serve(sys.argv[1:] or sys.stdin)
+    given = _started_by_torchrun(sys.argv[1:]) or serve(sys.argv[1:] or sys.stdin)
     if given is None:
         return
     case, rank = given
