@@ -1,8 +1,7 @@
 """Runs the profiling hook in Megatron Bridge's own training loop, through its callbacks, in place of its built-in profiling.
 
-Never imports Megatron Bridge: its callbacks are found by their names, so the module also works where Bridge's other needs
-(Transformer Engine) are missing. Changes nothing of a training but the built-in profiling's switches and, where Bridge
-leaves out to do so, the handler of the exit signal.
+Never imports Megatron Bridge, which finds a callback's methods by their names: the same code serves Bridge 0.3 to 0.6. The
+only changes to a training are the switches of the built-in profiling and, before Bridge 0.6, the handler of the exit signal.
 
     with ProfilingCallback(config) as profiling:
         pretrain(config=config, forward_step_func=forward_step, callbacks=[profiling])
@@ -127,9 +126,9 @@ class ProfilingCallback:
     def _exit_signal(self, state: Any) -> int | None:
         """See to it that the exit signal ends the training, and not the process in the middle of the window.
 
-        With `train.exit_signal_handler`, Bridge itself is to finish the iteration, save and leave; but 0.3 makes its handler
-        and never installs it, so that is done here, on every rank, and nothing is left to the hook. A handler that someone
-        has installed is left alone.
+        With `train.exit_signal_handler`, Bridge itself finishes the iteration, saves and leaves. Releases before 0.6 create
+        its handler and do not install it, so this does, on every rank, and nothing is left to the hook. A handler that is
+        already installed is left alone.
 
         Returns:
             The signal that the hook is to turn into a SystemExit on profiled ranks, or None.

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.ports import free_port
 
 #: Many times what a training takes; a rank whose peer has died is left this long to find out.
-_PATIENCE_S = 120
+_PATIENCE_S = 300
 
 #: The model and its training, as small as they can be. Sections and fields are those of Bridge's ConfigContainer.
 _SMALL = {
@@ -62,7 +62,7 @@ class Case:
         bare: leave out the `with` around `pretrain`.
         fault: {"raise": i} raises in the forward step of iteration i, {"signal": i} sends the process SIGTERM there; with
             "rank", on that rank alone.
-        again: after that exception, `pretrain` is called once more in the same process.
+        again: after that exception, train once more in the same process, as Bridge's in-process restart does.
         finetune: call Bridge's `finetune` instead.
         script: a script to run in the place of all this, with these arguments.
     """
@@ -162,6 +162,7 @@ def train(case: Case, rank: int) -> None:
     import torch
     from megatron.bridge.training.finetune import finetune
     from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.initialize import destroy_global_state
     from megatron.bridge.training.pretrain import pretrain
     from megatron.bridge.training.state import GlobalState
 
@@ -192,6 +193,10 @@ def train(case: Case, rank: int) -> None:
             if not case.again:
                 raise
             case.fault = {}
+            # What Bridge's in-process restart does in between.
+            destroy_global_state()
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
             entry(config=config, forward_step_func=step, callbacks=callbacks)
     print("pretrain() has returned")
 
@@ -207,6 +212,8 @@ def describe() -> dict[str, Any]:
     assert spec is not None
     assert spec.loader is not None
     run_plugins = sys.modules["run_plugins"] = importlib.util.module_from_spec(spec)
+    # Bridge does without it, and processes forked after it was loaded crash as they exit: it brings gRPC.
+    sys.modules["nemo_run"] = None  # type: ignore[assignment]
     spec.loader.exec_module(run_plugins)
 
     def fields(owner: type) -> dict[str, Any]:

@@ -17,13 +17,8 @@ REQUIRED = {"profile_step_start": 4, "profile_step_end": 6}
 PLUGINS = ["NsysPlugin", "PyTorchProfilerPlugin", "FaultTolerancePlugin", "PreemptionPlugin"]
 
 
-def arguments(about, name: str) -> dict[str, object]:
-    """A plugin's arguments in the release and their defaults, without what every NeMo-Run plugin has."""
-    return {one: default for one, default in about["plugins"][name]["arguments"].items() if one != "experiment_id"}
-
-
 def required(about, name: str) -> dict[str, int]:
-    return {one: REQUIRED[one] for one, default in arguments(about, name).items() if default == "required"}
+    return {one: REQUIRED[one] for one, default in about["plugins"][name]["arguments"].items() if default == "required"}
 
 
 @pytest.mark.parametrize("name", PLUGINS)
@@ -32,7 +27,9 @@ def test_a_plugin_has_the_releases_arguments_and_defaults(about, name):
         field.name: "required" if field.default is dataclasses.MISSING else field.default
         for field in dataclasses.fields(getattr(plugins, name))
     }
-    assert {argument: ours.get(argument, "missing") for argument in arguments(about, name)} == arguments(about, name)
+    assert {argument: ours.get(argument, "missing") for argument in about["plugins"][name]["arguments"]} == about["plugins"][
+        name
+    ]["arguments"]
 
 
 @pytest.mark.parametrize("name", PLUGINS)
@@ -44,7 +41,9 @@ def test_a_converter_gets_the_releases_fields(about, name):
 @pytest.mark.parametrize("executor", [run.LocalExecutor, lambda: run.SlurmExecutor(account="team")])
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_emits_only_keys_that_the_release_knows(about, name, executor):
-    optional = {argument: not default for argument, default in arguments(about, name).items() if isinstance(default, bool)}
+    optional = {
+        argument: not default for argument, default in about["plugins"][name]["arguments"].items() if isinstance(default, bool)
+    }
     for given in (required(about, name), required(about, name) | optional):
         script = run.Script(path="pretrain.py", entrypoint="python")
         getattr(plugins, name)(**given).setup(script, executor())
