@@ -33,7 +33,7 @@ class Section:
 class Training:
     """A config, and the calls that `pretrain` makes."""
 
-    def __init__(self, section: Section | None, first: int = 0, **train: Any) -> None:
+    def __init__(self, section: Section | None, first: int = 0, skipped: int | None = None, **train: Any) -> None:
         sizes = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
         self.config = SimpleNamespace(
             profiling=section,
@@ -41,7 +41,7 @@ class Training:
             model=SimpleNamespace(**sizes),
             dist=SimpleNamespace(use_tp_pp_dp_mapping=False),
         )
-        self._first = first
+        self._first, self._skipped = first, skipped
         self.handlers: list[Any] = []
 
     def run(self, callback: ProfilingCallback) -> None:
@@ -49,9 +49,10 @@ class Training:
         context = SimpleNamespace(state=state)
         callback.on_train_start(context)
         while state.train_state.step < self.config.train.train_iters:
-            callback.on_train_step_start(context)
-            self.handlers.append(signal.getsignal(signal.SIGTERM))
-            callback.on_train_step_end(context)
+            if state.train_state.step != self._skipped:
+                callback.on_train_step_start(context)
+                self.handlers.append(signal.getsignal(signal.SIGTERM))
+                callback.on_train_step_end(context)
             state.train_state.step += 1
         callback.on_train_end(context)
 
@@ -120,6 +121,21 @@ def test_a_window_that_the_training_resumed_past_is_missed(tmp_path):
     training = Training(Section(), first=6)
     training.run(ProfilingCallback(training.config, output_dir=tmp_path))
     assert captured(tmp_path).manifest()["status"] == "missed"
+
+
+@pytest.mark.parametrize(
+    ("case", "iterations", "reason"),
+    [
+        ({"skipped": 4}, [5], "the training skipped iteration 4"),
+        ({"skipped": 5}, [4], "iteration 6 came before the window 4-6 was complete"),
+        ({"first": 5}, [5], "the run's first iteration was 5, inside the window 4-6"),
+    ],
+)
+def test_the_manifest_says_why_a_part_of_the_window_is_missing(tmp_path, case, iterations, reason):
+    training = Training(Section(), **case)
+    training.run(ProfilingCallback(training.config, output_dir=tmp_path))
+    manifest = captured(tmp_path).manifest()
+    assert (manifest["captured"]["iterations"], manifest["reason"]) == (iterations, reason)
 
 
 def test_sigterm_has_a_handler_in_the_training_and_its_default_after_it(tmp_path):
