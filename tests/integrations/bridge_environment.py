@@ -27,10 +27,13 @@ _NOT_PASSED_ON = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "BRIDGE_PROFILING_DIR", "T
 @functools.cache
 def why_no_bridge() -> str | None:
     """Why no Megatron Bridge can be imported here, with what to type, or None. May install one into `.cache`."""
-    named = os.environ.get("BRIDGE_PYTHON")
-    if named:
-        found = subprocess.run([named, "-c", "import megatron.core, importlib.metadata as m; m.version('megatron-bridge')"])
-        return None if found.returncode == 0 else f"BRIDGE_PYTHON={named} has no Megatron Bridge with megatron-core"
+    if named := os.environ.get("BRIDGE_PYTHON"):
+        program = "from importlib.metadata import version; version('megatron-core'), version('megatron-bridge')"
+        try:
+            subprocess.run([named, "-c", program], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            return f"BRIDGE_PYTHON={named} does not start, or has no Megatron Bridge with megatron-core"
+        return None
     if _distribution("megatron-bridge"):
         return None
     core = _distribution("megatron-core")
