@@ -136,14 +136,14 @@ def test_a_resumed_training_counts_iterations_on_and_finetune_is_such_a_training
     config = {
         **TORCH,
         "checkpoint.load": str(checkpoint),
-        "profiling.profile_step_start": 6,
-        "profiling.profile_step_end": 8,
+        "profiling.profile_step_start": 5,
+        "profiling.profile_step_end": 7,
     }
     # finetune() of 0.3 takes no callbacks.
     training = train(ranks=2, config=config, settings=ALL, finetune=about["release"] >= "0.4")
     assert training.exit_codes == [0, 0], training.log()
-    assert training.endings("iter-6-8") == [("complete", [6, 7], None)] * 2
-    assert forward_markers(training.captured("iter-6-8"), 1) == {"forward of iteration 6", "forward of iteration 7"}
+    assert training.endings("iter-5-7") == [("complete", [5, 6], None)] * 2
+    assert forward_markers(training.captured("iter-5-7"), 1) == {"forward of iteration 5", "forward of iteration 6"}
 
 
 def test_a_sigterm_inside_the_window_writes_the_partial_trace(train):
