@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 _SCRIPT = Path(__file__).with_name("bridge_pretrain.py")
 
 #: The Bridge release for each release of megatron-core: what `tests/versions/bridge-*.txt` install.
-_FOR_CORE = {"0.16": "0.3.1", "0.17": "0.4.2", "0.18": "0.5.1", "0.19": "0.6.2"}
+BRIDGE_FOR_CORE = {"0.16": "0.3.1", "0.17": "0.4.2", "0.18": "0.5.1", "0.19": "0.6.2"}
 
 #: What would make a rank believe that it is part of another job, or write somewhere else.
 _NOT_PASSED_ON = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "BRIDGE_PROFILING_DIR", "TENSORBOARD_DIR")
@@ -39,7 +39,7 @@ def why_no_bridge() -> str | None:
     core = _distribution("megatron-core")
     if core is None:
         return "megatron-core is not installed"
-    release = _FOR_CORE.get(core.rpartition(".")[0])
+    release = BRIDGE_FOR_CORE.get(core.rpartition(".")[0])
     if release is None:
         return f"no release of Megatron Bridge is known for megatron-core {core}; name a Python that has both: BRIDGE_PYTHON=…"
     try:
@@ -60,7 +60,7 @@ def interpreter() -> tuple[str, list[str]]:
         return sys.executable, []
     core = _distribution("megatron-core")
     assert core is not None
-    return sys.executable, [str(_overlay(_FOR_CORE[core.rpartition(".")[0]]))]
+    return sys.executable, [str(_overlay(BRIDGE_FOR_CORE[core.rpartition(".")[0]]))]
 
 
 def _distribution(name: str) -> str | None:
