@@ -63,6 +63,8 @@ NEEDS = {
     "megatron": lambda: _package("megatron.core"),
     "nemo_run": lambda: _package("nemo_run"),
     "ft": lambda: _package("nvidia_resiliency_ext"),
+    "transformer_engine": lambda: _package("transformer_engine"),
+    "megatron_bridge": lambda: _package("megatron.bridge"),
     "cuda": _cuda,
     "gpus2": lambda: _gpus(2),
     "gpus4": lambda: _gpus(4),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.gpu.jobs import JobSpec
+from tests.gpu.jobs import NO_MULTICAST, BridgeSpec, JobSpec
 
 #: 20 iterations with a window of 4 in their midst, and layers enough for every stage.
 _GPT = ("train.train_iters=20", "model.num_layers=4", "model.seq_length=1024", "train.micro_batch_size=2")
@@ -35,6 +35,51 @@ EXECUTIONS = {
 
 #: Micro-batches of an iteration of these.
 EXECUTION_MICROBATCHES = 2
+
+#: Transformer Engine's layers: what each case sets, and the GPUs that it takes. Four layers of gpt_125m.
+_TE = (*_GPT, "train.global_batch_size=8", "model.transformer_impl=transformer_engine")
+_TE_TP2 = ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true")
+TRANSFORMER_ENGINE = {
+    "te_bf16": (2, ()),
+    "te_fp8_delayed": (2, ("model.fp8=hybrid", "model.fp8_recipe=delayed")),
+    "te_fp8_current": (1, ("model.fp8=hybrid", "model.fp8_recipe=tensorwise")),
+    "te_sequence_parallel": (2, _TE_TP2),
+    "te_context_parallel": (2, ("model.context_parallel_size=2",)),
+    "te_comm_overlap": (2, (*_TE_TP2, "model.tp_comm_overlap=true")),
+    "te_cuda_graphs": (1, ("model.cuda_graph_impl=local",)),
+}
+#: Besides torch, these are captured by nsys, and this one with a memory history.
+TE_UNDER_NSYS = ("te_bf16", "te_fp8_delayed", "te_cuda_graphs")
+TE_WITH_MEMORY = "te_bf16"
+
+#: Fused attention adds up its gradients in any order otherwise, and two runs differ in the last bits.
+_DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+_TE_ENVIRONMENT = {**_DETERMINISTIC, NO_MULTICAST: "1"}
+
+
+def _transformer_engine() -> dict[str, JobSpec]:
+    """Each case unprofiled and under torch on all ranks, some under nsys."""
+    found = {}
+    for name, (gpus, settings) in TRANSFORMER_ENGINE.items():
+        # Userbuffers' kernels wait for the peer's, which another job on the GPU would keep from running.
+        options = {"environment": _TE_ENVIRONMENT, "alone": name == "te_comm_overlap"}
+        everyone = {"ranks": "all", "selected": tuple(range(gpus)), **options}
+        memory = ("--memory",) if name == TE_WITH_MEMORY else ()
+        found[name] = JobSpec("gpt_125m", gpus, (*_TE, *settings), **options)
+        found[f"{name}-torch"] = JobSpec("gpt_125m", gpus, (*_TE, *settings), "torch", options=memory, **everyone)
+        if name in TE_UNDER_NSYS:
+            found[f"{name}-nsys"] = JobSpec("gpt_125m", gpus, (*_TE, *settings), "nsys", **everyone)
+    return found
+
+
+#: Trainings in Megatron Bridge's own loop, under our callback.
+_BRIDGE_ENDLESS = ("train.train_iters=3000",)
+
+
+def _bridge(profiler: str = "none", *settings: str, **options: object) -> BridgeSpec:
+    selected = (0, 1) if profiler != "none" else (0,)
+    return BridgeSpec("bridge", 2, settings, profiler, selected=selected, environment=_DETERMINISTIC, **options)
+
 
 JOBS: dict[str, JobSpec] = {
     # -- four GPUs ---------------------------------------------------------------------------------------------------
@@ -104,6 +149,16 @@ JOBS: dict[str, JobSpec] = {
     "terminated-nsys": JobSpec(
         "gpt_125m", 2, (*_DP2, *_ENDLESS), "nsys", _ENDLESS_WINDOW, "all", (0, 1), terminate_at=8
     ),
+    **_transformer_engine(),
+    "bridge": _bridge(),
+    "bridge-torch-memory": _bridge("torch", options=("--memory",)),
+    "bridge-nsys": _bridge("nsys"),
+    "bridge_tp2": _bridge("none", "model.tensor_model_parallel_size=2"),
+    "bridge_tp2-torch": _bridge("torch", "model.tensor_model_parallel_size=2"),
+    "bridge_evaluation": _bridge("none", "validation.eval_interval=10", "validation.eval_iters=2"),
+    "bridge_evaluation-torch": _bridge("torch", "validation.eval_interval=10", "validation.eval_iters=2"),
+    "bridge_exit-torch": _bridge("torch", "train.exit_interval=10"),
+    "bridge_terminated-torch": _bridge("torch", *_BRIDGE_ENDLESS, window=_ENDLESS_WINDOW, terminate_at=9),
     "out-of-memory": JobSpec(
         "gpt_125m", 1, _LAYER, "torch", options=("--memory",), environment={"PLANTED_FAULT": "leak * 10"}, alone=True
     ),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import NEEDS
 from tests.gpu.catalog import JOBS
 from tests.gpu.jobs import Job, Jobs
 
@@ -33,12 +35,24 @@ def devices() -> list[str]:
 def jobs(request, tmp_path_factory):
     """The jobs of every test that will run, started together."""
     gpus = devices()
-    named = [value for item in request.session.items for value in getattr(item, "callspec", _NoCall).params.values()]
+    named = [
+        value for item in request.session.items if _runs(item) for value in getattr(item, "callspec", _NoCall).params.values()
+    ]
     fitting = {name for name in named if isinstance(name, str) and name in JOBS and JOBS[name].gpus <= len(gpus)}
     with Jobs(JOBS, tmp_path_factory.mktemp("jobs"), gpus) as running:
         running.start(fitting)
         yield running
         request.config.stash[_ENDED] = running.ended
+
+
+@functools.cache
+def _lacks(need: str) -> bool:
+    return NEEDS[need]() is not None
+
+
+def _runs(item: pytest.Item) -> bool:
+    """Whether this machine has what a test needs: where it is skipped, its job must not run for nothing."""
+    return not any(_lacks(need) for marker in item.iter_markers("needs") for need in marker.args)
 
 
 class _NoCall:

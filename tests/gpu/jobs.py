@@ -28,6 +28,9 @@ from bridge_profiling.traces.tables import RankTables
 
 ROOT = Path(__file__).resolve().parents[2]
 
+#: Without it, Transformer Engine's userbuffers use NVLink multicast.
+NO_MULTICAST = "UB_SKIPMC"
+
 #: On PYTHONPATH, it plants a fault in a rank.
 PLANTED = ROOT / "tests" / "system" / "planted"
 
@@ -105,6 +108,22 @@ class JobSpec:
         if self.profiler == "nsys":
             command.append("--export-sqlite")
         return [*command, *self.options, *settings]
+
+
+@dataclass(frozen=True)
+class BridgeSpec(JobSpec):
+    """A training in Megatron Bridge's own `pretrain`, by torchrun; `overrides` are fields of Bridge's config.
+
+    With `terminate_at`, torchrun gets the SIGTERM, as from a cluster.
+    """
+
+    direct: bool = True
+
+    def command(self, folder: Path) -> list[str]:
+        """What a user types for it."""
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.gpus}"]
+        options = [f"--profiler={self.profiler}", f"--window={self.window[0]}:{self.window[1]}", *self.options]
+        return [*torchrun, str(ROOT / "tests" / "gpu" / "bridge_train.py"), str(folder), *options, *self.overrides]
 
 
 class Job:
@@ -309,6 +328,7 @@ class Jobs:
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             **spec.environment,
         }
+        check_multicast(spec, environment)
         started = time.monotonic()
         with open(folder / "output.txt", "wb") as output:
             process = subprocess.Popen(
@@ -323,6 +343,18 @@ class Jobs:
             process.wait()
             self._running.discard(process.pid)
         return Job(name, spec, folder, returncode, time.monotonic() - started)
+
+
+def check_multicast(spec: JobSpec, environment: Mapping[str, str]) -> None:
+    """Refuse to overlap tensor-parallel communication where that would use NVLink multicast.
+
+    A program that uses multicast and dies can leave the GPUs of a whole server unusable, and these tests kill programs.
+
+    Raises:
+        RuntimeError: the job would use it.
+    """
+    if any("tp_comm_overlap=true" in text.lower() for text in spec.overrides) and environment.get(NO_MULTICAST) != "1":
+        raise RuntimeError(f"TP communication overlap uses NVLink multicast unless {NO_MULTICAST}=1, and these tests never do")
 
 
 def _as_it_was(saved: Path, root: Path, iteration: int) -> None:

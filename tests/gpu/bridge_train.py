@@ -1,0 +1,175 @@
+"""Trains a small GPT in Megatron Bridge's own `pretrain` on GPUs, with our callback or without a profiler.
+
+    torchrun --nproc-per-node 2 tests/gpu/bridge_train.py OUT [--profiler torch] [--memory] [section.field=value …]
+
+Bridge's defaults wherever nothing is set: Transformer Engine's layers, fused Adam, a distributed optimizer with overlap, bf16.
+OUT/losses.jsonl holds each iteration's loss to the last bit; OUT/profiles what our callback captured, on every rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from bridge_profiling.capture import start_under_nsys
+from bridge_profiling.capture.nsys_launch import exit_code_told
+from bridge_profiling.capture.ranks import ParallelLayout
+from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
+from tests.gpu.te.bridge_imports import import_bridge
+
+RANK = int(os.environ.get("RANK", "0"))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+
+#: The model and its training. Sections and fields are those of Bridge's ConfigContainer.
+SETTINGS: dict[str, Any] = {
+    "train.train_iters": 20,
+    "train.micro_batch_size": 2,
+    "train.global_batch_size": 8,
+    "validation.eval_interval": 1000,
+    "validation.eval_iters": 0,
+    "mixed_precision": "bf16_mixed",
+}
+
+_MODEL: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "seq_length": 1024,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+
+
+class Losses:
+    """A callback that writes rank 0's losses, and does nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def on_train_step_end(self, context: Any) -> None:
+        """Bridge counts the iteration after this event."""
+        loss = float(context.loss_dict["lm loss"])
+        with open(self._path, "a", encoding="utf-8") as file:
+            print(json.dumps({"iteration": context.state.train_state.step, "loss": loss, "hex": loss.hex()}), file=file)
+
+
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line, with `settings` as {"section.field": value}."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--profiler", choices=("torch", "nsys", "none"), default="none")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--window", default="8:12", help="first iteration, and the first after it")
+    parser.add_argument("settings", nargs="*")
+    options = parser.parse_intermixed_args(arguments)
+    options.start, options.end = (int(part) for part in options.window.split(":"))
+    options.settings = SETTINGS | dict(_setting(text) for text in options.settings)
+    return options
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def configuration(options: argparse.Namespace) -> Any:
+    """What `pretrain` is given, in Bridge's own classes."""
+    from megatron.bridge.models.gpt_provider import GPTModelProvider
+    from megatron.bridge.training import config as bridge
+    from megatron.bridge.training.tokenizers.config import TokenizerConfig
+
+    model = dict(_MODEL)
+    model |= {name.partition(".")[2]: value for name, value in options.settings.items() if name.startswith("model.")}
+    model.setdefault("sequence_parallel", model.get("tensor_model_parallel_size", 1) > 1)
+    sections: dict[str, Any] = {
+        "model": GPTModelProvider(**model),
+        "train": bridge.TrainingConfig(),
+        "optimizer": bridge.OptimizerConfig(optimizer="adam", lr=3e-4, min_lr=3e-5, use_distributed_optimizer=True),
+        "scheduler": bridge.SchedulerConfig(
+            lr_decay_style="constant", lr_warmup_iters=2, start_weight_decay=0.1, end_weight_decay=0.1,
+            weight_decay_incr_style="constant",
+        ),
+        "ddp": bridge.DistributedDataParallelConfig(
+            use_distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True
+        ),
+        "dataset": bridge.GPTDatasetConfig(
+            seq_length=model["seq_length"], random_seed=1, reset_attention_mask=False, reset_position_ids=False,
+            eod_mask_loss=False, split="9999,8,2", num_dataset_builder_threads=1, dataloader_type="single", num_workers=1,
+        ),
+        "logger": bridge.LoggerConfig(log_interval=1, tensorboard_dir=str(options.out / "tensorboard")),
+        "tokenizer": TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=32000),
+        "checkpoint": bridge.CheckpointConfig(),
+        "rng": bridge.RNGConfig(seed=1),
+        "profiling": bridge.ProfilingConfig(
+            use_pytorch_profiler=options.profiler == "torch", use_nsys_profiler=options.profiler == "nsys",
+            record_memory_history=options.memory, profile_step_start=options.start, profile_step_end=options.end,
+            profile_ranks=list(range(WORLD_SIZE)),
+        ),
+    }  # fmt: skip
+    if hasattr(bridge, "ValidationConfig"):
+        sections["validation"] = bridge.ValidationConfig()
+    config = bridge.ConfigContainer(**sections, mixed_precision=options.settings["mixed_precision"])
+    for name, value in options.settings.items():
+        section, _, field = name.partition(".")
+        if field and section != "model":
+            # Bridge 0.3 has the validation's fields in its section `train`.
+            owner = getattr(config, section if hasattr(config, section) else "train")
+            assert hasattr(owner, field), f"{type(owner).__name__} has no field {field}"
+            setattr(owner, field, value)
+    return config
+
+
+def _restart_under_nsys(options: argparse.Namespace) -> None:
+    """Start this rank anew under nsys, as an experiment of ours does."""
+    config = ProfilingConfig(
+        use_nsys_profiler=True,
+        nsys_export_sqlite=True,
+        profile_step_start=options.start,
+        profile_step_end=options.end,
+        profile_ranks="all",
+        output_dir=str(options.out / "profiles"),
+    )
+    config.finalize(train_iters=options.settings["train.train_iters"], world_size=WORLD_SIZE)
+    layout = ParallelLayout(
+        world_size=WORLD_SIZE,
+        tp=options.settings.get("model.tensor_model_parallel_size", 1),
+        cp=options.settings.get("model.context_parallel_size", 1),
+    )
+    start_under_nsys(config, rank=RANK, layout=layout, local_rank=int(os.environ.get("LOCAL_RANK", "0")), cuda=True)
+
+
+def main() -> None:
+    """Train as the command line says."""
+    options = parsed()
+    options.out = options.out.absolute()
+    # As Bridge's performance plugin sets it: communication starts in the order in which it was launched.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    if options.profiler == "nsys":
+        _restart_under_nsys(options)
+    pretrain, forward_step = import_bridge()
+    config = configuration(options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    callbacks: list[Any] = [Losses(options.out / "losses.jsonl")] if RANK == 0 else []
+    profiling: Any = nullcontext()
+    if options.profiler != "none" or options.memory:
+        settings = {"nsys_export_sqlite": True} if options.profiler == "nsys" else {}
+        profiling = ProfilingCallback(config, output_dir=options.out / "profiles", profile_ranks="all", **settings)
+        callbacks.append(profiling)
+    with profiling:
+        pretrain(config=config, forward_step_func=forward_step, callbacks=callbacks)
+
+
+if __name__ == "__main__":
+    # Under nsys, its supervisor learns how the training ended.
+    with exit_code_told():
+        sys.exit(main())
