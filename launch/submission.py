@@ -148,7 +148,8 @@ def submit(
 
     from recipes.executor_checks import check_submission
 
-    with _from_the_checkout(executor), run.Experiment(name) as experiment:
+    # Around the experiment: NeMo-Run may print the rest of the log as it closes.
+    with without_the_profilers_own_lines(), _from_the_checkout(executor), run.Experiment(name) as experiment:
         check_submission(executor, name, task.args if isinstance(task, run.Script) else ())
         experiment.add(task, executor=executor, name=name, plugins=plugins)
         if report:
@@ -158,8 +159,7 @@ def submit(
                 _describe(job)
             experiment.dryrun()
             return Finished(succeeded=True)
-        with without_the_profilers_own_lines():
-            experiment.run(detach=False, tail_logs=True)
+        experiment.run(detach=False, tail_logs=True)
         job = experiment.jobs[0]
         reported = experiment.jobs[1] if report else None
     # NeMo-Run waits for the job as the experiment closes; only then is its state the last one.
