@@ -106,7 +106,7 @@ class NvtxClient:
         # Registered, as the range that nsys' --capture-range=nvtx waits for has to be; once, since the profiler keeps it.
         message = self._registered.get(text)
         if message is None:
-            message = self._registered[text] = self._register(_DEFAULT_DOMAIN, text.encode())
+            message = self._registered[text] = self._register(_DEFAULT_DOMAIN, text.encode(errors="replace"))
         self._push(
             _DEFAULT_DOMAIN,
             _Attributes(
