@@ -72,7 +72,7 @@ test-system: $(VENV)/.installed-dev
 VERSIONS ?=
 test-versions: $(VENV)/.created
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
-	$(BIN)/python tools/test_versions.py $(VERSIONS)
+	$(BIN)/python tools/versions.py $(VERSIONS)
 
 # A container's own Python, with its own torch: nothing is created or installed. One process: it runs its jobs side by side itself.
 GPU_PYTHON ?= python3

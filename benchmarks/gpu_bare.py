@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture.memory import _MAX_ENTRIES
 from bridge_profiling.capture.nsys_launch import CAPTURE_RANGE
+from bridge_profiling.capture.nvtx import NvtxRange, range_functions
 
 
 class Bare:
@@ -93,7 +94,7 @@ class BareNsys(Bare):
             torch.cuda.check_error(int(cudart.cudaProfilerStart()))
             self._stack.callback(lambda: torch.cuda.check_error(int(cudart.cudaProfilerStop())))
         else:
-            self._stack.enter_context(_nvtx_range(CAPTURE_RANGE))
+            self._stack.enter_context(NvtxRange(CAPTURE_RANGE, *range_functions(megatron_ranges=False)))
         if self._shapes:
             self._stack.enter_context(torch.autograd.profiler.emit_nvtx(record_shapes=True))
 
@@ -106,9 +107,3 @@ def bare(config: ProfilingConfig) -> Bare:
     if config.use_pytorch_profiler:
         return BareTorch(config)
     return BareNsys(config) if config.use_nsys_profiler else BareMemory()
-
-
-def _nvtx_range(name: str) -> AbstractContextManager:
-    import nvtx
-
-    return nvtx.annotate(name)

@@ -95,7 +95,7 @@ class PlainLoop(Loop):
         batch: Batch = {}
         if batches is not None:
             batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in next(batches).items()}
-            batch = train.get_batch_on_this_cp_rank(batch)
+            batch = train.context_parallel_share(batch)
         output = chunk(batch.get("tokens"), batch.get("position_ids"), batch.get("attention_mask"), labels=batch.get("labels"))
         return output, partial(train._loss, batch.get("loss_mask"))
 

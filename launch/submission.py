@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from bridge_profiling.errors import ProfilingConfigError
 from launch.report_job import add_report, where_the_page_is
 from launch.request import ExecutorName, TaskKind
+from launch.shown_log import without_the_profilers_own_lines
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -147,7 +148,8 @@ def submit(
 
     from recipes.executor_checks import check_submission
 
-    with _from_the_checkout(executor), run.Experiment(name) as experiment:
+    # Around the experiment: NeMo-Run may print the rest of the log as it closes.
+    with without_the_profilers_own_lines(), _from_the_checkout(executor), run.Experiment(name) as experiment:
         check_submission(executor, name, task.args if isinstance(task, run.Script) else ())
         experiment.add(task, executor=executor, name=name, plugins=plugins)
         if report:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -30,7 +31,8 @@ def hide_old_async_checkpoints() -> None:
         version = importlib.metadata.version("nvidia-resiliency-ext")
     except importlib.metadata.PackageNotFoundError:
         return
-    if [int(part) for part in version.split(".")[:2]] < [0, 6]:
+    series = re.match(r"(\d+)\.(\d+)", version)
+    if series is not None and [int(part) for part in series.groups()] < [0, 6]:
         # None makes an import fail as if the module were missing; what is imported already stays.
         sys.modules.setdefault(_ASYNC_CHECKPOINTS, None)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from recipes.releases import hide_old_async_checkpoints
-from tests.integrations.bridge_wheel import why_no_wheel
+from tests.integrations.bridge_environment import why_no_bridge
 from tests.system.browser import why_no_browser
 from tests.system.debian import why_no_packages
 from tests.system.nsys_install import why_no_nsys
@@ -77,7 +77,7 @@ NEEDS = {
     "lightning": lambda: _package("lightning") or _package("pytorch_lightning"),
     "deepspeed": lambda: _package("deepspeed"),
     "hugging_face": lambda: _package("transformers") or _package("accelerate"),
-    "bridge_wheel": why_no_wheel,
+    "bridge": why_no_bridge,
     "browser": why_no_browser,
 }
 

@@ -1,4 +1,4 @@
-"""What is tested with what: framework, profiler, executor. The table of docs/reference/support.md is written from this one.
+"""What is tested with what: framework, profiler, executor, version. The tables of docs/reference/support.md are written from these.
 
 `UPDATE_SUPPORT_TABLE=1 pytest tests/test_support_table.py` writes it anew.
 """
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+
+from tests.integrations.bridge_environment import BRIDGE_FOR_CORE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "support.md"
@@ -43,8 +46,8 @@ TABLE: list[tuple[str, str, dict[str, list[str]]]] = [
         "torchrun, one machine": ["tests/gpu/test_chain.py::test_the_memory_history_is_readable_and_holds_more_than_weights"],
     }),
     ("Megatron Bridge (`ProfilingCallback`)", "torch", {
-        "a process alone": ["tests/integrations/test_megatron_bridge.py::test_the_window_of_the_config_is_captured_exactly"],
-        "torchrun, one machine": ["tests/integrations/test_megatron_bridge.py::test_under_torchrun_only_the_ranks_asked_for_write"],
+        "a process alone": ["tests/integrations/test_bridge_pretrain.py::test_an_iteration_that_megatron_bridge_skips_does_not_lose_the_others"],
+        "torchrun, one machine": ["tests/integrations/test_bridge_pretrain.py::test_the_documented_script_under_torchrun"],
     }),
     ("A loop of your own (`ProfilingHook`)", "torch", {
         "a process alone": ["tests/capture/test_captures.py::test_shapes_are_recorded_when_asked_for"],
@@ -105,6 +108,27 @@ TABLE: list[tuple[str, str, dict[str, list[str]]]] = [
 ]  # fmt: skip
 
 
+#: Its names: a script, which belongs to no package.
+VERSIONS = runpy.run_path(str(ROOT / "tools" / "versions.py"))
+
+#: What `make test-versions` shows of a release of megatron-core, and what `make test-gpu` has shown on H200s with torch 2.11.
+VERSION_COLUMNS = ("Python", "torch", "recipes, layouts, checkpoints, resumes", "Megatron Bridge's `pretrain`", "on GPUs")
+_ON_GPUS = {"0.16.1": "GPU, megatron-core's own layers"}
+
+
+def versions_written():
+    """The table of versions as Markdown."""
+    pins = (ROOT / "constraints.txt").read_text()
+    lines = [f"| megatron-core | {' | '.join(VERSION_COLUMNS)} |", "|---" * (len(VERSION_COLUMNS) + 1) + "|"]
+    for release in VERSIONS["TESTED"]:
+        python = VERSIONS["PYTHON"][release]
+        torch = re.search(rf'^torch==(\S+); python_version {"<" if python == "3.11" else ">="} "3.12"$', pins, re.M).group(1)
+        bridge = BRIDGE_FOR_CORE[release.rpartition(".")[0]]
+        assert (ROOT / "tests" / "versions" / f"bridge-{bridge}.txt").is_file()
+        lines.append(f"| {release} | {python} | {torch} | CPU | {bridge}: CPU | {_ON_GPUS.get(release, 'no')} |")
+    return "\n".join(lines)
+
+
 def rows():
     """Each framework with all three profilers: what is left out of TABLE is not supported anywhere."""
     framework, told = "", {}
@@ -137,12 +161,18 @@ def test_what_is_called_tested_has_its_test(test):
     assert re.search(rf"def {name}\(", (ROOT / path).read_text()), test
 
 
-def test_the_page_shows_this_table():
+@pytest.mark.parametrize(("name", "table"), [("table", written), ("versions", versions_written)])
+def test_the_page_shows_this_table(name, table):
     page = PAGE.read_text()
-    begin, end = "<!-- table -->\n", "\n<!-- end -->"
+    begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
     before, rest = page.split(begin)
     shown, after = rest.split(end)
     if os.environ.get("UPDATE_SUPPORT_TABLE"):
-        PAGE.write_text(before + begin + written() + end + after)
+        PAGE.write_text(before + begin + table() + end + after)
         return
-    assert shown == written(), "type: UPDATE_SUPPORT_TABLE=1 pytest tests/test_support_table.py"
+    assert shown == table(), "type: UPDATE_SUPPORT_TABLE=1 pytest tests/test_support_table.py"
+
+
+def test_what_is_run_for_each_version_exists():
+    for paths in VERSIONS["PARTS"].values():
+        assert all((ROOT / path).is_file() for path in paths)

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable
 from types import TracebackType
 
-from bridge_profiling.errors import CaptureError
+from bridge_profiling.capture.nvtx_client import ranges_for_profiler
 
 
 class NvtxRange:
@@ -44,13 +44,13 @@ def range_functions(*, megatron_ranges: bool) -> tuple[Callable[[str], object], 
         `(push, pop)`, each taking the range's text.
 
     Raises:
-        CaptureError: there is no CUDA device, and the package nvtx is missing.
+        CaptureError: there is no CUDA device, and the library of the profiler around this process cannot be used.
     """
     import torch
 
     if not torch.cuda.is_available():
-        # A torch without CUDA has no NVTX either.
-        return _nvtx_package()
+        push, pop = ranges_for_profiler()
+        return push, lambda name: pop()
 
     if megatron_ranges and importlib.util.find_spec("megatron") and importlib.util.find_spec("megatron.core"):
         from megatron.core.utils import configure_nvtx_profiling, nvtx_range_pop, nvtx_range_push
@@ -58,11 +58,3 @@ def range_functions(*, megatron_ranges: bool) -> tuple[Callable[[str], object], 
         configure_nvtx_profiling(True)
         return nvtx_range_push, nvtx_range_pop
     return torch.cuda.nvtx.range_push, lambda name: torch.cuda.nvtx.range_pop()
-
-
-def _nvtx_package() -> tuple[Callable[[str], object], Callable[[str], object]]:
-    try:
-        import nvtx
-    except ImportError as error:
-        raise CaptureError("without a CUDA device, NVTX ranges need the package nvtx: pip install nvtx") from error
-    return nvtx.push_range, lambda name: nvtx.pop_range()

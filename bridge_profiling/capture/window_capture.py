@@ -119,6 +119,7 @@ class WindowCapture:
         self._writer: Thread | None = None
         self._finished = False
         self._released = False
+        self._skipped = False
 
     def _backends(self) -> list[Backend]:
         config, rank = self.plan.config, self._rank
@@ -162,6 +163,8 @@ class WindowCapture:
             if iteration >= self.window.end:
                 self.close(f"training started at iteration {iteration}, past the window {self.window}")
             elif iteration in self.window:
+                # After the warm-up in the iteration before the window, this is no resume.
+                self._skipped = self.state == "armed" and iteration > self.window.start
                 self._start(iteration)
             elif self.state == "waiting" and iteration >= self._warm_up_at:
                 self._warm_up()
@@ -254,6 +257,8 @@ class WindowCapture:
             return "partial", f"iteration {self.manifest.interrupted[0]} was interrupted"
         if self.plan.trigger.request is not None:
             return "partial", f"this rank was in iteration {captured[0]} when it heard of the window {self.window}"
+        if self._skipped:
+            return "partial", f"the training skipped iteration {self.window.start}"
         return "partial", f"the run's first iteration was {captured[0]}, inside the window {self.window}"
 
     def ended(self, ending: str) -> None:

@@ -1,8 +1,7 @@
 """Runs the profiling hook in Megatron Bridge's own training loop, through its callbacks, in place of its built-in profiling.
 
-Never imports Megatron Bridge: its callbacks are found by their names, so the module also works where Bridge's other needs
-(Transformer Engine) are missing. Changes nothing of a training but the built-in profiling's switches and, where Bridge
-leaves out to do so, the handler of the exit signal.
+Never imports Megatron Bridge, which finds a callback's methods by their names: the same code serves Bridge 0.3 to 0.6. The
+only changes to a training are the switches of the built-in profiling and, before Bridge 0.6, the handler of the exit signal.
 
     with ProfilingCallback(config) as profiling:
         pretrain(config=config, forward_step_func=forward_step, callbacks=[profiling])
@@ -10,6 +9,7 @@ leaves out to do so, the handler of the exit signal.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from bridge_profiling.capture.ranks import ParallelLayout
+from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, ProfilingConfig
 from bridge_profiling.integrations.callback_hook import CallbackHook, config_from, world_size
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,10 @@ class ProfilingCallback:
     """
 
     def __init__(self, config: Any, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        _warn_of_unknown(config.profiling)
+        if not _changed(config.profiling, "memory_snapshot_path"):
+            # Bridge's default differs between releases, and 0.6's names a folder that exists in NeMo-Run's containers alone.
+            settings.setdefault("memory_snapshot_path", DEFAULT_MEMORY_SNAPSHOT_PATH)
         train_iters = getattr(config.train, "train_iters", None)
         profiling = config_from(
             "ProfilingCallback",
@@ -121,9 +126,9 @@ class ProfilingCallback:
     def _exit_signal(self, state: Any) -> int | None:
         """See to it that the exit signal ends the training, and not the process in the middle of the window.
 
-        With `train.exit_signal_handler`, Bridge itself is to finish the iteration, save and leave; but 0.3 makes its handler
-        and never installs it, so that is done here, on every rank, and nothing is left to the hook. A handler that someone
-        has installed is left alone.
+        With `train.exit_signal_handler`, Bridge itself finishes the iteration, saves and leaves. Releases before 0.6 create
+        its handler and do not install it, so this does, on every rank, and nothing is left to the hook. A handler that is
+        already installed is left alone.
 
         Returns:
             The signal that the hook is to turn into a SystemExit on profiled ranks, or None.
@@ -140,6 +145,28 @@ class ProfilingCallback:
 
 def _switched_on(profiling: Any) -> list[str]:
     return [name for name in _BUILT_IN if getattr(profiling, name, False)]
+
+
+def _changed(section: Any, name: str) -> bool:
+    """Whether a field of a dataclass has another value than its own default."""
+    fields = dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()
+    for field in fields:
+        if field.name == name:
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
+            return getattr(section, name) != default
+    return hasattr(section, name)
+
+
+def _warn_of_unknown(section: Any) -> None:
+    """Name the fields that a release newer than this module may have, and that the user has set."""
+    known = {field.name for field in dataclasses.fields(ProfilingConfig)}
+    names = [field.name for field in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []
+    for name in names:
+        if name not in known and not name.startswith("_") and _changed(section, name):
+            logger.warning(
+                "profiling.%s=%r has no effect: ProfilingCallback does not know this field", name, getattr(section, name)
+            )
 
 
 def _layout(config: Any) -> ParallelLayout:

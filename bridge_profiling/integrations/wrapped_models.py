@@ -126,7 +126,7 @@ def _fully_shard(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]
             units.append({"name": name, "parameters": sum(one.sharded_param.numel() for one in group.fsdp_params)})
             meshes.append(group.mesh_info.mesh)
             sharded_again.append(group.post_forward_mesh_info is not None)
-            policy, offload = policy or group.mp_policy, offload or type(group.offload_policy).__name__
+            policy, offload = policy or _precision(group), offload or type(group.offload_policy).__name__
     found = (
         layout_of_mesh(meshes[0], world_size(), data_parallel=meshes[0].mesh_dim_names or ())
         if meshes
@@ -149,6 +149,11 @@ def _param_groups(module: Any) -> list[Any]:
     groups = getattr(state, "_fsdp_param_groups", None)
     # Until torch 2.9 a module has at most one.
     return list(groups) if groups is not None else [group for group in (state._fsdp_param_group,) if group is not None]
+
+
+def _precision(group: Any) -> Any:
+    """Since torch 2.15 each parameter of a group may have a policy of its own: then the first one's."""
+    return group.mp_policy if hasattr(group, "mp_policy") else group.fsdp_params[0].mp_policy
 
 
 def _names(mesh: Any) -> tuple[str, ...]:

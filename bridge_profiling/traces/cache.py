@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from bridge_profiling.traces.tables import SCHEMAS, RankInfo, RankTables
 
 #: To be raised when a reader gives other rows for the same file. Changed columns count by themselves.
-ENGINE_VERSION = 2
+ENGINE_VERSION = 3
 
 #: The folder of entries beside a capture.
 FOLDER = ".bridge_profiling"

@@ -5,6 +5,7 @@ Times are exact to the nanosecond. What cannot be read is said: in an error that
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ _UNIX_SINCE_NS = 10**18
 _MAX_BASE_NS = 4 * 10**18
 
 _MAX_RANK = 10**7
+
+#: Categories that the limitations name one by one; what an event is left out for beyond them is one sum.
+_NAMED = 3
 
 _CUDA_VERSIONS = ("cuda_driver_version", "cuda_runtime_version")
 
@@ -112,8 +116,13 @@ def _say_what_is_missing(info: RankInfo, collected: Collector, reader: EventRead
     say = info.limitations.append
     if reader.left_out or collected.untimed:
         say(f"{reader.left_out + collected.untimed} events could not be decoded and are left out")
-    for category, count in collected.unknown.most_common(3):
+    unknown, others = _by_count(collected.unknown), _by_count(collected.left_out)
+    for category, count in unknown[:_NAMED]:
         say(f"{count} events of the unknown category {category!r} are left out")
+    for (kind, category), count in others[:_NAMED]:
+        say(f"{count} {kind}{f' of the category {category!r}' if category else ''} are left out")
+    if more := sum(count for _, count in [*unknown[_NAMED:], *others[_NAMED:]]):
+        say(f"{more} events of further categories are left out")
     if info.clock == "unknown":
         say("times are not on the host's clock: this rank can be compared with others by matched collectives only")
     if not len(collected.device):
@@ -123,6 +132,11 @@ def _say_what_is_missing(info: RankInfo, collected: Collector, reader: EventRead
     device = tables["device_events"]
     if unlaunched := device["launch_start_ns"].null_count:
         say(f"{unlaunched} of {device.num_rows} device events have no recorded launch; their start decides their iteration")
+
+
+def _by_count(counts: Counter[Any]) -> list[tuple[Any, int]]:
+    """The largest first, in an order that does not depend on the file's."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _first_ns(tables: dict[str, pa.Table]) -> int:

@@ -27,7 +27,7 @@ from bridge_profiling.traces.kineto_events import ABSENT, AnyEvent, Args
 
 HOST = ("operator", "runtime", "annotation", "python", "overhead")
 DEVICE = ("kernel", "memcpy", "memset")
-_OTHER = ("synchronization", "span", "known", "unknown")
+_OTHER = ("synchronization", "span", "instant", "known", "unknown")
 MEANINGS = (*HOST, *DEVICE, *_OTHER)
 
 #: Kineto's categories since torch 1.8, in lower case. "known" ones say nothing that another category does not say better.
@@ -53,8 +53,21 @@ _CATEGORIES = {
     "fwdbwd": "known",
     "async_cpu_to_gpu": "known",
     "forward_backward": "known",
-    "cpu_instant_event": "known",
+    "cpu_instant_event": "instant",
     "": "unknown",
+}
+
+#: Phases of the trace event format (`ph`). A complete event has a duration; some writers name no phase.
+_COMPLETE = frozenset(("X", ""))
+_INSTANT = frozenset(("i", "I", "R", ""))
+#: Arrows between events, and names of processes and threads.
+_NO_EVENT = frozenset(("s", "t", "f", "M"))
+#: The others hold nothing that a table has a place for; they are counted by what they are.
+_LEFT_OUT = {
+    "C": "counter samples",
+    **dict.fromkeys("bneSTpF", "asynchronous events"),
+    **dict.fromkeys("BE", "begin and end events"),
+    **dict.fromkeys("NOD", "object events"),
 }
 
 #: torch 1.8 writes iterations as operators.
@@ -64,7 +77,6 @@ _MEMORY = "[memory]"
 _CALL = "record_param_comms"
 _NO_TRANSFER = ("wait", "coalesced", "init")
 _MARKS = ("Iteration Start", "Record Window End")
-_FIRST_LETTERS = frozenset(name[0] for name in (_MEMORY, *_MARKS))
 _NO_ARGS = Args()
 
 
@@ -97,10 +109,11 @@ class Collector:
         messages: what Kineto says of a collective, by row of `device`.
         calls: what it says of the host's calls for one, by row of `host`; all there is on operations issued as a batch.
         marks: times of the profiler's own marks, where recording starts and ends.
-        unknown: complete events in categories that Kineto does not have, by category.
+        unknown: complete and instant events in categories that are not read, by category.
+        left_out: events of other phases that are not read, by what they are and their category.
         events: events seen.
         negative: events left out because they end before they start.
-        untimed: events left out because a time is no time.
+        untimed: events left out because a time is no time, or a duration is missing.
     """
 
     def __init__(self, *, exact: bool, operators: bool) -> None:
@@ -111,6 +124,7 @@ class Collector:
         self.calls: dict[int, Message] = {}
         self.marks: list[int] = []
         self.unknown: Counter[str] = Counter()
+        self.left_out: Counter[tuple[str, str]] = Counter()
         self.events = self.negative = self.untimed = 0
         self._categories = Codes()
         self._meaning_of: list[int] = []
@@ -123,9 +137,9 @@ class Collector:
             InexactTimes: read the file again, with `exact=True`.
         """
         self.events += len(events)
-        complete = [event for event in events if event.dur is not None]
+        complete = [event for event in events if event.dur is not None and event.ph in _COMPLETE]
         if len(complete) < len(events):
-            self._add_instants(events)
+            self._add_others([event for event in events if event.dur is None or event.ph not in _COMPLETE])
         if not complete:
             return
         meanings = self._meanings(complete)
@@ -135,6 +149,8 @@ class Collector:
         self._add_synchronizations(_chosen(complete, meanings, meanings == MEANINGS.index("synchronization"))[0])
         for event in _chosen(complete, meanings, meanings == MEANINGS.index("span"))[0]:
             self._add_span(event)
+        # torch 2.13's exporter in Python gives them a duration.
+        self._add_instants(_chosen(complete, meanings, meanings == MEANINGS.index("instant"))[0])
 
     def _wanted(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> NDArray[np.bool_]:
         """Which events are host events to keep."""
@@ -200,6 +216,8 @@ class Collector:
             if arg.collective is not None and good[place]:
                 self.messages[int(row_of[place])] = _message(arg.collective, arg)
         stream, device = arguments(args, "stream"), arguments(args, "device")
+        moved = arguments(args, "original_stream")
+        stream = np.where(moved == NULL, stream, moved)
         if (stream == NULL).any():
             # Kineto's rows on a device's track: the process is the device, the thread is the stream.
             stream = np.where(stream == NULL, self._identifiers.of([event.tid for event in events]), stream)
@@ -233,13 +251,25 @@ class Collector:
             },
         )
 
-    def _add_instants(self, events: list[AnyEvent]) -> None:
-        # Nearly all events without a duration are arrows, which their first letter tells apart.
-        found = [event for event in events if event.dur is None and event.name[:1] in _FIRST_LETTERS]
-        found = [event for event in found if event.name == _MEMORY or event.name.startswith(_MARKS)]
-        marks = self._starts([event for event in found if event.name != _MEMORY])
+    def _add_others(self, events: list[AnyEvent]) -> None:
+        """Take the instants among events that are not complete, and count what is not read."""
+        instants = []
+        # Nearly all of them are arrows.
+        for event in [event for event in events if event.ph not in _NO_EVENT]:
+            if event.ph in _INSTANT:
+                instants.append(event)
+            elif event.ph in _COMPLETE:
+                self.untimed += 1
+            else:
+                self.left_out[_LEFT_OUT.get(event.ph, f"events of the phase {event.ph!r}"), str(event.cat or "")] += 1
+        # The profiler's own marks have no category. Of the others, those are counted whose category is not known.
+        self._meanings([event for event in instants if event.cat])
+        self._add_instants(instants)
+
+    def _add_instants(self, instants: list[AnyEvent]) -> None:
+        marks = self._starts([event for event in instants if event.name.startswith(_MARKS)])
         self.marks += marks[marks != NULL].tolist()
-        found = [event for event in found if event.name == _MEMORY and event.args is not None]
+        found = [event for event in instants if event.name == _MEMORY and event.args is not None]
         if not found:
             return
         args: list[Args] = [event.args for event in found if event.args is not None]

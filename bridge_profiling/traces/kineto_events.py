@@ -33,6 +33,8 @@ class Args(msgspec.Struct, gc=False):
     call_stack: str | None = msgspec.field(default=None, name="Call stack")
     device: Number = ABSENT
     stream: Number = ABSENT
+    # The stream that the work ran on, where torch 2.15 has moved work of CUDA graphs to lanes and calls the lane its stream.
+    original_stream: Number = ABSENT
     correlation: Number = ABSENT
     graph: Number = msgspec.field(default=ABSENT, name="graph id")
     bytes: Number = ABSENT
@@ -59,6 +61,7 @@ class Args(msgspec.Struct, gc=False):
 class Event(msgspec.Struct, gc=False):
     """One event. Times are in microseconds, as the file has them."""
 
+    ph: str = ""
     cat: str | None = None
     name: str = ""
     pid: Number = None
@@ -71,6 +74,7 @@ class Event(msgspec.Struct, gc=False):
 class ExactEvent(msgspec.Struct, gc=False):
     """The same, times as the text they are: for files whose times have more digits than a float holds."""
 
+    ph: str = ""
     cat: str | None = None
     name: str = ""
     pid: Number = None
@@ -223,7 +227,8 @@ def _coerced(text: bytes) -> AnyEvent | None:
         fields: dict[str, Any] = {
             key: value for key in ("cat", "pid", "tid", "ts", "dur") if isinstance(value := found.get(key), int | float | str)
         }
-        return Event(**fields, name=str(found.get("name", "")), args=_coerced_args(args) if isinstance(args, dict) else None)
+        fields |= {key: str(found.get(key, "")) for key in ("ph", "name")}
+        return Event(**fields, args=_coerced_args(args) if isinstance(args, dict) else None)
     except (ValueError, AttributeError, RecursionError):
         return None
 

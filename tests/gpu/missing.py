@@ -11,7 +11,6 @@ _PACKAGES = {
     "torch": "torch",
     "megatron.core": "megatron-core",
     "nemo_run": "nemo_run",
-    "nvtx": "'nvtx<0.2.12'",
     "omegaconf": "omegaconf",
     "msgspec": "msgspec",
     "isal": "isal",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -41,10 +42,10 @@ def run(request, tmp_path_factory):
         script.write_text((_EXAMPLES / request.param).read_text().replace("lightning.pytorch", "pytorch_lightning"))
     else:
         pytest.importorskip(EXAMPLES[request.param])
-    if EXAMPLES[request.param] == "deepspeed":
-        nvtx = pytest.importorskip("nvtx")
+    if EXAMPLES[request.param] == "deepspeed" and find_spec("nvtx"):
+        nvtx = importlib.import_module("nvtx")
         if not hasattr(nvtx.get_domain("test"), "push_range"):
-            pytest.skip("DeepSpeed names its ranges by what nvtx has from 0.2.12 on")
+            pytest.skip("DeepSpeed fails where nvtx is installed and older than 0.2.12")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "4"})
     assert done.returncode == 0, done.stderr[-4000:]

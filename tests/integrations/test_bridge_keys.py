@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 
 import nemo_run as run
@@ -10,75 +9,70 @@ import pytest
 
 from bridge_profiling import plugins
 from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.needs("bridge", "nemo_run")]
 
-CONFIG = "megatron/bridge/training/config.py"
-RECIPES = "megatron/bridge/recipes/run_plugins.py"
-SECTIONS = {"profiling": "ProfilingConfig", "ft": "FaultToleranceConfig", "train": "TrainingConfig"}
 REQUIRED = {"profile_step_start": 4, "profile_step_end": 6}
 PLUGINS = ["NsysPlugin", "PyTorchProfilerPlugin", "FaultTolerancePlugin", "PreemptionPlugin"]
 
 
-def upstream(wheel, name: str) -> dict[str, object]:
-    """A plugin's arguments in the release and their defaults; those without one are required."""
-    (node,) = [one for one in wheel.tree(RECIPES).body if isinstance(one, ast.ClassDef) and one.name == name]
-    fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
-    return {one.target.id: ... if one.value is None else ast.literal_eval(one.value) for one in fields}
+def required(about, name: str) -> dict[str, int]:
+    return {one: REQUIRED[one] for one, default in about["plugins"][name]["arguments"].items() if default == "required"}
 
 
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_has_the_releases_arguments_and_defaults(wheel, name):
+def test_a_plugin_has_the_releases_arguments_and_defaults(about, name):
     ours = {
-        field.name: ... if field.default is dataclasses.MISSING else field.default
+        field.name: "required" if field.default is dataclasses.MISSING else field.default
         for field in dataclasses.fields(getattr(plugins, name))
     }
-    assert {argument: ours.get(argument) for argument in upstream(wheel, name)} == upstream(wheel, name)
+    assert {argument: ours.get(argument, "missing") for argument in about["plugins"][name]["arguments"]} == about["plugins"][
+        name
+    ]["arguments"]
 
 
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_converter_gets_the_releases_fields(wheel, name):
+def test_a_converter_gets_the_releases_fields(about, name):
     ours = [field.name for field in dataclasses.fields(getattr(plugins, f"{name}ScriptArgs"))]
-    assert ours == list(upstream(wheel, f"{name}ScriptArgs"))
+    assert ours == about["plugins"][name]["script_arguments"]
 
 
 @pytest.mark.parametrize("executor", [run.LocalExecutor, lambda: run.SlurmExecutor(account="team")])
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_emits_only_keys_that_the_release_knows(wheel, name, executor):
-    arguments = upstream(wheel, name)
-    required = {argument: REQUIRED[argument] for argument, default in arguments.items() if default is ...}
-    optional = {argument: not default for argument, default in arguments.items() if isinstance(default, bool)}
-    for given in (required, required | optional):
+def test_a_plugin_emits_only_keys_that_the_release_knows(about, name, executor):
+    optional = {
+        argument: not default for argument, default in about["plugins"][name]["arguments"].items() if isinstance(default, bool)
+    }
+    for given in (required(about, name), required(about, name) | optional):
         script = run.Script(path="pretrain.py", entrypoint="python")
         getattr(plugins, name)(**given).setup(script, executor())
+        assert script.args or given.get("enable_exit_handler") is False
         for argument in script.args:
             section, key = argument.split("=")[0].split(".")
-            assert key in wheel.fields(CONFIG, SECTIONS[section]), argument
+            assert key in about[section], argument
 
 
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_emits_what_the_releases_own_emits(wheel, name):
+def test_a_plugin_emits_what_the_releases_own_emits(about, name):
     """But for the capitals of PreemptionPlugin's booleans there."""
-    stem = {"NsysPlugin": "nsys", "PyTorchProfilerPlugin": "pytorch_profiler", "FaultTolerancePlugin": "fault_tolerance"}
-    converter = f"_default_{stem.get(name, 'preemption')}_converter"
-    theirs = wheel.definitions(RECIPES, [converter, "_format_list_for_override"])
-    seen = []
-    required = {argument: REQUIRED[argument] for argument, default in upstream(wheel, name).items() if default is ...}
-
-    def convert(args):
-        seen.extend(argument.lower() for argument in vars(theirs)[converter](args))
-        return []
-
     script = run.Script(path="pretrain.py", entrypoint="python")
-    getattr(plugins, name)(**required, script_args_converter_fn=convert).setup(
-        run.Script(path="pretrain.py"), run.SlurmExecutor(account="team")
-    )
-    getattr(plugins, name)(**required).setup(script, run.SlurmExecutor(account="team"))
-    assert seen
-    assert script.args == seen
+    getattr(plugins, name)(**required(about, name)).setup(script, run.SlurmExecutor(account="team"))
+    assert script.args == [override.lower() for override in about["plugins"][name]["overrides"]]
 
 
-def test_the_profiling_section_has_the_releases_fields_and_defaults(wheel):
-    theirs = wheel.definitions(CONFIG, ["ProfilingConfig"], dataclass=dataclasses.dataclass, field=dataclasses.field)
-    for field in dataclasses.fields(theirs.ProfilingConfig):
-        assert getattr(ProfilingConfig(), field.name) == getattr(theirs.ProfilingConfig(), field.name)
+def test_the_profiling_section_has_the_releases_fields_and_defaults(about):
+    """But for the snapshot's path, which the callback takes over only where the user has set it."""
+    theirs = about["profiling"]
+    assert theirs["memory_snapshot_path"] == (
+        "snapshot.pickle" if about["release"] < "0.4" else "/nemo_run/snapshot.pickle"
+    )  # as docs/reference/plugins.md says
+    ours = {name: getattr(ProfilingConfig(), name, "missing") for name in theirs}
+    assert ours | {"memory_snapshot_path": theirs["memory_snapshot_path"]} == theirs
+
+
+def test_the_callback_listens_to_events_that_the_release_has(about):
+    listened = {name for name in dir(ProfilingCallback) if name.startswith("on_")}
+    assert listened <= set(about["events"])
+    # No event tells of an exception or an early exit, which is why the callback is a context manager.
+    assert not {event for event in about["events"] if "exception" in event or "exit" in event or "error" in event}

@@ -21,7 +21,8 @@ from tests.forked_ranks import run_ranks  # noqa: E402
 
 
 @pytest.mark.parametrize(
-    ("version", "hidden"), [("0.4.1", True), ("0.5.0", True), ("0.6.0", False), ("0.7.1", False), (None, False)]
+    ("version", "hidden"),
+    [("0.4.1", True), ("0.5.0rc1", True), ("0.6rc2", False), ("0.6.0", False), ("0.7.1", False), (None, False)],
 )
 def test_asynchronous_checkpoints_that_megatron_core_refuses_are_hidden_from_it(monkeypatch, version, hidden):
     def installed(name):

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -13,6 +14,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+
+
+def why_no_python(version: str) -> str | None:
+    """Why `make setup` would find no such Python here, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = subprocess.run(
+            ["sh", str(ROOT / "tools" / "environment.sh"), f"{folder}/environment", version], capture_output=True
+        )
+    return made.stderr.decode() if made.returncode else None
 
 
 def clean_environment(**more: str) -> dict[str, str]:
@@ -30,20 +40,36 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ours} | more
 
 
-def test_make_profile_on_a_fresh_clone(tmp_path):
+#: What `make setup` installs on each Python.
+MEGATRON_CORE = {"3.11": "0.16.1", "3.12": "0.19.2", "3.13": "0.19.2"}
+
+
+def make_profile(clone: Path, *arguments: str, **environment: str) -> str:
+    """Run `make profile`; what it prints."""
+    done = subprocess.run(
+        ["make", "profile", *arguments], cwd=clone, env=clean_environment(**environment), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "window 4-6" in done.stdout
+    return done.stdout
+
+
+def test_make_profile_on_a_fresh_clone_with_each_python(tmp_path):
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-    base_python = Path(sys.base_prefix) / "bin" / "python3"
-    for _ in range(2):  # the second time nothing is set up anew
-        done = subprocess.run(
-            ["make", "profile", f"PYTHON={base_python}"], cwd=clone, env=clean_environment(), capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        assert "window 4-6" in done.stdout
+    assert "Python 3.1" in make_profile(clone)
+    # The second time nothing is set up anew.
+    assert "Python 3.1" not in make_profile(clone)
+    # Another Python takes the environment's place; what has been downloaded serves it too.
+    others = [version for version in MEGATRON_CORE if not why_no_python(version)]
+    for version in others:
+        make_profile(clone, f"PYTHON={version}")
     manifests = [json.loads(path.read_text()) for path in (clone / ".runs").rglob("rank-*.json")]
-    assert len(manifests) == 4
+    assert len(manifests) == 4 + 2 * len(others)
     assert all(manifest["status"] == "complete" for manifest in manifests)
     assert all(manifest["captured"]["iterations"] == [4, 5] for manifest in manifests)
+    versions = {manifest["versions"]["megatron-core"] for manifest in manifests}
+    assert versions >= {MEGATRON_CORE[version] for version in others}
     assert (
         subprocess.run(["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True, check=True).stdout == ""
     ), "the run changed tracked files, or left some that git does not ignore"

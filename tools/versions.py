@@ -1,6 +1,6 @@
 """Tests the recipes and the Megatron Bridge callback with each supported release of megatron-core.
 
-    python tools/test_versions.py [RELEASE ...]
+    python tools/versions.py [RELEASE ...]
 
 Each release gets an environment of its own in .cache/versions, with the Python that it needs, and `constraints.txt` but for its
 own pins. Prints one table; exit code 1 if a cell of it failed. Imports nothing but the standard library.

@@ -1,0 +1,147 @@
+"""Where the tests find a Python that can import Megatron Bridge, and the process in which they have it train."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zlib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+_SCRIPT = Path(__file__).with_name("bridge_pretrain.py")
+
+#: The Bridge release for each release of megatron-core: what `tests/versions/bridge-*.txt` install.
+BRIDGE_FOR_CORE = {"0.16": "0.3.1", "0.17": "0.4.2", "0.18": "0.5.1", "0.19": "0.6.2"}
+
+#: What would make a rank believe that it is part of another job, or write somewhere else.
+_NOT_PASSED_ON = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "BRIDGE_PROFILING_DIR", "TENSORBOARD_DIR")
+
+
+@functools.cache
+def why_no_bridge() -> str | None:
+    """Why no Megatron Bridge can be imported here, with what to type, or None. May install one into `.cache`."""
+    if named := os.environ.get("BRIDGE_PYTHON"):
+        program = "from importlib.metadata import version; version('megatron-core'), version('megatron-bridge')"
+        try:
+            subprocess.run([named, "-c", program], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            return f"BRIDGE_PYTHON={named} does not start, or has no Megatron Bridge with megatron-core"
+        return None
+    if _distribution("megatron-bridge"):
+        return None
+    core = _distribution("megatron-core")
+    if core is None:
+        return "megatron-core is not installed"
+    release = BRIDGE_FOR_CORE.get(core.rpartition(".")[0])
+    if release is None:
+        return f"no release of Megatron Bridge is known for megatron-core {core}; name a Python that has both: BRIDGE_PYTHON=…"
+    try:
+        _overlay(release)
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+        return f"pip install --no-deps -r tests/versions/bridge-{release}.txt failed: {last}"
+    return None
+
+
+def interpreter() -> tuple[str, list[str]]:
+    """The Python that can import Megatron Bridge, and the folders to put on its path."""
+    missing = why_no_bridge()
+    assert missing is None, missing
+    if named := os.environ.get("BRIDGE_PYTHON"):
+        return named, []
+    if _distribution("megatron-bridge"):
+        return sys.executable, []
+    core = _distribution("megatron-core")
+    assert core is not None
+    return sys.executable, [str(_overlay(BRIDGE_FOR_CORE[core.rpartition(".")[0]]))]
+
+
+def _distribution(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _overlay(release: str) -> Path:
+    """A folder with Bridge and its pins, for the front of the path: the environment keeps its own transformers."""
+    requirements = ROOT / "tests" / "versions" / f"bridge-{release}.txt"
+    # Other pins make another folder.
+    name = f"{release}-py{sys.version_info.major}.{sys.version_info.minor}-{zlib.crc32(requirements.read_bytes()):08x}"
+    place = ROOT / ".cache" / "bridge" / name
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+            command = [sys.executable, str(ROOT / "tools" / "install.py"), "--no-deps", "--target", f"{folder}/site"]
+            subprocess.run([*command, "-r", str(requirements)], check=True, capture_output=True, text=True)
+            if not place.exists():  # made by another process of tests meanwhile
+                (Path(folder) / "site").rename(place)
+    return place
+
+
+def command() -> tuple[list[str], dict[str, str]]:
+    """How `bridge_pretrain.py` is started: its command line, and the environment."""
+    python, path = interpreter()
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+    environment |= {
+        "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]),
+        "CUDA_VISIBLE_DEVICES": "",
+        # A thread pool would not survive a fork.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    return [python, str(_SCRIPT)], environment
+
+
+def under_torchrun(ranks: int, **case: Any) -> subprocess.CompletedProcess[str]:
+    """One training, started by a real torchrun."""
+    (python, script), environment = command()
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run([*torchrun, script, json.dumps(case)], capture_output=True, text=True, timeout=500, env=environment)
+
+
+class BridgeProcess:
+    """The process that has Megatron Bridge loaded and forks each training's ranks. Use it as a context manager."""
+
+    def __enter__(self) -> BridgeProcess:
+        arguments, environment = command()
+        self._messages = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            text=True,
+            env=environment,
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._messages.close()
+
+    def ask(self, **question: Any) -> Any:
+        """The answer to one line: see `bridge_pretrain.py`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            self._messages.seek(0)
+            raise AssertionError(f"Megatron Bridge cannot be loaded:\n{self._messages.read()[-3000:]}")
+        return json.loads(answer)

@@ -1,0 +1,344 @@
+"""Trains a small GPT in Megatron Bridge's own, whole, unmodified `pretrain()` on CPU ranks.
+
+    python tests/integrations/bridge_pretrain.py '{"out": "r", "ranks": 2, "config": {"profiling.use_pytorch_profiler": true}}'
+
+runs one training and prints the exit code of each rank. Tests write such lines to its standard input instead: Bridge is
+loaded once (10 s), and each training's ranks are forked from that process. A rank ends as any Python process does. Started
+by torchrun, the process is one of its ranks, and forks none.
+The line `{"describe": true}` is answered with what this release of Bridge offers to plugins and callbacks.
+
+What a training leaves in `out`: `rank-N.log` (everything that it printed), `rank-N.losses` (a line an iteration: its
+number, and the loss to the last bit), and `profiles`, which is what our callback captured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib.util
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.ports import free_port
+
+#: Many times what a training takes; a rank whose peer has died is left this long to find out.
+_PATIENCE_S = 300
+
+#: The model and its training, as small as they can be. Sections and fields are those of Bridge's ConfigContainer.
+_SMALL = {
+    "train.train_iters": 12,
+    "train.micro_batch_size": 1,
+    "train.global_batch_size": 2,
+    "validation.eval_interval": 12,
+    "validation.eval_iters": 0,
+    # Without CUDA there are no generators of its to restore; nothing is dropped here either.
+    "checkpoint.load_rng": False,
+    "profiling.profile_step_start": 4,
+    "profiling.profile_step_end": 6,
+}
+
+
+@dataclass
+class Case:
+    """One training.
+
+    Attributes:
+        out: where it writes; made if it is missing.
+        ranks: data-parallel ranks.
+        config: what to set in Bridge's config, as {"section.field": value}.
+        callback: train with our callback; without, Bridge's own profiling does what `config` asks for.
+        settings: arguments of our callback; `output_dir` is `out/profiles`.
+        bare: leave out the `with` around `pretrain`.
+        fault: {"raise": i} raises in the forward step of iteration i, {"signal": i} sends the process SIGTERM there; with
+            "rank", on that rank alone.
+        again: after that exception, train once more in the same process, as Bridge's in-process restart does.
+        finetune: call Bridge's `finetune` instead.
+        script: a script to run in the place of all this, with these arguments.
+    """
+
+    out: str
+    ranks: int = 1
+    config: dict[str, Any] = field(default_factory=dict)
+    callback: bool = True
+    settings: dict[str, Any] = field(default_factory=dict)
+    bare: bool = False
+    fault: dict[str, int] = field(default_factory=dict)
+    again: bool = False
+    finetune: bool = False
+    script: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.out = os.path.abspath(self.out)  # each rank starts there
+
+
+class Losses:
+    """A callback that writes each iteration's loss, and does nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def on_train_step_end(self, context: Any) -> None:
+        if not context.loss_dict:  # a pipeline's last stage alone has it
+            return
+        with open(self._path, "a", encoding="utf-8") as file:
+            print(context.state.train_state.step, float(context.loss_dict["lm loss"]).hex(), file=file)
+
+
+def configuration(case: Case) -> Any:
+    """What `pretrain` is given: Bridge's own classes, with what a CPU cannot do left out."""
+    from megatron.bridge.models.gpt_provider import GPTModelProvider
+    from megatron.bridge.training import config as bridge
+    from megatron.bridge.training.tokenizers.config import TokenizerConfig
+
+    from recipes.megatron.cpu import _WITHOUT_CUDA
+
+    model = GPTModelProvider(
+        num_layers=2,
+        hidden_size=64,
+        num_attention_heads=4,
+        seq_length=32,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        transformer_impl="local",
+    )
+    for name, value in _WITHOUT_CUDA.items():
+        setattr(model, name, value)
+    sections = {
+        "model": model,
+        "train": bridge.TrainingConfig(),
+        "optimizer": bridge.OptimizerConfig(optimizer="adam", lr=3e-4, min_lr=3e-5),
+        "scheduler": bridge.SchedulerConfig(
+            lr_decay_style="constant",
+            lr_warmup_iters=0,
+            start_weight_decay=0.1,
+            end_weight_decay=0.1,
+            weight_decay_incr_style="constant",
+        ),
+        "ddp": bridge.DistributedDataParallelConfig(),
+        "dataset": bridge.GPTDatasetConfig(
+            seq_length=32,
+            random_seed=1,
+            reset_attention_mask=False,
+            reset_position_ids=False,
+            eod_mask_loss=False,
+            split="2,1,1",
+            num_dataset_builder_threads=1,
+            dataloader_type="single",
+            num_workers=0,
+        ),
+        "logger": bridge.LoggerConfig(log_interval=1, tensorboard_dir=f"{case.out}/tensorboard"),
+        "tokenizer": TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=127),
+        "checkpoint": bridge.CheckpointConfig(),
+        "rng": bridge.RNGConfig(seed=1),
+        "dist": bridge.DistributedInitConfig(distributed_backend="gloo", disable_jit_fuser=True),
+        "profiling": bridge.ProfilingConfig(),
+    }
+    if hasattr(bridge, "ValidationConfig"):
+        sections["validation"] = bridge.ValidationConfig()
+    config = bridge.ConfigContainer(**sections)
+    for key, value in (_SMALL | case.config).items():
+        section, name = key.split(".")
+        # Bridge 0.3 has these fields in its section `train`.
+        owner = getattr(config, section if hasattr(config, section) else "train")
+        if name not in {one.name for one in dataclasses.fields(owner)}:
+            raise AttributeError(f"{type(owner).__name__} has no field {name}")
+        setattr(owner, name, value)
+    return config
+
+
+def train(case: Case, rank: int) -> None:
+    """Train as `case` says, in this process."""
+    import torch
+    from megatron.bridge.training.finetune import finetune
+    from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.initialize import destroy_global_state
+    from megatron.bridge.training.pretrain import pretrain
+    from megatron.bridge.training.state import GlobalState
+
+    from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
+
+    def step(state: GlobalState, data_iterator: Any, model: Any, return_schedule_plan: bool = False) -> Any:
+        iteration = state.train_state.step
+        if model.training and case.fault.get("rank", rank) == rank:
+            if case.fault.get("signal") == iteration:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if case.fault.get("raise") == iteration:
+                raise RuntimeError("injected: this forward step fails")
+        # Says in a trace of any profiler which iteration it stands in.
+        with torch.profiler.record_function(f"forward of iteration {iteration}"):
+            return forward_step(state, data_iterator, model, return_schedule_plan)
+
+    config = configuration(case)
+    callbacks: list[Any] = [Losses(Path(case.out) / f"rank-{rank}.losses")]
+    profiling: Any = nullcontext()
+    if case.callback:
+        profiling = ProfilingCallback(config, output_dir=f"{case.out}/profiles", **case.settings)
+        callbacks.append(profiling)
+    entry = finetune if case.finetune else pretrain
+    with nullcontext() if case.bare else profiling:
+        try:
+            entry(config=config, forward_step_func=step, callbacks=callbacks)
+        except RuntimeError:
+            if not case.again:
+                raise
+            case.fault = {}
+            # What Bridge's in-process restart does in between.
+            destroy_global_state()
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+            entry(config=config, forward_step_func=step, callbacks=callbacks)
+    print("pretrain() has returned")
+
+
+def describe() -> dict[str, Any]:
+    """What this release offers: the fields and defaults of sections and plugins, the plugins' overrides, the events."""
+    import megatron.bridge
+    from megatron.bridge.training import callbacks, config
+
+    # By its file: the package around it loads every recipe, which takes a minute.
+    file = Path(megatron.bridge.__path__[0]) / "recipes" / "run_plugins.py"
+    spec = importlib.util.spec_from_file_location("run_plugins", file)
+    assert spec is not None
+    assert spec.loader is not None
+    run_plugins = sys.modules["run_plugins"] = importlib.util.module_from_spec(spec)
+    # Bridge does without it, and processes forked after it was loaded crash as they exit: it brings gRPC.
+    sys.modules["nemo_run"] = None  # type: ignore[assignment]
+    spec.loader.exec_module(run_plugins)
+
+    def fields(owner: type) -> dict[str, Any]:
+        found = {}
+        for one in dataclasses.fields(owner):
+            default = one.default_factory() if callable(one.default_factory) else one.default
+            found[one.name] = "required" if default is dataclasses.MISSING else default
+        return found
+
+    plugins = {}
+    for name in ("nsys", "pytorch_profiler", "fault_tolerance", "preemption"):
+        plugin = {"nsys": "NsysPlugin", "pytorch_profiler": "PyTorchProfilerPlugin"}.get(name) or (
+            "".join(part.title() for part in name.split("_")) + "Plugin"
+        )
+        arguments = getattr(run_plugins, f"{plugin}ScriptArgs")
+        values = fields(getattr(run_plugins, plugin)) | {"profile_step_start": 4, "profile_step_end": 6, "profile_ranks": [0]}
+        names = list(fields(arguments))
+        converter = getattr(run_plugins, f"_default_{name}_converter")
+        plugins[plugin] = {
+            "arguments": fields(getattr(run_plugins, plugin)),
+            "script_arguments": names,
+            "overrides": converter(arguments(**{one: values[one] for one in names})),
+        }
+    return {
+        "release": metadata.version("megatron-bridge"),
+        "profiling": fields(config.ProfilingConfig),
+        "train": list(fields(config.TrainingConfig)),
+        "ft": list(fields(config.FaultToleranceConfig)),
+        "plugins": plugins,
+        "events": sorted(callbacks.VALID_EVENTS),
+    }
+
+
+def fork_ranks(case: Case) -> list[int] | tuple[Case, int]:
+    """Run the ranks of a training, and wait for them.
+
+    Returns:
+        Their exit codes, negative for a signal. In a rank itself: the case, and its number.
+    """
+    Path(case.out).mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    sys.stdout.flush()
+    running: dict[int, int] = {}
+    for rank in range(case.ranks):
+        pid = os.fork()
+        if pid == 0:
+            _become_rank(case, rank, port)
+            return case, rank
+        running[pid] = rank
+    codes = [0] * case.ranks
+    deadline = time.monotonic() + _PATIENCE_S
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
+            continue
+        if time.monotonic() > deadline:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+            deadline = float("inf")
+        time.sleep(0.02)
+    return codes
+
+
+def _become_rank(case: Case, rank: int, port: int) -> None:
+    log = os.open(f"{case.out}/rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(case.out)
+    sys.stdin.close()
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(case.ranks),
+        "LOCAL_WORLD_SIZE": str(case.ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _started_by_torchrun(lines: list[str]) -> tuple[Case, int] | None:
+    if "RANK" not in os.environ:
+        return None
+    (line,) = lines
+    case = Case(**json.loads(line))
+    Path(case.out).mkdir(parents=True, exist_ok=True)
+    os.chdir(case.out)
+    return case, int(os.environ["RANK"])
+
+
+def serve(lines: Any) -> tuple[Case, int] | None:
+    """Run a training for each line. In a rank that was forked for one: the case, and its number."""
+    for line in lines:
+        question = json.loads(line)
+        answer = describe() if "describe" in question else fork_ranks(Case(**question))
+        if isinstance(answer, tuple):
+            return answer
+        print(json.dumps(answer), flush=True)
+    return None
+
+
+def main() -> None:
+    # Answers alone go to the standard output.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    import torch
+
+    from tests.integrations.bridge_on_cpu import bridge_on_cpu, import_bridge
+
+    torch.set_num_threads(1)
+    import_bridge()
+    sys.stdout = answers
+    # What was loaded is never garbage: collecting it took half of a rank's time.
+    gc.collect()
+    gc.freeze()
+    given = _started_by_torchrun(sys.argv[1:]) or serve(sys.argv[1:] or sys.stdin)
+    if given is None:
+        return
+    case, rank = given
+    with bridge_on_cpu():
+        if case.script:
+            sys.argv = case.script
+            runpy.run_path(case.script[0], run_name="__main__")
+        else:
+            train(case, rank)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Our callback in Megatron Bridge's own, whole `pretrain()`: the right window, nothing lost, and the same training.
+
+Each test trains a small GPT on CPU ranks: see `bridge_pretrain.py`. Bridge is the one that this Python has, or that of the
+Python which the variable BRIDGE_PYTHON names. Bridge's built-in profiling runs in the same way, for what docs say of it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.bridge_environment import ROOT, BridgeProcess, under_torchrun
+from tests.integrations.captured import Captured
+
+pytestmark = [pytest.mark.system, pytest.mark.needs("bridge")]
+
+TORCH = {"profiling.use_pytorch_profiler": True}
+ALL = {"profile_ranks": "all"}
+#: The window of every case that names no other.
+FOLDER = "iter-4-6"
+
+
+class Training:
+    """What a training has left in its folder."""
+
+    def __init__(self, bridge: BridgeProcess, folder: Path, **case: object) -> None:
+        self.folder = folder
+        self.exit_codes = bridge.ask(out=str(folder), **case)
+
+    @cached_property
+    def losses(self) -> list[dict[int, str]]:
+        """By rank: the loss of each iteration that was trained, to the last bit."""
+        files = sorted(self.folder.glob("rank-*.losses"))
+        return [{int(line.split()[0]): line.split()[1] for line in file.read_text().splitlines()} for file in files]
+
+    def log(self, rank: int = 0) -> str:
+        return (self.folder / f"rank-{rank}.log").read_text()
+
+    def captured(self, folder: str = FOLDER) -> Captured:
+        return Captured(self.folder / "profiles", folder)
+
+    def endings(self, folder: str = FOLDER) -> list[tuple[str, list[int] | None, str | None]]:
+        """By rank: status, captured iterations and reason, of every manifest."""
+        found = []
+        for path in sorted((self.folder / "profiles" / "manifest" / folder).glob("rank-*.json")):
+            manifest = json.loads(path.read_text())
+            found.append((manifest["status"], (manifest["captured"] or {}).get("iterations"), manifest["reason"]))
+        return found
+
+    def built_in_traces(self) -> list[list[int]]:
+        """The iterations whose forward pass stands in each trace of Bridge's own profiler."""
+        files = [*self.folder.glob("tensorboard/*.pt.trace.json"), *self.folder.glob("torch_profile/*.json.gz")]
+        texts = [(gzip.decompress if file.suffix == ".gz" else bytes)(file.read_bytes()).decode() for file in files]
+        return [sorted({int(number) for number in re.findall(r"forward of iteration (\d+)", text)}) for text in texts]
+
+
+@pytest.fixture
+def train(bridge, tmp_path):
+    return lambda **case: Training(bridge, tmp_path / "training", **case)
+
+
+@pytest.fixture(scope="module")
+def plain(bridge, tmp_path_factory):
+    """A training without any profiling."""
+    return Training(bridge, tmp_path_factory.mktemp("plain"), ranks=2, callback=False)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(bridge, tmp_path_factory):
+    """A checkpoint of that training after 5 iterations, saved by Bridge as it exits."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    config = {"checkpoint.save": str(folder / "saved"), "checkpoint.save_interval": 5, "train.exit_interval": 5}
+    training = Training(bridge, folder, ranks=2, callback=False, config=config)
+    assert training.exit_codes == [0, 0], training.log()
+    return folder / "saved"
+
+
+@pytest.fixture
+def skipping_4(about):
+    """What has Bridge skip iteration 4: releases before 0.5 count these from 0, as they do all others; later ones from 1."""
+    return {"train.iterations_to_skip": [4 if about["release"] < "0.5" else 5]}
+
+
+def forward_markers(captured: Captured, rank: int) -> set[str]:
+    return {event["name"] for event in captured.events(rank) if event["name"].startswith("forward of iteration")}
+
+
+def test_the_window_is_captured_exactly_on_every_rank_and_the_losses_stay_bit_identical(train, plain):
+    training = train(ranks=2, config={**TORCH, "profiling.record_shapes": True}, settings=ALL)
+    assert training.exit_codes == [0, 0], training.log()
+    assert training.endings() == [("complete", [4, 5], None)] * 2
+    for rank in (0, 1):
+        assert set(training.captured().phases(rank)) == {4, 5}
+        assert forward_markers(training.captured(), rank) == {"forward of iteration 4", "forward of iteration 5"}
+        assert training.captured().manifest(rank)["coordinates"] == {
+            "tp": [0, 1], "cp": [0, 1], "dp": [rank, 2], "pp": [0, 1], "ep": [0, 1]
+        }  # fmt: skip
+    assert training.built_in_traces() == []
+    assert list(training.losses[0]) == list(range(12))
+    assert training.losses == plain.losses
+
+
+def test_an_evaluation_inside_the_window_is_a_range_and_only_the_ranks_asked_for_write(train):
+    config = {**TORCH, "validation.eval_interval": 5, "validation.eval_iters": 1}
+    training = train(ranks=2, config=config, settings={"profile_ranks": [1]})
+    assert training.exit_codes == [0, 0], training.log()
+    names = sorted(path.name for path in (training.folder / "profiles").rglob("rank-*"))
+    assert names == ["rank-1.json", "rank-1.pt.trace.json.gz"]
+    assert training.endings() == [("complete", [4, 5], None)]
+    phases = training.captured().phases(1)
+    assert sum(found.count("evaluation") for found in phases.values()) == 1
+
+
+def test_one_rank_per_pipeline_stage(train):
+    config = {**TORCH, "model.pipeline_model_parallel_size": 2}
+    training = train(ranks=2, config=config, settings={"profile_ranks": "pp"})
+    assert training.exit_codes == [0, 0], training.log()
+    assert training.endings() == [("complete", [4, 5], None)] * 2
+    assert [training.captured().manifest(rank)["coordinates"]["pp"] for rank in (0, 1)] == [[0, 2], [1, 2]]
+
+
+def test_a_training_resumed_from_a_checkpoint_inside_the_window_captures_the_rest_of_it(train, plain, checkpoint):
+    training = train(ranks=2, config={**TORCH, "checkpoint.load": str(checkpoint)}, settings=ALL)
+    assert training.exit_codes == [0, 0], training.log()
+    assert [ending[:2] for ending in training.endings()] == [("partial", [5])] * 2
+    # It is the same training that goes on.
+    assert training.losses == [{iteration: loss for iteration, loss in rank.items() if iteration >= 5} for rank in plain.losses]
+
+
+def test_a_resumed_training_counts_iterations_on_and_finetune_is_such_a_training(train, checkpoint, about):
+    config = {
+        **TORCH,
+        "checkpoint.load": str(checkpoint),
+        "profiling.profile_step_start": 5,
+        "profiling.profile_step_end": 7,
+    }
+    # finetune() of 0.3 takes no callbacks.
+    training = train(ranks=2, config=config, settings=ALL, finetune=about["release"] >= "0.4")
+    assert training.exit_codes == [0, 0], training.log()
+    assert training.endings("iter-5-7") == [("complete", [5, 6], None)] * 2
+    assert forward_markers(training.captured("iter-5-7"), 1) == {"forward of iteration 5", "forward of iteration 6"}
+
+
+def test_a_sigterm_inside_the_window_writes_the_partial_trace(train):
+    training = train(ranks=2, config=TORCH, settings=ALL, fault={"signal": 5})
+    assert training.exit_codes == [143, 143], training.log()
+    assert [ending[:2] for ending in training.endings()] == [("partial", [4])] * 2
+    assert all("told to exit (code 143)" in ending[2] for ending in training.endings())
+
+
+def test_with_the_exit_handler_megatron_bridge_finishes_the_iteration_and_leaves_on_all_ranks(train):
+    config = {**TORCH, "train.exit_signal_handler": True}
+    training = train(ranks=2, config=config, settings=ALL, fault={"signal": 4, "rank": 1})
+    assert training.exit_codes == [0, 0], training.log()
+    assert "exiting program after receiving SIGTERM" in training.log()
+    assert [ending[:2] for ending in training.endings()] == [("partial", [4])] * 2
+    assert all("told to exit (code 0)" in ending[2] for ending in training.endings())
+
+
+def test_an_exit_interval_which_no_callback_hears_of_leaves_what_was_captured(train):
+    training = train(ranks=2, config={**TORCH, "train.exit_interval": 5}, settings=ALL)
+    assert training.exit_codes == [0, 0], training.log()
+    assert [ending[:2] for ending in training.endings()] == [("partial", [4])] * 2
+    assert all("told to exit (code 0)" in ending[2] for ending in training.endings())
+
+
+def test_an_exception_on_one_rank_leaves_what_every_rank_captured(train):
+    training = train(ranks=2, config=TORCH, settings=ALL, fault={"raise": 5, "rank": 1})
+    assert training.exit_codes == [1, 1], training.log()
+    assert [ending[:2] for ending in training.endings()] == [("partial", [4])] * 2
+    assert "RuntimeError: injected: this forward step fails" in training.endings()[1][2]
+    assert "training raised RuntimeError" in training.endings()[0][2]  # of gloo: its peer is gone
+    assert training.captured().manifest(1)["interrupted"] == [5]
+
+
+def test_without_a_with_the_capture_is_written_when_the_process_ends(train):
+    training = train(config=TORCH, bare=True, fault={"raise": 5})
+    assert training.exit_codes == [1]
+    assert "injected: this forward step fails" in training.log()
+    assert [ending[:2] for ending in training.endings()] == [("partial", [4])]
+
+
+def test_an_iteration_that_megatron_bridge_skips_does_not_lose_the_others(train, skipping_4):
+    training = train(config={**TORCH, **skipping_4})
+    assert training.exit_codes == [0], training.log()
+    assert 4 not in training.losses[0]
+    assert training.endings() == [("partial", [5], "the training skipped iteration 4")]
+
+
+def test_a_training_started_anew_in_the_process_is_another_attempt(train):
+    training = train(config=TORCH, fault={"raise": 5}, again=True)
+    assert training.exit_codes == [0], training.log()
+    assert [ending[:2] for ending in training.endings()] == [("partial", [4])]
+    assert "started anew" in training.endings()[0][2]
+    assert training.endings(f"{FOLDER}.1") == [("complete", [4, 5], None)]
+
+
+def test_the_documented_script_under_torchrun(about, tmp_path):
+    """docs/examples/megatron_bridge.py as it is, with what a small model on CPUs needs as overrides on its command line."""
+    script = ROOT / "docs" / "examples" / "megatron_bridge.py"
+    assert len(script.read_text().splitlines()) <= 30
+    if about["release"] >= "0.6":  # for which it is written
+        done = under_torchrun(2, out=str(tmp_path), script=[str(script), *SMALL_AND_ON_CPU])
+    else:
+        config = {**TORCH, "profiling.profile_step_start": 10, "profiling.profile_step_end": 12}
+        done = under_torchrun(2, out=str(tmp_path), config=config, settings=ALL)
+    assert done.returncode == 0, done.stderr
+    manifests = [Captured(tmp_path / "profiles", "iter-10-12").manifest(rank) for rank in (0, 1)]
+    assert [(one["status"], one["captured"]["iterations"]) for one in manifests] == [("complete", [10, 11])] * 2
+    assert [one["coordinates"]["dp"] for one in manifests] == [[0, 2], [1, 2]]
+
+
+SMALL_AND_ON_CPU = [
+    "train.train_iters=14",
+    "train.global_batch_size=2",
+    "train.micro_batch_size=1",
+    "validation.eval_iters=0",
+    "dataset.seq_length=32",
+    "dataset.num_workers=0",
+    "model.seq_length=32",
+    "model.num_layers=2",
+    "model.hidden_size=64",
+    "model.num_attention_heads=4",
+    "model.transformer_impl=local",
+    "model.use_cpu_initialization=true",
+    "model.gradient_accumulation_fusion=false",
+    "model.masked_softmax_fusion=false",
+    "model.bias_activation_fusion=false",
+    "model.bias_dropout_fusion=false",
+    "model.apply_rope_fusion=false",
+    "model.persist_layer_norm=false",
+    "model.hidden_dropout=0",
+    "model.attention_dropout=0",
+    "mixed_precision=null",
+    "checkpoint.save=null",
+    "dist.distributed_backend=gloo",
+    "dist.disable_jit_fuser=true",
+]
+
+
+# -- Bridge's own profiling, as docs/how-to/megatron-bridge.md describes it ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "fault", "traces"),
+    [
+        ({}, {}, [[3, 4]]),  # one iteration early
+        ({}, {"raise": 4}, []),
+        ({}, {"signal": 4}, []),
+        ({"train.exit_interval": 4}, {}, []),
+    ],
+)
+def test_what_the_built_in_torch_profiler_captures_of_window_4_to_6(train, config, fault, traces):
+    assert train(callback=False, config={**TORCH, **config}, fault=fault).built_in_traces() == traces
+
+
+def test_the_built_in_torch_profiler_loses_a_skipped_iteration(train, skipping_4):
+    assert train(callback=False, config={**TORCH, **skipping_4}).built_in_traces() == [[3]]
+
+
+def test_the_built_in_torch_profiler_counts_from_a_resume(train, checkpoint):
+    config = {"checkpoint.load": str(checkpoint), "profiling.profile_step_start": 5, "profiling.profile_step_end": 7}
+    training = train(ranks=2, callback=False, config={**TORCH, **config})
+    assert training.exit_codes == [0, 0], training.log()
+    assert training.built_in_traces() == [[9, 10]]
+
+
+def test_the_exit_handler_without_the_callback(train, about):
+    """Why the callback installs it: before 0.6, Bridge makes its handler and never does."""
+    training = train(callback=False, config={"train.exit_signal_handler": True}, fault={"signal": 4})
+    assert training.exit_codes == ([-15] if about["release"] < "0.6" else [0])

@@ -1,0 +1,127 @@
+"""Our ranges reach a real nsys whichever nvtx is installed, or none, in CPU and CUDA builds of torch, without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.system, pytest.mark.needs("nsys")]
+
+ROOT = Path(__file__).resolve().parents[2]
+CAPTURE = ("--capture-range=nvtx", "--nvtx-capture=bridge_profiling_window", "--capture-range-end=stop")
+
+#: The last release that does not ask NVTX's payload extension whether a profiler listens, and the newest.
+RELEASES = ("0.2.11", "0.2.17")
+
+#: A rank with the hook. What the package nvtx emits before and around it must not disturb, or be disturbed.
+LOOP = """
+import sys
+from bridge_profiling import ProfilingConfig
+from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
+
+folder, *theirs = sys.argv[1:]
+config = ProfilingConfig(use_nsys_profiler=True, profile_step_start=2, profile_step_end=4, nsys_export_sqlite=True)
+config.output_dir = folder
+config.finalize()
+layout = ParallelLayout(world_size=1)
+start_under_nsys(config, rank=0, layout=layout, local_rank=0, cuda=False)
+if theirs:
+    import nvtx
+    nvtx.push_range("theirs")
+with ProfilingHook(config, rank=0, layout=layout) as hook:
+    for iteration in range(5):
+        with hook.iteration(iteration), hook.range("forward"):
+            pass
+"""
+
+#: Ranges of torch's own binding, as a rank with a GPU emits them.
+TORCH_RANGES = """
+import torch
+for name in ("before", "bridge_profiling_window"):
+    torch.cuda.nvtx.range_push(name)
+    torch.cuda.nvtx.range_push(f"in {name}")
+    torch.cuda.nvtx.range_pop()
+    torch.cuda.nvtx.range_pop()
+"""
+
+
+def environment(nsys: Path, *packages: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("BRIDGE_PROFILING", "SLURM"))}
+    return kept | {"PATH": f"{nsys.parent}:{os.environ['PATH']}", "PYTHONPATH": ":".join(map(str, [*packages, ROOT]))}
+
+
+def installed(release: str) -> Path:
+    """A folder that holds this release of nvtx for this Python, installed once into the checkout's cache."""
+    folder = ROOT / ".cache" / "nvtx" / f"{release}-{sys.implementation.cache_tag}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+                target = Path(made, "nvtx")
+                asked = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
+                done = subprocess.run([*asked, f"--target={target}", f"nvtx=={release}"], capture_output=True, text=True)
+                if done.returncode:
+                    pytest.skip(f"nvtx {release} cannot be had: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+                target.rename(folder)
+    return folder
+
+
+def ranges(sqlite: Path) -> list[str]:
+    with contextlib.closing(sqlite3.connect(sqlite)) as connection:
+        query = "SELECT coalesce(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId"
+        return [name for (name,) in connection.execute(f"{query} WHERE eventType = 59 ORDER BY start")]
+
+
+def captured(nsys: Path, folder: Path, packages: list[Path], *theirs: str) -> tuple[list[str], dict[str, str]]:
+    """The ranges in the report of a rank that started itself under nsys, and the versions its manifest names."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOOP, folder, *theirs],
+        env=environment(nsys, *packages), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    manifest = json.loads((folder / "manifest" / "iter-2-4" / "rank-0.json").read_text())
+    assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [2, 3]), manifest
+    return ranges(folder / "nsys" / "iter-2-4" / "rank-0.sqlite"), manifest["versions"]
+
+
+WINDOW = ["bridge_profiling_window", "iteration_2", "forward", "iteration_3", "forward"]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_range_of_the_window_is_there_with_any_nvtx(nsys: Path, tmp_path: Path, release: str) -> None:
+    found, versions = captured(nsys, tmp_path, [installed(release)], "theirs")
+    assert versions["nvtx"] == release, "the test ran with another nvtx"
+    assert found == WINDOW
+
+
+def test_every_range_of_the_window_is_there_without_nvtx(nsys: Path, tmp_path: Path) -> None:
+    (tmp_path / "nvtx.py").write_text("raise ImportError('not installed')")
+    found, _ = captured(nsys, tmp_path, [tmp_path])
+    assert found == WINDOW
+
+
+def test_torchs_own_ranges_open_the_window_where_nsys_takes_strings_that_are_not_registered(nsys: Path, tmp_path: Path) -> None:
+    """What docs/how-to/nsys.md says of a GPU with --capture-range=nvtx; a CUDA build of torch shows it without a GPU."""
+    import torch
+
+    if torch.version.cuda is None:
+        pytest.skip(f"torch {torch.__version__} was built without CUDA, and has no NVTX")
+    reports = {}
+    for registered_only in ("0", "1"):
+        options = [*CAPTURE, "--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite"]
+        options += [f"--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY={registered_only}", f"--output={tmp_path}/{registered_only}"]
+        command = [nsys, "profile", *options, sys.executable, "-c", TORCH_RANGES]
+        subprocess.run(command, env=environment(nsys), check=True, capture_output=True, timeout=120)
+        sqlite = tmp_path / f"{registered_only}.sqlite"
+        reports[registered_only] = ranges(sqlite) if sqlite.exists() else None
+    assert reports == {"0": ["bridge_profiling_window", "in bridge_profiling_window"], "1": None}
