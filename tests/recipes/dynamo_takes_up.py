@@ -6,10 +6,9 @@ In a process of its own: what dynamo has once skipped, it skips for good.
 import json
 
 import torch
-from megatron.core.tensor_parallel import random
 from torch._dynamo import convert_frame
 
-from recipes.megatron.layers import compile_layers
+from recipes.megatron.layers import compile_layers, random
 
 
 class Generator:
