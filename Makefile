@@ -6,7 +6,7 @@ PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-# Caches, temporary files and NeMo-Run's experiments stay in the checkout.
+# Caches, temporary files and NeMo-Run's experiments stay in the checkout, unless UV_CACHE_DIR or NEMORUN_HOME names another place.
 export UV_CACHE_DIR   ?= $(CURDIR)/.cache/uv
 export TMPDIR         := $(CURDIR)/.cache/tmp
 export NEMORUN_HOME   ?= $(CURDIR)/.runs
@@ -37,7 +37,7 @@ endef
 # Touched only when the environment is made: the first time, and when another PYTHON is asked for.
 $(VENV)/.created: FORCE
 	@mkdir -p $(TMPDIR)
-	@sh tools/environment.sh $(VENV) $(PYTHON)
+	@sh tools/environment.sh $(VENV) "$(PYTHON)"
 FORCE:
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt

@@ -26,5 +26,5 @@ def untested(version: str) -> str | None:
 
 
 def tested_requirement() -> str:
-    """What one types after `pip install` for a tested release."""
+    """Argument for `pip install` that selects a tested release."""
     return f"'megatron-core>={TESTED[0]},<{_NEWEST[0]}.{_NEWEST[1] + 1}'"

@@ -102,7 +102,7 @@ def check_sizes(config: ConfigContainer) -> None:
         )
 
 
-#: What megatron-core's configs can say but this loop cannot do: the values it can, the one to type first.
+#: Settings that this loop supports in part: the supported values, with the one to suggest first.
 _SUPPORTED = {
     "model.transformer_impl": (None, "local", "transformer_engine"),
     "model.cpu_offloading": (False,),
@@ -111,6 +111,11 @@ _SUPPORTED = {
     "model.multi_latent_attention": (False,),
     "model.mtp_num_layers": (None,),
     "model.hybrid_context_parallel": (False,),
+    "model.heterogeneous_block_specs": (False,),
+    "model.init_model_with_meta_device": (False,),
+    "model.qk_clip": (False,),
+    "model.log_max_attention_logit": (False,),
+    "model.use_te_rng_tracker": (False,),
     "model.enable_cuda_graph": (False,),
     "model.external_cuda_graph": (False,),
     "model.cuda_graph_impl": ("local", "none"),

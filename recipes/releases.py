@@ -1,7 +1,7 @@
 """Differences between the supported releases of megatron-core, each with the release that introduced it.
 
-Functions ask what is there (a signature, an attribute) rather than for the version. Which releases are tested is said in
-`bridge_profiling.megatron_versions`. Importing this module loads no megatron-core.
+Functions ask what is there (a signature, an attribute) rather than for the version. `bridge_profiling.megatron_versions` lists
+the tested releases. Importing this module loads no megatron-core.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _ASYNC_CHECKPOINTS = "nvidia_resiliency_ext.checkpointing.async_ckpt.core"
 
 
 def hide_old_async_checkpoints() -> None:
-    """Let megatron-core be imported next to an old nvidia-resiliency-ext.
+    """Let megatron-core be imported next to an old nvidia-resiliency-ext. Call it before the first import of megatron-core.
 
     Since 0.17 megatron-core asserts, when it is imported, that the package is at least 0.6 if it has asynchronous checkpoints.
-    The newest release on PyPI is 0.4.1, whose fault tolerance works. Called before the first import of megatron-core.
+    0.4.1, the newest release that installs on Debian 12, is older; its fault tolerance works.
     """
     try:
         version = importlib.metadata.version("nvidia-resiliency-ext")

@@ -17,18 +17,18 @@ version_of() {
 # Interpreters of a version, where one looks for them; pyenv's own, since its shims work for the chosen version only.
 candidates() {
     command -v "python$1" || true
-    ls -d "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python 2> /dev/null | sort -rV
+    ls -d "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/$1".*/bin/python 2> /dev/null | sort -rV
     for other in "/usr/local/bin/python$1" "/usr/bin/python$1" python3; do command -v "$other" || true; done
 }
 
 find_python() {
     for version in "$@"; do
-        for candidate in $(candidates "$version"); do
+        candidates "$version" | while IFS= read -r candidate; do
             if [ "$(version_of "$candidate")" = "$version" ]; then
                 echo "$candidate"
-                return
+                break
             fi
-        done
+        done | grep . && return
     done
     return 1
 }
@@ -42,8 +42,8 @@ if [ -z "$asked" ] && [ -e "$directory/.created" ]; then
     exit 0
 fi
 case $asked in
-    '') python=$(find_python 3.12 3.13 3.11) || fail "no Python 3.11, 3.12 or 3.13 starts here. Type: make PYTHON=/path/to/python3.12 …" ;;
-    [0-9]*) python=$(find_python "$asked") || fail "no Python $asked starts here. Type: make PYTHON=/path/to/python$asked …" ;;
+    '') python=$(find_python 3.12 3.13 3.11) || fail "no Python 3.11, 3.12 or 3.13 with venv and ensurepip (Debian: apt install python3-venv). Type: make PYTHON=/path/to/python3.12 …" ;;
+    [0-9]*) python=$(find_python "$(echo "$asked" | cut -d. -f1,2)") || fail "no Python $asked with venv and ensurepip. Type: make PYTHON=/path/to/python3.12 …" ;;
     *) python=$asked ;;
 esac
 version=$(version_of "$python") \
@@ -52,8 +52,8 @@ case $version in
     3.11 | 3.12 | 3.13) ;;
     *) fail "$python is Python $version, not 3.11, 3.12 or 3.13. Type: make PYTHON=/path/to/python3.12 …" ;;
 esac
-base='import sys; print(sys.base_prefix)'
-if [ -e "$directory/.created" ] && [ "$("$directory/bin/python" -c "$base" 2> /dev/null)" = "$("$python" -c "$base")" ]; then
+same='import sys; print(sys.base_prefix, *sys.version_info[:3])'
+if [ -e "$directory/.created" ] && [ "$("$directory/bin/python" -c "$same" 2> /dev/null)" = "$("$python" -c "$same")" ]; then
     exit 0
 fi
 echo "Python $version: $python"

@@ -87,7 +87,7 @@ def make_environment(release: str) -> Path:
 
 
 def versions(python: Path) -> str:
-    """What an environment holds, for the table: asked of itself, since a wrong pin would test another release."""
+    """The versions in an environment, read from the environment itself: a wrong pin would test another release."""
     code = """
 import platform
 from importlib.metadata import version
@@ -101,7 +101,11 @@ def run_part(python: Path, release: str, name: str) -> Cell:
     """Run a part's tests; what they print goes to this process's output."""
     report = ENVIRONMENTS / f"{release}-{re.sub('[^a-z]+', '-', name.lower())}.xml"
     report.unlink(missing_ok=True)
-    environment = {**os.environ, "REQUIRE": "megatron,nemo_run,bridge", "TORCHDYNAMO_DISABLE": "1"}
+    # A Bridge or a path named for another environment would be tested in the place of this one's.
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("BRIDGE_PYTHON", "PYTHONPATH", "VIRTUAL_ENV")
+    }
+    environment = {**inherited, "REQUIRE": "megatron,nemo_run,bridge", "TORCHDYNAMO_DISABLE": "1"}
     command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", f"--junit-xml={report}", *PARTS[name]]
     started = time.monotonic()
     subprocess.run(command, cwd=ROOT, env=environment)
@@ -125,7 +129,12 @@ def main(arguments: Sequence[str]) -> int:
     rows, right = [["megatron-core", *PARTS]], True
     for release in arguments or TESTED:
         print(f"megatron-core {release}", flush=True)
-        python = make_environment(release)
+        try:
+            python = make_environment(release)
+        except subprocess.CalledProcessError as error:
+            rows.append([f"{release}: no environment (exit code {error.returncode})", *["not run"] * len(PARTS)])
+            right = False
+            continue
         cells = [run_part(python, release, name) for name in PARTS]
         held = versions(python)
         rows.append([held, *map(str, cells)])

@@ -91,7 +91,9 @@ class NvtxClient:
         try:
             initialize: Any = ctypes.CDLL(library).InitializeInjectionNvtx2
         except (OSError, AttributeError) as error:
-            raise CaptureError(f"the profiler's library for NVTX cannot be used: {error}") from error
+            raise CaptureError(
+                f"the library in {INJECTION_VARIABLE} cannot be used: {error}; unset the variable, or start the rank under nsys"
+            ) from error
         taken = initialize(self._export)
         push, pop, register = (self._slots[_DOMAINS][slot] for slot in (_PUSH, _POP, _REGISTER_STRING))
         if not taken or not push or not pop or not register:

@@ -20,6 +20,6 @@ def check_megatron_core(request: Request, machine: Machine) -> Iterator[Verdict]
         return
     problem = untested(version)
     if problem is None:
-        yield ok(_CHECK, f"megatron-core {version} is a tested release")
+        yield ok(_CHECK, f"megatron-core {version} belongs to a tested series")
     else:
         yield warning(_CHECK, problem, f"If the job fails, type pip install {tested_requirement()}")

@@ -159,7 +159,9 @@ def _changed(section: Any, name: str) -> bool:
 
 
 def _warn_of_unknown(section: Any) -> None:
-    """Name the fields that a release newer than this module may have, and that the user has set."""
+    """Name the fields that a release newer than this module may have, and that the user has set; once a job."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     known = {field.name for field in dataclasses.fields(ProfilingConfig)}
     names = [field.name for field in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []
     for name in names:
