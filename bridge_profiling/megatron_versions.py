@@ -7,7 +7,11 @@ import re
 #: The newest patch release of each series, oldest first. `make test-versions` runs all of them.
 TESTED = ("0.16.1", "0.17.1", "0.18.2", "0.19.2")
 
-_OLDEST, _NEWEST = ([int(part) for part in version.split(".")[:2]] for version in (TESTED[0], TESTED[-1]))
+
+def series_of(version: str) -> tuple[int, int] | None:
+    """The first two numbers of a package's version; None where it does not begin with two numbers."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def untested(version: str) -> str | None:
@@ -19,12 +23,13 @@ def untested(version: str) -> str | None:
     Returns:
         None for a release of a tested series.
     """
-    series = re.match(r"(\d+)\.(\d+)", version)
-    if series is not None and _OLDEST <= [int(part) for part in series.groups()] <= _NEWEST:
+    if series_of(version) in {series_of(one) for one in TESTED}:
         return None
     return f"megatron-core {version} is not tested with this project; {TESTED[0]} to {TESTED[-1]} are"
 
 
 def tested_requirement() -> str:
     """Argument for `pip install` that selects a tested release."""
-    return f"'megatron-core>={TESTED[0]},<{_NEWEST[0]}.{_NEWEST[1] + 1}'"
+    newest = series_of(TESTED[-1])
+    assert newest is not None
+    return f"'megatron-core>={TESTED[0]},<{newest[0]}.{newest[1] + 1}'"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
-import re
 import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from bridge_profiling.megatron_versions import series_of
 
 if TYPE_CHECKING:
     import torch
@@ -31,8 +32,8 @@ def hide_old_async_checkpoints() -> None:
         version = importlib.metadata.version("nvidia-resiliency-ext")
     except importlib.metadata.PackageNotFoundError:
         return
-    series = re.match(r"(\d+)\.(\d+)", version)
-    if series is not None and [int(part) for part in series.groups()] < [0, 6]:
+    series = series_of(version)
+    if series is not None and series < (0, 6):
         # None makes an import fail as if the module were missing; what is imported already stays.
         sys.modules.setdefault(_ASYNC_CHECKPOINTS, None)  # type: ignore[arg-type]
 
