@@ -23,11 +23,11 @@ from typing import Any
 
 from benchmarks.gpu_sizes import Sizes
 from bridge_profiling import ProfilingConfig
-from bridge_profiling.capture.nsys_handover import HANDOVER_VARIABLE, Handover
-from bridge_profiling.capture.nsys_launch import nsys_command
-from bridge_profiling.capture.nsys_supervisor import _one_start_at_a_time
-from bridge_profiling.capture.processes import running, with_variable
-from bridge_profiling.nsys_versions import find_nsys
+from bridge_profiling.nsys.channel import HANDOVER_VARIABLE, Handover
+from bridge_profiling.nsys.launch import nsys_command
+from bridge_profiling.nsys.supervisor import _one_start_at_a_time
+from bridge_profiling.nsys.version import find_nsys
+from bridge_profiling.processes import running, with_variable
 
 _WORKER = Path(__file__).with_name("gpu_worker.py")
 

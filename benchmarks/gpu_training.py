@@ -22,13 +22,13 @@ import torch
 
 from benchmarks.gpu_sizes import Sizes
 from bridge_profiling.capture import ProfilingHook
+from bridge_profiling.launch_env import LaunchEnv
 from recipes.catalog import get_recipe
 from recipes.config import ConfigContainer
 from recipes.megatron import train
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
 from recipes.megatron.data import Batch
 from recipes.megatron.layers import choose_transformer_impl
-from recipes.megatron.process import Process
 from recipes.megatron.setup import distributed
 from recipes.megatron.train import Loop
 
@@ -114,7 +114,7 @@ class Training:
 
     def __init__(self, sizes: Sizes) -> None:
         self._stack = ExitStack()
-        process = Process.from_environment()
+        process = LaunchEnv.read()
         self.cuda = process.device.type == "cuda"
         config = sized_config(sizes, cuda=self.cuda)
         if not self.cuda:

@@ -36,7 +36,7 @@ from benchmarks.gpu_training import Training
 from benchmarks.monitor_overhead import MeteredMonitor
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
-from bridge_profiling.capture.nsys_launch import exit_code_told
+from bridge_profiling.nsys.launch import exit_code_told
 
 #: No iteration of a benchmark is as late: a hook that waits for it is idle.
 _NEVER = 10**12

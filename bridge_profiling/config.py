@@ -7,17 +7,21 @@ nemo_run here: the same classes serve the submit host and the ranks.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.nsys_options import check_extra_args, check_trace
+from bridge_profiling.nsys.options import check_extra_args, check_trace
 
 #: The words `profile_ranks` accepts beside a list: every rank, or one rank per pipeline stage.
 RANK_WORDS = ("all", "pp")
 
 #: Set by the plugins in the job's environment, so that a loop which knows nothing of them finds the place too.
 OUTPUT_DIR_VARIABLE = "BRIDGE_PROFILING_DIR"
+
+DEFAULT_OUTPUT_DIR = "profiles"
 
 #: More windows of one run are a mistake: each is a trace.
 MAX_WINDOWS = 1000
@@ -260,6 +264,12 @@ class FaultToleranceConfig:
     """Let it derive its time-outs from what it observes."""
 
 
+def resolve_output_dir(config: ProfilingConfig, output_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The root of a capture's files: the caller's, else the config's, else BRIDGE_PROFILING_DIR, else ./profiles."""
+    chosen = output_dir or config.output_dir or os.environ.get(OUTPUT_DIR_VARIABLE) or DEFAULT_OUTPUT_DIR
+    return Path(chosen).expanduser().absolute()
+
+
 def check_exclusive(*, use_nsys_profiler: bool, use_pytorch_profiler: bool) -> None:
     """Refuse nsys and the torch profiler in one job: both subscribe to CUPTI, which serves one."""
     if use_nsys_profiler and use_pytorch_profiler:
@@ -333,6 +343,48 @@ def normalize_ranks(ranks: object, *, name: str = "profiling.profile_ranks") -> 
     if wrong:
         raise ProfilingConfigError(f"{name} holds {_listing(wrong)}", why="a rank is an integer from 0 upwards", instead=either)
     return list(dict.fromkeys(ranks))
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """`10:12` as (10, 12).
+
+    Raises:
+        ProfilingConfigError: it is not two whole numbers.
+    """
+    first, colon, last = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError(text)
+        return int(first), int(last)
+    except ValueError:
+        raise ProfilingConfigError(
+            f"--steps {text} is not a window",
+            why="a window is its first iteration and the first one after it",
+            instead="Type --steps 10:12 to capture iterations 10 and 11",
+        ) from None
+
+
+def parse_ranks(text: str, words: tuple[str, ...] = RANK_WORDS) -> list[int] | str:
+    """`0,1` as [0, 1]; a word as it is.
+
+    Args:
+        text: what was typed.
+        words: those that are known where it was typed.
+
+    Raises:
+        ProfilingConfigError: something else.
+    """
+    if text in words:
+        return text
+    try:
+        return [int(rank) for rank in text.strip("[]").split(",")]
+    except ValueError:
+        known = f"one of the words {' and '.join(words)}" if len(words) > 1 else f"the word {words[0]}"
+        raise ProfilingConfigError(
+            f"--ranks {text} is not a list of ranks",
+            why=f"ranks are whole numbers with commas between them, or {known}",
+            instead="Type --ranks 0,1 or --ranks all",
+        ) from None
 
 
 def _is_whole(value: object) -> bool:

@@ -30,5 +30,16 @@ class TraceError(RuntimeError):
     """A capture file that cannot be read. The message names the file."""
 
 
+def require(condition: object, what: str, *, why: str = "", instead: str = "") -> None:
+    """Raise `ProfilingConfigError(what, why=why, instead=instead)` unless `condition` is true."""
+    if not condition:
+        raise ProfilingConfigError(what, why=why, instead=instead)
+
+
+def one_line(error: BaseException) -> str:
+    """The error's type and message, at most 500 characters on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+
+
 def _rebuild(cls: type[ProfilingConfigError], what: str, why: str, instead: str) -> ProfilingConfigError:
     return cls(what, why=why, instead=instead)

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.typed_values import Given, convert, describe, is_mapping, kind, members
+from bridge_profiling.values import Given, convert, describe, is_mapping, kind, members
 
 
 class _Staged:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import signal
 import sys
 import threading
@@ -24,9 +23,10 @@ if __name__ == "__main__":
     # Started by its path, as torchrun and NeMo-Run do, Python looks for modules in launch/ only.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from bridge_profiling.capture.nsys_launch import exit_code_told
 from bridge_profiling.capture.signals import UnwindOnce
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.nsys.launch import exit_code_told
 from bridge_profiling.overrides import apply_overrides, apply_yaml, unquote
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pretrain(build_config(options.recipe, options.config, options.overrides))
     except ProfilingConfigError as error:
         # Every rank comes to the same end; one of each machine says so.
-        if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
+        if not LaunchEnv.read().local_rank:
             print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -13,8 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge_profiling.config import parse_ranks, parse_steps
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.option_values import parse_ranks, parse_steps
 
 if TYPE_CHECKING:
     import nemo_run as run

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.layout import ParallelLayout
 
 if TYPE_CHECKING:
     from recipes.config import ConfigContainer, DatasetConfig, GPTModelConfig, TrainConfig

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import nemo_run as run
 from nemo_run.config import get_nemorun_home
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import require
 from bridge_profiling.plugins.launchers import check_launcher
 from recipes.batch_script import RUNDIR, arrives_as_it_is, exports, names_another_path
 
@@ -192,9 +192,3 @@ def _check_count(value: object, name: str) -> None:
         why="a job has at least one of them",
         instead=f"Type {name}=1 or more",
     )
-
-
-def require(right: bool, what: str, *, why: str, instead: str) -> None:
-    """Raise the ProfilingConfigError that the rest describes, unless it is right."""
-    if not right:
-        raise ProfilingConfigError(what, why=why, instead=instead)

@@ -16,9 +16,9 @@ from typing import Any, Optional
 
 import nemo_run as run
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
 from recipes.batch_script import RUNDIR, arrives_as_it_is, exports, quoted
-from recipes.executor_checks import check_executor, check_variable, require
+from recipes.executor_checks import check_executor, check_variable
 
 _ROOT = Path(__file__).resolve().parent.parent
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bridge_profiling import nsys_versions
 from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys_versions import NsysVersion, adapt, find_nsys, gpu_metrics_device
+from bridge_profiling.nsys import version as nsys_versions
+from bridge_profiling.nsys.version import NsysVersion, adapt, find_nsys, gpu_metrics_device
 
 HELP_2024 = """
 usage: nsys profile [<args>] [application] [<application args>]

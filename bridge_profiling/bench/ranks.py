@@ -1,7 +1,6 @@
-"""Where this process stands among those that measure together: as a launcher says, or as it was started here.
+"""This process's place among the ranks that measure together, and starting them on this machine when there is no launcher.
 
-torchrun and others set RANK, WORLD_SIZE and MASTER_ADDR; srun has words of its own (slurm_step.py). Without either, the first
-process starts the ranks on this machine. Imports no torch.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge_profiling.bench.failures import FAILED
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.slurm_step import meeting_point, slurm_task
+from bridge_profiling.launch_env import LaunchEnv
 
 #: Where ranks that were started here meet: a file, since a port that is free now may be taken a moment later.
 STORE_VARIABLE = "BRIDGE_PROFILING_BENCH_STORE"
@@ -54,27 +52,11 @@ def place_from(environment: Mapping[str, str]) -> Place | None:
     Raises:
         ProfilingConfigError: a launcher says half of it.
     """
-    if "RANK" in environment:
-        size, local_rank = environment.get("WORLD_SIZE"), environment.get("LOCAL_RANK", "0")
-        if size is None:
-            raise ProfilingConfigError(
-                "RANK is set and WORLD_SIZE is not", instead="Unset RANK, or start with torchrun or srun"
-            )
-        store = environment.get(STORE_VARIABLE)
-        return Place(int(environment["RANK"]), int(size), int(local_rank), None if store is None else Path(store))
-    task = slurm_task(environment)
-    return None if task is None else Place(task.rank, task.size, task.local_rank)
-
-
-def missing_address(environment: Mapping[str, str]) -> dict[str, str]:
-    """MASTER_ADDR and MASTER_PORT where the launcher sets none: under srun the step's first host, and a port of the job's.
-
-    Args:
-        environment: variables.
-    """
-    host, port = meeting_point(environment)
-    address = {"MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": str(port)}
-    return {name: value for name, value in address.items() if name not in environment}
+    LaunchEnv.check(environment)
+    env, store = LaunchEnv.read(environment), environment.get(STORE_VARIABLE)
+    if env.launcher == "none":
+        return None
+    return Place(env.rank, env.world_size, env.device_index, None if store is None else Path(store))
 
 
 def start_here(arguments: Sequence[str], processes: int) -> int:

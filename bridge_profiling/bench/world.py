@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from bridge_profiling.bench.failures import UnavailableError
-from bridge_profiling.bench.ranks import Place, missing_address
+from bridge_profiling.bench.ranks import Place
 from bridge_profiling.bench.samples import Estimate
+from bridge_profiling.launch_env import LaunchEnv, export_for_torch
 
 #: How long a rank waits for the others.
 _TIMEOUT = timedelta(minutes=3)
@@ -75,7 +76,10 @@ def joined(place: Place, backend: str) -> Iterator[World]:
     device = _device(place, backend)
     method = f"file://{place.store}" if place.store is not None else "env://"
     if place.store is None:
-        os.environ.update(missing_address(os.environ))
+        export_for_torch()
+        host, port = LaunchEnv.read().rendezvous or ("127.0.0.1", 29500)
+        os.environ.setdefault("MASTER_ADDR", host)
+        os.environ.setdefault("MASTER_PORT", str(port))
     bound = {"device_id": device} if backend == "nccl" else {}
     dist.init_process_group(
         backend, init_method=method, rank=place.rank, world_size=place.size, timeout=_TIMEOUT, **bound  # type: ignore[arg-type]

@@ -10,75 +10,40 @@ import contextlib
 import itertools
 import json
 import os
-import sys
 import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from bridge_profiling.capture.files import create_whole, folder_name
+from bridge_profiling.atomic import create_exclusively
+from bridge_profiling.capture.files import folder_name
 from bridge_profiling.config import Window
+from bridge_profiling.launch_env import LaunchEnv, initialized_distributed
 
 _KINDS = ("torch", "nsys", "memory", "manifest")
 
 #: A claim that is made where there are no hard links has its content a moment later.
 _WRITTEN_SECONDS = 5.0
 
-#: A Slurm job may run several steps, and a step several torchruns: together these name one attempt of one launch.
-_IDENTITY_VARIABLES = (
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "SLURM_RESTART_COUNT",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "MASTER_PORT",
-)
-
-#: Names this launch on every rank of it, for whoever starts ranks and may not have them communicate.
-LAUNCH_VARIABLE = "BRIDGE_PROFILING_LAUNCH_ID"
-
-
-def job_id(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The launcher's name for this job: Slurm's job id, else torchrun's run id."""
-    return environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID") or None
-
-
-def launch_name(environ: Mapping[str, str] = os.environ) -> str:
-    """What the ranks of one launch have in common in their environments, without asking each other; may be empty."""
-    if environ.get(LAUNCH_VARIABLE):
-        # Alone: workers of one driver need not have been started by one Slurm step, nor know of a port.
-        return _given_name(environ)
-    # Not MASTER_ADDR: a node may call itself by another name than the others call it.
-    return "/".join(environ.get(name, "") for name in _IDENTITY_VARIABLES).strip("/")
-
-
-def _given_name(environ: Mapping[str, str]) -> str:
-    names = (LAUNCH_VARIABLE, "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-    return "/".join(environ.get(name, "") for name in names)
-
 
 def choose_attempt(root: Path, window: Window, rank: int, environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
-    """The number of this attempt, 0 for the first capture of `window` into `root`, then 1, 2, …; and who holds it.
+    """The number of this attempt (0 for the first capture of `window` into `root`, then 1, 2, …) and the name of its holder.
 
-    Every rank of the job must call it when torch.distributed is up and neither LAUNCH_VARIABLE nor a Slurm step names the
-    launch, because then rank 0's choice is broadcast; that is the only communication profiling ever does. With the holder's
-    name, later windows are claimed without any (`claim_attempt`).
+    Every rank of the job must call it when torch.distributed is up and the environment does not name the launch, because
+    then rank 0's choice is broadcast; profiling communicates nowhere else. With the holder's name, later windows are
+    claimed without communication (`claim_attempt`).
 
     Raises:
         OSError: `root` cannot be written.
     """
-    if environ.get(LAUNCH_VARIABLE):
-        identity = _given_name(environ)
-        return claim_attempt(root, window, rank, identity), identity
-    if environ.get("SLURM_JOB_ID") and environ.get("SLURM_STEP_ID"):
-        identity = "/".join(environ.get(name, "") for name in _IDENTITY_VARIABLES)
-        return claim_attempt(root, window, rank, identity), identity
-    distributed = _distributed()
+    env = LaunchEnv.read(environ)
+    if env.launch_is_named:
+        return claim_attempt(root, window, rank, env.launch_id), env.launch_id
+    distributed = initialized_distributed()
     identity = str(uuid.uuid4())
-    if distributed is None:
-        # No way to ask the others: torchrun's run id, where there is one, still keeps ranks together.
-        run_id = environ.get("TORCHELASTIC_RUN_ID")
-        identity = f"{run_id}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if run_id else identity
+    if distributed is None or distributed.get_world_size() == 1:
+        # The other ranks cannot be asked; a job's id, where there is one, still keeps them together.
+        identity = env.launch_id if env.job_id else identity
         return claim_attempt(root, window, rank, identity), identity
     choice: list[object] = [None, identity]
     if rank == 0:
@@ -105,7 +70,7 @@ def claim_attempt(root: Path, window: Window, rank: int, identity: str) -> int:
         if not claim.exists() and any((root / kind / folder).exists() for kind in _KINDS if kind != "manifest"):
             continue
         claim.parent.mkdir(parents=True, exist_ok=True)
-        if create_whole(claim, json.dumps({"held_by": identity})) or (
+        if create_exclusively(claim, json.dumps({"held_by": identity})) or (
             _holder(claim) == identity and not (claim.parent / f"rank-{rank}.json").exists()
         ):
             return attempt
@@ -136,11 +101,3 @@ def _is_empty(claim: Path) -> bool:
         return not claim.stat().st_size
     except OSError:
         return False
-
-
-def _distributed():  # type: ignore[no-untyped-def]  # torch may be absent, and with it the type
-    """torch.distributed, when several ranks are connected through it."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return None
-    return torch.distributed if torch.distributed.get_world_size() > 1 else None

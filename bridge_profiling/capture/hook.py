@@ -21,23 +21,23 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from bridge_profiling.capture.agenda import Agenda, planned_windows
-from bridge_profiling.capture.attempt import choose_attempt, claim_attempt, launch_name
-from bridge_profiling.capture.backend import Backend
-from bridge_profiling.capture.files import CaptureFiles, resolve_output_dir
+from bridge_profiling.capture.attempt import choose_attempt, claim_attempt
+from bridge_profiling.capture.control.mailbox import Mailbox
+from bridge_profiling.capture.files import CaptureFiles
 from bridge_profiling.capture.iteration_timer import IterationTimer
-from bridge_profiling.capture.mailbox import Mailbox
-from bridge_profiling.capture.nvtx import NvtxRange, range_functions
-from bridge_profiling.capture.profilers import one_line
-from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
+from bridge_profiling.capture.profiler import Backend
+from bridge_profiling.capture.ranges import NvtxRange, range_functions
 from bridge_profiling.capture.signals import exit_after_all, raised_by_handler, signals_held, told_to_exit
 from bridge_profiling.capture.slow_iterations import SlowWatch
 from bridge_profiling.capture.window_capture import NEVER, Rank, WindowCapture, WindowPlan
 from bridge_profiling.capture.work import IterationWork
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, Window
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, Window, resolve_output_dir
+from bridge_profiling.errors import ProfilingConfigError, one_line
+from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.layout import ParallelLayout, select_ranks
 
 if TYPE_CHECKING:
-    from bridge_profiling.capture.listener import Listener
+    from bridge_profiling.capture.control.listener import Listener
 
 logger = logging.getLogger(__name__)
 
@@ -277,10 +277,10 @@ class ProfilingHook:
         return bool(chosen) or self._config.enabled or self._config.slow_iteration_factor is not None
 
     def _listen(self, root: Path, identity: str) -> None:
-        from bridge_profiling.capture.decider import RequestDecider
-        from bridge_profiling.capture.listener import Listener
+        from bridge_profiling.capture.control.coordinator import RequestDecider
+        from bridge_profiling.capture.control.listener import Listener
 
-        mailbox, launch, factor = Mailbox(root), launch_name(), self._config.slow_iteration_factor
+        mailbox, launch, factor = Mailbox(root), LaunchEnv.read().launch_id, self._config.slow_iteration_factor
         if factor is not None:
             self._watch = SlowWatch(factor, self._is_disturbed)
         decider = None

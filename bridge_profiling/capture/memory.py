@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bridge_profiling.capture.backend import Backend
-from bridge_profiling.capture.files import write_whole
+from bridge_profiling.atomic import write_atomically
+from bridge_profiling.capture.profiler import Backend
 from bridge_profiling.errors import CaptureError
 
 #: torch keeps this many events at the most in its own viewer's examples; a run of any length stays bounded by it.
@@ -50,7 +50,7 @@ class MemoryBackend(Backend):
     def _write(self, path: Path) -> None:
         import torch
 
-        self.artifacts.append(write_whole(path, lambda temporary: torch.cuda.memory._dump_snapshot(str(temporary))))
+        self.artifacts.append(write_atomically(path, lambda temporary: torch.cuda.memory._dump_snapshot(str(temporary))))
 
     def close(self) -> None:
         """Switch the history off, so that the rest of the run does not pay for it."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bridge_profiling.capture.backend import Backend
+from bridge_profiling.capture.profiler import Backend
+from bridge_profiling.errors import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -199,11 +200,6 @@ def synchronize(rank: int) -> None:
     except Exception as error:
         # A device that has failed already: the training will hear of it, and what was recorded is still written.
         logger.error("rank %d: the device did not synchronize: %s", rank, one_line(error))
-
-
-def one_line(error: BaseException) -> str:
-    """An error's type and message, at most 500 characters on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
 def _span(iterations: list[int]) -> str:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from bridge_profiling.capture.backend import Backend
-from bridge_profiling.capture.files import write_whole
+from bridge_profiling.atomic import write_atomically
+from bridge_profiling.capture.profiler import Backend
 from bridge_profiling.errors import CaptureError
 
 #: Where a trace's end, with its name, is looked for.
@@ -192,7 +192,7 @@ class TorchProfilerBackend(Backend):
 
         def compress() -> None:
             try:
-                write_whole(target, lambda temporary: _compress(raw, temporary, interrupted, target.name))
+                write_atomically(target, lambda temporary: _compress(raw, temporary, interrupted, target.name))
                 self.artifacts.insert(0, target)
             finally:
                 self.unpacked = None

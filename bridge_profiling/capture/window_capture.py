@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from threading import Thread
 
-from bridge_profiling.capture.attempt import give_up_attempt, job_id
-from bridge_profiling.capture.backend import Backend
+from bridge_profiling.capture.attempt import give_up_attempt
 from bridge_profiling.capture.files import CaptureFiles
-from bridge_profiling.capture.manifest import Manifest
 from bridge_profiling.capture.memory import MemoryBackend
-from bridge_profiling.capture.nsys import NsysBackend
+from bridge_profiling.capture.nsys_profiler import NsysBackend
+from bridge_profiling.capture.profiler import Backend
 from bridge_profiling.capture.profilers import Profilers
-from bridge_profiling.capture.ranks import ParallelLayout
+from bridge_profiling.capture.record import Manifest
 from bridge_profiling.capture.signals import signals_held
 from bridge_profiling.capture.torch_profiler import TorchProfilerBackend
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig, Window
+from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.layout import ParallelLayout
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class WindowCapture:
             "rank": rank.number,
             "window": [self.window.start, self.window.end],
             "attempt": self.files.attempt,
-            "job": job_id(),
+            "job": LaunchEnv.read().job_id,
             "coordinates": rank.layout.coordinates(rank.number),
         }
         wanted: list[tuple[bool, type[Backend]]] = [

@@ -16,14 +16,12 @@ from typing import Annotated
 
 import typer
 
-from bridge_profiling.capture.attempt import LAUNCH_VARIABLE
-from bridge_profiling.capture.files import resolve_output_dir
+from bridge_profiling.config import resolve_output_dir
 from bridge_profiling.easy.outcome import captures_since, lines
 from bridge_profiling.easy.request import DEFAULT_STEPS, Request
 from bridge_profiling.easy.script import check_script
 from bridge_profiling.errors import ProfilingConfigError, TraceError
-from bridge_profiling.slurm_step import meeting_point, slurm_task
-from bridge_profiling.slurm_step import node_rank as slurm_node_rank
+from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
 
 _START = ["-m", "bridge_profiling.easy.start"]
 
@@ -73,7 +71,7 @@ def run(
         ranks=ranks,
         output_dir=None if output_dir is None else str(output_dir.absolute()),
     )
-    rank_of_a_launcher = "RANK" in os.environ or (slurm_task() is not None and nproc is None and nodes == 1)
+    rank_of_a_launcher = "RANK" in os.environ or (LaunchEnv.read().launcher != "none" and nproc is None and nodes == 1)
     if rank_of_a_launcher:
         _check_rank(nproc, nodes, report)
     world = None if rank_of_a_launcher else (nproc or 1) * nodes
@@ -128,8 +126,8 @@ def _launcher(nproc: int, nodes: int, node_rank: int | None, endpoint: str | Non
         if nproc == 1:
             return []
         return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    node_rank = slurm_node_rank() if node_rank is None else node_rank
-    host, port = meeting_point() if endpoint is None else _parse_endpoint(endpoint)
+    node_rank = LaunchEnv.read().node_rank if node_rank is None else node_rank
+    host, port = (LaunchEnv.read().rendezvous or (None, 0)) if endpoint is None else _parse_endpoint(endpoint)
     if node_rank is None or not host:
         missing = "--node-rank" if node_rank is None else "--rdzv-endpoint"
         raise ProfilingConfigError(

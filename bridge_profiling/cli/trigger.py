@@ -15,7 +15,7 @@ import typer
 from bridge_profiling.errors import ProfilingConfigError
 
 if TYPE_CHECKING:
-    from bridge_profiling.capture.asking import Asked
+    from bridge_profiling.capture.control.client import Asked
 
 #: Exit code when a rank cannot do what the job accepted, or has not answered.
 _NOT_ALL = 1
@@ -48,9 +48,9 @@ def trigger(
 
     Exit code 2: the request is refused, and the job was left alone. 1: a rank cannot do it, or did not answer.
     """
-    from bridge_profiling.capture.asking import ask, mailbox_of
-    from bridge_profiling.capture.request import CaptureRequest, check_request
-    from bridge_profiling.option_values import parse_ranks
+    from bridge_profiling.capture.control.client import ask, mailbox_of
+    from bridge_profiling.capture.control.request import CaptureRequest, check_request
+    from bridge_profiling.config import parse_ranks
 
     request = check_request(
         CaptureRequest(

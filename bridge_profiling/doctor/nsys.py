@@ -9,8 +9,8 @@ from bridge_profiling.doctor.machine import Machine, Unavailable
 from bridge_profiling.doctor.request import Request
 from bridge_profiling.doctor.verdict import Verdict, fails, ok, refused, unknown, warning
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
-from bridge_profiling.nsys_options import DEFAULT_OPTIONS, check_extra_args, check_trace, merge_options, split_options
-from bridge_profiling.nsys_versions import NsysVersion, adapt, gpu_metrics_device, read_version
+from bridge_profiling.nsys.options import DEFAULT_OPTIONS, check_extra_args, check_trace, merge_options, split_options
+from bridge_profiling.nsys.version import NsysVersion, adapt, gpu_metrics_device, read_version
 
 _INSTALL = "Install Nsight Systems, or mount one and put its bin directory on PATH (docs/how-to/into-a-container.md)"
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from bridge_profiling.capture.files import DEFAULT_OUTPUT_DIR
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE
+from bridge_profiling.config import DEFAULT_OUTPUT_DIR, OUTPUT_DIR_VARIABLE
 from bridge_profiling.doctor.machine import Machine, Unavailable
 from bridge_profiling.doctor.request import Request
 from bridge_profiling.doctor.trace_size import estimate, readable

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
 from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.layout import ParallelLayout, select_ranks
 from bridge_profiling.overrides import apply_overrides, load_yaml, unquote
-from bridge_profiling.typed_values import Given, convert
+from bridge_profiling.values import Given, convert
 
 #: A launcher's words on the command line, and what NeMo-Run calls them.
 LAUNCHERS = ("torchrun", "ft", "none")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge_profiling.capture.ranks import select_ranks
 from bridge_profiling.config import check_window, normalize_ranks
 from bridge_profiling.doctor.machine import Machine, join
 from bridge_profiling.doctor.request import Request
 from bridge_profiling.doctor.verdict import Verdict, fails, ok, refused, unknown, warning
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.layout import select_ranks
 
 
 def check_window_fits(request: Request, machine: Machine) -> Iterator[Verdict]:

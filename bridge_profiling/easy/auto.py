@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from bridge_profiling.capture.files import resolve_output_dir
 from bridge_profiling.capture.hook import ProfilingHook
-from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
 from bridge_profiling.capture.signals import raised_by_handler
-from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.easy import current
-from bridge_profiling.easy.launch import launch_named, place
+from bridge_profiling.easy.launch import launch_named
 from bridge_profiling.easy.outcome import captures_since, lines
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.layout import ParallelLayout, select_ranks
 
 if TYPE_CHECKING:
     from bridge_profiling.integrations.torch_phases import PhaseWatch
@@ -168,7 +168,7 @@ class _Profile:
         try:
             self._started_ns = time.time_ns()
             self._process, self._thread = os.getpid(), threading.get_ident()
-            here = place()
+            here = LaunchEnv.current()
             hook = ProfilingHook(self._config, rank=here.rank, world_size=here.world_size)
             with launch_named():
                 self._hook = hook.__enter__()
@@ -206,7 +206,7 @@ class _Profile:
             logger.exception("profiling failed at its end")
 
     def _tell(self) -> None:
-        root, rank = resolve_output_dir(self._config), place().rank
+        root, rank = resolve_output_dir(self._config), LaunchEnv.current().rank
         mine = [capture for capture in captures_since(root, self._started_ns) if capture.rank == rank]
         for line in lines(root, mine):
             print(f"bridge-profiling: {line}", flush=True)
@@ -214,7 +214,7 @@ class _Profile:
             return
         self.on_written(root)
         trace = mine[-1].torch_trace
-        first = select_ranks(self._config.profile_ranks, ParallelLayout(world_size=place().world_size))[0]
+        first = select_ranks(self._config.profile_ranks, ParallelLayout(world_size=LaunchEnv.current().world_size))[0]
         if self._summary and rank == first and trace is not None:
             print(_summary_of(trace), end="", flush=True)
 

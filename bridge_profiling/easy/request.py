@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.config import ProfilingConfig, parse_ranks, parse_steps
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.option_values import parse_ranks, parse_steps
 
 #: What a profiler's name switches on.
 PROFILERS: dict[str, dict[str, Any]] = {

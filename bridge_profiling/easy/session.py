@@ -23,12 +23,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.capture.hook import ProfilingHook
-from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
 from bridge_profiling.capture.signals import UnwindOnce, die_of, exit_on, raised_by_handler
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.easy import current
 from bridge_profiling.easy.imports import when_imported
-from bridge_profiling.easy.launch import launch_named, place
+from bridge_profiling.easy.launch import launch_named
+from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.layout import ParallelLayout, select_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -217,7 +218,7 @@ class Session:
         """Open the hook, once torch is there and, most often, the ranks are connected."""
         if self._hook is not None:
             return
-        here = place()
+        here = LaunchEnv.current()
         layout = ParallelLayout(world_size=here.world_size)
         with launch_named():
             self._hook = ProfilingHook(self._config, rank=here.rank, layout=layout).__enter__()
@@ -260,9 +261,9 @@ class Session:
         """In plain words, from one rank: what a user of a script has to type for a capture."""
         # A script that configures logging silences the loggers that are there already.
         logger.disabled = False
-        selected = select_ranks(self._config.profile_ranks, ParallelLayout(world_size=place().world_size))
+        selected = select_ranks(self._config.profile_ranks, ParallelLayout(world_size=LaunchEnv.current().world_size))
         window = self._config.window
-        if place().rank != selected[0] or self.steps > window.start:
+        if LaunchEnv.current().rank != selected[0] or self.steps > window.start:
             return
         if self.steps:
             start = max(self.steps - 1, 0) // 2

@@ -15,16 +15,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bridge_profiling.capture.files import resolve_output_dir
-from bridge_profiling.capture.nsys_launch import exit_code_told, start_under_nsys
-from bridge_profiling.capture.ranks import ParallelLayout
-from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.easy.launch import name_the_launch, place
+from bridge_profiling.config import ProfilingConfig, resolve_output_dir
+from bridge_profiling.easy.launch import name_the_launch
 from bridge_profiling.easy.request import Request, parse
 from bridge_profiling.easy.script import check_script, run_script, without_our_frames
 from bridge_profiling.easy.session import Session
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.slurm_step import join_slurm_step
+from bridge_profiling.launch_env import LaunchEnv, export_for_torch
+from bridge_profiling.layout import ParallelLayout
+from bridge_profiling.nsys.launch import exit_code_told, start_under_nsys
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         request, config = _prepare(sys.argv[1:] if arguments is None else arguments)
     except ProfilingConfigError as error:
-        if place().local_rank == 0:
+        if not LaunchEnv.read().local_rank:
             print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     _show_messages()
@@ -54,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _prepare(arguments: Sequence[str]) -> tuple[Request, ProfilingConfig]:
     request = parse(arguments)
     check_script(request.script, module=request.module)
-    join_slurm_step()
-    if place().world_size > 1:
+    export_for_torch()
+    if LaunchEnv.current().world_size > 1:
         name_the_launch()
-    config = request.config(place().world_size)
+    config = request.config(LaunchEnv.current().world_size)
     # The script may change its directory.
     return request, replace(config, output_dir=str(resolve_output_dir(config)))
 
@@ -79,7 +78,7 @@ def _run(request: Request, session: Session) -> None:
 
 
 def _start_under_nsys(config: ProfilingConfig) -> None:
-    here = place()
+    here = LaunchEnv.current()
     # Counting GPUs by the driver's library leaves CUDA itself untouched: a script may fork before it starts it.
     asked = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -92,7 +91,7 @@ def _start_under_nsys(config: ProfilingConfig) -> None:
         if asked is not None:
             os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = asked
     layout = ParallelLayout(world_size=here.world_size)
-    start_under_nsys(config, rank=here.rank, layout=layout, local_rank=here.local_rank, cuda=cuda)
+    start_under_nsys(config, rank=here.rank, layout=layout, local_rank=here.device_index, cuda=cuda)
 
 
 def _show_messages() -> None:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import accelerate
 import torch
 
-from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.integrations.callback_hook import CallbackHook, config_from, world_size
 from bridge_profiling.integrations.loop_profiling import END
 from bridge_profiling.integrations.torch_phases import PhaseWatch
+from bridge_profiling.layout import ParallelLayout
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from bridge_profiling.capture.hook import ProfilingHook
-from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
 from bridge_profiling.capture.signals import UnwindOnce, die_of, exit_on
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.integrations import phase_memory
+from bridge_profiling.launch_env import LaunchEnv, initialized_distributed
+from bridge_profiling.layout import ParallelLayout, select_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -181,13 +182,13 @@ def config_from(
         )
     theirs = {name: getattr(given, name) for name in _FIELDS if hasattr(given, name)}
     config = ProfilingConfig(**(theirs | dict(settings)))
-    config.finalize(train_iters=train_iters, world_size=_announced_world_size())
+    config.finalize(train_iters=train_iters, world_size=launch_world_size())
     return config
 
 
 def connected() -> bool:
     """Whether ranks are connected through torch.distributed."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return initialized_distributed() is not None
 
 
 def rank() -> int:
@@ -200,7 +201,7 @@ def world_size() -> int:
     return torch.distributed.get_world_size() if connected() else 1
 
 
-def _announced_world_size() -> int | None:
-    """The number of ranks where the launcher says it, before they are connected."""
-    size = os.environ.get("WORLD_SIZE", "")
-    return int(size) if size.isdigit() else None
+def launch_world_size() -> int | None:
+    """The number of ranks before they are connected; None where no launcher says."""
+    env = LaunchEnv.read()
+    return None if env.launcher == "none" else env.world_size

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.integrations import communication_ranges, wrapped_models
 from bridge_profiling.integrations.callback_hook import config_from, connected, world_size
 from bridge_profiling.integrations.loop_profiling import LoopProfiling
 from bridge_profiling.integrations.torch_phases import PhaseWatch
+from bridge_profiling.layout import ParallelLayout
 
 
 class Profiling(LoopProfiling):

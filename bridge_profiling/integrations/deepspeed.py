@@ -21,7 +21,6 @@ import deepspeed
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.integrations import communication_ranges
 from bridge_profiling.integrations.callback_hook import config_from, connected, world_size
@@ -29,6 +28,7 @@ from bridge_profiling.integrations.deepspeed_measurements import Measurements
 from bridge_profiling.integrations.loop_profiling import END, LoopProfiling
 from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_sizes
 from bridge_profiling.integrations.torch_phases import PhaseWatch
+from bridge_profiling.layout import ParallelLayout
 
 logger = logging.getLogger(__name__)
 

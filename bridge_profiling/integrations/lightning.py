@@ -14,13 +14,13 @@ from contextlib import ExitStack, nullcontext, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.integrations.callback_hook import CallbackHook, config_from, world_size
 from bridge_profiling.integrations.communication_ranges import Undo, replace
 from bridge_profiling.integrations.max_steps import check_max_steps
 from bridge_profiling.integrations.torch_phases import PhaseWatch
+from bridge_profiling.layout import ParallelLayout
 
 #: Lightning's two packages: the same code under two names, each with a `Callback` of its own.
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")

@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
-from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.integrations.callback_hook import CallbackHook
 from bridge_profiling.integrations.torch_phases import PhaseWatch
+from bridge_profiling.layout import ParallelLayout
 
 logger = logging.getLogger(__name__)
 

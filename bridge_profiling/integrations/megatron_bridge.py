@@ -17,9 +17,9 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, ProfilingConfig
 from bridge_profiling.integrations.callback_hook import CallbackHook, config_from, world_size
+from bridge_profiling.layout import ParallelLayout
 
 logger = logging.getLogger(__name__)
 

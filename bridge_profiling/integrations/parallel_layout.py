@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.layout import ParallelLayout
 
 #: Names of mesh dimensions in use: torch's tutorials', torchtitan's, Accelerate's, Lightning's.
 _MEANINGS = {

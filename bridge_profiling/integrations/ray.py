@@ -25,16 +25,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bridge_profiling.capture.attempt import LAUNCH_VARIABLE
-from bridge_profiling.capture.files import resolve_output_dir
 from bridge_profiling.capture.hook import ProfilingHook
-from bridge_profiling.capture.nsys_launch import CAPTURE_RANGE
-from bridge_profiling.capture.ranks import ParallelLayout
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig
+from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
-from bridge_profiling.nsys_options import DEFAULT_OPTIONS
-from bridge_profiling.nsys_versions import NsysVersion, adapt, find_nsys
-from bridge_profiling.ray_variables import RayRequest, changed_by_a_shell, check_options, long_name
+from bridge_profiling.launch_env import LAUNCH_VARIABLE
+from bridge_profiling.layout import ParallelLayout
+from bridge_profiling.nsys.launch import CAPTURE_RANGE
+from bridge_profiling.nsys.options import DEFAULT_OPTIONS
+from bridge_profiling.nsys.version import NsysVersion, adapt, find_nsys
+from bridge_profiling.ray_request import RayRequest, changed_by_a_shell, check_options, long_name
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.integrations.callback_hook import world_size
 from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_groups, layout_of_mesh
+from bridge_profiling.layout import ParallelLayout
 
 
 def describe(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]]:

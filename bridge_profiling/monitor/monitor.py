@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Literal, Protocol
 
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.monitor.alerts import Alert, Bounded, LeakAlert, SlowIterationAlert
 from bridge_profiling.monitor.counters import Counters
 from bridge_profiling.monitor.gpus import Gpus
@@ -111,7 +112,7 @@ class Monitor:
         self._asked, self._in_training = gpus, in_training
         self._of_gpus, self._processes = pids == "gpu", Processes([] if pids == "gpu" else pids)
         self._gpus: Gpus | None = None
-        self._host, self._rank = socket.gethostname(), rank if rank is not None else _announced_rank()
+        self._host, self._rank = socket.gethostname(), rank if rank is not None else _launch_rank()
         self._sinks: list[Sink] = list(sinks)
         self._to_open: list[Callable[[], Sink]] = []
         if jsonl is not None:
@@ -211,7 +212,7 @@ class Monitor:
                 logger.error("monitoring: %s does not take samples: %s", type(sink).__name__, error)
 
 
-def _announced_rank() -> int | None:
-    """The global rank as the launcher says it."""
-    said = os.environ.get("RANK", os.environ.get("SLURM_PROCID", ""))
-    return int(said) if said.isdigit() else None
+def _launch_rank() -> int | None:
+    """The launcher's global rank; None for a process on its own."""
+    env = LaunchEnv.read()
+    return None if env.launcher == "none" else env.rank

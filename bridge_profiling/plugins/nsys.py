@@ -14,8 +14,8 @@ from typing import Any, Optional, Union
 
 import nemo_run as run
 
-from bridge_profiling import nsys_options
 from bridge_profiling.config import check_window, normalize_ranks
+from bridge_profiling.nsys import options as nsys_options
 from bridge_profiling.plugins import conflicts
 from bridge_profiling.plugins.bounds import check_bounds
 from bridge_profiling.plugins.launchers import check_launcher, settable_launcher

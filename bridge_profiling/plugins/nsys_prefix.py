@@ -18,7 +18,7 @@ from typing import Any
 
 import nemo_run as run
 
-from bridge_profiling.nsys_options import split_options
+from bridge_profiling.nsys.options import split_options
 from bridge_profiling.plugins.launchers import current_launcher, starts_every_rank
 
 #: On Slurm, one report a task: the job, the node, the task, and torch's rank, which is the task's where srun starts all ranks.

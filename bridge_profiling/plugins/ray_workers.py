@@ -20,7 +20,7 @@ from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins.launchers import check_launcher, current_launcher
 from bridge_profiling.plugins.output_dir import check_output_dir, set_output_dir
 from bridge_profiling.plugins.task import Task
-from bridge_profiling.ray_variables import (
+from bridge_profiling.ray_request import (
     EXTRA_OPTIONS_VARIABLE,
     PATTERNS_VARIABLE,
     PROFILER_VARIABLE,

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from bridge_profiling.errors import CaptureError, TraceError
-from bridge_profiling.nsys_versions import find_nsys
+from bridge_profiling.nsys.version import find_nsys
 from bridge_profiling.traces.joins import NULL, Integers
 
 #: Rows that SQLite joins at a time: a few MB of text.

@@ -7,18 +7,19 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.capture.files import resolve_output_dir
+from bridge_profiling.config import resolve_output_dir
+from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.monitor import Monitor
 from recipes.config import ConfigContainer
-from recipes.megatron.process import Process
+from recipes.megatron.setup import rank_device
 
 
-def monitored(config: ConfigContainer, process: Process, hook: ProfilingHook) -> AbstractContextManager[Monitor | None]:
+def monitored(config: ConfigContainer, env: LaunchEnv, hook: ProfilingHook) -> AbstractContextManager[Monitor | None]:
     """A block in which this rank is monitored, as the config says; it gives None where nothing is asked for.
 
     Args:
         config: a finalized configuration.
-        process: this process.
+        env: this rank's place in the job.
         hook: times the iterations.
     """
     wanted = config.monitor
@@ -28,13 +29,13 @@ def monitored(config: ConfigContainer, process: Process, hook: ProfilingHook) ->
     return Monitor(
         hook=hook,
         tokens_per_iteration=config.train.global_batch_size * config.model.seq_length,
-        jsonl=folder / f"rank-{process.rank}.jsonl" if wanted.jsonl else None,
-        port=wanted.port + process.local_rank if wanted.port is not None else None,
+        jsonl=folder / f"rank-{env.rank}.jsonl" if wanted.jsonl else None,
+        port=wanted.port + env.device_index if wanted.port is not None else None,
         bind=wanted.bind,
-        tensorboard=folder / "tensorboard" / f"rank-{process.rank}" if wanted.tensorboard else None,
+        tensorboard=folder / "tensorboard" / f"rank-{env.rank}" if wanted.tensorboard else None,
         interval=wanted.interval,
-        gpus=_own_gpu(process.device),
-        rank=process.rank,
+        gpus=_own_gpu(rank_device(env)),
+        rank=env.rank,
     )
 
 

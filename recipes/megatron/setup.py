@@ -21,29 +21,34 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module, MegatronModule
 
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.launch_env import LaunchEnv
 from recipes.config import ConfigContainer
 from recipes.megatron.layers import compile_layers, layer_spec
-from recipes.megatron.process import Process
 
 #: Loaded only where it is needed: it takes a GPU.
 _USERBUFFERS = "transformer_engine.pytorch.module.base"
 
 
+def rank_device(env: LaunchEnv) -> torch.device:
+    """The GPU of the rank's local rank; the CPU where there are no GPUs."""
+    return torch.device("cuda", env.device_index) if torch.cuda.is_available() else torch.device("cpu")
+
+
 @contextmanager
-def distributed(config: ConfigContainer, process: Process) -> Iterator[None]:
+def distributed(config: ConfigContainer, env: LaunchEnv) -> Iterator[None]:
     """Process groups and seeds, for as long as the block lasts. A default group that exists already is used, and kept.
 
     Args:
         config: a finalized configuration.
-        process: this process.
+        env: this rank's place in the job.
 
     Raises:
         ProfilingConfigError: nccl is asked for where there is no GPU, or there are more local ranks than GPUs.
     """
-    backend = _backend(config, process)
+    backend = _backend(config, env)
     ours = not torch.distributed.is_initialized()
     if ours:
-        _init_process_group(backend, config, process)
+        _init_process_group(backend, config, env)
     try:
         _initialize_model_parallel(config)
         _seed(config)
@@ -57,21 +62,23 @@ def distributed(config: ConfigContainer, process: Process) -> Iterator[None]:
     _destroy(process_group=ours)
 
 
-def _init_process_group(backend: str, config: ConfigContainer, process: Process) -> None:
+def _init_process_group(backend: str, config: ConfigContainer, env: LaunchEnv) -> None:
     options: dict = {"backend": backend, "timeout": timedelta(minutes=config.dist.distributed_timeout_minutes)}
     if backend == "nccl":
-        options["device_id"] = process.device
-    if process.world_size == 1:
+        options["device_id"] = rank_device(env)
+    if env.world_size == 1:
         # Alone, nobody needs an address or a port.
         options |= {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}
-    elif process.address is not None:
-        options |= {"init_method": process.address, "rank": process.rank, "world_size": process.world_size}
+    elif env.launcher != "torchrun" and env.rendezvous is not None:
+        # torchrun sets what torch reads itself; srun and mpirun do not.
+        host, port = env.rendezvous
+        options |= {"init_method": f"tcp://{host}:{port}", "rank": env.rank, "world_size": env.world_size}
     torch.distributed.init_process_group(**options)
 
 
-def _backend(config: ConfigContainer, process: Process) -> str:
+def _backend(config: ConfigContainer, env: LaunchEnv) -> str:
     asked = config.dist.distributed_backend
-    if process.device.type == "cpu":
+    if rank_device(env).type == "cpu":
         if asked == "nccl":
             raise ProfilingConfigError(
                 "dist.distributed_backend=nccl needs GPUs",
@@ -79,14 +86,14 @@ def _backend(config: ConfigContainer, process: Process) -> str:
                 instead="Type dist.distributed_backend=gloo",
             )
         return "gloo"
-    if process.local_rank >= torch.cuda.device_count():
+    if env.device_index >= torch.cuda.device_count():
         raise ProfilingConfigError(
-            f"local rank {process.local_rank} has no GPU",
+            f"local rank {env.device_index} has no GPU",
             why=f"this machine shows {torch.cuda.device_count()}",
             instead=f"Start at most {torch.cuda.device_count()} ranks on it",
         )
     _set_cuda_environment(config)
-    torch.cuda.set_device(process.device)
+    torch.cuda.set_device(rank_device(env))
     return asked or "nccl"
 
 

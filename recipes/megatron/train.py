@@ -18,6 +18,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model
 
 from bridge_profiling.capture import ProfilingHook, start_under_nsys
+from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.megatron_versions import tested_requirement, untested
 from bridge_profiling.monitor import Monitor
 from recipes.config import ConfigContainer
@@ -30,9 +31,8 @@ from recipes.megatron.fault_tolerance import RankMonitor, check_installed, tell_
 from recipes.megatron.garbage import manual_gc
 from recipes.megatron.layers import choose_transformer_impl, describe_layers
 from recipes.megatron.monitoring import monitored
-from recipes.megatron.process import Process
 from recipes.megatron.progress import Progress
-from recipes.megatron.setup import build_model, build_optimizer, distributed
+from recipes.megatron.setup import build_model, build_optimizer, distributed, rank_device
 from recipes.releases import context_parallel_share
 
 
@@ -51,59 +51,57 @@ def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[floa
         ProfilingConfigError: the configuration does not fit together, or not to this job. Nothing has started then.
     """
     started = monotonic()
-    config, process = copy.deepcopy(config), Process.from_environment()
-    changed = adapt_to_cpu(config) if process.device.type == "cpu" else []
-    choose_transformer_impl(config, process.device)
+    config, env = copy.deepcopy(config), LaunchEnv.read()
+    changed = adapt_to_cpu(config) if rank_device(env).type == "cpu" else []
+    choose_transformer_impl(config, rank_device(env))
     check_data(config)
     check_installed(config.ft)
-    config.finalize(process.world_size)
+    config.finalize(env.world_size)
     if may_restart:
         start_under_nsys(
             config.profiling,
-            rank=process.rank,
-            layout=config.layout(process.world_size),
-            local_rank=process.local_rank,
-            cuda=process.device.type == "cuda",
+            rank=env.rank,
+            layout=config.layout(env.world_size),
+            local_rank=env.device_index,
+            cuda=rank_device(env).type == "cuda",
         )
     with ExitStack() as stack:
         stack.enter_context(megatron_on_cpu())
-        stack.enter_context(distributed(config, process))
+        stack.enter_context(distributed(config, env))
         resumed = checkpoint.iteration_to_resume(config)
         if resumed is not None:
             # Data, learning rate, progress and the profiler's window all count from here.
             config.train.start_iteration = resumed
-        monitor = stack.enter_context(RankMonitor(config, rank=process.rank, resumed=resumed is not None))
-        if process.rank == 0:
-            print("\n".join(_opening_lines(config, process, changed, monitor)), flush=True)
+        monitor = stack.enter_context(RankMonitor(config, rank=env.rank, resumed=resumed is not None))
+        if env.rank == 0:
+            print("\n".join(_opening_lines(config, env, changed, monitor)), flush=True)
         progress = stack.enter_context(_progress(config))
         hook = stack.enter_context(
             ProfilingHook(
                 config.profiling,
-                rank=process.rank,
-                world_size=process.world_size,
-                layout=config.layout(process.world_size),
-                work=iteration_work(config, process.world_size),
+                rank=env.rank,
+                world_size=env.world_size,
+                layout=config.layout(env.world_size),
+                work=iteration_work(config, env.world_size),
                 train_iters=config.train.train_iters,
             )
         )
-        watch = stack.enter_context(monitored(config, process, hook))
+        watch = stack.enter_context(monitored(config, env, hook))
         completed = config.train.start_iteration
         if completed < config.train.train_iters:
-            loop = Loop(config, process, hook, progress, monitor, watch)
+            loop = Loop(config, env, hook, progress, monitor, watch)
             if resumed is not None:
                 checkpoint.load(config, loop.state, resumed)
-            with Exits(config.train, process.device, started) as exits:
+            with Exits(config.train, rank_device(env), started) as exits:
                 completed = loop.run(exits)
     if completed >= config.train.train_iters:
-        tell_finished(process.rank)
+        tell_finished(env.rank)
     return progress.losses
 
 
-def _opening_lines(
-    config: ConfigContainer, process: Process, changed_for_cpu: list[str], monitor: RankMonitor
-) -> Iterator[str]:
+def _opening_lines(config: ConfigContainer, env: LaunchEnv, changed_for_cpu: list[str], monitor: RankMonitor) -> Iterator[str]:
     """What a run says before its first iteration."""
-    layout, train = config.layout(process.world_size), config.train
+    layout, train = config.layout(env.world_size), config.train
     if (problem := untested(megatron.core.__version__)) is not None:
         yield f"warning: {problem}; if the training fails, type pip install {tested_requirement()}"
     if config.checkpoint.load is not None:
@@ -111,9 +109,9 @@ def _opening_lines(
     if train.start_iteration >= train.train_iters:
         return
     yield (
-        f"training iterations {train.start_iteration} to {train.train_iters - 1} on {process.world_size}"
-        f" {process.device.type} rank(s): tp={layout.tp} pp={layout.pp} dp={layout.dp},"
-        f" {config.num_microbatches(process.world_size)} microbatches of {train.micro_batch_size} x"
+        f"training iterations {train.start_iteration} to {train.train_iters - 1} on {env.world_size}"
+        f" {rank_device(env).type} rank(s): tp={layout.tp} pp={layout.pp} dp={layout.dp},"
+        f" {config.num_microbatches(env.world_size)} microbatches of {train.micro_batch_size} x"
         f" {config.model.seq_length} tokens, {str(config.model.params_dtype).removeprefix('torch.')}"
     )
     yield describe_layers(config.model)
@@ -153,7 +151,7 @@ class Loop:
 
     Args:
         config: a finalized configuration.
-        process: this process.
+        env: this rank's place in the job.
         hook: an open profiling hook; opened before the model is built, so that memory histories hold the weights.
         progress: where losses go.
         monitor: who is told that this rank is alive.
@@ -163,16 +161,16 @@ class Loop:
     def __init__(
         self,
         config: ConfigContainer,
-        process: Process,
+        env: LaunchEnv,
         hook: ProfilingHook,
         progress: Progress,
         monitor: RankMonitor,
         watch: Monitor | None,
     ) -> None:
-        self.config, self.device, self.hook, self.progress = config, process.device, hook, progress
+        self.config, self.device, self.hook, self.progress = config, rank_device(env), hook, progress
         self.monitor, self.watch = monitor, watch
-        self.num_microbatches = config.num_microbatches(process.world_size)
-        self.model: list[DistributedDataParallel] = build_model(config, process.device)
+        self.num_microbatches = config.num_microbatches(env.world_size)
+        self.model: list[DistributedDataParallel] = build_model(config, rank_device(env))
         self.optimizer: MegatronOptimizer
         self.scheduler: OptimizerParamScheduler
         self.optimizer, self.scheduler = build_optimizer(config, self.model)

@@ -12,7 +12,7 @@ import torch
 
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.capture.mailbox import Mailbox
+from bridge_profiling.capture.control.mailbox import Mailbox
 
 
 class Run:

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.capture.admission import JobState, admit
-from bridge_profiling.capture.asking import ask, mailbox_of
-from bridge_profiling.capture.mailbox import Mailbox
-from bridge_profiling.capture.processes import pid_space
-from bridge_profiling.capture.request import CaptureRequest, check_request
+from bridge_profiling.capture.control.client import ask, mailbox_of
+from bridge_profiling.capture.control.mailbox import Mailbox
+from bridge_profiling.capture.control.planning import JobState, admit
+from bridge_profiling.capture.control.request import CaptureRequest, check_request
 from bridge_profiling.config import Window
+from bridge_profiling.processes import pid_space
 
 STATE = JobState(
     run="run-1",

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from bridge_profiling.capture import IterationWork, ParallelLayout
-from bridge_profiling.capture.attempt import LAUNCH_VARIABLE, choose_attempt, launch_name
+from bridge_profiling.capture.attempt import choose_attempt
 from bridge_profiling.capture.work import Device, device_of_this_process, model_tflops_per_gpu, peak_tflops, utilizations
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
 from bridge_profiling.traces.run_dir import find_captures
 
 
@@ -277,5 +278,5 @@ def test_ranks_of_one_driver_are_of_one_launch_whatever_steps_started_them():
     """Ray's workers inherit what started the Ray of their machine: under Slurm that is a step of its own on each."""
     first = {LAUNCH_VARIABLE: "session/1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     other = first | {"SLURM_STEP_ID": "1", "MASTER_PORT": "29500"}
-    assert launch_name(first) == launch_name(other)
-    assert launch_name(first) != launch_name(first | {"SLURM_RESTART_COUNT": "1"})
+    assert LaunchEnv.read(first).launch_id == LaunchEnv.read(other).launch_id
+    assert LaunchEnv.read(first).launch_id != LaunchEnv.read(first | {"SLURM_RESTART_COUNT": "1"}).launch_id

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.capture.decider import RequestDecider
-from bridge_profiling.capture.mailbox import Mailbox
-from bridge_profiling.capture.request import CaptureRequest
+from bridge_profiling.capture.control.coordinator import RequestDecider
+from bridge_profiling.capture.control.mailbox import Mailbox
+from bridge_profiling.capture.control.request import CaptureRequest
 from bridge_profiling.capture.window_capture import NEVER
 from tests.capture.conftest import Training
 

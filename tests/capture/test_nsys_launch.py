@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.capture import ParallelLayout, nsys_launch, start_under_nsys
-from bridge_profiling.capture.nsys_launch import DIRECTIVES_VARIABLE, directives, nsys_command
+from bridge_profiling.capture import ParallelLayout, start_under_nsys
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.nsys_versions import NsysVersion
+from bridge_profiling.nsys import launch as nsys_launch
+from bridge_profiling.nsys.launch import DIRECTIVES_VARIABLE, directives, nsys_command
+from bridge_profiling.nsys.version import NsysVersion
 
 ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait"
 NEW = NsysVersion(

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bridge_profiling.capture import processes
-from bridge_profiling.capture.processes import Stillness, cpu_seconds
+from bridge_profiling import processes
+from bridge_profiling.processes import Stillness, cpu_seconds
 
 
 def test_processor_time_is_what_a_process_has_used_until_it_ends():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridge_profiling.capture.mailbox import Mailbox
+from bridge_profiling.capture.control.mailbox import Mailbox
 from bridge_profiling.cli import main
 from tests.capture.conftest import iterations_in
 

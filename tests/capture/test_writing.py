@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.capture import torch_profiler
-from bridge_profiling.capture.listener import Listener
+from bridge_profiling.capture.control.listener import Listener
 from bridge_profiling.capture.signals import signals_held
 from tests.capture.conftest import iterations_in
 

@@ -14,10 +14,10 @@ from typing import cast
 
 import pytest
 
-from bridge_profiling.capture.admission import JobState
-from bridge_profiling.capture.asking import Asked
-from bridge_profiling.capture.mailbox import Mailbox
-from bridge_profiling.capture.request import CaptureRequest
+from bridge_profiling.capture.control.client import Asked
+from bridge_profiling.capture.control.mailbox import Mailbox
+from bridge_profiling.capture.control.planning import JobState
+from bridge_profiling.capture.control.request import CaptureRequest
 
 #: The module: the package calls the command by the same name.
 cli = importlib.import_module("bridge_profiling.cli.trigger")

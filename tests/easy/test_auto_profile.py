@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.capture.attempt import LAUNCH_VARIABLE
 from bridge_profiling.easy import auto_profile
+from bridge_profiling.launch_env import LAUNCH_VARIABLE
 from tests.easy.scripts import manifest, python, ranges
 from tests.forked_ranks import run_ranks
 

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 from bridge_profiling.capture.memory import MemoryBackend
-from bridge_profiling.capture.nsys import NsysBackend
+from bridge_profiling.capture.nsys_profiler import NsysBackend
 from bridge_profiling.capture.torch_profiler import TorchProfilerBackend
 from bridge_profiling.overrides import apply_overrides
 from launch.pretrain import pretrain

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.capture import start_under_nsys
-from bridge_profiling.capture.nsys_launch import exit_code_told
-from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
+from bridge_profiling.layout import ParallelLayout
+from bridge_profiling.nsys.launch import exit_code_told
 from tests.gpu.te.bridge_imports import import_bridge
 
 RANK = int(os.environ.get("RANK", "0"))

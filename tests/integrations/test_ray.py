@@ -16,7 +16,7 @@ from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.integrations import ray as integration
 from bridge_profiling.integrations.ray import WorkerProfiling, nsight_options, worker_runtime_env
-from bridge_profiling.ray_variables import RayRequest
+from bridge_profiling.ray_request import RayRequest
 from bridge_profiling.traces.run_dir import find_captures
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from nemo_run.run.ray.slurm import SlurmRayRequest
 
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import RayWorkersPlugin
-from bridge_profiling.ray_variables import RayRequest
+from bridge_profiling.ray_request import RayRequest
 from recipes import executors
 
 GOLDEN = Path(__file__).with_name("golden_ray")

@@ -108,8 +108,8 @@ RUN = {
 
 @pytest.mark.parametrize("what", RUN)
 def test_torch_counts_as_many_in_a_model_that_runs(what, monkeypatch):
+    from bridge_profiling.launch_env import LaunchEnv
     from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
-    from recipes.megatron.process import Process
     from recipes.megatron.setup import build_chunk, distributed
 
     for name in ("RANK", "WORLD_SIZE"):
@@ -125,7 +125,7 @@ def test_torch_counts_as_many_in_a_model_that_runs(what, monkeypatch):
     config.finalize(1)
     length = config.model.seq_length
     tokens, positions = torch.arange(length)[None] % config.model.vocab_size, torch.arange(length)[None]
-    with megatron_on_cpu(), distributed(config, Process()):
+    with megatron_on_cpu(), distributed(config, LaunchEnv()):
         model = build_chunk(config, None)
         with FlopCounterMode(display=False) as counter:
             model(tokens, positions, None, labels=tokens).sum().backward()

@@ -62,8 +62,8 @@ def test_every_recipe_has_the_parameters_that_were_published(name):
 
 @pytest.mark.parametrize("what", BUILT)
 def test_the_count_is_that_of_the_model_that_is_built(what, monkeypatch):
+    from bridge_profiling.launch_env import LaunchEnv
     from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
-    from recipes.megatron.process import Process
     from recipes.megatron.setup import build_chunk, distributed
 
     for name in ("RANK", "WORLD_SIZE"):
@@ -75,7 +75,7 @@ def test_the_count_is_that_of_the_model_that_is_built(what, monkeypatch):
     config.model.transformer_impl = "local"
     config.finalize(1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with megatron_on_cpu(), distributed(config, Process()):
+    with megatron_on_cpu(), distributed(config, LaunchEnv()):
         model = build_chunk(config, None)
     assert count_parameters(config.model).total == sum(parameter.numel() for parameter in model.parameters())
 

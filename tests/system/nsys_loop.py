@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
-from bridge_profiling.capture.nsys_launch import exit_code_told
+from bridge_profiling.nsys.launch import exit_code_told
 from bridge_profiling.overrides import apply_overrides
 
 

@@ -20,7 +20,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
-from bridge_profiling.capture.nsys_launch import exit_code_told
+from bridge_profiling.nsys.launch import exit_code_told
 from launch.pretrain import build_config, unwinding_on_sigterm
 from tests.planted.cases import CASES, RECIPE
 

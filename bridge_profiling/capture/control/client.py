@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.capture.admission import JobState, admit, open_request
-from bridge_profiling.capture.files import DEFAULT_OUTPUT_DIR, folder_name
-from bridge_profiling.capture.mailbox import ACCEPTED, PROGRESS, Mailbox
-from bridge_profiling.capture.processes import pid_space
-from bridge_profiling.capture.request import CaptureRequest
-from bridge_profiling.config import Window
+from bridge_profiling.capture.control.mailbox import ACCEPTED, PROGRESS, Mailbox
+from bridge_profiling.capture.control.planning import JobState, admit, open_request
+from bridge_profiling.capture.control.request import CaptureRequest
+from bridge_profiling.capture.files import folder_name
+from bridge_profiling.config import DEFAULT_OUTPUT_DIR, Window
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.processes import pid_space
 
 #: A job that has not been heard of for so many of its own looks, and seconds, does not answer.
 _SILENT_LOOKS, _SILENT_SECONDS = 10, 30.0

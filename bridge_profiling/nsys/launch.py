@@ -18,14 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bridge_profiling.capture.files import resolve_output_dir
-from bridge_profiling.capture.nsys_handover import HANDOVER_VARIABLE, REFUSED_VARIABLE, Handover
-from bridge_profiling.capture.processes import Watch
-from bridge_profiling.capture.profilers import one_line
-from bridge_profiling.capture.ranks import ParallelLayout, select_ranks
-from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys_options import (
+from bridge_profiling.config import ProfilingConfig, resolve_output_dir
+from bridge_profiling.errors import CaptureError, one_line
+from bridge_profiling.layout import ParallelLayout, select_ranks
+from bridge_profiling.nsys.channel import HANDOVER_VARIABLE, REFUSED_VARIABLE, Handover
+from bridge_profiling.nsys.options import (
     DEFAULT_OPTIONS,
     DEFAULT_TRACE,
     captures_of,
@@ -33,7 +30,8 @@ from bridge_profiling.nsys_options import (
     reports_with_range,
     value_of,
 )
-from bridge_profiling.nsys_versions import NsysVersion, adapt, find_nsys, gpu_metrics_device
+from bridge_profiling.nsys.version import NsysVersion, adapt, find_nsys, gpu_metrics_device
+from bridge_profiling.processes import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -199,8 +197,7 @@ def _supervisor(config: ProfilingConfig, *, rank: int, local_rank: int, cuda: bo
     root = Path(__file__).resolve().parents[2]
     # By its path and not by -m: a training started by its own path need not have this package where -m looks.
     start = (
-        f"import sys; sys.path.insert(0, {json.dumps(str(root))});"
-        " from bridge_profiling.capture.nsys_supervisor import main; main()"
+        f"import sys; sys.path.insert(0, {json.dumps(str(root))}); from bridge_profiling.nsys.supervisor import main; main()"
     )
     return [sys.executable, "-c", start]
 

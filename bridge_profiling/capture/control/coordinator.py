@@ -19,16 +19,17 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from bridge_profiling.capture.admission import JobState, admit, open_request
-from bridge_profiling.capture.attempt import claim_attempt, job_id
-from bridge_profiling.capture.listener import Training
-from bridge_profiling.capture.mailbox import ACCEPTED, PROGRESS, REQUEST, Mailbox
-from bridge_profiling.capture.nsys_launch import runs_under_nsys
-from bridge_profiling.capture.processes import pid_space
-from bridge_profiling.capture.ranks import ParallelLayout
-from bridge_profiling.capture.request import CaptureRequest, new_id, parse_request
+from bridge_profiling.capture.attempt import claim_attempt
+from bridge_profiling.capture.control.listener import Training
+from bridge_profiling.capture.control.mailbox import ACCEPTED, PROGRESS, REQUEST, Mailbox
+from bridge_profiling.capture.control.planning import JobState, admit, open_request
+from bridge_profiling.capture.control.request import CaptureRequest, new_id, parse_request
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.layout import ParallelLayout
+from bridge_profiling.nsys.launch import runs_under_nsys
+from bridge_profiling.processes import pid_space
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class RequestDecider:
         self._state = JobState(
             run=uuid.uuid4().hex,
             launch=launch,
-            job_id=job_id(),
+            job_id=LaunchEnv.read().job_id,
             host=socket.gethostname(),
             pid=os.getpid(),
             pid_space=pid_space(),

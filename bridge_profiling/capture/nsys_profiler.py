@@ -13,13 +13,13 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.capture.backend import Backend
-from bridge_profiling.capture.nsys_around import NsysAround
-from bridge_profiling.capture.nsys_handover import REFUSED_VARIABLE, Handover
-from bridge_profiling.capture.nsys_launch import CAPTURE_RANGE, runs_under_nsys
-from bridge_profiling.capture.nvtx import NvtxRange, range_functions
-from bridge_profiling.capture.processes import Watch
+from bridge_profiling.capture.profiler import Backend
+from bridge_profiling.capture.ranges import NvtxRange, range_functions
 from bridge_profiling.errors import CaptureError
+from bridge_profiling.nsys.channel import REFUSED_VARIABLE, Handover
+from bridge_profiling.nsys.external import NsysAround
+from bridge_profiling.nsys.launch import CAPTURE_RANGE, runs_under_nsys
+from bridge_profiling.processes import Watch
 
 _POLL_SECONDS = 0.1
 

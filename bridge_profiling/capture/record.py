@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from bridge_profiling.capture.attempt import job_id
-from bridge_profiling.capture.files import CaptureFiles, write_json
+from bridge_profiling.atomic import write_json
+from bridge_profiling.capture.files import CaptureFiles
 from bridge_profiling.capture.profilers import Outcome, Profilers, combined_status
-from bridge_profiling.capture.ranks import ParallelLayout
 from bridge_profiling.capture.work import IterationWork, device_of_this_process, model_tflops_per_gpu, utilizations
 from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.layout import ParallelLayout
 
 SCHEMA_VERSION = 1
 
@@ -74,7 +75,7 @@ class Manifest:
 
     def as_json(self, durations: Sequence[tuple[int, int]]) -> dict[str, object]:
         """The manifest's content. Paths are relative to the output directory, times in nanoseconds."""
-        window = self.files.window
+        window, env = self.files.window, LaunchEnv.read()
         reasons = [outcome.reason for outcome in self.profilers.outcomes if outcome.reason]
         return {
             "schema_version": SCHEMA_VERSION,
@@ -90,16 +91,16 @@ class Manifest:
             "profilers": [self._outcome(outcome) for outcome in self.profilers.outcomes],
             "rank": self.rank,
             "world_size": self.layout.world_size,
-            "local_rank": _integer(os.environ.get("LOCAL_RANK")),
+            "local_rank": env.local_rank,
             "coordinates": {name: list(place) for name, place in self.layout.coordinates(self.rank).items()},
             "host": socket.gethostname(),
             "pid": os.getpid(),
             # As it was typed, also where the rank has started itself anew under nsys.
             "command": [sys.executable, *sys.orig_argv[1:]],
             "job": {
-                "id": job_id(),
+                "id": env.job_id,
                 "attempt": self.files.attempt,
-                "restarts": _integer(os.environ.get("TORCHELASTIC_RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT")),
+                "restarts": env.restarts,
             },
             "config": asdict(self.config),
             "versions": _versions(),
@@ -189,7 +190,3 @@ def _versions() -> dict[str, str | None]:
 
 def _relative(path: Path, root: Path) -> str:
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
-
-
-def _integer(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() else None

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge_profiling.capture.processes import ancestors, command_of, environment_of, mentioning
 from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys_options import reports_with_range, value_of
+from bridge_profiling.nsys.options import reports_with_range, value_of
+from bridge_profiling.processes import ancestors, command_of, environment_of, mentioning
 
 #: How long nsys may take before it begins to write; while it writes, it may take any time.
 _BEGIN_SECONDS = 120.0

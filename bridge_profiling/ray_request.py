@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.nsys_options import split_options
+from bridge_profiling.nsys.options import split_options
 
 #: Steps to capture, `start:stop`: half-open, counted from 1 as NeMo RL does.
 STEP_RANGE_VARIABLE = "NRL_NSYS_PROFILE_STEP_RANGE"

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from bridge_profiling.capture.request import CaptureRequest
+from bridge_profiling.capture.control.request import CaptureRequest
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
 

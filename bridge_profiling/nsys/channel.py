@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.capture.files import write_json
+from bridge_profiling.atomic import write_json
 from bridge_profiling.errors import CaptureError
 
 #: Names the directory in the environment of a training that a supervisor started.

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from bridge_profiling.capture.manifest import amend_manifest
-from bridge_profiling.capture.nsys_handover import HANDOVER_VARIABLE, REFUSED_VARIABLE, Handover
-from bridge_profiling.capture.processes import Stillness, Watch, mentioning, running, with_variable
+from bridge_profiling.capture.record import amend_manifest
+from bridge_profiling.nsys.channel import HANDOVER_VARIABLE, REFUSED_VARIABLE, Handover
+from bridge_profiling.processes import Stillness, Watch, mentioning, running, with_variable
 
 #: What a launcher or a user may send to a rank.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

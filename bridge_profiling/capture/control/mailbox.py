@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.capture.files import create_whole, write_json
+from bridge_profiling.atomic import create_exclusively, write_json
 
 FOLDER = "on-demand"
 
@@ -74,7 +74,7 @@ class Mailbox:
         Raises:
             OSError: nothing can be written there.
         """
-        return create_whole(self.directory / REQUEST, json.dumps(request, indent=1) + "\n")
+        return create_exclusively(self.directory / REQUEST, json.dumps(request, indent=1) + "\n")
 
     def withdraw(self, id_: str) -> bool:
         """Take a request back that rank 0 has not taken yet; whether that was so."""

@@ -12,15 +12,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from bridge_profiling.capture.mailbox import ACCEPTED, PROGRESS, REQUEST, Mailbox
-from bridge_profiling.capture.nsys import check_armed
-from bridge_profiling.capture.nsys_launch import runs_under_nsys
-from bridge_profiling.capture.profilers import one_line
-from bridge_profiling.capture.request import CaptureRequest
+from bridge_profiling.capture.control.mailbox import ACCEPTED, PROGRESS, REQUEST, Mailbox
+from bridge_profiling.capture.control.request import CaptureRequest
+from bridge_profiling.capture.nsys_profiler import check_armed
 from bridge_profiling.capture.slow_iterations import COOL_DOWN, SlowWatch
 from bridge_profiling.capture.window_capture import Trigger, WindowPlan
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import CaptureError
+from bridge_profiling.errors import CaptureError, one_line
+from bridge_profiling.nsys.launch import runs_under_nsys
 
 logger = logging.getLogger(__name__)
 

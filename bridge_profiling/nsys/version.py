@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys_options import split_options
+from bridge_profiling.nsys.options import split_options
 
 #: One option under the names that versions gave it; the newest first.
 _RENAMED = (("--gpu-metrics-devices", "--gpu-metrics-device"),)

@@ -1,0 +1,69 @@
+"""Files that appear whole: written under a temporary name, then renamed or linked to their own."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+#: Errors of file systems that have no hard links.
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
+    """Call `write` with a temporary path in the same directory, then rename that file to `path`.
+
+    Args:
+        path: final name; missing parent directories are created, an existing file is replaced.
+        write: fills the temporary file. When it raises, the temporary file is removed and `path` is untouched.
+
+    Raises:
+        OSError: the file cannot be written, or `write` created none.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> Path:
+    """Write `content` as indented JSON; readers never see half of it."""
+    text = json.dumps(content, indent=1) + "\n"
+    return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def create_exclusively(path: Path, text: str) -> bool:
+    """Create a file unless one exists: whole or not at all, also on a shared file system.
+
+    On file systems without hard links (mounted object stores) the file may be empty for a moment.
+
+    Returns:
+        Whether this call created it.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True

@@ -1,0 +1,1 @@
+"""Captures on demand: what is asked, who decides, and how every rank receives the decision."""

@@ -1,0 +1,125 @@
+"""Rank, world size, node and rendezvous, as each launcher leaves them in the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv, export_for_torch, first_host
+
+STEP = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_PROCID": "9",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "gpu01",
+    "MASTER_PORT": "1234",
+    "TORCHELASTIC_RUN_ID": "run",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "5"}
+HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}
+
+
+def _place(environ: dict[str, str]) -> tuple[str, int, int, int | None]:
+    env = LaunchEnv.read(environ)
+    return env.launcher, env.rank, env.world_size, env.local_rank
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, ("none", 0, 1, None)),
+        (TORCHRUN, ("torchrun", 3, 8, 1)),
+        (STEP, ("slurm", 9, 16, 1)),
+        (STEP | TORCHRUN, ("torchrun", 3, 8, 1)),
+        (OPEN_MPI, ("mpi", 5, 16, 5)),
+        (HYDRA, ("mpi", 2, 4, 0)),
+        # mpirun in a Slurm job: srun has started one daemon a node, and its variables are the daemon's.
+        (STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"} | OPEN_MPI, ("mpi", 5, 16, 5)),
+        # srun --mpi=pmi2 sets both.
+        (STEP | {"PMI_RANK": "9", "PMI_SIZE": "16"}, ("slurm", 9, 16, 1)),
+        # A batch script has the job's number of tasks, and is a single process; so is a shell that srun opened.
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ("none", 0, 1, None)),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, ("none", 0, 1, None)),
+        (TORCHRUN | {"RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": "17"}, ("ray", 3, 8, 1)),
+        ({"RANK": "x", "WORLD_SIZE": "8"}, ("none", 0, 1, None)),
+    ],
+)
+def test_each_launcher_names_a_place(environ: dict[str, str], place: tuple[str, int, int, int | None]) -> None:
+    assert _place(environ) == place
+
+
+def test_an_unknown_local_rank_is_not_derived_from_the_rank() -> None:
+    env = LaunchEnv.read({"RANK": "9", "WORLD_SIZE": "16"})
+    assert env.local_rank is None
+    assert env.device_index == 0
+
+
+def test_node_restarts_job_and_rendezvous() -> None:
+    env = LaunchEnv.read(TORCHRUN)
+    assert (env.node_rank, env.restarts, env.job_id, env.rendezvous) == (1, 2, "run", ("gpu01", 1234))
+    env = LaunchEnv.read(STEP | {"SLURM_RESTART_COUNT": "3"})
+    assert (env.node_rank, env.restarts, env.job_id, env.rendezvous) == (1, 3, "4711", ("gpu07", 24711))
+    env = LaunchEnv.read({})
+    assert (env.node_rank, env.restarts, env.job_id, env.rendezvous) == (None, None, None, None)
+
+
+def test_two_launches_differ_and_the_ranks_of_one_agree() -> None:
+    assert LaunchEnv.read(STEP).launch_id == LaunchEnv.read(STEP | {"SLURM_PROCID": "3"}).launch_id
+    assert LaunchEnv.read(STEP).launch_is_named
+    assert LaunchEnv.read(STEP).launch_id != LaunchEnv.read(STEP | {"SLURM_STEP_ID": "1"}).launch_id
+    assert LaunchEnv.read(TORCHRUN).launch_id != LaunchEnv.read(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "3"}).launch_id
+    assert not LaunchEnv.read(TORCHRUN).launch_is_named
+    given = {LAUNCH_VARIABLE: "mine"}
+    # Workers of one driver may be on several ports and steps.
+    assert LaunchEnv.read(given | {"MASTER_PORT": "1"}).launch_id == LaunchEnv.read(given | {"MASTER_PORT": "2"}).launch_id
+    assert LaunchEnv.read(given).launch_is_named
+
+
+@pytest.mark.parametrize("environ", [STEP, OPEN_MPI, HYDRA])
+def test_torch_finds_the_ranks_of_srun_and_mpirun(environ: dict[str, str]) -> None:
+    exported = dict(environ)
+    export_for_torch(exported)
+    before, after = LaunchEnv.read(environ), LaunchEnv.read(exported)
+    assert (after.rank, after.world_size, after.local_rank) == (before.rank, before.world_size, before.local_rank)
+    assert after.rendezvous == (before.rendezvous or ("localhost", 29500))
+
+
+def test_variables_that_are_set_stay() -> None:
+    exported = STEP | {"MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    export_for_torch(exported)
+    assert LaunchEnv.read(exported).rendezvous == ("here", 1)
+    for untouched in (STEP | TORCHRUN, STEP | {"SLURM_STEP_NUM_TASKS": "1"}, {}):
+        exported = dict(untouched)
+        export_for_torch(exported)
+        assert exported == untouched
+
+
+@pytest.mark.parametrize("environ", [{"RANK": "0"}, {"RANK": "8", "WORLD_SIZE": "8"}, {"RANK": "", "WORLD_SIZE": "8"}])
+def test_half_a_place_is_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(ProfilingConfigError, match="WORLD_SIZE"):
+        LaunchEnv.check(environ)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu[07-09,12],cpu1", "gpu07"),
+        ("node3", "node3"),
+        ("a1,a2", "a1"),
+        ("gpu[1,3]-ib", "gpu1-ib"),
+        ("dgx-a[003-004]", "dgx-a003"),
+    ],
+)
+def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
