@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE
+from bridge_profiling.plugins.batch_script import path_in_job
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -74,9 +75,10 @@ def _beside(executor: run.SlurmExecutor, training: run.SlurmExecutor, place: str
     where.gpus_per_node = where.gpus_per_task = where.torchrun_nproc_per_node = None
     where.time = _TIME
     where.dependency_type = "afterany"
-    if training.container_image is not None and place.startswith("/nemo_run"):
+    below = path_in_job(place) if training.container_image is not None else None
+    if below is not None:
         # Each job sees its own directory under that name, so the training's is mounted under another.
         directory = os.path.join(training.tunnel.job_dir, Path(training.job_dir).name)
         where.container_mounts = [*where.container_mounts, f"{directory}:{_IN_CONTAINER}"]
-        place = _IN_CONTAINER + place.removeprefix("/nemo_run")
+        place = os.path.join(_IN_CONTAINER, below)
     return where, place

@@ -6,7 +6,6 @@ Submit host only. Refuses what NeMo-Run or Slurm would change or lose on the way
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shlex
@@ -100,28 +99,13 @@ def make_task(
         overrides: settings over both.
         packaged: the job gets a copy of this checkout, and starts in it.
     """
-    import nemo_run as run
+    from launch.tasks import pretrain_partial, pretrain_script
 
     if kind is TaskKind.partial:
         from launch.pretrain import build_config
-        from launch.tasks import pretrain_partial
 
         return pretrain_partial(lambda: build_config(recipe, [str(config)] if config else [], overrides))
-    arguments = ["--recipe", recipe, *(["--config", str(config.resolve())] if config else []), *overrides]
-    # A cluster gets a copy of this checkout and starts there; this machine has the checkout itself.
-    path = Path("launch", "pretrain.py") if packaged else ROOT / "launch" / "pretrain.py"
-    return run.Script(path=str(path), entrypoint="python", args=arguments, metadata=_settings_told(recipe))
-
-
-def _settings_told(recipe: str) -> dict[str, str]:
-    """The recipe's own settings, for whoever reads the experiment and cannot import recipes: `bridge-profiling doctor`."""
-    if importlib.util.find_spec("megatron") is None:
-        return {}
-    from bridge_profiling.doctor.experiment import SETTINGS_KEY
-    from recipes.catalog import get_recipe
-    from recipes.known_settings import known_settings
-
-    return {SETTINGS_KEY: " ".join(known_settings(get_recipe(recipe)()))}
+    return pretrain_script(recipe, overrides, config=config, packaged=packaged)
 
 
 def submit(
@@ -206,14 +190,15 @@ def _captures_here(job: Any) -> Path | None:
     import nemo_run as run
 
     from bridge_profiling.config import OUTPUT_DIR_VARIABLE
-    from recipes.batch_script import RUNDIR
+    from bridge_profiling.plugins.batch_script import path_in_job
 
     place = job.executor.env_vars.get(OUTPUT_DIR_VARIABLE)
     if place is None:
         return None
     if isinstance(job.executor, run.SlurmExecutor):
-        if place.startswith(f"{RUNDIR}/"):  # as a container sees the job's directory
-            place = os.path.join(job.executor.tunnel.job_dir, Path(job.executor.job_dir).name, place[len(RUNDIR) + 1 :])
+        below = path_in_job(place)  # as a container sees the job's directory
+        if below is not None:
+            place = os.path.join(job.executor.tunnel.job_dir, Path(job.executor.job_dir).name, below)
         if isinstance(job.executor.tunnel, run.SSHTunnel):
             print(f"the captures are on {job.executor.tunnel.host}, in {place}")
             return None

@@ -12,6 +12,7 @@ from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.experiments.find import find_experiment, read_jobs
 from bridge_profiling.experiments.places import place_of
 from bridge_profiling.experiments.serialized import Built
+from bridge_profiling.plugins.batch_script import world_size
 
 __all__ = ["SETTINGS_KEY", "find_experiment", "read_experiment"]
 
@@ -53,7 +54,9 @@ def _request(name: str, task: Built, executor: Built) -> Request:
     return Request(
         name=name,
         settings=settings,
-        world_size=_world_size(executor, kind, is_script=task.target.endswith(".Script")),
+        world_size=world_size(
+            executor.name, executor.get, launched=kind in ("torchrun", "ft"), undecided=task.target.endswith(".Script")
+        ),
         nodes=nodes if isinstance(nodes, int) else None,
         launcher=kind,
         nsys_prefix=options.get("nsys_profile") is True,
@@ -79,21 +82,6 @@ def _launcher(launcher: Any) -> str | None:
         return "none"
     name = launcher.name if isinstance(launcher, Built) else str(launcher)
     return {"Torchrun": "torchrun", "torchrun": "torchrun", "FaultTolerance": "ft", "ft": "ft", "Launcher": "none"}.get(name)
-
-
-def _world_size(executor: Built, launcher: str | None, *, is_script: bool) -> int | None:
-    """The number of ranks where the executor decides it; a script under no launcher may start its own."""
-    tasks, nodes = executor.get("ntasks_per_node", 1), executor.get("nodes", 1)
-    launched = launcher in ("torchrun", "ft")
-    if executor.name == "LocalExecutor":
-        tasks = tasks if launched else 1
-    elif executor.name == "SlurmExecutor" and not executor.get("heterogeneous"):
-        tasks = executor.get("torchrun_nproc_per_node") or tasks
-    else:
-        return None
-    if is_script and not launched and executor.name == "LocalExecutor":
-        return None
-    return tasks * nodes if isinstance(tasks, int) and isinstance(nodes, int) else None
 
 
 def _texts(values: Any) -> tuple[str, ...]:

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE
 from bridge_profiling.experiments.find import Job
 from bridge_profiling.experiments.serialized import Built
-
-#: NeMo-Run's name for the job's directory inside a container.
-_IN_CONTAINER = "/nemo_run"
+from bridge_profiling.plugins.batch_script import path_in_job
 
 _SETTING = "profiling.output_dir"
 
@@ -40,13 +38,14 @@ def place_of(executor: Built, chosen: str | None) -> Place | None:
         return None
     tunnel, job_dir = executor.get("tunnel"), executor.get("job_dir")
     ssh = tunnel if isinstance(tunnel, Built) and tunnel.name == "SSHTunnel" else None
-    if place != _IN_CONTAINER and not place.startswith(f"{_IN_CONTAINER}/"):
+    below = path_in_job(place)
+    if below is None:
         return Place(place, ssh)
     if not isinstance(job_dir, str) or not job_dir:
         return None
     if ssh is not None:
         job_dir = posixpath.join(str(ssh.get("job_dir")), posixpath.basename(job_dir))
-    return Place(posixpath.join(job_dir, place.removeprefix(_IN_CONTAINER).lstrip("/")), ssh)
+    return Place(posixpath.join(job_dir, below), ssh)
 
 
 def chosen_output_dir(job: Job) -> str | None:
