@@ -1,7 +1,7 @@
-"""The manifest: what was asked of a rank, what was captured, and why. Every capture has one, also one that failed.
+"""Builds the manifest: the request to a rank, its capture, and the reason for any difference. Failed captures have one too.
 
-It is written when the hook opens, when the window opens, when it closes and when the hook closes, each time true for
-that moment: a process that is killed leaves the truth about itself behind.
+It is written when the hook opens, when the window opens, when it closes and when the hook closes, and is true each time: a
+process that is killed leaves a manifest that says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bridge_profiling.atomic import write_json
 from bridge_profiling.capture.files import CaptureFiles
-from bridge_profiling.capture.profilers import Outcome, Profilers, combined_status
+from bridge_profiling.capture.profiler import Profiler, combined_status
 from bridge_profiling.capture.work import IterationWork, device_of_this_process, model_tflops_per_gpu, utilizations
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.launch_env import LaunchEnv
@@ -31,39 +31,37 @@ _PACKAGES = ("bridge-profiling", "torch", "megatron-core", "nemo_run", "nvtx", "
 
 
 @dataclass
-class Manifest:
-    """Everything one rank writes down about its capture.
+class CaptureRecord:
+    """Everything that one rank's manifest says about a window.
 
     Args:
-        config: what was asked.
-        files: where things lie.
-        rank: global rank.
+        config: the settings.
+        files: names of the rank's files.
         layout: the job's parallel layout.
-        profilers: the profilers and what became of them.
-        work: what one iteration computes, where the training loop says so.
+        profilers: the profilers with their outcomes.
+        work: the computation of one iteration, where the training loop states it.
+        facts: what the framework reports about itself.
+        trigger: the origin of the window.
         captured: iterations in the capture, in order.
         interrupted: iterations that an exception ended inside the window.
-        reason: why the whole is not `complete`, when it is not one profiler's fault.
-        facts: what a framework says of itself.
-        trigger: what asked for this window.
-        other_windows: `[start, end]` of the other windows of this process: their iterations paid for a profiler, too.
+        reason: why the whole is not `complete`, when no single profiler is the cause.
+        other_windows: `[start, end]` of the other windows of this process, whose iterations paid for a profiler too.
     """
 
     config: ProfilingConfig
     files: CaptureFiles
-    rank: int
     layout: ParallelLayout
-    profilers: Profilers
-    work: IterationWork | None = None
+    profilers: list[Profiler]
+    work: IterationWork | None
+    facts: dict[str, object]
+    trigger: dict[str, object]
     captured: list[int] = field(default_factory=list)
     interrupted: list[int] = field(default_factory=list)
     reason: str | None = None
-    facts: dict[str, object] = field(default_factory=dict)
-    trigger: dict[str, object] | None = None
     other_windows: list[list[int]] = field(default_factory=list)
 
     def write(self, durations: Iterable[tuple[int, int]]) -> None:
-        """Write it.
+        """Write the manifest.
 
         Args:
             durations: `(iteration, nanoseconds)` of the last iterations.
@@ -75,33 +73,29 @@ class Manifest:
 
     def as_json(self, durations: Sequence[tuple[int, int]]) -> dict[str, object]:
         """The manifest's content. Paths are relative to the output directory, times in nanoseconds."""
-        window, env = self.files.window, LaunchEnv.read()
-        reasons = [outcome.reason for outcome in self.profilers.outcomes if outcome.reason]
+        window, rank, env = self.files.window, self.files.rank, LaunchEnv.read()
+        status = combined_status({profiler.status for profiler in self.profilers})
         return {
             "schema_version": SCHEMA_VERSION,
-            "status": self.profilers.status,
-            "reason": self.reason or (reasons[0] if reasons else None),
+            "status": status,
+            "reason": self.reason or next((profiler.reason for profiler in self.profilers if profiler.reason), None),
             "window": {"start": window.start, "end": window.end},
             "trigger": self.trigger,
             "other_windows": self.other_windows,
             "captured": {"first": self.captured[0], "last": self.captured[-1], "iterations": self.captured}
-            if self.captured and self.profilers.status in ("complete", "partial")
+            if self.captured and status in ("complete", "partial")
             else None,
             "interrupted": self.interrupted,
-            "profilers": [self._outcome(outcome) for outcome in self.profilers.outcomes],
-            "rank": self.rank,
+            "profilers": [self._outcome(profiler) for profiler in self.profilers],
+            "rank": rank,
             "world_size": self.layout.world_size,
             "local_rank": env.local_rank,
-            "coordinates": {name: list(place) for name, place in self.layout.coordinates(self.rank).items()},
+            "coordinates": {name: list(place) for name, place in self.layout.coordinates(rank).items()},
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            # As it was typed, also where the rank has started itself anew under nsys.
+            # As it was typed, also when the rank has started itself again under nsys.
             "command": [sys.executable, *sys.orig_argv[1:]],
-            "job": {
-                "id": env.job_id,
-                "attempt": self.files.attempt,
-                "restarts": env.restarts,
-            },
+            "job": {"id": env.job_id, "attempt": self.files.attempt, "restarts": env.restarts},
             "config": asdict(self.config),
             "versions": _versions(),
             "framework": self.facts or None,
@@ -110,7 +104,7 @@ class Manifest:
         }
 
     def _throughput(self, durations: Sequence[tuple[int, int]]) -> dict[str, object]:
-        """What an iteration computes, how long each took, and how much of the device's peak that is."""
+        """The computation of an iteration, the duration of each, and the share of the device's peak that it reached."""
         taken = [duration for _, duration in durations]
         work, reached, utilization = None, None, None
         if self.work is not None:
@@ -132,24 +126,24 @@ class Manifest:
             },
         }
 
-    def _outcome(self, outcome: Outcome) -> dict[str, object]:
-        written = [path for path in outcome.backend.artifacts if path.exists()]
+    def _outcome(self, profiler: Profiler) -> dict[str, object]:
+        written = [path for path in profiler.artifacts if path.exists()]
         return {
-            "name": outcome.backend.name,
-            "status": outcome.status,
-            "reason": outcome.reason,
+            "name": profiler.name,
+            "status": profiler.status,
+            "reason": profiler.reason,
             "artifacts": _artifacts(written, self.files.root),
-            "notes": outcome.backend.notes,
+            "notes": profiler.notes,
         }
 
 
 def amend_manifest(path: Path, profiler: str, *, artifacts: Sequence[Path], reason: str | None) -> None:
-    """Correct what a manifest says of one profiler, after its process has ended and can write it no more.
+    """Correct the outcome of one profiler in a manifest whose process has ended.
 
     Args:
         path: the manifest.
         profiler: the profiler's name.
-        artifacts: files it has written after all; with none it `failed`, unless its window was never reached.
+        artifacts: the files it has written; without any it `failed`, unless the training never reached its window.
         reason: why it is not `complete`; None leaves its status as it is.
 
     Raises:
@@ -182,7 +176,7 @@ def _versions() -> dict[str, str | None]:
             continue
     torch = sys.modules.get("torch")
     if torch is not None:
-        # The installed version's metadata leaves the build out: 2.11.0, not 2.11.0+cu130.
+        # The package's metadata leaves the build out: 2.11.0, not 2.11.0+cu130.
         found["torch"] = str(torch.__version__)
         found["cuda"] = torch.version.cuda
     return found
