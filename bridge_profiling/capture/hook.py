@@ -24,9 +24,10 @@ from bridge_profiling.capture.control.mailbox import Mailbox
 from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_attempt
 from bridge_profiling.capture.profiler import Profiler, guarded
 from bridge_profiling.capture.ranges import standing_ranges
+from bridge_profiling.capture.record import Rank
 from bridge_profiling.capture.signals import exit_is_pending, raise_pending_exit, signals_held, wake_on_exit
 from bridge_profiling.capture.slow_iterations import SlowWatch
-from bridge_profiling.capture.window import NEVER, CaptureWindow, Rank, WindowPlan, WindowSchedule, planned_windows
+from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowPlan, WindowSchedule, planned_windows
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import one_line, require

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from bridge_profiling.capture.files import CaptureFiles
 from bridge_profiling.capture.signals import raised_by_handler
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import one_line
+from bridge_profiling.manifest import Status
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Profiler:
     metadata: dict[str, object]
     artifacts: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    status: str = "missed"
+    status: Status = "missed"
     reason: str | None = None
     active: bool = True
 
@@ -118,7 +119,7 @@ class Profiler:
         """Mark it failed. The first failure explains the later ones, so its reason stays."""
         self.active, self.status, self.reason = False, "failed", self.reason or reason
 
-    def finish(self, status: str, reason: str | None) -> None:
+    def finish(self, status: Status, reason: str | None) -> None:
         """Set the outcome of a profiler that did not fail."""
         # The memory profiler may have written snapshots of out-of-memory errors before its window.
         wrote = status == "missed" and self.artifacts
@@ -138,13 +139,6 @@ class Profiler:
             logger.info("rank %d: %s captured iterations %s (%s): %s", rank, self.name, span, outcome, where)
         elif self.status == "missed":
             logger.warning("rank %d: %s captured nothing: %s", rank, self.name, self.reason)
-
-
-def combined_status(statuses: Set[str]) -> str:
-    """The status of several profilers: the one they share, else `partial` when at least one captured something."""
-    if len(statuses) == 1:
-        return next(iter(statuses))
-    return "partial" if statuses & {"complete", "partial"} else "failed"
 
 
 def synchronize_device(rank: int) -> None:

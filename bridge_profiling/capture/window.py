@@ -10,46 +10,24 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from threading import Thread
 
 from bridge_profiling.capture.files import CaptureFiles, give_up_attempt
 from bridge_profiling.capture.memory import MemoryProfiler
 from bridge_profiling.capture.nsys_profiler import NsysProfiler
 from bridge_profiling.capture.profiler import Profiler, guarded, synchronize_device
-from bridge_profiling.capture.record import CaptureRecord
+from bridge_profiling.capture.record import CaptureRecord, Rank
 from bridge_profiling.capture.signals import signals_held
 from bridge_profiling.capture.torch_profiler import TorchProfiler
-from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig, Window
 from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.layout import ParallelLayout
+from bridge_profiling.manifest import Status, Trigger
 
 logger = logging.getLogger(__name__)
 
 #: Later than every iteration: there is nothing more to do.
 NEVER = sys.maxsize
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trigger:
-    """The origin of a window.
-
-    Attributes:
-        kind: `configured`, `repeat`, `request` or `slow_iteration`.
-        reason: why, in words.
-        requested_at: when, in UTC; None for windows of the config.
-        requested_by: the requesting user.
-        request: the request's name.
-        number: the position among the repeated windows, from 1.
-    """
-
-    kind: str = "configured"
-    reason: str | None = None
-    requested_at: str | None = None
-    requested_by: str | None = None
-    request: str | None = None
-    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,27 +50,6 @@ class WindowPlan:
         return self.config.window
 
 
-@dataclass(frozen=True)
-class Rank:
-    """The part of a capture that is the same for every window of a rank.
-
-    Attributes:
-        number: global rank.
-        layout: the job's parallel layout.
-        work: the computation of one iteration.
-        facts: what the framework reports about itself.
-        durations: returns a copy of `(iteration, nanoseconds)` of the last iterations.
-        windows: returns the windows that this process has recorded so far.
-    """
-
-    number: int
-    layout: ParallelLayout
-    work: IterationWork | None
-    facts: dict[str, object]
-    durations: Callable[[], Iterable[tuple[int, int]]]
-    windows: Callable[[], list[Window]]
-
-
 class CaptureWindow:
     """The capture of one window: its profilers, its files and its manifest.
 
@@ -112,13 +69,9 @@ class CaptureWindow:
         self.plan, self.window, self.files, self._rank = plan, plan.window, files, rank
         self.state = "waiting"
         self.profilers = _profilers(plan.config, files, rank)
-        self.record = CaptureRecord(
-            plan.config, files, rank.layout, self.profilers, rank.work, rank.facts, asdict(plan.trigger)
-        )
+        self.record = CaptureRecord(plan.config, files, rank, self.profilers, plan.trigger)
         self.record.reason = f"the process ended before it reached iteration {self.window.start}"
-        self.record.write(())
-        #: Durations of the window's iterations: a long run keeps only the last ones of all.
-        self._durations: list[tuple[int, int]] = []
+        self.record.write()
         self._unwritten: list[tuple[Profiler, Callable[[], None]]] = []
         self._writer: Thread | None = None
         self._finished = self._skipped = False
@@ -204,11 +157,12 @@ class CaptureWindow:
         state, self.state = self.state, "closed"
         if state == "closed":
             return
-        status, reason = "missed", ending
+        status: Status = "missed"
+        reason = ending
         with signals_held():
             if state == "capturing":
                 status, reason = self._completeness(ending)
-                self._durations = [one for one in self._rank.durations() if one[0] in self.window]
+                self.record.durations = [one for one in self._rank.durations() if one[0] in self.window]
                 interrupted = [iteration for iteration in self.record.interrupted if iteration not in self.record.captured]
                 synchronize_device(self._rank.number)
                 for profiler in self.active:
@@ -219,7 +173,7 @@ class CaptureWindow:
             if not (self._unwritten and self._start_writer(status, reason)):
                 self._finish(status, reason)
 
-    def _start_writer(self, status: str, reason: str | None) -> bool:
+    def _start_writer(self, status: Status, reason: str | None) -> bool:
         # Not a daemon: an interpreter that exits waits for it.
         writer = Thread(target=self._finish, args=(status, reason), name="bridge_profiling writer")
         try:
@@ -235,7 +189,7 @@ class CaptureWindow:
             with profiler.guarded("close"):
                 profiler.close()
 
-    def _finish(self, status: str, reason: str | None) -> None:
+    def _finish(self, status: Status, reason: str | None) -> None:
         """Write the rest, and say in the manifest only afterwards that it is there. May run in another thread."""
         unpacked = [profiler.unpacked for profiler, _ in self._unwritten if profiler.unpacked is not None]
         if unpacked:
@@ -255,7 +209,7 @@ class CaptureWindow:
         for profiler in self.profilers:
             profiler.log_outcome(self.record.captured)
 
-    def _completeness(self, ending: str | None) -> tuple[str, str | None]:
+    def _completeness(self, ending: str | None) -> tuple[Status, str | None]:
         captured = self.record.captured
         if captured == list(range(self.window.start, self.window.end)):
             return "complete", None
@@ -310,11 +264,8 @@ class CaptureWindow:
 
     def write_manifest(self) -> None:
         """Write the manifest; log it when that fails."""
-        self.record.other_windows = [[one.start, one.end] for one in self._rank.windows() if one != self.window]
-        durations = list(self._rank.durations())
-        kept = {iteration for iteration, _ in durations}
         with guarded("the manifest could not be written", self._rank.number):
-            self.record.write([*(one for one in self._durations if one[0] not in kept), *durations])
+            self.record.write()
 
 
 class WindowSchedule:
