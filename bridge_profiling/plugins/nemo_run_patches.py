@@ -19,14 +19,13 @@ import re
 import shlex
 import types
 from collections.abc import Callable
-from importlib import resources
 from typing import Any
 
 import nemo_run as run
 import torchx.components.dist as torchx_dist
 
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE
-from bridge_profiling.nsys.options import split_options
+from bridge_profiling.nsys.command import prefix_command
 from bridge_profiling.plugins.batch_script import RUNDIR
 from bridge_profiling.plugins.executors import LINKED, SKYPILOT, current_launcher, job_directory, starts_every_rank
 
@@ -71,25 +70,8 @@ def _script_prefix(executor: Any) -> list[str] | None:
     slurm = isinstance(executor, run.SlurmExecutor)
     # One nsys samples the GPU of its own rank, or all GPUs if it runs around all ranks of the machine.
     gpus = ("local" if slurm and not starts_every_rank(launcher) else "all") if launcher.nsys_gpu_metrics else ""
-    # The script reads one argument per option; it samples GPU metrics without NeMo-Run's flag.
-    options = [argument for argument in _joined(nsys) if argument != "$GPU_METRICS_FLAG"]
-    words = ["-c", _script(), "nsys", str(len(options)), gpus, *options]
+    words = prefix_command(nsys, gpu_metrics=gpus)
     return [shlex.quote(word) for word in words] if slurm else words
-
-
-def _joined(nsys: list[str]) -> list[str]:
-    """`profile` and its options, long ones in the form `--flag=value`."""
-    joined = nsys[:1]
-    for name, tokens in split_options(nsys[1:]):
-        long = name.startswith("--") and tokens[0].startswith("--")
-        joined += ["=".join(tokens)] if long and len(tokens) == 2 else tokens
-    return joined
-
-
-def _script() -> str:
-    """The script without its comments; its text becomes part of a batch script."""
-    text = resources.files("bridge_profiling.plugins").joinpath("nsys_prefix.sh").read_text(encoding="utf-8")
-    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
 
 def _prefix_in_job(executor: Any) -> list[str] | None:

@@ -14,7 +14,8 @@ from typing import Any, Optional, Union
 
 import nemo_run as run
 
-from bridge_profiling.nsys import options as nsys_options
+from bridge_profiling.nsys.command import launcher_options
+from bridge_profiling.nsys.options import DEFAULT_TRACE, check_extra_args, check_trace, merge_options
 from bridge_profiling.plugins import checks
 from bridge_profiling.plugins.executors import current_launcher, set_output_dir, settable_launcher, starts_every_rank
 from bridge_profiling.plugins.nemo_run_patches import patch_executor
@@ -95,21 +96,21 @@ class NsysPlugin(run.Plugin):
 
     def _checked_options(self, prefixed: bool) -> list[str]:
         if self.nsys_trace is not None:
-            nsys_options.check_trace(self.nsys_trace)
+            check_trace(self.nsys_trace)
         extra_args = self.nsys_extra_args if self.nsys_extra_args is not None else []
-        nsys_options.check_extra_args(extra_args)
-        return nsys_options.with_sqlite(extra_args) if self.export_sqlite and prefixed else extra_args
+        check_extra_args(extra_args)
+        return launcher_options(extra_args, export_sqlite=self.export_sqlite and prefixed)
 
     def _set_launcher(self, launcher: Any, executor: Any, options: list[str]) -> None:
         launcher.nsys_profile = True
-        launcher.nsys_trace = list(self.nsys_trace) if self.nsys_trace is not None else list(nsys_options.DEFAULT_TRACE)
+        launcher.nsys_trace = list(self.nsys_trace) if self.nsys_trace is not None else list(DEFAULT_TRACE)
         if isinstance(executor, run.SlurmExecutor):
             # Under torchrun one report holds all ranks of a node, so a rank in its name would be wrong.
             torchrun = starts_every_rank(current_launcher(executor))
             launcher.nsys_filename = _SLURM_FILENAME.partition("_rank")[0] if torchrun else _SLURM_FILENAME
         if options:
             given = launcher.nsys_extra_args if isinstance(launcher.nsys_extra_args, list) else []
-            launcher.nsys_extra_args = nsys_options.merge_options(given, options)
+            launcher.nsys_extra_args = merge_options(given, options)
         if not self.nsys_gpu_metrics:
             return
         if not hasattr(launcher, "nsys_gpu_metrics"):
