@@ -89,8 +89,8 @@ def _requests(arguments: Sequence[str], files: Sequence[Path]) -> list[Request]:
         requests = [Request(name="the run" if settings or files else "")]
     for request in requests:
         for file in files:
-            apply_file(request.settings, file)
-        apply_arguments(request.settings, settings)
+            apply_file(request, file)
+        apply_arguments(request, settings)
     return requests
 
 
