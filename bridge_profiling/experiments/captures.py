@@ -7,7 +7,6 @@ the attempt that captured last. Without manifests, every file named like a captu
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import posixpath
 import re
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.experiments.jobs import Built, locate_captures
+from bridge_profiling.manifest import read_manifest
 
 #: Called with the number of files done and the number of files in all.
 OnProgress = Callable[[int, int], None]
@@ -174,12 +174,11 @@ def _listed_by(target: Path, manifests: list[RemoteFile], files: Mapping[str, Re
         match = _MANIFEST.match(file.path)
         assert match is not None
         try:
-            manifest = json.loads((target / file.path).read_text(encoding="utf-8"))
-        except ValueError:
+            manifest = read_manifest(target / file.path)
+        except TraceError:
             continue
         attempt = match["root"], match["folder"]
-        profilers = manifest.get("profilers") or []
-        paths[attempt] += [artifact["path"] for profiler in profilers for artifact in profiler.get("artifacts") or []]
+        paths[attempt] += [artifact.path for artifact in manifest.artifacts]
         written[attempt] = max(written[attempt], file.modified)
     captured = [attempt for attempt, listed in paths.items() if listed]
     if not captured:
