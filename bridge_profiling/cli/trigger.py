@@ -93,15 +93,15 @@ def _located(run: Path) -> Path:
     experiment = experiment_of(run)
     if experiment is None:
         return run
-    _, place = locate_captures(*experiment)
-    if place.tunnel is not None:
-        there = f"{place.tunnel.get('user')}@{place.tunnel.get('host')}"
+    job, path = locate_captures(*experiment)
+    if job.ssh_tunnel is not None:
+        there = f"{job.ssh_tunnel.get('user')}@{job.ssh_tunnel.get('host')}"
         raise ProfilingConfigError(
             f"the job runs at the other end of a tunnel, {there}",
             why="a request is a file in the job's output directory, and that is there",
-            instead=f"Type it there: bridge-profiling trigger {shlex.quote(str(place.path))}",
+            instead=f"Type it there: bridge-profiling trigger {shlex.quote(path)}",
         )
-    return Path(place.path)
+    return Path(path)
 
 
 def _told(asked: Asked, root: Path) -> list[str]:

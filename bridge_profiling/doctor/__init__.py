@@ -5,23 +5,21 @@ Reads this machine and a request. Submits nothing, profiles nothing, and imports
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from bridge_profiling.doctor import environment, gpus, megatron, nsys, window
-from bridge_profiling.doctor.experiment import find_experiment, read_experiment
+from bridge_profiling.doctor.experiment import read_experiment
 from bridge_profiling.doctor.machine import Machine
 from bridge_profiling.doctor.output_dir import check_output_dir
 from bridge_profiling.doctor.request import Request
-from bridge_profiling.doctor.verdict import Status, Verdict
+from bridge_profiling.doctor.verdict import Check, Status, Verdict
+from bridge_profiling.experiments.jobs import find_experiment
 
 __all__ = ["Machine", "Request", "Status", "Verdict", "diagnose", "find_experiment", "read_experiment"]
 
-_Check = Callable[[Request, Machine], Iterator[Verdict]]
-
-_REQUEST_CHECKS: tuple[_Check, ...] = (window.check_window_fits, window.check_ranks_exist, check_output_dir)
+_REQUEST_CHECKS: tuple[Check, ...] = (window.check_window_fits, window.check_ranks_exist, check_output_dir)
 #: Checks whose result counts on the machine that runs the job.
-_MACHINE_CHECKS: tuple[_Check, ...] = (
+_MACHINE_CHECKS: tuple[Check, ...] = (
     nsys.check_nsys,
     nsys.check_temporary_directory,
     nsys.check_cpu_sampling,
@@ -44,13 +42,12 @@ def diagnose(request: Request, machine: Machine) -> list[Verdict]:
         return verdicts
     verdicts += [verdict for check in _REQUEST_CHECKS for verdict in check(request, machine)]
     on_machine = [verdict for check in _MACHINE_CHECKS for verdict in check(request, machine)]
-    if request.elsewhere:
-        command = " ".join((*request.srun, "bridge-profiling doctor", "…"))
-        instead = f"Run doctor where the job runs, for example `{command}`"
-        verdicts.append(Verdict("machine", Status.unknown, request.elsewhere, instead))
-        for verdict in on_machine:
-            # Warnings stay: most of them are about the environment, which is passed on to the job.
-            status = Status.warning if verdict.status is Status.warning else Status.unknown
-            verdicts.append(replace(verdict, status=status, found=f"on this machine: {verdict.found}"))
-        return verdicts
-    return verdicts + on_machine
+    if not request.elsewhere:
+        return verdicts + on_machine
+    command = " ".join((*request.srun, "bridge-profiling doctor", "…"))
+    verdicts.append(Verdict("machine", "unknown", request.elsewhere, f"Run doctor where the job runs, for example `{command}`"))
+    for verdict in on_machine:
+        # Warnings stay: most of them are about the environment, which is passed on to the job.
+        status: Status = "warning" if verdict.status == "warning" else "unknown"
+        verdicts.append(replace(verdict, status=status, found=f"on this machine: {verdict.found}"))
+    return verdicts

@@ -15,7 +15,7 @@ _ON = "1|TRUE|YES|ON"
 _HOST_MEMORY = "GPUs of one machine communicate through host memory instead of NVLink or PCIe"
 _WAITS = "the host waits for every collective"
 
-#: Settings that slow communication down or distort a profile: the harmful values in capitals, and their effect.
+#: Settings that slow communication down or distort a profile: a pattern of the harmful values, and their effect.
 _SETTINGS = {
     "NCCL_P2P_DISABLE": (_ON, _HOST_MEMORY),
     "NCCL_P2P_LEVEL": ("LOC|0", _HOST_MEMORY),
@@ -50,8 +50,16 @@ _PROGRAMS = {
     "dynolog": ("dynolog is running; it may start the torch profiler in any training", "Coordinate with its operator"),
 }
 
-#: Parts of the names of profilers' libraries.
-_PRELOADED = re.compile("toolsinjection|nsight|cupti|scorep|vampir|libtau|extrae|darshan|hpctoolkit|libdlprof", re.IGNORECASE)
+_INJECTED = "it loads another tool into the training, and CUPTI serves only one"
+_LIBRARIES = "toolsinjection|nsight|cupti|scorep|vampir|libtau|extrae|darshan|hpctoolkit|libdlprof"
+
+#: Variables that load a profiler into the training, in the form of _SETTINGS.
+_INJECTIONS = {
+    "CUDA_INJECTION64_PATH": (".+", _INJECTED),
+    "NVTX_INJECTION64_PATH": (".+", _INJECTED),
+    "LD_PRELOAD": (f".*({_LIBRARIES}).*", _INJECTED),
+    "KINETO_USE_DAEMON": (".+", "a daemon may start the torch profiler during the profile"),
+}
 
 #: The number of the host's process namespace, the same on every Linux machine.
 _HOST_NAMESPACE = "pid:[4026531836]"
@@ -67,11 +75,10 @@ def check_nccl_settings(request: Request, machine: Machine) -> Iterator[Verdict]
             places[path] = parse_settings(machine.read(path), "=")
     harmless = True
     for place, settings in places.items():
-        for name, (harmful, effect) in _SETTINGS.items():
-            value = settings.get(name, "").strip()
-            if re.fullmatch(harmful, value.upper()) and not (name in _BETWEEN_MACHINES and request.nodes == 1):
+        for name, setting, effect in _harmful(_SETTINGS, settings):
+            if not (name in _BETWEEN_MACHINES and request.nodes == 1):
                 harmless = False
-                yield warning(f"{name}={value} ({place}): {effect}", f"Unset {name} for the job")
+                yield warning(f"{setting} ({place}): {effect}", f"Unset {name} for the job")
     if harmless:
         yield ok("none known to slow communication down or to distort a profile")
 
@@ -79,44 +86,33 @@ def check_nccl_settings(request: Request, machine: Machine) -> Iterator[Verdict]
 @checked("other profilers")
 def check_other_profilers(request: Request, machine: Machine) -> Iterator[Verdict]:
     """Programs that hold the GPU's counters or CUPTI, and tools that would be loaded into the training."""
-    problems = list(_injected({**machine.environ, **request.environment}))
-    yield from (warning(found, instead) for found, instead in problems)
+    environ = {**machine.environ, **request.environment}
+    injected = _harmful(_INJECTIONS, environ)
+    problems = [warning(f"{setting}: {effect}", f"Unset {name} for the job") for name, setting, effect in injected]
+    if "NSYS_PROFILING_SESSION_ID" in environ:  # that nsys has set the other variables
+        found = "doctor itself runs under nsys, and so does everything it starts"
+        problems = [warning(found, "Run doctor outside the nsys command, so that only the training's own nsys uses CUPTI")]
+    yield from problems
     processes = machine.processes()
-    for name, (found, instead) in _PROGRAMS.items():
-        pids = [process.pid for process in processes if name in _names(process)]
+    for program, (found, instead) in _PROGRAMS.items():
+        pids = [process.pid for process in processes if program in _names(process)]
         if pids:
-            problems.append((found, instead))
-            yield warning(f"{found} ({name}, process {join(pids)})", instead)
+            problems.append(warning(f"{found} ({program}, process {join(pids)})", instead))
+            yield problems[-1]
     if problems:
         return
-    sees_host = False
-    with suppress(Unavailable):
-        sees_host = machine.link("/proc/self/ns/pid") == _HOST_NAMESPACE
-    if sees_host:
+    if machine.link("/proc/self/ns/pid") == _HOST_NAMESPACE:
         yield ok(f"none among the {len(processes)} processes here")
     else:
         yield unknown(f"none among the {len(processes)} processes of this container; the host's are not visible from here")
 
 
-def _injected(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Tools that the environment loads into the training, each with what to do."""
-    if "NSYS_PROFILING_SESSION_ID" in environ:
-        # That nsys sets the variables below.
-        yield (
-            "doctor itself runs under nsys, and so does everything it starts",
-            "Run doctor outside the nsys command, so that only the training's own nsys uses CUPTI",
-        )
-        return
-    for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"):
-        if environ.get(name):
-            found = f"{name}={environ[name]} loads another tool into the training, and CUPTI serves only one"
-            yield found, f"Unset {name} for the job"
-    for library in environ.get("LD_PRELOAD", "").replace(":", " ").split():
-        if _PRELOADED.search(library):
-            yield f"LD_PRELOAD loads {library} into the training", "Unset LD_PRELOAD for the job"
-    if daemon := environ.get("KINETO_USE_DAEMON"):
-        found = f"KINETO_USE_DAEMON={daemon}: a daemon may start the torch profiler during the profile"
-        yield found, "Unset KINETO_USE_DAEMON for the job"
+def _harmful(table: Mapping[str, tuple[str, str]], settings: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """The name, `name=value` and effect of each setting with a harmful value."""
+    for name, (harmful, effect) in table.items():
+        value = settings.get(name, "").strip()
+        if re.fullmatch(harmful, value, re.IGNORECASE):
+            yield name, f"{name}={value}", effect
 
 
 def _names(process: Process) -> tuple[str, str]:

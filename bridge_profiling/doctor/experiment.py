@@ -5,11 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from bridge_profiling.doctor.request import Request, apply_arguments, apply_file, apply_mapping
+from bridge_profiling.doctor.request import Request, apply_arguments, apply_file, apply_known
 from bridge_profiling.errors import require
-from bridge_profiling.experiments.jobs import Built, Job, find_experiment, read_jobs
-
-__all__ = ["SETTINGS_KEY", "find_experiment", "read_experiment"]
+from bridge_profiling.experiments.jobs import Built, Job, read_jobs
 
 #: Key in a `run.Script`'s metadata for the settings it starts from, before its files and arguments: `section.field=value`
 #: separated by spaces. Without it, the settings of a recipe that the script names by an option are unknown here.
@@ -49,16 +47,15 @@ def _request(name: str, job: Job) -> Request:
         image = f" in the image {executor.get('container_image')}" if executor.get("container_image") else ""
         request.elsewhere = f"{executor.name}{ssh} runs the job{image}, not this machine"
     _apply_task(request, job.task)
-    place = job.place(request.profiling.output_dir)
-    if place is not None and place.tunnel is None:
-        request.output_dir = Path(place.path)
+    path = job.captures_path(request.profiling.output_dir)
+    if path is not None and job.ssh_tunnel is None:
+        request.output_dir = Path(path)
     return request
 
 
 def _apply_task(request: Request, task: Built) -> None:
-    config = task.get("config")
     if task.name != "Script":
-        apply_mapping(request, config.nested() if isinstance(config, Built) else {}, strict=False)
+        apply_known(request, lambda key: task.get(f"config.{key}"))
         return
     recipe = (task.get("metadata") or {}).get(SETTINGS_KEY)
     apply_arguments(request, recipe.split() if isinstance(recipe, str) else (), strict=False)

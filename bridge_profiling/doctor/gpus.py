@@ -44,11 +44,10 @@ def _check_topology(request: Request, machine: Machine) -> Iterator[Verdict]:
     if not links:
         yield unknown("nvidia-smi topo -m shows no matrix of GPUs")
     elif far:
-        yield warning(
-            f"{sum(len(pairs[kind]) for kind in far)} of {len(links)} pairs are linked across a host bridge or socket"
-            f" ({'; '.join(shown[kind] for kind in far)})",
-            "Keep tensor-parallel ranks on GPUs connected by NVLink or one PCIe switch; the profile shows their collectives",
-        )
+        count = sum(len(pairs[kind]) for kind in far)
+        kinds = "; ".join(shown[kind] for kind in far)
+        found = f"{count} of {len(links)} pairs are linked across a host bridge or socket ({kinds})"
+        yield warning(found, "Keep tensor-parallel ranks on GPUs connected by NVLink or one PCIe switch")
     elif len(pairs) > 1:
         found = f"links differ between pairs of GPUs ({'; '.join(shown.values())})"
         yield warning(found, "Place tensor-parallel ranks on the pairs with the most links")

@@ -89,13 +89,12 @@ def check_gpu_metrics_permission(request: Request, machine: Machine) -> Iterator
     elif _has_capability(machine, _CAP_SYS_ADMIN):
         yield ok("restricted to administrators (RmProfilingAdminOnly: 1), and this process has CAP_SYS_ADMIN")
     else:
-        yield fails(
-            "restricted to administrators (RmProfilingAdminOnly: 1), and this process lacks CAP_SYS_ADMIN: nsys samples no GPU"
-            " metrics, but still traces CUDA and NVTX",
+        found = "restricted to administrators (RmProfilingAdminOnly: 1), and this process lacks CAP_SYS_ADMIN: no GPU metrics"
+        instead = (
             "Leave nsys_gpu_metrics out, start the container with CAP_SYS_ADMIN, or ask the administrator for"
-            " `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d",
-            certain=request.wants_gpu_metrics,
+            " `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d"
         )
+        yield fails(found, instead, certain=request.wants_gpu_metrics)
 
 
 @checked("CPU sampling")

@@ -17,8 +17,9 @@ from pathlib import Path
 from bridge_profiling.config import DEFAULT_OUTPUT_DIR, OUTPUT_DIR_VARIABLE
 from bridge_profiling.doctor.machine import Machine, Unavailable
 from bridge_profiling.doctor.request import Request
-from bridge_profiling.doctor.trace_size import estimate, readable
-from bridge_profiling.doctor.verdict import Status, Verdict, checked, fails, ok, unknown, warning
+from bridge_profiling.doctor.trace_size import UNCERTAINTY_UNKNOWN_MODEL, estimate, readable
+from bridge_profiling.doctor.verdict import Verdict, checked, fails, ok, unknown, warning
+from bridge_profiling.errors import ProfilingConfigError
 
 #: File systems that all machines see which mount them.
 _NETWORK = re.compile(
@@ -70,7 +71,7 @@ def _check_shared(request: Request, machine: Machine, directory: Path) -> Iterat
     if request.probe and machine.which(request.srun[0]):
         seen = _probe_nodes(request, machine, directory)
         yield seen
-        if seen.status is not Status.unknown:
+        if seen.status != "unknown":
             return
     kind = _file_system(machine, directory)
     shown = f"{directory} is on {kind or 'a file system that /proc/mounts does not name'}"
@@ -78,7 +79,7 @@ def _check_shared(request: Request, machine: Machine, directory: Path) -> Iterat
     if request.nodes == 1 and not request.elsewhere and not request.probe:
         if _TEMPORARY.fullmatch(kind):
             found = f"{shown}: its content is lost with the container or the machine"
-            yield Verdict("lasting", Status.warning, found, _ANOTHER)
+            yield Verdict("lasting", "warning", found, _ANOTHER)
     elif not request.name and request.nodes is None:
         yield unknown(shown, probe)
     elif _NETWORK.fullmatch(kind):
@@ -126,19 +127,21 @@ def _probe_nodes(request: Request, machine: Machine, directory: Path) -> Verdict
 
 @checked("trace size")
 def _check_space(request: Request, machine: Machine, directory: Path) -> Iterator[Verdict]:
-    size, ranks = estimate(request), request.profiled_ranks()
+    size, ranks = estimate(request), None
+    with suppress(ProfilingConfigError):  # the check of the ranks reports it
+        ranks = request.profiled_ranks()
     shown = f"about {readable(size.kept)} per rank, and {readable(size.peak)} while it is written"
     margin = f"within a factor of {size.uncertainty}{f', {size.caveat}' if size.caveat else ''}"
     if ranks is None:
         found = f"{shown} ({margin}); the number of profiled ranks is not known here"
         yield unknown(found, "Type --world-size N")
         return
-    found = f"{shown}, {readable(ranks * size.kept)} for {ranks} {'rank' if ranks == 1 else 'ranks'} ({margin})"
-    yield unknown(found, _STATE_THE_MODEL) if size.guessed else ok(found)
-    yield from _check_room("output directory", directory, ranks * size.peak, size.uncertainty, machine)
+    found = f"{shown}, {readable(len(ranks) * size.kept)} for {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'} ({margin})"
+    yield unknown(found, _STATE_THE_MODEL) if size.uncertainty == UNCERTAINTY_UNKNOWN_MODEL else ok(found)
+    yield from _check_room("output directory", directory, len(ranks) * size.peak, size.uncertainty, machine)
     temporary = request.temporary_directory(machine.environ)
     if request.wants_nsys and temporary.is_dir():
-        yield from _check_room("TMPDIR of nsys", temporary, ranks * size.peak, size.uncertainty, machine)
+        yield from _check_room("TMPDIR of nsys", temporary, len(ranks) * size.peak, size.uncertainty, machine)
 
 
 @checked("free space")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import difflib
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.layout import ParallelLayout, select_ranks
+from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.layout import ParallelLayout, normalize_ranks, select_ranks
 from bridge_profiling.overrides import load_yaml, parse_override
 from bridge_profiling.values import Given, convert
 
@@ -109,60 +109,53 @@ class Request:
         """The directory that nsys collects in, for a job that inherits this environment."""
         return Path(self.environment.get("TMPDIR") or environ.get("TMPDIR") or "/tmp")
 
-    def layout(self) -> ParallelLayout | None:
-        """The job's layout; None without a world size.
+    def profiled_ranks(self) -> list[int] | None:
+        """The ranks to profile; None where they depend on a world size that is not known.
 
         Raises:
-            ProfilingConfigError: the world size cannot be split into these parallel sizes.
+            ProfilingConfigError: malformed ranks, or a world size that cannot be split into these parallel sizes.
         """
+        ranks = normalize_ranks(self.profiling.profile_ranks)
         if self.world_size is None:
-            return None
-        return ParallelLayout(
+            return ranks if isinstance(ranks, list) else None
+        layout = ParallelLayout(
             world_size=self.world_size,
             tp=self.parallel_size("tensor_model"),
             pp=self.parallel_size("pipeline_model"),
             cp=self.parallel_size("context"),
             ep=self.parallel_size("expert_model"),
         )
+        return select_ranks(ranks, layout)
 
-    def profiled_ranks(self) -> int | None:
-        """Number of profiled ranks; None where it is not known, or the request is wrong."""
-        try:
-            if isinstance(self.profiling.profile_ranks, list):
-                return len(set(self.profiling.profile_ranks)) or None
-            layout = self.layout()
-            return None if layout is None else len(select_ranks(self.profiling.profile_ranks, layout))
-        except ProfilingConfigError:
-            return None
+
+def apply_known(request: Request, lookup: Callable[[str], Any]) -> None:
+    """Read every known setting into a request.
+
+    Args:
+        request: changed in place.
+        lookup: returns the value of a key such as `train.train_iters`, None where it is not set.
+
+    Raises:
+        ProfilingConfigError: a value of the wrong type.
+    """
+    for key in _TYPES:
+        if (value := lookup(key)) is not None:
+            _apply(request, key, Given(value))
 
 
 def apply_file(request: Request, path: str | Path) -> None:
     """Read the known settings of a YAML file into a request.
 
     Raises:
-        ProfilingConfigError: the file cannot be read, or one of these settings is wrong in it.
+        ProfilingConfigError: the file cannot be read, a value has the wrong type, or a key is misspelled.
     """
     try:
-        apply_mapping(request, load_yaml(path))
+        for key, value in _flat(load_yaml(path)):
+            # Megatron Bridge writes sections that are off as null.
+            if "." in key:
+                _apply(request, key, Given(value))
     except ProfilingConfigError as error:
         raise ProfilingConfigError(f"{path}: {error.what}", why=error.why, instead=error.instead) from None
-
-
-def apply_mapping(request: Request, values: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Read the known settings of nested sections into a request.
-
-    Args:
-        request: changed in place.
-        values: sections with their fields.
-        strict: refuse keys that look like misspelled settings; otherwise ignore them.
-
-    Raises:
-        ProfilingConfigError: a value of the wrong type, or a misspelled key.
-    """
-    for key, value in _flat(values, ()):
-        # Megatron Bridge writes sections that are off as null.
-        if "." in key:
-            _apply(request, key, Given(value), strict=strict)
 
 
 def apply_arguments(request: Request, arguments: Iterable[str], *, strict: bool = True) -> None:
@@ -178,18 +171,18 @@ def apply_arguments(request: Request, arguments: Iterable[str], *, strict: bool 
     """
     for argument in arguments:
         override = parse_override(argument)
-        if override is not None:
-            _apply(request, override.key, Given(override.value, override.text), strict=strict)
-        elif strict:
-            raise ProfilingConfigError(
-                f"{argument!r} is not a setting", instead="Type section.field=value, for example train.train_iters=10"
-            )
+        require(
+            override is not None or not strict,
+            f"{argument!r} is not a setting",
+            instead="Type section.field=value, for example train.train_iters=10",
+        )
+        if override is not None and (strict or override.key in _TYPES):
+            _apply(request, override.key, Given(override.value, override.text))
 
 
-def _apply(request: Request, key: str, given: Given, *, strict: bool) -> None:
+def _apply(request: Request, key: str, given: Given) -> None:
     if key not in _TYPES:
-        if strict:
-            _refuse_misspelled(key)
+        _refuse_misspelled(key)
         return
     value = convert(given, _TYPES[key], key)
     section, _, name = key.partition(".")
@@ -203,26 +196,20 @@ def _apply(request: Request, key: str, given: Given, *, strict: bool) -> None:
 
 def _refuse_misspelled(key: str) -> None:
     """Raise for what is most likely a misspelled setting: `profiling.profile_step_ends`, `profilng.…`, `train.train_iter`."""
-    section, _, name = key.partition(".")
-    near = difflib.get_close_matches(section, (*_WHOLE, "train", "model"), n=1, cutoff=0.8)
-    if not near:
-        return
-    fields = [known.removeprefix(f"{near[0]}.") for known in _TYPES if known.startswith(f"{near[0]}.")]
+    section = next(iter(difflib.get_close_matches(key.partition(".")[0], _WHOLE, n=1, cutoff=0.8)), "")
     # `train` and `model` have many fields that are not read here; only a name that is nearly one of these is refused.
-    complete = near[0] in _WHOLE
-    nearest = difflib.get_close_matches(name, fields, n=1, cutoff=0.6 if complete else 0.9)
-    if nearest or complete:
-        raise ProfilingConfigError(
-            f"{key} does not exist",
-            why=f"{section} has no such field" if section == near[0] else f"there is no section {section!r}",
-            instead=f"Type {near[0]}.{nearest[0]}" if nearest else f"Fields of {near[0]}: {', '.join(fields)}",
-        )
+    nearest = difflib.get_close_matches(key, _TYPES, n=1, cutoff=0.6 if section else 0.9)
+    fields = ", ".join(name.partition(".")[2] for name in _TYPES if name.startswith(f"{section}."))
+    require(
+        not section and not nearest,
+        f"{key} does not exist",
+        instead=f"Type {nearest[0]}" if nearest else f"Fields of {section}: {fields}",
+    )
 
 
-def _flat(values: Mapping[Any, Any], where: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        path = (*where, str(key))
         if isinstance(value, Mapping):
-            yield from _flat(value, path)
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield ".".join(path), value
+            yield f"{prefix}{key}", value

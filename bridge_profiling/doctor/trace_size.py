@@ -100,11 +100,6 @@ class TraceSize:
     caveat: str
     files: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def guessed(self) -> bool:
-        """Whether the size of the model, and with it the order of magnitude, is an assumption."""
-        return self.uncertainty >= UNCERTAINTY_UNKNOWN_MODEL
-
 
 def estimate(request: Request, costs: Costs = MEASURED) -> TraceSize:
     """The size of one rank's capture.

@@ -5,22 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import ParamSpec
+from typing import Any, Literal
 
 from bridge_profiling.doctor.machine import Unavailable
 from bridge_profiling.errors import ProfilingConfigError
 
-_P = ParamSpec("_P")
+#: `fails` for a certain failure; `unknown` for anything that could not be checked, never `ok`.
+Status = Literal["ok", "warning", "fails", "unknown"]
 
-
-class Status(StrEnum):
-    """The outcome of a check."""
-
-    ok = "ok"
-    warning = "warning"
-    fails = "fails"
-    unknown = "unknown"
+#: A check without its arguments: a request, a machine, and in parts of a check anything they share.
+Check = Callable[..., Iterator["Verdict"]]
 
 
 @dataclass(frozen=True)
@@ -29,7 +23,7 @@ class Verdict:
 
     Attributes:
         check: name of the check, in one or two words.
-        status: `fails` for a certain failure; `unknown` for anything that could not be checked, never `ok`.
+        status: how it ended.
         found: the finding.
         instead: what to do about it; empty where there is nothing to do.
     """
@@ -42,25 +36,25 @@ class Verdict:
 
 def ok(found: str) -> Verdict:
     """Nothing to do."""
-    return Verdict("", Status.ok, found)
+    return Verdict("", "ok", found)
 
 
 def warning(found: str, instead: str) -> Verdict:
     """The job runs, but the profile is worse than expected or in an unexpected place."""
-    return Verdict("", Status.warning, found, instead)
+    return Verdict("", "warning", found, instead)
 
 
 def fails(found: str, instead: str, *, certain: object = True) -> Verdict:
     """The job writes no profile, or does not train; a warning unless this is certain."""
-    return Verdict("", Status.fails if certain else Status.warning, found, instead)
+    return Verdict("", "fails" if certain else "warning", found, instead)
 
 
 def unknown(found: str, instead: str = "") -> Verdict:
     """The check could not run; `found` is the reason."""
-    return Verdict("", Status.unknown, found, instead)
+    return Verdict("", "unknown", found, instead)
 
 
-def checked(name: str, *, instead: str = "") -> Callable[[Callable[_P, Iterator[Verdict]]], Callable[_P, Iterator[Verdict]]]:
+def checked(name: str, *, instead: str = "") -> Callable[[Check], Check]:
     """Name the verdicts of a check, and turn its errors into verdicts.
 
     A setting that the job refuses `fails`; missing information is `unknown`.
@@ -70,18 +64,18 @@ def checked(name: str, *, instead: str = "") -> Callable[[Callable[_P, Iterator[
         instead: what to do where the information is missing.
     """
 
-    def decorate(check: Callable[_P, Iterator[Verdict]]) -> Callable[_P, Iterator[Verdict]]:
+    def decorate(check: Check) -> Check:
         @functools.wraps(check)
-        def run(*args: _P.args, **kwargs: _P.kwargs) -> Iterator[Verdict]:
+        def run(*args: Any) -> Iterator[Verdict]:
             try:
-                for verdict in check(*args, **kwargs):
+                for verdict in check(*args):
                     # A verdict that has a name comes from a check within this one.
                     yield verdict if verdict.check else replace(verdict, check=name)
             except ProfilingConfigError as error:
                 found = f"{error.what}; {error.why}" if error.why else error.what
-                yield Verdict(name, Status.fails, found, error.instead)
+                yield Verdict(name, "fails", found, error.instead)
             except Unavailable as reason:
-                yield Verdict(name, Status.unknown, str(reason), instead)
+                yield Verdict(name, "unknown", str(reason), instead)
 
         return run
 

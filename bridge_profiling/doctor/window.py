@@ -8,7 +8,7 @@ from bridge_profiling import config
 from bridge_profiling.doctor.machine import Machine, join
 from bridge_profiling.doctor.request import Request
 from bridge_profiling.doctor.verdict import Verdict, checked, fails, ok, unknown, warning
-from bridge_profiling.layout import normalize_ranks, select_ranks
+from bridge_profiling.layout import normalize_ranks
 
 #: In slime #2397, 128 ranks that wrote 150 MB each stalled the job.
 _MANY = 64
@@ -23,21 +23,14 @@ def check_profilers(request: Request, machine: Machine) -> Iterator[Verdict]:
     config.check_exclusive(use_nsys_profiler=request.wants_nsys, use_pytorch_profiler=profiling.use_pytorch_profiler)
     if request.wants_nsys and (request.launcher == "ft" or request.ft.enable_ft_package):
         cause = "the launcher is ft" if request.launcher == "ft" else "ft.enable_ft_package is true"
-        yield fails(
-            f"nsys is on, and {cause}: Nsys not supported with the FaultTolerancePlugin, so nsys is disabled and writes no"
-            " report",
-            "Profile with the torch profiler (profiling.use_pytorch_profiler=true), or without fault tolerance",
-        )
+        found = f"nsys is on, and {cause}: Nsys not supported with the FaultTolerancePlugin, so it writes no report"
+        yield fails(found, "Use the torch profiler (profiling.use_pytorch_profiler=true), or no fault tolerance")
     elif request.nsys_prefix and not profiling.use_nsys_profiler:
-        yield warning(
-            "the launcher starts nsys, but profiling.use_nsys_profiler is off: nothing marks the window for it",
-            "Add NsysPlugin, which sets both, or type profiling.use_nsys_profiler=true",
-        )
+        found = "the launcher starts nsys, but profiling.use_nsys_profiler is off: nothing marks the window for it"
+        yield warning(found, "Add NsysPlugin, which sets both, or type profiling.use_nsys_profiler=true")
     elif not profiling.enabled:
-        yield warning(
-            "no profiler is on, so nothing will be captured",
-            "Type profiling.use_pytorch_profiler=true or profiling.use_nsys_profiler=true, or add a plugin",
-        )
+        instead = "Type profiling.use_pytorch_profiler=true or profiling.use_nsys_profiler=true, or add a plugin"
+        yield warning("no profiler is on, so nothing will be captured", instead)
     else:
         chosen = {
             "nsys": request.wants_nsys,
@@ -74,18 +67,14 @@ def check_ranks_exist(request: Request, machine: Machine) -> Iterator[Verdict]:
     """Whether the job has the ranks to profile."""
     if not request.name:
         return
-    chosen, layout = normalize_ranks(request.profiling.profile_ranks), request.layout()
-    config.check_ranks_exist(chosen, request.world_size)
-    if layout is None:
-        shown = chosen if isinstance(chosen, str) else f"[{','.join(map(str, chosen))}]"
-        found = f"profiling.profile_ranks={shown}, and the number of ranks is not known here"
+    setting = request.profiling.profile_ranks
+    config.check_ranks_exist(normalize_ranks(setting), request.world_size)
+    ranks = request.profiled_ranks()
+    if ranks is None or request.world_size is None:
+        found = f"profiling.profile_ranks={setting}, and the number of ranks is not known here"
         yield unknown(found, "Type --world-size N")
-        return
-    ranks = select_ranks(chosen, layout)
-    if len(ranks) > _MANY:
-        yield warning(
-            f"{len(ranks)} ranks write a trace each, and the others wait for them",
-            "Type profiling.profile_ranks=pp for one rank per pipeline stage, or list a few",
-        )
+    elif len(ranks) > _MANY:
+        instead = "Type profiling.profile_ranks=pp for one rank per pipeline stage, or list a few"
+        yield warning(f"{len(ranks)} ranks write a trace each, and the others wait for them", instead)
     else:
-        yield ok(f"{join(ranks)} of {layout.world_size}")
+        yield ok(f"{join(ranks)} of {request.world_size}")

@@ -82,15 +82,15 @@ def captures_of(
         ProfilingConfigError: there is no such job, several jobs were profiled, or the tunnel cannot be opened.
         TraceError: the job has written no captures.
     """
-    job, place = locate_captures(experiment, job_name)
-    if place.tunnel is None:
-        if not Path(place.path).is_dir():
-            raise TraceError(f"the job {job.name} of {experiment.name} has written no captures: {place.path} does not exist")
-        return Path(place.path)
+    job, path = locate_captures(experiment, job_name)
+    if job.ssh_tunnel is None:
+        if not Path(path).is_dir():
+            raise TraceError(f"the job {job.name} of {experiment.name} has written no captures: {path} does not exist")
+        return Path(path)
     target = experiment / job.name.partition("[")[0] / "profiles"
-    tunnel = (tunnel_to or ssh_tunnel)(place.tunnel)
+    tunnel = (tunnel_to or ssh_tunnel)(job.ssh_tunnel)
     try:
-        fetch(tunnel, place.path, target, on_progress=on_progress)
+        fetch(tunnel, path, target, on_progress=on_progress)
     finally:
         tunnel.cleanup()
     return target
@@ -125,7 +125,8 @@ def fetch(tunnel: Tunnel, source: str, target: Path, *, on_progress: OnProgress 
     wanted = _listed_by(target, manifests, files, tunnel) or [file for path, file in files.items() if _CAPTURE.search(path)]
     if not wanted and not manifests:
         raise TraceError(f"{source} at the other end of the tunnel holds no captures")
-    missing = [file for file in wanted if not _is_here(target, file)]
+    here = {path: path.stat().st_size for path in target.rglob("*") if path.is_file()}
+    missing = [file for file in wanted if here.get(_local(target, file)) != file.size]
     copied: list[Path] = []
     for file in missing:
         on_progress(len(copied), len(missing))
@@ -197,11 +198,6 @@ def _listed_by(target: Path, manifests: list[RemoteFile], files: Mapping[str, Re
 
 def _local(target: Path, file: RemoteFile) -> Path:
     return target / "elsewhere" / posixpath.basename(file.path) if file.path.startswith("/") else target / file.path
-
-
-def _is_here(target: Path, file: RemoteFile) -> bool:
-    path = _local(target, file)
-    return path.is_file() and path.stat().st_size == file.size
 
 
 def _get(tunnel: Tunnel, source: str, target: Path, file: RemoteFile) -> Path:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import ast
 import base64
-import binascii
 import json
 import os
 import posixpath
-import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,8 +26,6 @@ _TASKS_FILE = "_TASKS"
 _IN_CONTAINER = "/nemo_run"
 
 _OUTPUT_DIR = "profiling.output_dir"
-
-_KEY = re.compile(r"(?:Attr\(name|Index\(index|Key\(key)=(?P<value>.*)\)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -59,23 +55,6 @@ class Built:
             value = given[name]
         return value
 
-    def nested(self) -> dict[str, Any]:
-        """The arguments as sections within sections."""
-        return {name: value.nested() if isinstance(value, Built) else value for name, value in self.arguments.items()}
-
-
-@dataclass(frozen=True)
-class Place:
-    """A directory of captures.
-
-    Attributes:
-        path: on this machine, or on the one at the other end of `tunnel`.
-        tunnel: the executor's SSH tunnel; None for this machine.
-    """
-
-    path: str
-    tunnel: Built | None = None
-
 
 @dataclass(frozen=True)
 class Job:
@@ -102,8 +81,10 @@ class Job:
         tunnel = self.executor.get("tunnel")
         return tunnel if isinstance(tunnel, Built) and tunnel.name == "SSHTunnel" else None
 
-    def place(self, output_dir: str | None = None) -> Place | None:
-        """The directory the job writes captures to; None where the experiment does not say, as for an unprofiled job.
+    def captures_path(self, output_dir: str | None = None) -> str | None:
+        """The directory the job writes captures to, on this machine or at the other end of `ssh_tunnel`.
+
+        None where the experiment does not say, as for an unprofiled job.
 
         Args:
             output_dir: `profiling.output_dir` where the caller knows it; by default as the task sets it.
@@ -111,14 +92,14 @@ class Job:
         path = output_dir or self._output_dir() or self.executor.get(f"env_vars.{OUTPUT_DIR_VARIABLE}")
         if not isinstance(path, str):
             return None
-        ssh, job_dir = self.ssh_tunnel, self.executor.get("job_dir")
         if path != _IN_CONTAINER and not path.startswith(f"{_IN_CONTAINER}/"):
-            return Place(path, ssh)
+            return path
         if not self.directory:
             return None
-        if ssh is not None:
-            job_dir = posixpath.join(str(ssh.get("job_dir")), self.directory)
-        return Place(posixpath.join(job_dir, path.removeprefix(_IN_CONTAINER).lstrip("/")), ssh)
+        job_dir = self.executor.get("job_dir")
+        if self.ssh_tunnel is not None:
+            job_dir = posixpath.join(str(self.ssh_tunnel.get("job_dir")), self.directory)
+        return posixpath.join(job_dir, path.removeprefix(_IN_CONTAINER).lstrip("/"))
 
     def _output_dir(self) -> object:
         if self.task.name != "Script":
@@ -204,7 +185,7 @@ def read_jobs(experiment: Path) -> list[Job]:
     return jobs
 
 
-def locate_captures(experiment: Path, job_name: str | None = None) -> tuple[Job, Place]:
+def locate_captures(experiment: Path, job_name: str | None = None) -> tuple[Job, str]:
     """The one job of an experiment that writes captures, and the directory it writes them to.
 
     Args:
@@ -215,21 +196,14 @@ def locate_captures(experiment: Path, job_name: str | None = None) -> tuple[Job,
         ProfilingConfigError: no such job, no profiled job, or several.
     """
     jobs = [job for job in read_jobs(experiment) if job_name in (None, job.name, job.directory)]
-    profiled = [(job, place) for job in jobs if (place := job.place()) is not None]
+    profiled = [(job, path) for job in jobs if (path := job.captures_path()) is not None]
     captures = "Type the directory of captures itself"
     require(jobs or job_name is None, f"the experiment {experiment.name} has no job {job_name!r}", instead=captures)
-    require(
-        profiled,
-        f"no job of the experiment {experiment.name} says where it writes captures",
-        why="none was submitted with a profiler's plugin",
-        instead=captures,
-    )
+    unknown = f"no job of the experiment {experiment.name} says where it writes captures"
+    require(profiled, unknown, why="none was submitted with a profiler's plugin", instead=captures)
     names = [job.name for job, _ in profiled]
-    require(
-        len(profiled) == 1,
-        f"several jobs of {experiment.name} were profiled: {', '.join(names)}",
-        instead=f"Name one of them: {experiment.name}/{names[0]}",
-    )
+    several = f"several jobs of {experiment.name} were profiled: {', '.join(names)}"
+    require(len(profiled) == 1, several, instead=f"Name one of them: {experiment.name}/{names[0]}")
     return profiled[0]
 
 
@@ -242,7 +216,7 @@ def load(text: str) -> Any:
     try:
         document = json.loads(zlib.decompress(base64.urlsafe_b64decode(text)))
         return _value(document["root"], document["objects"])
-    except (binascii.Error, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (zlib.error, ValueError, SyntaxError, KeyError, TypeError, RecursionError) as error:
         raise ProfilingConfigError(
             f"this is not a task or an executor as NeMo-Run writes it: {error}",
             instead="Type the directory of an experiment, or of one of its jobs",
@@ -272,10 +246,8 @@ def _value(node: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
 
 
 def _key(text: str) -> Any:
-    match = _KEY.fullmatch(text)
-    if match is None:
-        raise ValueError(f"unknown key {text!r}")
-    return ast.literal_eval(match["value"])
+    """The key in `Attr(name='x')`, `Index(index=0)` or `Key(key='x')`."""
+    return ast.literal_eval(text.partition("=")[2].removesuffix(")"))
 
 
 def _listed(value: object) -> list:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.doctor.experiment import find_experiment, read_experiment
+from bridge_profiling.doctor import find_experiment, read_experiment
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.experiments.jobs import load
 

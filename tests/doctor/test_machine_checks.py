@@ -56,7 +56,7 @@ def h200x2(recorded, machine, **more):
 
 
 def shown(verdicts):
-    return [f"{verdict.status.value} {verdict.check}: {verdict.found}" for verdict in verdicts]
+    return [f"{verdict.status} {verdict.check}: {verdict.found}" for verdict in verdicts]
 
 
 def test_two_linked_h200s_are_well(recorded, machine):

@@ -175,13 +175,13 @@ def test_a_directory_that_is_not_there_or_empty_is_one_error(tmp_path: Path) -> 
 
 def test_each_job_says_where_it_writes(home: Path) -> None:
     experiment, _ = experiment_of(Path("far"), {"NEMORUN_HOME": str(home)})
-    places = {job.name: job.place() for job in read_jobs(experiment)}
+    jobs = {job.name: job for job in read_jobs(experiment)}
     far = home.parent / "far" / "far" / experiment.name
-    assert places["bare"].path == str(far / "bare" / "profiles")
-    assert places["contained"].path == str(far / "contained" / "profiles")
-    assert places["chosen"].path == "/scratch/mine"
-    assert places["bare"].tunnel.get("host") == "login"
-    assert places["unprofiled"] is None
+    assert jobs["bare"].captures_path() == str(far / "bare" / "profiles")
+    assert jobs["contained"].captures_path() == str(far / "contained" / "profiles")
+    assert jobs["chosen"].captures_path() == "/scratch/mine"
+    assert jobs["bare"].ssh_tunnel.get("host") == "login"
+    assert jobs["unprofiled"].captures_path() is None
 
 
 def test_a_jobs_captures_come_below_the_experiment(home: Path) -> None:
