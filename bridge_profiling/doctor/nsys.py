@@ -9,8 +9,8 @@ from bridge_profiling.doctor.machine import Machine, Unavailable, parse_settings
 from bridge_profiling.doctor.request import Request
 from bridge_profiling.doctor.verdict import Verdict, checked, fails, ok, unknown, warning
 from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys.options import check_extra_args, check_trace, split_options, value_of
-from bridge_profiling.nsys.version import NsysVersion, adapt, gpu_metrics_device, read_version
+from bridge_profiling.nsys.options import check_extra_args, check_trace, value_of
+from bridge_profiling.nsys.version import NsysVersion, find_nsys
 
 _INSTALL = "Install Nsight Systems, or mount one and put its bin directory on PATH (docs/how-to/into-a-container.md)"
 
@@ -33,7 +33,7 @@ def check_nsys(request: Request, machine: Machine) -> Iterator[Verdict]:
     try:
         if executable is None:
             raise CaptureError("nsys is not on this machine's PATH")
-        version = read_version(executable)
+        version = find_nsys(executable)
     except CaptureError as error:
         yield fails(str(error), _INSTALL, certain=request.wants_nsys)
         return
@@ -50,13 +50,13 @@ def _check_options(request: Request, version: NsysVersion) -> Iterator[Verdict]:
         check_trace(profiling.nsys_trace, name="profiling.nsys_trace")
     check_extra_args(profiling.nsys_extra_args, name="profiling.nsys_extra_args")
     asked = _options(request)
-    problems = [problem for _, tokens in split_options(asked) for problem in adapt(tokens, version)[1]]
-    for problem in problems:
+    problems = version.adapt(asked)[1]
+    for name, problem in problems.items():
         if not request.nsys_prefix or profiling.use_nsys_profiler:
             yield warning(problem, "Leave it out, or install another version of nsys")
         else:
             instead = "Add NsysPlugin, which adapts the options where the job runs, or remove it from the launcher's options"
-            yield fails(f"nsys does not start: {problem}", instead)
+            yield fails(f"nsys {version.text} does not know {name}, and does not start with it", instead)
     if request.wants_nsys and not problems:
         yield ok(f"nsys {version.text} knows all of them: {' '.join(asked) or 'the defaults'}")
 
@@ -65,7 +65,7 @@ def _check_options(request: Request, version: NsysVersion) -> Iterator[Verdict]:
 def _check_gpu_metrics(request: Request, version: NsysVersion, machine: Machine) -> Iterator[Verdict]:
     try:
         machine.read("/proc/driver/nvidia/version")
-        device = gpu_metrics_device(version, 0)
+        device = version.gpu_metrics_device(0)
     except Unavailable:
         return  # The check of the permission reports it.
     except CaptureError as error:
