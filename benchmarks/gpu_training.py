@@ -25,6 +25,7 @@ from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.launch_env import LaunchEnv
 from recipes.catalog import get_recipe
 from recipes.config import ConfigContainer
+from recipes.finalize import finalize
 from recipes.megatron import train
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
 from recipes.megatron.data import Batch
@@ -120,7 +121,7 @@ class Training:
         if not self.cuda:
             adapt_to_cpu(config)
         choose_transformer_impl(config, process.device)
-        config.finalize(process.world_size)
+        finalize(config, process.world_size)
         self._stack.enter_context(megatron_on_cpu())
         self._stack.enter_context(distributed(config, process))
         nobody: Any = None

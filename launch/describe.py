@@ -40,10 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from launch.pretrain import build_config
         from recipes.catalog import RANKS
+        from recipes.finalize import finalize
 
         config = build_config(options.recipe, options.config, options.overrides)
         ranks = RANKS[options.recipe] if options.ranks is None else options.ranks
-        config.finalize(ranks)
+        finalize(config, ranks)
     except ProfilingConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -114,6 +114,7 @@ def _check_config(
         print("megatron-core is not installed here: the config is checked in the job, not before it", file=sys.stderr)
         return
     from launch.pretrain import build_config
+    from recipes.finalize import finalize
 
     config = build_config(recipe, [str(path)] if path else [], overrides)
     if profiler is not ProfilerName.none:
@@ -122,7 +123,7 @@ def _check_config(
             setattr(profiling, name, value)
         profiling.use_pytorch_profiler |= profiler is ProfilerName.torch
         profiling.use_nsys_profiler |= profiler is ProfilerName.nsys
-    config.finalize(world_size=world_size)
+    finalize(config, world_size)
 
 
 def _show(output_dir: Path, console: Console) -> None:

@@ -1,7 +1,7 @@
-"""What a training is made of: one dataclass a concern, on megatron-core's own config classes where it has them.
+"""The sections of a training's configuration: dataclasses, on top of megatron-core's own where it has them.
 
-Building a config checks nothing, so that overrides may arrive in any order; `finalize()` checks all of it and derives
-what follows from it. Every field has an effect: what the loop cannot do is refused there, never ignored.
+Building a config checks nothing, so overrides may arrive in any order. `recipes.finalize` checks the whole config and
+derives the remaining fields. Every field has an effect: settings that the loop does not support are refused, not ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.layout import ParallelLayout
-from recipes import checks, run_checks
 
 
 @dataclass(kw_only=True)
@@ -56,16 +55,7 @@ class GPTModelConfig(TransformerConfig):
     """Compile each transformer layer's forward and backward with torch.compile."""
 
     def __post_init__(self) -> None:
-        """Nothing yet: megatron-core derives and checks fields here, and overrides still have to arrive."""
-
-    def finalize(self) -> None:
-        """Derive what megatron-core derives (ffn_hidden_size, kv_channels, …), and let it check the rest.
-
-        Raises:
-            ProfilingConfigError: megatron-core refuses the combination; the message is its own.
-        """
-        with checks.megatron_errors("model"), checks.without_checks_of_a_local_transformer_engine(self):
-            super().__post_init__()
+        """Do nothing yet: megatron-core checks and derives fields here, and `finalize` calls it after the overrides."""
 
 
 @dataclass(kw_only=True)
@@ -292,41 +282,3 @@ class ConfigContainer:
     def num_microbatches(self, world_size: int) -> int:
         """Microbatches of a rank in one iteration."""
         return self.train.global_batch_size // (self.train.micro_batch_size * self.layout(world_size).dp)
-
-    def finalize(self, world_size: int) -> None:
-        """Check every section against the others and the job, and fill in what follows from them. May be called again.
-
-        Args:
-            world_size: number of ranks of the job.
-
-        Raises:
-            ProfilingConfigError: the first thing found that cannot work. Fields derived so far may have been filled in.
-        """
-        checks.check_sizes(self)
-        checks.check_supported(self)
-        layout = self.layout(world_size)
-        checks.check_model_split(self.model)
-        checks.check_batch(self, layout)
-        checks.check_iterations(self.train)
-        run_checks.check_exits(self.train)
-        run_checks.check_monitor(self.monitor)
-        run_checks.check_checkpoint(self)
-        checks.check_schedule(self)
-        checks.check_tokenizer(self)
-        checks.check_dataset(self.dataset)
-        self.profiling.finalize(train_iters=self.train.train_iters, world_size=world_size)
-        checks.derive_precision(self)
-        checks.derive_distributed_optimizer(self)
-        checks.derive_pipeline_messages(self.model)
-        self.model.finalize()
-        with checks.megatron_errors("optimizer"):
-            self.optimizer.__post_init__()
-        with checks.megatron_errors("ddp"):
-            self.ddp.__post_init__()
-        if self.optimizer.min_lr is None:
-            # megatron-core's parameter groups carry it, and its schedules other than `constant` calculate with it.
-            self.optimizer.min_lr = 0.0
-        if self.scheduler.lr_decay_iters is None:
-            self.scheduler.lr_decay_iters = self.train.train_iters
-        if self.tokenizer.vocab_size is None:
-            self.tokenizer.vocab_size = self.model.vocab_size - 1

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
 
 from bridge_profiling.errors import ProfilingConfigError
-
-if TYPE_CHECKING:
-    from recipes.config import ConfigContainer, MonitorConfig, TrainConfig
+from recipes.config import ConfigContainer, MonitorConfig, TrainConfig
 
 
 def check_exits(train: TrainConfig) -> None:

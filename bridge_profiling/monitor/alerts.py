@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
+from bridge_profiling.slow_iterations import slow_threshold
+
 #: Every kind of alert.
 ALERTS = ("device_memory_leak", "host_memory_leak", "slow_iteration", "sustained_slowdown")
 
@@ -147,13 +149,12 @@ class SlowIterationAlert:
         return [alert for alert in found if alert is not None]
 
     def _slow_iteration(self, group: Sequence[tuple[int, float]]) -> Alert | None:
-        if len(self._recent) < self._enough:
+        limit = slow_threshold(self._recent, factor=self.factor, at_least=self._enough)
+        slow = [timed for timed in group if limit is not None and timed[1] > limit.above]
+        if limit is None or not slow:
             return None
-        usual = median(self._recent)
-        slow = [seconds for _, seconds in group if seconds > self.factor * usual]
-        if not slow:
-            return None
-        iteration, seconds = max(group, key=lambda timed: timed[1])
+        iteration, seconds = max(slow, key=lambda timed: timed[1])
+        usual = limit.median
         also = f", and {len(slow) - 1} more of these {len(group)}" if len(slow) > 1 else ""
         return Alert(
             "slow_iteration",

@@ -22,6 +22,7 @@ from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.megatron_versions import tested_requirement, untested
 from bridge_profiling.monitor import Monitor
 from recipes.config import ConfigContainer
+from recipes.finalize import finalize
 from recipes.flops import iteration_work
 from recipes.megatron import checkpoint
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
@@ -56,7 +57,7 @@ def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[floa
     choose_transformer_impl(config, rank_device(env))
     check_data(config)
     check_installed(config.ft)
-    config.finalize(env.world_size)
+    finalize(config, env.world_size)
     if may_restart:
         start_under_nsys(
             config.profiling,

@@ -56,10 +56,11 @@ def test_ranks_communicate_exactly_what_their_layout_implies(job):
 def configuration(job):
     """What the job trained, finalized as its ranks did."""
     from launch.pretrain import build_config
+    from recipes.finalize import finalize
 
     settings = [text for text in JOBS[job.name].overrides if "{folder}" not in text]
     if "layers: megatron-core's own" not in job.output:
         pytest.skip("Transformer Engine's layers were trained, and the expectation is of megatron-core's own")
     config = build_config(job.spec.recipe, overrides=[*settings, "model.transformer_impl=local"])
-    config.finalize(job.spec.gpus)
+    finalize(config, job.spec.gpus)
     return config

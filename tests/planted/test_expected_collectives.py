@@ -26,9 +26,10 @@ CAPTURED = [
 def configuration(case: Case, *more: str) -> ConfigContainer:
     """What the case trained, finalized as its ranks did."""
     from launch.pretrain import build_config
+    from recipes.finalize import finalize
 
     config = build_config(RECIPE, overrides=[*case.settings, "model.transformer_impl=local", *more])
-    config.finalize(case.ranks)
+    finalize(config, case.ranks)
     return config
 
 

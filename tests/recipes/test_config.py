@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
 from recipes.config import ConfigContainer  # noqa: E402
+from recipes.finalize import finalize  # noqa: E402
 from recipes.gpt import gpt_tiny  # noqa: E402
 
 
@@ -31,22 +32,22 @@ def test_every_section_builds_from_nothing():
 
 def test_an_empty_container_says_what_is_missing():
     with pytest.raises(ProfilingConfigError, match=r"model.num_layers=0 is too small.*start from a recipe"):
-        ConfigContainer().finalize(1)
+        finalize(ConfigContainer(), 1)
 
 
 def test_building_a_model_config_derives_nothing_so_that_overrides_may_follow():
     config = gpt_tiny()
     assert config.model.ffn_hidden_size is None
     apply_overrides(config, ["model.hidden_size=128"])
-    config.finalize(1)
+    finalize(config, 1)
     assert (config.model.ffn_hidden_size, config.model.kv_channels) == (512, 32)
 
 
 def test_finalizing_twice_is_finalizing_once():
     config = tiny("model.bf16=true", "ddp.use_distributed_optimizer=true")
-    config.finalize(2)
+    finalize(config, 2)
     once = copy.deepcopy(config)
-    config.finalize(2)
+    finalize(config, 2)
     assert _plain(config) == _plain(once)
 
 
@@ -65,7 +66,7 @@ def _plain(config: ConfigContainer) -> dict:
 )
 def test_the_precision_of_everything_follows_the_models(override, dtype):
     config = tiny(override)
-    config.finalize(1)
+    finalize(config, 1)
     assert {config.model.params_dtype, config.model.pipeline_dtype, config.optimizer.params_dtype} == {dtype}
     assert (config.optimizer.bf16, config.optimizer.fp16) == (config.model.bf16, config.model.fp16)
 
@@ -73,7 +74,7 @@ def test_the_precision_of_everything_follows_the_models(override, dtype):
 @pytest.mark.parametrize("section", ["ddp", "optimizer"])
 def test_the_distributed_optimizer_is_on_in_both_sections_or_in_none(section):
     config = tiny(f"{section}.use_distributed_optimizer=true")
-    config.finalize(1)
+    finalize(config, 1)
     assert config.ddp.use_distributed_optimizer
     assert config.optimizer.use_distributed_optimizer
 
@@ -148,13 +149,13 @@ def test_microbatches_divide_the_global_batch_among_data_parallel_ranks():
         (1, ["dataset.prefetch_factor=4"], "dataset.prefetch_factor=4 with dataset.num_workers=0"),
         (1, ["train.manual_gc_interval=5"], "train.manual_gc=true"),
         (1, ["model.recompute_granularity=full"], "megatron-core refuses the model section; .*recompute_method"),
-        (1, ["profiling.use_pytorch_profiler=true", "profiling.profile_step_end=21"], "lies past train.train_iters=20"),
+        (1, ["profiling.use_pytorch_profiler=true", "profiling.profile_step_end=21"], "exceeds train.train_iters=20"),
         (1, ["profiling.use_pytorch_profiler=true", "profiling.profile_ranks=[1]"], "the job has 1 rank"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(world_size, overrides, told):
     with pytest.raises(ProfilingConfigError, match=told):
-        tiny(*overrides).finalize(world_size)
+        finalize(tiny(*overrides), world_size)
 
 
 def test_every_field_of_a_section_of_ours_can_be_set_by_an_override():
@@ -171,5 +172,5 @@ def test_interleaved_stages_send_their_messages_one_by_one():
         config = gpt_tiny()
         config.model.num_layers, config.model.pipeline_model_parallel_size = 4, 2
         config.model.virtual_pipeline_model_parallel_size = virtual
-        config.finalize(world_size=2)
+        finalize(config, 2)
         assert config.model.batch_p2p_comm is batched

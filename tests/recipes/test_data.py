@@ -13,6 +13,7 @@ pytest.importorskip("megatron.core")
 
 from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from launch import build_indexed_data  # noqa: E402
+from recipes.finalize import finalize  # noqa: E402
 from recipes.gpt import gpt_tiny  # noqa: E402
 from recipes.megatron import indexed  # noqa: E402
 from recipes.megatron.data import ConsumedSampler, check_data  # noqa: E402
@@ -116,7 +117,7 @@ def test_two_ranks_share_one_index_and_see_what_one_rank_sees(losses, folder, ru
 def test_data_that_cannot_be_trained_on_is_refused_before_anything_starts(folder, overrides, told):
     config = gpt_tiny()
     apply_overrides(config, [override.format(folder=folder) for override in overrides])
-    config.finalize(1)
+    finalize(config, 1)
     with pytest.raises(ProfilingConfigError, match=told):
         check_data(config)
 
@@ -132,6 +133,6 @@ def test_a_text_becomes_documents_of_bytes_that_can_be_trained_on(tmp_path, caps
     assert {int(document[-1]) for document in documents} == {256}
     config = gpt_tiny()
     apply_overrides(config, [word for word in typed if "." in word and "=" in word])
-    config.finalize(1)
+    finalize(config, 1)
     assert config.dataset.blend == [f"{tmp_path}/new/set"]
     assert config.tokenizer.vocab_size == 256

@@ -19,6 +19,7 @@ resiliency = pytest.importorskip("nvidia_resiliency_ext.fault_tolerance", reason
 
 import torch  # noqa: E402
 
+from recipes.finalize import finalize  # noqa: E402
 from recipes.gpt import gpt_tiny  # noqa: E402
 from recipes.megatron.fault_tolerance import MONITOR_SOCKET, RankMonitor, check_installed  # noqa: E402
 
@@ -29,7 +30,7 @@ def opened(*overrides, start=0):
     """As rank 0 opens it; from `start` iterations on when a checkpoint holds so many."""
     config = gpt_tiny()
     apply_overrides(config, ["train.train_iters=40", *overrides])
-    config.finalize(world_size=1)
+    finalize(config, 1)
     config.train.start_iteration = start
     return RankMonitor(config, rank=0, resumed=start > 0)
 

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from recipes.catalog import RANKS, get_recipe  # noqa: E402
+from recipes.finalize import finalize  # noqa: E402
 from recipes.flops import flops_per_token, iteration_work  # noqa: E402
 from recipes.parameters import count_parameters  # noqa: E402
 from tests.recipes.small_models import LLAMA  # noqa: E402
@@ -20,7 +21,7 @@ from tests.recipes.small_models import LLAMA  # noqa: E402
 def finalized(recipe, *overrides, ranks=None):
     config = get_recipe(recipe)()
     apply_overrides(config, overrides)
-    config.finalize(ranks or RANKS[recipe])
+    finalize(config, ranks or RANKS[recipe])
     return config
 
 
@@ -122,7 +123,7 @@ def test_torch_counts_as_many_in_a_model_that_runs(what, monkeypatch):
     apply_overrides(config, overrides)
     adapt_to_cpu(config)
     config.model.transformer_impl = "local"
-    config.finalize(1)
+    finalize(config, 1)
     length = config.model.seq_length
     tokens, positions = torch.arange(length)[None] % config.model.vocab_size, torch.arange(length)[None]
     with megatron_on_cpu(), distributed(config, LaunchEnv()):

@@ -17,6 +17,7 @@ pytest.importorskip("megatron.core")
 from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from recipes.catalog import get_recipe  # noqa: E402
 from recipes.config import ConfigContainer  # noqa: E402
+from recipes.finalize import finalize  # noqa: E402
 from recipes.gpt import gpt_tiny  # noqa: E402
 from recipes.megatron import layers, setup  # noqa: E402
 
@@ -79,7 +80,7 @@ def test_the_log_says_which_and_what_that_excludes():
 def test_what_needs_transformer_engine_is_refused_in_the_job_and_not_on_a_submit_host(monkeypatch, setting):
     overrides, ranks = NEEDS_TRANSFORMER_ENGINE[setting]
     config = tiny(*overrides)
-    config.finalize(ranks)
+    finalize(config, ranks)
     monkeypatch.setattr(layers, "HAVE_TE", False)
     with pytest.raises(ProfilingConfigError, match=f"{setting} needs Transformer Engine's layers.*this machine has"):
         layers.choose_transformer_impl(config, GPU)
@@ -88,7 +89,7 @@ def test_what_needs_transformer_engine_is_refused_in_the_job_and_not_on_a_submit
 def test_checking_without_transformer_engine_changes_no_setting():
     config = get_recipe("qwen3_30b_a3b")()
     apply_overrides(config, ["model.fp8=hybrid", "model.apply_rope_fusion=true"])
-    config.finalize(16)
+    finalize(config, 16)
     assert (config.model.fp8, config.model.apply_rope_fusion, config.model.moe_permute_fusion) == ("hybrid", True, True)
 
 
@@ -97,7 +98,7 @@ def test_a_layout_reaches_megatron_cores_process_groups(monkeypatch):
     monkeypatch.setattr(setup.parallel_state, "initialize_model_parallel", lambda **sizes: given.update(sizes))
     config = get_recipe("qwen3_30b_a3b")()
     apply_overrides(config, ["model.context_parallel_size=2", "model.expert_tensor_parallel_size=1"])
-    config.finalize(32)
+    finalize(config, 32)
     setup._initialize_model_parallel(config)
     sizes = ("pipeline_model_parallel", "context_parallel", "expert_model_parallel", "expert_tensor_parallel")
     assert [given[f"{name}_size"] for name in sizes] == [2, 2, 8, 1]
@@ -122,7 +123,7 @@ def test_tp_communication_overlap_gets_its_buffers(monkeypatch, modes, overrides
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch.module.base", base)
     split = ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.tp_comm_overlap=true"]
     config = tiny("model.bf16=true", *split, *overrides)
-    config.finalize(2)
+    finalize(config, 2)
     setup._initialize_userbuffers(config)
     assert given == {"shape": [2 * 64, 64], "tp_size": 2, "bootstrap_backend": "nccl", **quantization}
     setup._destroy_userbuffers(config)

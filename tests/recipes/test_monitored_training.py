@@ -12,6 +12,7 @@ pytestmark = pytest.mark.needs("megatron")
 pytest.importorskip("megatron.core")
 
 from bridge_profiling.overrides import apply_overrides  # noqa: E402
+from recipes.finalize import finalize  # noqa: E402
 from recipes.gpt import gpt_tiny  # noqa: E402
 
 MONITORED = ["monitor.jsonl=true", "monitor.tensorboard=true", "monitor.interval=0.1"]
@@ -50,4 +51,4 @@ def test_what_cannot_work_is_refused_before_anything_starts(override, message):
     config = gpt_tiny()
     apply_overrides(config, [override])
     with pytest.raises(ProfilingConfigError, match=message):
-        config.finalize(1)
+        finalize(config, 1)

@@ -9,6 +9,7 @@ pytest.importorskip("megatron.core")
 
 from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from recipes.catalog import RANKS, RECIPES, get_recipe  # noqa: E402
+from recipes.finalize import finalize  # noqa: E402
 from recipes.parameters import count_parameters  # noqa: E402
 from tests.recipes.small_models import LLAMA, SMALL  # noqa: E402
 
@@ -55,7 +56,7 @@ BUILT = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_recipe_has_the_parameters_that_were_published(name):
     config = RECIPES[name]()
-    config.finalize(RANKS[name])
+    finalize(config, RANKS[name])
     count = count_parameters(config.model)
     assert (count.total, count.active) == pytest.approx(PUBLISHED[name], rel=0.01)
 
@@ -73,7 +74,7 @@ def test_the_count_is_that_of_the_model_that_is_built(what, monkeypatch):
     apply_overrides(config, overrides)
     adapt_to_cpu(config)
     config.model.transformer_impl = "local"
-    config.finalize(1)
+    finalize(config, 1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with megatron_on_cpu(), distributed(config, LaunchEnv()):
         model = build_chunk(config, None)
@@ -82,7 +83,7 @@ def test_the_count_is_that_of_the_model_that_is_built(what, monkeypatch):
 
 def test_of_a_layers_experts_only_those_that_a_token_takes_are_active():
     config = get_recipe("qwen3_30b_a3b")()
-    config.finalize(16)
+    finalize(config, 16)
     count = count_parameters(config.model)
     expert = 3 * 2048 * 768
     assert count.total - count.active == 48 * (128 - 8) * expert

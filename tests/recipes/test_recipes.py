@@ -16,6 +16,7 @@ pytest.importorskip("megatron.core")
 from launch import describe  # noqa: E402
 from recipes.catalog import RANKS, RECIPES, get_recipe  # noqa: E402
 from recipes.config import TrainConfig  # noqa: E402
+from recipes.finalize import finalize  # noqa: E402
 from recipes.gpt import gpt_tiny  # noqa: E402
 from recipes.megatron.garbage import manual_gc  # noqa: E402
 
@@ -59,7 +60,7 @@ def trained(tmp_path_factory, run_cases):
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("times", [1, 2, 4])
 def test_every_recipe_fits_the_ranks_it_was_laid_out_for_and_multiples_of_them(name, times):
-    get_recipe(name)().finalize(times * RANKS[name])
+    finalize(get_recipe(name)(), times * RANKS[name])
 
 
 def test_each_call_gives_a_configuration_of_its_own():
@@ -71,7 +72,7 @@ def test_each_call_gives_a_configuration_of_its_own():
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_architecture_is_the_published_one(name):
     config = get_recipe(name)()
-    config.finalize(RANKS[name])
+    finalize(config, RANKS[name])
     model = config.model
     assert ARCHITECTURES[name] == (
         model.num_layers,

@@ -75,12 +75,13 @@ def test_a_recipe_survives_the_way_to_the_job(name):
 
 @megatron
 def test_a_recipe_finalized_already_can_be_sent_and_built_again():
+    from recipes.finalize import finalize
     from recipes.gpt import gpt_tiny
 
     config = gpt_tiny()
-    config.finalize(1)
+    finalize(config, 1)
     rebuilt = fdl.build(as_config(config))
-    rebuilt.finalize(1)
+    finalize(rebuilt, 1)
     assert rebuilt.model.ffn_hidden_size == config.model.ffn_hidden_size
 
 
