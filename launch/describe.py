@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.settings:
-        from recipes.known_settings import known_settings
+        from recipes.catalog import known_settings
 
         print("\n".join(known_settings(config)))
         return 0
@@ -65,7 +65,7 @@ def describe(config: ConfigContainer, ranks: int) -> Iterator[tuple[str, str]]:
         config: finalized for that many ranks.
         ranks: of the job.
     """
-    from recipes.parameters import count_parameters
+    from recipes.counts import count_parameters
 
     model, train, layout, count = config.model, config.train, config.layout(ranks), count_parameters(config.model)
     active = f", {count.active:,} active a token" if count.active != count.total else ""
@@ -91,7 +91,7 @@ def describe(config: ConfigContainer, ranks: int) -> Iterator[tuple[str, str]]:
 
 
 def _model_flops(config: ConfigContainer, ranks: int) -> str:
-    from recipes.flops import flops_per_token, iteration_work, uncounted
+    from recipes.counts import flops_per_token, iteration_work, uncounted
 
     work = iteration_work(config, ranks)
     if work is None:

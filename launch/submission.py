@@ -118,8 +118,7 @@ def _settings_told(recipe: str) -> dict[str, str]:
     if importlib.util.find_spec("megatron") is None:
         return {}
     from bridge_profiling.doctor.experiment import SETTINGS_KEY
-    from recipes.catalog import get_recipe
-    from recipes.known_settings import known_settings
+    from recipes.catalog import get_recipe, known_settings
 
     return {SETTINGS_KEY: " ".join(known_settings(get_recipe(recipe)()))}
 
