@@ -1,15 +1,18 @@
-"""Which ranks are profiled, and where a rank stands in the parallel layout.
+"""The parallel layout of a job, and the selection of profiled ranks.
 
-Computed from the sizes and the order alone, as megatron-core's parallel_state lays ranks out: it is needed before
-`initialize_model_parallel` has run, and on hosts that have no megatron-core.
+Computed from sizes and order alone, with the same result as megatron-core's parallel_state: the layout is needed before
+`initialize_model_parallel` runs, and on hosts without megatron-core.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bridge_profiling.config import normalize_ranks
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
+
+#: Values of `profile_ranks` other than a list: every rank, or one rank per pipeline stage.
+RANK_WORDS = ("all", "pp")
 
 _DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 
@@ -41,21 +44,21 @@ class ParallelLayout:
 
     def __post_init__(self) -> None:
         for name in ("world_size", "tp", "pp", "cp", "ep"):
-            if getattr(self, name) < 1:
-                raise ProfilingConfigError(f"{name}={getattr(self, name)} is not a size", instead=f"Type {name}=1 or more")
+            size = getattr(self, name)
+            require(size >= 1, f"{name}={size} is not a size", instead=f"Type {name}=1 or more")
         unknown = set(self.order.split("-")) - set(_DIMENSIONS)
-        if unknown:
-            raise ProfilingConfigError(
-                f"the rank order {self.order!r} names {', '.join(sorted(unknown))}",
-                why="the dimensions are tp, cp, ep, dp and pp",
-                instead="Type tp-cp-ep-dp-pp, megatron-core's own order",
-            )
-        self._check_divisible("tensor * pipeline * context", self.tp * self.pp * self.cp)
-        self._check_divisible("expert tensor * expert * pipeline", self._expert_tp * self.ep * self.pp)
-
-    def _check_divisible(self, what: str, size: int) -> None:
-        if self.world_size % size:
-            raise ProfilingConfigError(
+        require(
+            not unknown,
+            f"the rank order {self.order!r} names {', '.join(sorted(unknown))}",
+            why="the dimensions are tp, cp, ep, dp and pp",
+            instead="Type tp-cp-ep-dp-pp, megatron-core's own order",
+        )
+        for what, size in (
+            ("tensor * pipeline * context", self.tp * self.pp * self.cp),
+            ("expert tensor * expert * pipeline", self._expert_tp * self.ep * self.pp),
+        ):
+            require(
+                self.world_size % size == 0,
                 f"a world of {self.world_size} cannot be split by {what} parallel size {size}",
                 why="every rank needs a place in the layout",
                 instead=f"Start a multiple of {size} ranks, or choose smaller parallel sizes",
@@ -67,13 +70,13 @@ class ParallelLayout:
 
     @property
     def dp(self) -> int:
-        """Data-parallel size, context parallelism not counted in."""
+        """Data-parallel size without context parallelism."""
         return self.world_size // (self.tp * self.pp * self.cp)
 
     def coordinates(self, rank: int) -> dict[str, tuple[int, int]]:
-        """Where `rank` stands: `{dimension: (rank in it, its size)}` for tp, cp, dp, pp and ep."""
+        """`{dimension: (index of the rank, size)}` for tp, cp, dp, pp and ep."""
         dense = self._place(rank, {"tp": self.tp, "cp": self.cp, "ep": 1, "dp": self.dp, "pp": self.pp})
-        # megatron-core lays the expert layers out a second time: expert tp and ep, with what remains as their dp.
+        # megatron-core has a second layout for expert layers: expert tp and ep, and the remaining ranks as their dp.
         expert_dp = self.world_size // (self._expert_tp * self.ep * self.pp)
         expert = self._place(rank, {"tp": self._expert_tp, "cp": 1, "ep": self.ep, "dp": expert_dp, "pp": self.pp})
         return {name: dense[name] for name in ("tp", "cp", "dp", "pp")} | {"ep": expert["ep"]}
@@ -97,20 +100,37 @@ class ParallelLayout:
         return chosen
 
 
-def select_ranks(ranks: object, layout: ParallelLayout) -> list[int]:
-    """The global ranks that `profile_ranks` means in this layout.
+def normalize_ranks(ranks: object, *, name: str = "profiling.profile_ranks") -> list[int] | str:
+    """Normalize `profile_ranks` to a list of distinct ranks in their given order, or a word of RANK_WORDS.
 
     Args:
-        ranks: a list of ranks, `all` or `pp`.
-        layout: the job's layout; `pp` needs its sizes, `all` its world size.
+        ranks: a list of integers, one integer, `all` or `pp`.
+        name: the setting's name in messages.
+
+    Raises:
+        ProfilingConfigError: an empty list, a negative rank, or another type.
+    """
+    either = f"Type {name}=[0] for rank 0, {name}=all for every rank, or {name}=pp for one rank per pipeline stage"
+    if isinstance(ranks, str):
+        require(ranks in RANK_WORDS, f"{name}={ranks!r} is not known", why="the words are 'all' and 'pp'", instead=either)
+        return ranks
+    listed = [ranks] if isinstance(ranks, int) and not isinstance(ranks, bool) else ranks
+    if not isinstance(listed, Sequence):
+        raise ProfilingConfigError(f"{name}={ranks!r} is not a list of ranks", instead=either)
+    require(listed, f"{name}=[] names no rank", why="an empty list could mean all or none", instead=either)
+    wrong = [rank for rank in listed if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0]
+    holds = f"{name} holds {', '.join(map(repr, wrong))}"
+    require(not wrong, holds, why="a rank is an integer from 0 upwards", instead=either)
+    return list(dict.fromkeys(listed))
+
+
+def select_ranks(ranks: object, layout: ParallelLayout) -> list[int]:
+    """The global ranks that `profile_ranks` selects in this layout.
 
     Raises:
         ProfilingConfigError: as `normalize_ranks`.
     """
     chosen = normalize_ranks(ranks)
-    if chosen == "all":
-        return list(range(layout.world_size))
-    if chosen == "pp":
-        return layout.pipeline_ranks()
-    assert isinstance(chosen, list)
-    return chosen
+    if isinstance(chosen, list):
+        return chosen
+    return layout.pipeline_ranks() if chosen == "pp" else list(range(layout.world_size))

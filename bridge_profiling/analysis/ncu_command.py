@@ -10,7 +10,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bridge_profiling.analysis.ncu_filter import kernel_filter
 from bridge_profiling.traces.run_dir import RankCapture
@@ -115,9 +114,8 @@ def _inside(text: str) -> str:
 
 def _training(manifest: RankCapture | None) -> tuple[str, list[str], bool]:
     """The command that trains, with its own profilers off; what is to be said about it; whether any launcher may start it."""
-    found: Mapping[str, Any] = manifest.manifest if manifest is not None else {}
-    command = _command(found.get("command"))
-    if command is None:
+    command = _command(manifest.manifest.command if manifest is not None else [])
+    if manifest is None or command is None:
         return (
             _UNKNOWN_COMMAND,
             [
@@ -130,8 +128,7 @@ def _training(manifest: RankCapture | None) -> tuple[str, list[str], bool]:
     if script is not None:
         return shlex.join(script), [], True
     same = [part for part in command if not _LOCAL_RANK.fullmatch(part)]
-    config = found.get("config")
-    on = [name for name in _PROFILERS if isinstance(config, dict) and config.get(name)]
+    on = [name for name in _PROFILERS if manifest.manifest.config.get(name)]
     if any(part.endswith("launch/pretrain.py") for part in command):
         return shlex.join([*same, *(f"profiling.{name}=false" for name in on)]), [], True
     notes = ["switch that run's own profiler off: two profilers cannot have the device's counters at once"]
@@ -140,9 +137,9 @@ def _training(manifest: RankCapture | None) -> tuple[str, list[str], bool]:
     return shlex.join(same), notes, same == command
 
 
-def _command(found: Any) -> list[str] | None:
+def _command(found: list[str]) -> list[str] | None:
     """A manifest's command; None where it has none that a shell could start."""
-    if not isinstance(found, list) or not found or not all(isinstance(part, str) for part in found):
+    if not found:
         return None
     return None if any(mark in part for part in found[1:3] for mark in _STARTED_BY_A_PARENT) else found
 

@@ -251,7 +251,7 @@ def _find(path: Path) -> tuple[list[Capture | Path], list[str], list[RankCapture
         if not manifests:
             raise
         said = f"{path} holds manifests and no capture: how long iterations took is all that can be told"
-        why = next((f"; rank {one.rank}: {one.manifest['reason']}" for one in manifests if one.manifest.get("reason")), "")
+        why = next((f"; rank {one.rank}: {one.manifest.reason}" for one in manifests if one.manifest.reason), "")
         return [], [said + why], manifests
     # A trace's after a memory snapshot's: they may be of different windows, and iterations are the trace's.
     ordered = sorted(found.captures, key=lambda each: each.source != "memory")

@@ -180,7 +180,7 @@ def _versions(infos: Sequence[Sequence[RankInfo]]) -> list[Difference | None]:
 
 def _options(manifests: Sequence[Sequence[RankCapture]]) -> list[Difference | None]:
     """Options of the profilers as the manifests' configs have them."""
-    configs: list[Mapping[str, Any]] = [side[0].manifest.get("config") or {} if side else {} for side in manifests]
+    configs: list[Mapping[str, Any]] = [side[0].manifest.config if side else {} for side in manifests]
     return [
         _differs(name, MEASUREMENT, [str(config[name]) for config in configs], _MEANS_PROFILER)
         for name in sorted(configs[0].keys() & configs[1].keys())
@@ -190,7 +190,8 @@ def _options(manifests: Sequence[Sequence[RankCapture]]) -> list[Difference | No
 
 def _work_of_manifests(manifests: Sequence[Sequence[RankCapture]]) -> list[Difference | None]:
     """What the training says that one iteration computes."""
-    works: list[Mapping[str, Any]] = [side[0].manifest.get("work") or {} if side else {} for side in manifests]
+    found = [side[0].manifest.work if side else None for side in manifests]
+    works = [vars(work) if work is not None else {} for work in found]
     words = {"tokens": "tokens of an iteration", "model_flops": "model FLOPs of an iteration", "precision": "precision"}
     return [
         _differs(words[name], WORK, [_number(work[name]) for work in works], _MEANS_WORK)

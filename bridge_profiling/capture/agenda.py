@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from bridge_profiling.capture.signals import signals_held
-from bridge_profiling.capture.window_capture import NEVER, Trigger, WindowCapture, WindowPlan
+from bridge_profiling.capture.window_capture import NEVER, WindowCapture, WindowPlan
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import one_line
+from bridge_profiling.manifest import Trigger
 
 logger = logging.getLogger(__name__)
 

@@ -260,7 +260,7 @@ class ProfilingHook:
 
     def _report_repeats(self) -> None:
         if self._selected and self._config.profile_every is not None:
-            captured = sum(1 for capture in self._agenda.captures if capture.plan.trigger.number and capture.manifest.captured)
+            captured = sum(1 for capture in self._agenda.captures if capture.plan.trigger.number and capture.record.captured)
             logger.info(
                 "rank %d: captured %d of at most %d windows, one every %d iterations",
                 self._rank.number, captured, self._config.profile_at_most, self._config.profile_every,
@@ -312,9 +312,7 @@ class ProfilingHook:
         self._timer.slow_above = nanoseconds
 
     def _opened_windows(self) -> list[Window]:
-        return [
-            capture.window for capture in self._agenda.captures if capture.state == "capturing" or capture.manifest.captured
-        ]
+        return [capture.window for capture in self._agenda.captures if capture.state == "capturing" or capture.record.captured]
 
     def _records_memory(self) -> bool:
         return any(capture.plan.config.record_memory_history and capture.state != "closed" for capture in self._agenda.captures)

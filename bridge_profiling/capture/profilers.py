@@ -14,11 +14,11 @@ from pathlib import Path
 
 from bridge_profiling.capture.profiler import Backend
 from bridge_profiling.errors import one_line
+from bridge_profiling.manifest import Status, combined_status
 
 logger = logging.getLogger(__name__)
 
 #: From best to worst: everything asked for; some of it; nothing, as the window never opened; nothing, as something broke.
-STATUSES = ("complete", "partial", "missed", "failed")
 
 
 @dataclass
@@ -27,12 +27,12 @@ class Outcome:
 
     Args:
         backend: the profiler.
-        status: one of STATUSES.
+        status: as the manifest has it.
         reason: why it is not `complete`.
     """
 
     backend: Backend
-    status: str = "missed"
+    status: Status = "missed"
     reason: str | None = None
 
 
@@ -52,7 +52,7 @@ class Profilers:
         self._left_to_write: list[tuple[Outcome, Callable[[], None]]] = []
 
     @property
-    def status(self) -> str:
+    def status(self) -> Status:
         """What all profilers have in common, else `partial` when at least one captured something."""
         return combined_status({outcome.status for outcome in self.outcomes})
 
@@ -131,7 +131,7 @@ class Profilers:
                 self._attempt(outcome, "leave", outcome.backend.leave)
         return done
 
-    def finish(self, status: str, reason: str | None) -> None:
+    def finish(self, status: Status, reason: str | None) -> None:
         """Write what is left, and give those that did not fail their status. May run in another thread."""
         for outcome, rest in self._left_to_write:
             self._attempt(outcome, "write", rest)
@@ -181,13 +181,6 @@ class Profilers:
                 )  # fmt: skip
             elif outcome.status == "missed":
                 logger.warning("rank %d: %s captured nothing: %s", self._rank, outcome.backend.name, outcome.reason)
-
-
-def combined_status(statuses: set[str]) -> str:
-    """The status of several profilers together: what they have in common, else `partial` when one captured something."""
-    if len(statuses) == 1:
-        return next(iter(statuses))
-    return "partial" if statuses & {"complete", "partial"} else "failed"
 
 
 def synchronize(rank: int) -> None:

@@ -1,52 +1,56 @@
-"""The manifest: what was asked of a rank, what was captured, and why. Every capture has one, also one that failed.
-
-It is written when the hook opens, when the window opens, when it closes and when the hook closes, each time true for
-that moment: a process that is killed leaves the truth about itself behind.
-"""
+"""What a rank knows about one of its captures, and the manifest that it writes from it."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from pathlib import Path
 
-from bridge_profiling.atomic import write_json
 from bridge_profiling.capture.files import CaptureFiles
-from bridge_profiling.capture.profilers import Outcome, Profilers, combined_status
+from bridge_profiling.capture.profilers import Profilers
 from bridge_profiling.capture.work import IterationWork, device_of_this_process, model_tflops_per_gpu, utilizations
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
-
-SCHEMA_VERSION = 1
+from bridge_profiling.manifest import (
+    Captured,
+    Clock,
+    Durations,
+    Job,
+    Manifest,
+    ProfilerRecord,
+    RequestedWindow,
+    Trigger,
+    Work,
+    list_artifacts,
+    write_manifest,
+)
 
 _PACKAGES = ("bridge-profiling", "torch", "megatron-core", "nemo_run", "nvtx", "transformer-engine")
 
 
 @dataclass
-class Manifest:
-    """Everything one rank writes down about its capture.
+class CaptureRecord:
+    """One rank's capture of one window, as its manifest reports it.
 
-    Args:
-        config: what was asked.
-        files: where things lie.
+    Attributes:
+        config: the request.
+        files: names of the capture's files.
         rank: global rank.
         layout: the job's parallel layout.
-        profilers: the profilers and what became of them.
+        profilers: the profilers and their outcomes.
         work: what one iteration computes, where the training loop says so.
         captured: iterations in the capture, in order.
         interrupted: iterations that an exception ended inside the window.
-        reason: why the whole is not `complete`, when it is not one profiler's fault.
-        facts: what a framework says of itself.
-        trigger: what asked for this window.
-        other_windows: `[start, end]` of the other windows of this process: their iterations paid for a profiler, too.
+        reason: why the capture is not `complete`, when no single profiler is the cause.
+        facts: what a framework reports about itself.
+        trigger: why the window was captured.
+        other_windows: [start, end] of the process's other windows.
     """
 
     config: ProfilingConfig
@@ -59,11 +63,11 @@ class Manifest:
     interrupted: list[int] = field(default_factory=list)
     reason: str | None = None
     facts: dict[str, object] = field(default_factory=dict)
-    trigger: dict[str, object] | None = None
+    trigger: Trigger | None = None
     other_windows: list[list[int]] = field(default_factory=list)
 
     def write(self, durations: Iterable[tuple[int, int]]) -> None:
-        """Write it.
+        """Write the manifest.
 
         Args:
             durations: `(iteration, nanoseconds)` of the last iterations.
@@ -71,106 +75,60 @@ class Manifest:
         Raises:
             OSError: it cannot be written.
         """
-        write_json(self.files.manifest, self.as_json(list(durations)))
+        write_manifest(self.files.manifest, self.build(durations))
 
-    def as_json(self, durations: Sequence[tuple[int, int]]) -> dict[str, object]:
-        """The manifest's content. Paths are relative to the output directory, times in nanoseconds."""
-        window, env = self.files.window, LaunchEnv.read()
-        reasons = [outcome.reason for outcome in self.profilers.outcomes if outcome.reason]
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "status": self.profilers.status,
-            "reason": self.reason or (reasons[0] if reasons else None),
-            "window": {"start": window.start, "end": window.end},
-            "trigger": self.trigger,
-            "other_windows": self.other_windows,
-            "captured": {"first": self.captured[0], "last": self.captured[-1], "iterations": self.captured}
-            if self.captured and self.profilers.status in ("complete", "partial")
-            else None,
-            "interrupted": self.interrupted,
-            "profilers": [self._outcome(outcome) for outcome in self.profilers.outcomes],
-            "rank": self.rank,
-            "world_size": self.layout.world_size,
-            "local_rank": env.local_rank,
-            "coordinates": {name: list(place) for name, place in self.layout.coordinates(self.rank).items()},
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            # As it was typed, also where the rank has started itself anew under nsys.
-            "command": [sys.executable, *sys.orig_argv[1:]],
-            "job": {
-                "id": env.job_id,
-                "attempt": self.files.attempt,
-                "restarts": env.restarts,
-            },
-            "config": asdict(self.config),
-            "versions": _versions(),
-            "framework": self.facts or None,
-            **self._throughput(durations),
-            "clock": {"unix_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()},
-        }
+    def build(self, durations: Iterable[tuple[int, int]]) -> Manifest:
+        """The manifest, true for this moment."""
+        env, window, status = LaunchEnv.read(), self.files.window, self.profilers.status
+        records = [
+            ProfilerRecord(
+                name=outcome.backend.name,
+                status=outcome.status,
+                reason=outcome.reason,
+                artifacts=list_artifacts([path for path in outcome.backend.artifacts if path.exists()], self.files.root),
+                notes=outcome.backend.notes,
+            )
+            for outcome in self.profilers.outcomes
+        ]
+        timed = list(durations)
+        work, throughput = self._throughput(
+            Durations(iteration=[iteration for iteration, _ in timed], duration_ns=[duration for _, duration in timed])
+        )
+        captured = Captured(first=self.captured[0], last=self.captured[-1], iterations=self.captured) if self.captured else None
+        return Manifest(
+            status=status,
+            reason=self.reason or next((record.reason for record in records if record.reason), None),
+            window=RequestedWindow(start=window.start, end=window.end),
+            trigger=self.trigger,
+            other_windows=self.other_windows,
+            captured=captured if status in ("complete", "partial") else None,
+            interrupted=self.interrupted,
+            profilers=records,
+            rank=self.rank,
+            world_size=self.layout.world_size,
+            local_rank=env.local_rank,
+            coordinates={name: list(place) for name, place in self.layout.coordinates(self.rank).items()},
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            command=[sys.executable, *sys.orig_argv[1:]],
+            job=Job(id=env.job_id, attempt=self.files.attempt, restarts=env.restarts),
+            config=asdict(self.config),
+            versions=_versions(),
+            framework=self.facts or None,
+            work=work,
+            durations_ns=throughput,
+            clock=Clock(unix_ns=time.time_ns(), perf_counter_ns=time.perf_counter_ns()),
+        )
 
-    def _throughput(self, durations: Sequence[tuple[int, int]]) -> dict[str, object]:
-        """What an iteration computes, how long each took, and how much of the device's peak that is."""
-        taken = [duration for _, duration in durations]
-        work, reached, utilization = None, None, None
-        if self.work is not None:
-            device = device_of_this_process(self.work.precision, self.config.peak_tflops)
-            reached = model_tflops_per_gpu(self.work, taken)
-            utilization = utilizations(reached, device)
-            work = asdict(self.work) | {
-                "device": device.name,
-                "peak_tflops": device.peak_tflops,
-                "reason": device.reason,
-            }
-        return {
-            "work": work,
-            "durations_ns": {
-                "iteration": [iteration for iteration, _ in durations],
-                "duration_ns": taken,
-                "model_tflops_per_gpu": reached,
-                "mfu": utilization,
-            },
-        }
-
-    def _outcome(self, outcome: Outcome) -> dict[str, object]:
-        written = [path for path in outcome.backend.artifacts if path.exists()]
-        return {
-            "name": outcome.backend.name,
-            "status": outcome.status,
-            "reason": outcome.reason,
-            "artifacts": _artifacts(written, self.files.root),
-            "notes": outcome.backend.notes,
-        }
-
-
-def amend_manifest(path: Path, profiler: str, *, artifacts: Sequence[Path], reason: str | None) -> None:
-    """Correct what a manifest says of one profiler, after its process has ended and can write it no more.
-
-    Args:
-        path: the manifest.
-        profiler: the profiler's name.
-        artifacts: files it has written after all; with none it `failed`, unless its window was never reached.
-        reason: why it is not `complete`; None leaves its status as it is.
-
-    Raises:
-        OSError: it cannot be read or written.
-        ValueError: it holds no JSON.
-    """
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    for outcome in manifest["profilers"]:
-        if outcome["name"] != profiler or (outcome["status"] == "missed" and not artifacts):
-            continue
-        outcome["artifacts"] = _artifacts(artifacts, path.parents[2])
-        if not artifacts or reason is not None:
-            outcome["status"] = "partial" if artifacts else "failed"
-            outcome["reason"] = reason
-    manifest["status"] = combined_status({outcome["status"] for outcome in manifest["profilers"]})
-    manifest["reason"] = next((one["reason"] for one in manifest["profilers"] if one["reason"]), None)
-    write_json(path, manifest)
-
-
-def _artifacts(paths: Sequence[Path], root: Path) -> list[dict[str, object]]:
-    return [{"path": _relative(path, root), "bytes": path.stat().st_size} for path in paths]
+    def _throughput(self, durations: Durations) -> tuple[Work | None, Durations]:
+        """What an iteration computes, and the durations with the share of the device's peak that they reached."""
+        if self.work is None:
+            return None, durations
+        device = device_of_this_process(self.work.precision, self.config.peak_tflops)
+        durations.model_tflops_per_gpu = model_tflops_per_gpu(self.work, durations.duration_ns)
+        durations.mfu = utilizations(durations.model_tflops_per_gpu, device)
+        work = Work(**asdict(self.work), device=device.name, peak_tflops=device.peak_tflops, reason=device.reason)
+        return work, durations
 
 
 def _versions() -> dict[str, str | None]:
@@ -186,7 +144,3 @@ def _versions() -> dict[str, str | None]:
         found["torch"] = str(torch.__version__)
         found["cuda"] = torch.version.cuda
     return found
-
-
-def _relative(path: Path, root: Path) -> str:
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

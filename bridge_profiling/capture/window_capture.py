@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from threading import Thread
 
 from bridge_profiling.capture.attempt import give_up_attempt
@@ -17,39 +17,19 @@ from bridge_profiling.capture.memory import MemoryBackend
 from bridge_profiling.capture.nsys_profiler import NsysBackend
 from bridge_profiling.capture.profiler import Backend
 from bridge_profiling.capture.profilers import Profilers
-from bridge_profiling.capture.record import Manifest
+from bridge_profiling.capture.record import CaptureRecord
 from bridge_profiling.capture.signals import signals_held
 from bridge_profiling.capture.torch_profiler import TorchProfilerBackend
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig, Window
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
+from bridge_profiling.manifest import Status, Trigger
 
 logger = logging.getLogger(__name__)
 
 #: No iteration is as late as this one: nothing more to do.
 NEVER = sys.maxsize
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trigger:
-    """What asked for a window.
-
-    Attributes:
-        kind: `configured`, `repeat`, `request` or `slow_iteration`.
-        reason: why, in words.
-        requested_at: when, in UTC; None where the config asked.
-        requested_by: who asked.
-        request: the request's name.
-        number: which of the repeated windows, from 1.
-    """
-
-    kind: str = "configured"
-    reason: str | None = None
-    requested_at: str | None = None
-    requested_by: str | None = None
-    request: str | None = None
-    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,10 +91,10 @@ class WindowCapture:
         self.plan, self.window, self.files, self._rank = plan, plan.window, files, rank
         self.state = "waiting"
         self.profilers = Profilers(rank.number, self._backends())
-        self.manifest = Manifest(plan.config, files, rank.number, rank.layout, self.profilers, rank.work)
-        self.manifest.facts, self.manifest.trigger = rank.facts, asdict(plan.trigger)
-        self.manifest.reason = f"the process ended before it reached iteration {self.window.start}"
-        self.manifest.write(())
+        self.record = CaptureRecord(plan.config, files, rank.number, rank.layout, self.profilers, rank.work)
+        self.record.facts, self.record.trigger = rank.facts, plan.trigger
+        self.record.reason = f"the process ended before it reached iteration {self.window.start}"
+        self.record.write(())
         #: How long the window's iterations took: a run goes on for longer than durations are kept.
         self._durations: list[tuple[int, int]] = []
         self._writer: Thread | None = None
@@ -179,7 +159,7 @@ class WindowCapture:
     def _start(self, iteration: int) -> None:
         if self.state == "waiting":
             self._warm_up()
-        self.manifest.reason = "the process died inside the window, before the capture was written"
+        self.record.reason = "the process died inside the window, before the capture was written"
         self.profilers.presume_failed()
         # Before anything records: writing it is no part of the training, and starting may be what kills the process.
         self.write_manifest()
@@ -195,7 +175,7 @@ class WindowCapture:
 
     def iteration_ended(self, iteration: int, error: BaseException | None) -> None:
         """An iteration inside the window has ended."""
-        (self.manifest.interrupted if error is not None else self.manifest.captured).append(iteration)
+        (self.record.interrupted if error is not None else self.record.captured).append(iteration)
         if error is None and iteration == self.window.last:
             self.close(None)
 
@@ -210,18 +190,19 @@ class WindowCapture:
         state, self.state = self.state, "closed"
         if state == "closed":
             return
-        status, reason = "missed", ending
+        status: Status = "missed"
+        reason = ending
         with signals_held():
             if state == "capturing":
                 status, reason = self._completeness(ending)
-                captured = self.manifest.captured
+                captured = self.record.captured
                 self._durations = [taken for taken in self._rank.durations() if taken[0] in self.window]
-                self.profilers.stop([iteration for iteration in self.manifest.interrupted if iteration not in captured])
+                self.profilers.stop([iteration for iteration in self.record.interrupted if iteration not in captured])
             self.profilers.close()
             if not (self.profilers.unwritten and self._finish_beside(status, reason)):
                 self._finish(status, reason)
 
-    def _finish_beside(self, status: str, reason: str | None) -> bool:
+    def _finish_beside(self, status: Status, reason: str | None) -> bool:
         """Write the rest while training goes on; whether that can be done."""
         # Not a daemon: an interpreter that exits waits for it.
         writer = Thread(target=self._finish, args=(status, reason), name="bridge_profiling writer")
@@ -233,29 +214,29 @@ class WindowCapture:
         self._writer = writer
         return True
 
-    def _finish(self, status: str, reason: str | None) -> None:
+    def _finish(self, status: Status, reason: str | None) -> None:
         """Write the rest, and only then say in the manifest that it is there."""
         unpacked = self.profilers.unpacked
         if unpacked:
             # A launcher kills what takes too long to end: then this is true.
             where = " and ".join(str(path) for path in unpacked)
-            self.manifest.reason = f"the process died while it compressed its trace; all of it lies in {where}"
+            self.record.reason = f"the process died while it compressed its trace; all of it lies in {where}"
             self.write_manifest()
         self.profilers.finish(status, reason)
-        self.manifest.reason = None
+        self.record.reason = None
         self.write_manifest()
         self._finished = True
-        self.profilers.report(self.manifest.captured)
+        self.profilers.report(self.record.captured)
 
-    def _completeness(self, ending: str | None) -> tuple[str, str | None]:
-        captured = self.manifest.captured
+    def _completeness(self, ending: str | None) -> tuple[Status, str | None]:
+        captured = self.record.captured
         wanted = list(range(self.window.start, self.window.end))
         if captured == wanted:
             return "complete", None
         if ending is not None:
             return "partial", ending
-        if self.manifest.interrupted:
-            return "partial", f"iteration {self.manifest.interrupted[0]} was interrupted"
+        if self.record.interrupted:
+            return "partial", f"iteration {self.record.interrupted[0]} was interrupted"
         if self.plan.trigger.request is not None:
             return "partial", f"this rank was in iteration {captured[0]} when it heard of the window {self.window}"
         if self._skipped:
@@ -294,16 +275,16 @@ class WindowCapture:
         if self._finished or self._writer is not None:
             return
         self.state, self._finished = "closed", True
-        self.manifest.reason = None
+        self.record.reason = None
         self.profilers.fail(reason)
         self.write_manifest()
 
     def write_manifest(self) -> None:
         """Write the manifest; one that cannot be written is logged."""
-        self.manifest.other_windows = [[one.start, one.end] for one in self._rank.windows() if one != self.window]
+        self.record.other_windows = [[one.start, one.end] for one in self._rank.windows() if one != self.window]
         durations = list(self._rank.durations())
         kept = {iteration for iteration, _ in durations}
         try:
-            self.manifest.write([*(taken for taken in self._durations if taken[0] not in kept), *durations])
+            self.record.write([*(taken for taken in self._durations if taken[0] not in kept), *durations])
         except OSError as error:
             logger.error("rank %d: the manifest could not be written: %s. Training goes on.", self._rank.number, error)

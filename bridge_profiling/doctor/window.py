@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge_profiling.config import check_window, normalize_ranks
+from bridge_profiling import config
 from bridge_profiling.doctor.machine import Machine, join
 from bridge_profiling.doctor.request import Request
 from bridge_profiling.doctor.verdict import Verdict, fails, ok, refused, unknown, warning
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.layout import select_ranks
+from bridge_profiling.layout import normalize_ranks, select_ranks
 
 
 def check_window_fits(request: Request, machine: Machine) -> Iterator[Verdict]:
@@ -18,7 +18,8 @@ def check_window_fits(request: Request, machine: Machine) -> Iterator[Verdict]:
     if not request.name:
         return
     try:
-        check_window(profiling.profile_step_start, profiling.profile_step_end)
+        config.check_window(profiling.profile_step_start, profiling.profile_step_end)
+        config.check_window_fits(profiling.profile_step_end, train.train_iters)
     except ProfilingConfigError as error:
         yield refused("window", error)
         return
@@ -28,13 +29,6 @@ def check_window_fits(request: Request, machine: Machine) -> Iterator[Verdict]:
             "window",
             f"iterations {window.start} to {window.last}, and train.train_iters is not known here: the recipe sets it",
             "Type train.train_iters=N with the recipe's number",
-        )
-    elif window.end > train.train_iters:
-        yield fails(
-            "window",
-            f"profiling.profile_step_end={window.end} lies past train.train_iters={train.train_iters}: the last iteration is"
-            f" {train.train_iters - 1}",
-            f"Set profiling.profile_step_end to at most {train.train_iters}, or raise train.train_iters",
         )
     elif window.end <= train.start_iteration:
         yield fails(
@@ -59,6 +53,7 @@ def check_ranks_exist(request: Request, machine: Machine) -> Iterator[Verdict]:
         return
     try:
         chosen = normalize_ranks(request.profiling.profile_ranks)
+        config.check_ranks_exist(chosen, request.world_size)
         layout = request.layout()
     except ProfilingConfigError as error:
         yield refused("ranks", error)
@@ -71,15 +66,7 @@ def check_ranks_exist(request: Request, machine: Machine) -> Iterator[Verdict]:
         )
         return
     ranks = select_ranks(chosen, layout)
-    outside = [rank for rank in ranks if rank >= layout.world_size]
-    if outside:
-        yield fails(
-            "ranks",
-            f"profiling.profile_ranks names {join(outside)}, but the job has {layout.world_size} ranks, 0 to"
-            f" {layout.world_size - 1}",
-            "List ranks of this job, or type profiling.profile_ranks=all",
-        )
-    elif len(ranks) > _MANY:
+    if len(ranks) > _MANY:
         yield warning(
             "ranks",
             f"{len(ranks)} ranks write a trace each, and those that do not are held up by them",

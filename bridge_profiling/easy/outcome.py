@@ -22,7 +22,7 @@ def captures_since(root: Path, started_ns: int) -> list[RankCapture]:
     manifests = (root / "manifest").glob("*/rank-*.json")
     folders = sorted({path.parent.name for path in manifests if path.stat().st_mtime_ns >= started_ns})
     captures = [capture for folder in folders for capture in find_captures(root, folder)]
-    return [capture for capture in captures if capture.manifest["clock"]["unix_ns"] >= started_ns]
+    return [each for each in captures if each.manifest.clock is not None and each.manifest.clock.unix_ns >= started_ns]
 
 
 def lines(root: Path, captures: Iterable[RankCapture]) -> list[str]:
@@ -33,8 +33,8 @@ def lines(root: Path, captures: Iterable[RankCapture]) -> list[str]:
         mine = [capture for capture in captures if capture.folder == folder]
         good = [capture for capture in mine if capture.artifacts]
         for capture in mine:
-            if capture.manifest["status"] != "complete":
-                told.append(f"rank {capture.rank}, {folder}: {capture.manifest['status']}, {_reason(capture)}")
+            if capture.manifest.status != "complete":
+                told.append(f"rank {capture.rank}, {folder}: {capture.manifest.status}, {_reason(capture)}")
         if good:
             kinds = sorted({path.parent for capture in good for path in capture.artifacts})
             ranks = f"rank {good[0].rank}" if len(good) == 1 else f"{len(good)} ranks"
@@ -47,5 +47,5 @@ def lines(root: Path, captures: Iterable[RankCapture]) -> list[str]:
 
 
 def _reason(capture: RankCapture) -> str:
-    reasons = [capture.manifest["reason"], *(profiler["reason"] for profiler in capture.manifest["profilers"])]
+    reasons = [capture.manifest.reason, *(profiler.reason for profiler in capture.manifest.profilers)]
     return next((reason for reason in reasons if reason), "no reason is known")

@@ -7,7 +7,6 @@ files they list. Without manifests, files that are named like captures. Never ch
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import posixpath
 import re
@@ -22,6 +21,7 @@ from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.experiments.find import Job, read_jobs
 from bridge_profiling.experiments.places import Place, chosen_output_dir, place_of
 from bridge_profiling.experiments.serialized import Built
+from bridge_profiling.manifest import Manifest, read_manifest
 
 #: Called with how many files are done, and how many there are.
 OnProgress = Callable[[int, int], None]
@@ -206,28 +206,24 @@ def _parsed(listing: str) -> Iterator[RemoteFile]:
 
 def _listed_by(target: Path, manifests: list[RemoteFile], files: Mapping[str, RemoteFile], tunnel: Tunnel) -> list[RemoteFile]:
     """The files that the manifests of the attempt which captured last list."""
-    by_folder: dict[tuple[str, str], list[tuple[RemoteFile, dict[str, Any]]]] = {}
+    by_folder: dict[tuple[str, str], list[tuple[RemoteFile, Manifest]]] = {}
     for file in manifests:
         match = _MANIFEST.match(file.path)
         assert match is not None
         try:
-            manifest = json.loads((target / file.path).read_text(encoding="utf-8"))
-        except ValueError:
+            manifest = read_manifest(target / file.path)
+        except TraceError:
             continue
         by_folder.setdefault((match["root"], match["folder"]), []).append((file, manifest))
-    captured = {place: each for place, each in by_folder.items() if any(_artifacts(manifest) for _, manifest in each)}
+    captured = {place: each for place, each in by_folder.items() if any(manifest.artifacts for _, manifest in each)}
     if not captured:
         return []
     root, _ = newest = max(captured, key=lambda place: max(file.modified for file, _ in captured[place]))
-    paths = [path for _, manifest in captured[newest] for path in _artifacts(manifest)]
+    paths = [artifact.path for _, manifest in captured[newest] for artifact in manifest.artifacts]
     # An exported report is read from its export.
     paths = [path for path in paths if not (path.endswith(".nsys-rep") and path.removesuffix(".nsys-rep") + ".sqlite" in paths)]
     inside = [files[root + path] for path in paths if root + path in files]
     return inside + _elsewhere([path for path in paths if path.startswith("/")], tunnel)
-
-
-def _artifacts(manifest: Mapping[str, Any]) -> list[str]:
-    return [artifact["path"] for profiler in manifest.get("profilers") or [] for artifact in profiler.get("artifacts") or []]
 
 
 def _elsewhere(paths: list[str], tunnel: Tunnel) -> list[RemoteFile]:

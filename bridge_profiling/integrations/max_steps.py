@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.config import ProfilingConfig, check_window_fits
 
 
 def check_max_steps(config: ProfilingConfig, max_steps: int | None) -> None:
@@ -16,9 +15,5 @@ def check_max_steps(config: ProfilingConfig, max_steps: int | None) -> None:
     Raises:
         ProfilingConfigError: the window is not captured whole.
     """
-    if config.enabled and max_steps is not None and config.profile_step_end > max_steps:
-        raise ProfilingConfigError(
-            f"profile_step_end={config.profile_step_end} lies past the Trainer's max_steps={max_steps}",
-            why=f"its last iteration is {max_steps - 1}, so the window {config.window} would not be captured whole",
-            instead=f"Pass profile_step_end={max_steps} or less, or a larger max_steps",
-        )
+    if config.enabled:
+        check_window_fits(config.profile_step_end, max_steps, name="profile_step_end", limit="the Trainer's max_steps")

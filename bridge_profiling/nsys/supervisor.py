@@ -22,7 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from bridge_profiling.capture.record import amend_manifest
+from bridge_profiling.errors import TraceError
+from bridge_profiling.manifest import amend_manifest
 from bridge_profiling.nsys.channel import HANDOVER_VARIABLE, REFUSED_VARIABLE, Handover
 from bridge_profiling.processes import Stillness, Watch, mentioning, running, with_variable
 
@@ -193,7 +194,7 @@ class Supervisor:
         reason = delivered.get("error")
         if artifacts and not self._handover.has("stopped"):
             reason = "the process ended inside the window; the report holds what nsys had recorded"
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, TraceError):
             amend_manifest(Path(capture["manifest"]), "nsys", artifacts=artifacts, reason=reason)
 
     def _settle_each(self) -> None:
@@ -207,7 +208,7 @@ class Supervisor:
             if report is not None and not self._handover.has(f"stopped-{number}"):
                 reason = "the process ended inside the window; the report holds what nsys had recorded"
             artifacts = [path for path in (report, sqlite) if path is not None]
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, TraceError):
                 amend_manifest(Path(capture["manifest"]), "nsys", artifacts=artifacts, reason=reason)
 
     def _deliver(self) -> None:

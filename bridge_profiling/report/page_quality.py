@@ -56,7 +56,7 @@ def quality_section(answers: Answers) -> dict[str, Any]:
     rows, uneventful = [], 0
     for info in infos:
         manifest = manifests.get(info.rank)
-        status = manifest.manifest["status"] if manifest else ("partial" if info.partial else "no manifest")
+        status = manifest.manifest.status if manifest else ("partial" if info.partial else "no manifest")
         offset = answers.offsets.get(info.rank)
         if len(infos) > rank_choice.EVERY_RANK and status in ("complete", "no manifest") and not info.error:
             uneventful += 1

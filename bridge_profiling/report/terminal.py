@@ -28,8 +28,8 @@ def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
     if operators.row_count:
         console.print(operators)
     for capture in captures:
-        if capture.manifest["reason"]:
-            console.print(f"rank {capture.rank}: {capture.manifest['reason']}", markup=False)
+        if capture.manifest.reason:
+            console.print(f"rank {capture.rank}: {capture.manifest.reason}", markup=False)
     for capture in captures:
         for path in capture.artifacts:
             # A path broken over lines, or coloured in pieces, cannot be copied.
@@ -37,8 +37,8 @@ def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
 
 
 def _ranks_table(captures: Sequence[RankCapture]) -> Table:
-    window = captures[0].manifest["window"]
-    table = Table(title=f"window {window['start']}-{window['end']}", title_justify="left")
+    window = captures[0].manifest.window
+    table = Table(title=f"window {window.start}-{window.end}" if window else None, title_justify="left")
     table.add_column("rank", justify="right")
     table.add_column("status")
     table.add_column("iterations")
@@ -52,7 +52,7 @@ def _ranks_table(captures: Sequence[RankCapture]) -> Table:
     for capture, mfus in zip(captures, sides, strict=True):
         table.add_row(
             str(capture.rank),
-            capture.manifest["status"],
+            capture.manifest.status,
             ", ".join(str(iteration) for iteration in capture.captured) or "none",
             _median_ms(capture.durations_ns(profiled=True)),
             _median_ms(capture.durations_ns(profiled=False)),

@@ -48,15 +48,15 @@ def _with_manifest(info: RankInfo, capture: RankCapture) -> RankInfo:
     limitations = list(info.limitations)
     if info.rank != capture.rank:
         limitations.append(f"the trace says rank {info.rank}, its manifest {capture.rank}: the trace's is taken")
-    if manifest.get("status") not in (None, "complete"):
-        limitations.append(f"the capture is {manifest['status']}: {manifest.get('reason') or 'its manifest gives no reason'}")
-    coordinates = {name: (place[0], place[1]) for name, place in (manifest.get("coordinates") or {}).items()}
+    if manifest.status != "complete":
+        limitations.append(f"the capture is {manifest.status}: {manifest.reason or 'its manifest gives no reason'}")
+    coordinates = {name: (place[0], place[1]) for name, place in manifest.coordinates.items()}
     return replace(
         info,
         coordinates=coordinates or info.coordinates,
-        world_size=info.world_size or manifest.get("world_size"),
-        host=manifest.get("host") or info.host,
-        versions=info.versions | {name: str(version) for name, version in (manifest.get("versions") or {}).items() if version},
-        partial=info.partial or manifest.get("status") == "partial",
+        world_size=info.world_size or manifest.world_size,
+        host=manifest.host or info.host,
+        versions=info.versions | {name: str(version) for name, version in manifest.versions.items() if version},
+        partial=info.partial or manifest.status == "partial",
         limitations=limitations,
     )

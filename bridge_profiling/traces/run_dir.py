@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import lzma
 import os
 import re
@@ -12,9 +10,10 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.manifest import Manifest, read_manifest
 
 Source = Literal["kineto", "nsys", "memory"]
 RankSource = Literal["trace", "manifest", "file name", "order"]
@@ -32,57 +31,40 @@ class RankCapture:
 
     root: Path
     folder: str
-    manifest: dict[str, Any]
+    manifest: Manifest
 
     @property
     def rank(self) -> int:
         """Global rank."""
-        return self.manifest["rank"]
+        return self.manifest.rank
 
     @property
     def captured(self) -> list[int]:
         """Iterations in the capture."""
-        return (self.manifest["captured"] or {}).get("iterations", [])
+        return self.manifest.captured_iterations
 
     @property
     def artifacts(self) -> list[Path]:
         """Files of the capture, traces first as the manifest lists them."""
-        return [self.root / artifact["path"] for profiler in self.manifest["profilers"] for artifact in profiler["artifacts"]]
+        return [self.root / artifact.path for artifact in self.manifest.artifacts]
 
     @property
     def torch_trace(self) -> Path | None:
         """The Kineto trace, if there is one."""
         return next((path for path in self.artifacts if path.name.endswith(".pt.trace.json.gz")), None)
 
-    def durations_ns(self, *, profiled: bool) -> list[int]:
-        """Durations of the iterations inside the window, or of those outside it that the profiler did not touch."""
-        return list(self.durations_by_iteration(profiled=profiled).values())
-
     def durations_by_iteration(self, *, profiled: bool) -> dict[int, int]:
-        """Nanoseconds of each iteration inside the window, or of those outside it that the profiler did not touch.
+        """Nanoseconds of each iteration; see `Manifest.durations_by_iteration`."""
+        return self.manifest.durations_by_iteration(profiled=profiled)
 
-        The iteration before the window (the profiler warms up in it), the one after it (it pays for the flush), the
-        first of the run (it pays for lazy initialisation) and other windows of the same process count to neither side.
-        """
-        durations = self.manifest["durations_ns"]
-        iterations = durations["iteration"]
-        inside = set(self.captured)
-        if not iterations:
-            return {}
-        window = self.manifest["window"]
-        near = {window["start"] - 1, window["end"], iterations[0]}
-        for start, end in self.manifest.get("other_windows") or ():
-            near |= set(range(start - 1, end + 1))
-        return {
-            iteration: duration
-            for iteration, duration in zip(iterations, durations["duration_ns"], strict=True)
-            if (iteration in inside if profiled else iteration not in inside | near)
-        }
+    def durations_ns(self, *, profiled: bool) -> list[int]:
+        """Durations of the iterations inside the window, or of those outside it that no profiler slowed down."""
+        return list(self.durations_by_iteration(profiled=profiled).values())
 
     def mfu(self, *, profiled: bool) -> list[float]:
         """MFU of the same iterations, shares of the device's peak; empty where the manifest has none."""
-        durations = self.manifest["durations_ns"]
-        shares = dict(zip(durations["iteration"], durations.get("mfu") or (), strict=False))
+        durations = self.manifest.durations_ns
+        shares = dict(zip(durations.iteration, durations.mfu or (), strict=False))
         return [shares[iteration] for iteration in self.durations_by_iteration(profiled=profiled) if iteration in shares]
 
 
@@ -99,20 +81,13 @@ def find_captures(root: Path, folder: str | None = None) -> list[RankCapture]:
     manifests = sorted((root / "manifest").glob(f"{folder or '*'}/rank-*.json"))
     if not manifests:
         raise TraceError(f"{root} holds no manifest: nothing was profiled into it")
-    captures = [RankCapture(root, path.parent.name, _read(path)) for path in manifests]
+    captures = [RankCapture(root, path.parent.name, read_manifest(path)) for path in manifests]
     if folder is None:
         # A restart past the window writes a manifest as well, that says it missed what an earlier attempt has.
         times = {capture.folder: path.stat().st_mtime_ns for capture, path in zip(captures, manifests, strict=True)}
         wrote = {capture.folder for capture in captures if capture.artifacts}
         folder = max(wrote or times, key=lambda name: times[name])
     return sorted((capture for capture in captures if capture.folder == folder), key=lambda capture: capture.rank)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TraceError(f"{path} is no manifest: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -166,12 +141,12 @@ def find_run(root: Path) -> FoundRun:
         raise TraceError(f"{root} does not exist")
     if root.is_file():
         ours = root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json")
-        return FoundRun(root, _with_ranks([(root, _source_of(root) or "kineto")], _by_artifact(ours), root.parent), [])
-    manifests = _by_artifact(_manifests_of(root))
+        manifests, limitations = _by_artifact(ours)
+        return FoundRun(root, _with_ranks([(root, _source_of(root) or "kineto")], manifests, root.parent), limitations)
+    manifests, limitations = _by_artifact(_manifests_of(root))
     files = _without_exported_reports([(path, source) for path in _files(root) if (source := _source_of(path)) is not None])
     if not files:
         raise TraceError(f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it")
-    limitations: list[str] = []
     captures = _newest(_with_ranks(files, manifests, root), root, limitations)
     limitations += _several_windows(captures)
     guessed = [capture for capture in captures if capture.rank_source == "order"]
@@ -256,14 +231,18 @@ def _manifests_of(root: Path) -> list[Path]:
     return found or list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
 
 
-def _by_artifact(manifests: Iterable[Path]) -> dict[Path, RankCapture]:
-    """Manifests by the files they list. What cannot be read is no manifest."""
+def _by_artifact(manifests: Iterable[Path]) -> tuple[dict[Path, RankCapture], list[str]]:
+    """Manifests by the files they list, and a sentence for each that cannot be read."""
     found: dict[Path, RankCapture] = {}
+    unread = []
     for path in sorted(manifests):
-        with contextlib.suppress(TraceError, KeyError, TypeError):
-            capture = RankCapture(path.parents[2], path.parent.name, _read(path))
-            found |= {artifact.resolve(): capture for artifact in capture.artifacts if capture.rank >= 0}
-    return found
+        try:
+            capture = RankCapture(path.parents[2], path.parent.name, read_manifest(path))
+        except TraceError as error:
+            unread.append(f"{error}; its capture is read without it")
+            continue
+        found |= {artifact.resolve(): capture for artifact in capture.artifacts if capture.rank >= 0}
+    return found, unread
 
 
 def _with_ranks(files: list[tuple[Path, Source]], manifests: dict[Path, RankCapture], root: Path) -> list[Capture]:

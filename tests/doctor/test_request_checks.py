@@ -26,7 +26,7 @@ def only(verdicts):
         (["train.train_iters=11"], "fails", "the last iteration is 10"),
         ([], "unknown", "train.train_iters is not known"),
         (["train.train_iters=50", "profiling.profile_step_end=10"], "fails", "the window is empty"),
-        (["train.train_iters=50", "profiling.profile_step_start=-1"], "fails", "is negative"),
+        (["train.train_iters=50", "profiling.profile_step_start=-1"], "fails", "not an integer of at least 0"),
         (["train.train_iters=50", "train.start_iteration=12"], "fails", "after the window 10-12"),
         (["train.train_iters=50", "train.start_iteration=10"], "warning", "iteration 10 is the run's first"),
         (["train.train_iters=50", "profiling.profile_step_start=0"], "warning", "lazy initialisation"),

@@ -95,7 +95,7 @@ def _attempt(root: Path, folder: str, content: str) -> None:
     artifacts = [{"path": path, "bytes": len(content)} for path in paths]
     manifest = root / "manifest" / folder / "rank-0.json"
     manifest.parent.mkdir(parents=True)
-    manifest.write_text(json.dumps({"rank": 0, "profilers": [{"name": "torch", "artifacts": artifacts}]}))
+    manifest.write_text(json.dumps({"rank": 0, "status": "complete", "profilers": [{"name": "torch", "artifacts": artifacts}]}))
 
 
 def _age(root: Path, seconds: float) -> None:

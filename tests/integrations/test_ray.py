@@ -169,9 +169,9 @@ def test_a_worker_that_starts_inside_the_window_captures_the_rest_of_it(torch_pr
     with WorkerProfiling("policy_worker", rank=1, world_size=2, output_dir=tmp_path) as profiling:
         train(profiling, 5, 6, 7, 8, 9)
     capture = captured(tmp_path)
-    assert (capture.rank, capture.captured, capture.manifest["status"]) == (1, [5, 6, 7], "partial")
-    assert capture.manifest["world_size"] == 2
-    assert capture.manifest["framework"]["worker"] == "policy_worker"
+    assert (capture.rank, capture.captured, capture.manifest.status) == (1, [5, 6, 7], "partial")
+    assert capture.manifest.world_size == 2
+    assert (capture.manifest.framework or {})["worker"] == "policy_worker"
 
 
 def test_an_exception_inside_the_window_writes_what_was_captured_at_once(torch_profiler, tmp_path):
@@ -191,7 +191,7 @@ def test_an_exception_before_the_window_costs_no_capture(torch_profiler, tmp_pat
         with pytest.raises(ValueError, match="the step failed"):
             train(profiling, 1, fails_in=1)
         train(profiling, *range(1, 9))
-    assert captured(tmp_path).manifest["status"] == "complete"
+    assert captured(tmp_path).manifest.status == "complete"
 
 
 def test_steps_that_are_several_calls_begin_and_end_by_calls(torch_profiler, tmp_path):

@@ -103,7 +103,7 @@ def refused(monkeypatch, tmp_path):
         (["--steps", "4"], "Type --steps 10:12"),
         (["--steps", "a:b"], "Type --steps 10:12"),
         (["--steps", "6:6"], "the window is empty"),
-        (["--steps", "19:21"], "lies past train.train_iters=20"),
+        (["--steps", "19:21"], "exceeds train.train_iters=20"),
         (["--ranks", "x"], "Type --ranks 0,1"),
         (["--ranks", "0,2"], "names 2, but the job has 2 ranks"),
         (["--ranks", ""], "not a list of ranks"),

@@ -35,7 +35,7 @@ def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
         (["train.train_iters=many"], "expected int, got many"),
         (["train_iters"], "there is no '='"),
         (["train.global_batch_size=7"], "Type train.global_batch_size=8"),
-        (["profiling.use_pytorch_profiler=true", "profiling.profile_step_end=40"], "lies past train.train_iters=20"),
+        (["profiling.use_pytorch_profiler=true", "profiling.profile_step_end=40"], "exceeds train.train_iters=20"),
         (["profiling.use_pytorch_profiler=true", "profiling.use_nsys_profiler=true"], "both on"),
         (["profiling.profile_step_start=4", "profiling.profile_step_end=4"], "the window is empty"),
     ],

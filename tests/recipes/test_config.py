@@ -149,7 +149,7 @@ def test_microbatches_divide_the_global_batch_among_data_parallel_ranks():
         (1, ["dataset.prefetch_factor=4"], "dataset.prefetch_factor=4 with dataset.num_workers=0"),
         (1, ["train.manual_gc_interval=5"], "train.manual_gc=true"),
         (1, ["model.recompute_granularity=full"], "megatron-core refuses the model section; .*recompute_method"),
-        (1, ["profiling.use_pytorch_profiler=true", "profiling.profile_step_end=21"], "lies past train.train_iters=20"),
+        (1, ["profiling.use_pytorch_profiler=true", "profiling.profile_step_end=21"], "exceeds train.train_iters=20"),
         (1, ["profiling.use_pytorch_profiler=true", "profiling.profile_ranks=[1]"], "the job has 1 rank"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.integrations.ray import worker_runtime_env
+from bridge_profiling.manifest import Manifest
 from bridge_profiling.traces.run_dir import find_captures
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("ray")]
@@ -89,7 +90,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, steps: str, folder: Path, profiler: str
     monkeypatch.setenv("BRIDGE_PROFILING_DIR", str(folder))
 
 
-def manifests(folder: Path) -> dict[int, dict[str, Any]]:
+def manifests(folder: Path) -> dict[int, Manifest]:
     return {capture.rank: capture.manifest for capture in find_captures(folder)}
 
 
@@ -125,11 +126,11 @@ def test_torch_traces_of_two_groups_hold_exactly_their_steps(cluster, tmp_path, 
     assert iterations(tmp_path / "policy")[0] == [2, 3, 4]
     assert iterations(tmp_path / "vllm_generation") == {0: [3]}
     told = manifests(tmp_path / "policy")
-    assert [told[0]["status"], told[1]["status"]] == ["complete", "partial"]
-    assert (told[1]["captured"]["iterations"], told[1]["interrupted"]) == ([2, 3], [4])
-    assert "this step fails" in told[1]["reason"]
-    assert told[1]["framework"] | {"name": "ray", "worker": "policy", "version": cluster.__version__} == told[1]["framework"]
-    assert manifests(tmp_path / "vllm_generation")[0]["status"] == "partial"
+    assert [told[0].status, told[1].status] == ["complete", "partial"]
+    assert (told[1].captured_iterations, told[1].interrupted) == ([2, 3], [4])
+    assert "this step fails" in told[1].reason
+    assert (told[1].framework or {}) | {"name": "ray", "worker": "policy", "version": cluster.__version__} == told[1].framework
+    assert manifests(tmp_path / "vllm_generation")[0].status == "partial"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy", "vllm_generation"], "reward was not selected"
     assert {path.name for path in (tmp_path / "policy" / "torch").iterdir()} == {"iter-2-5"}, "ranks share a folder"
 
@@ -147,12 +148,12 @@ def test_reports_of_nsys_are_named_by_worker_and_rank_and_hold_exactly_the_steps
     reports = tmp_path / "nsight"
     wait_until(lambda: list(reports.glob("vllm_generation_rank-0_2-4_*.nsys-rep")))
 
-    pids = {rank: manifest["pid"] for rank, manifest in manifests(tmp_path / "policy").items()}
+    pids = {rank: manifest.pid for rank, manifest in manifests(tmp_path / "policy").items()}
     expected = {f"policy_rank-{rank}_2-4_{pid}.nsys-rep" for rank, pid in pids.items()}
     assert {path.name for path in reports.glob("policy*.nsys-rep")} == expected
     assert iterations(tmp_path / "policy") == {0: [2, 3], 1: [2, 3]}
-    assert {manifest["status"] for manifest in manifests(tmp_path / "policy").values()} == {"complete"}
-    assert manifests(tmp_path / "vllm_generation")[0]["status"] == "failed", "nobody could write what came after"
+    assert {manifest.status for manifest in manifests(tmp_path / "policy").values()} == {"complete"}
+    assert manifests(tmp_path / "vllm_generation")[0].status == "failed", "nobody could write what came after"
 
 
 def test_the_example_is_short_runs_and_its_capture_is_read(cluster, tmp_path, monkeypatch):

@@ -62,7 +62,7 @@ class Context:
     @cached_property
     def manifests(self) -> list[RankCapture]:
         """What each profiled rank wrote down about its capture; empty for captures that are not ours. Damaged ones are none."""
-        return [manifest for manifest in self.run.manifests if _is_whole(manifest)]
+        return self.run.manifests
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -396,15 +396,6 @@ class Context:
         if not table.num_rows:
             return table
         return table.filter(pc.equal(table["source"], self.source))
-
-
-def _is_whole(manifest: RankCapture) -> bool:
-    """Whether a manifest holds what findings ask of it."""
-    try:
-        manifest.durations_ns(profiled=True), manifest.durations_ns(profiled=False)
-        return isinstance(manifest.rank, int)
-    except (KeyError, TypeError, ValueError):
-        return False
 
 
 def ranks_in_words(ranks: Sequence[int], everyone: Sequence[int]) -> str:

@@ -16,9 +16,10 @@ from bridge_profiling.capture.control.mailbox import ACCEPTED, PROGRESS, REQUEST
 from bridge_profiling.capture.control.request import CaptureRequest
 from bridge_profiling.capture.nsys_profiler import check_armed
 from bridge_profiling.capture.slow_iterations import COOL_DOWN, SlowWatch
-from bridge_profiling.capture.window_capture import Trigger, WindowPlan
+from bridge_profiling.capture.window_capture import WindowPlan
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import CaptureError, one_line
+from bridge_profiling.manifest import Trigger
 from bridge_profiling.nsys.launch import runs_under_nsys
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge_profiling.config import check_exclusive, normalize_ranks
+from bridge_profiling.config import check_exclusive
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.layout import normalize_ranks
 
 #: What can be asked for on demand.
 PROFILERS = ("torch", "memory", "nsys")

@@ -132,7 +132,8 @@ def test_a_damaged_manifest_tells_nothing(find: Find, tmp_path: Path, run_of: Op
     whole = json.loads(manifest.read_text())
     for damaged in (whole | {"durations_ns": None}, {name: whole[name] for name in whole if name != "window"}):
         manifest.write_text(json.dumps(damaged))
-        found = {finding.id: finding for finding in run_of(tmp_path).findings()}
+        run = run_of(tmp_path)
+        found = {finding.id: finding for finding in run.findings()}
         assert found["host_launch_bound"].confidence is Confidence.low
         assert "profiler_overhead" not in found
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.capture import ParallelLayout, select_ranks
+from bridge_profiling.layout import ParallelLayout, select_ranks
 
 LAYOUTS = [
     {"world_size": 8, "tp": 2, "pp": 2},

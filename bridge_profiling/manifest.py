@@ -1,0 +1,310 @@
+"""The manifest: one JSON file per profiled rank and window that says what was requested, what was captured, and why.
+
+Ranks write it when the hook opens, when the window opens, when it closes and when the hook closes, each time true for that
+moment, so a process that is killed leaves an accurate record. Analysis hosts read the same types. Standard library only.
+
+Paths are relative to the output directory where they are inside it, times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from bridge_profiling.atomic import write_json
+from bridge_profiling.errors import TraceError
+
+SCHEMA_VERSION = 1
+
+#: `complete`: the whole window. `partial`: some of it, or without what was requested. `failed`: nothing usable. `missed`: the
+#: process never reached the window.
+Status = Literal["complete", "partial", "failed", "missed"]
+
+
+@dataclass(kw_only=True)
+class RequestedWindow:
+    """The iterations requested: start <= i < end."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trigger:
+    """Why a window was captured.
+
+    Attributes:
+        kind: `configured`, `repeat`, `request` or `slow_iteration`.
+        reason: why, in words.
+        requested_at: UTC, ISO 8601; None where the config requested it.
+        requested_by: user and host.
+        request: the request's name.
+        number: which of the repeated windows, from 1.
+    """
+
+    kind: str = "configured"
+    reason: str | None = None
+    requested_at: str | None = None
+    requested_by: str | None = None
+    request: str | None = None
+    number: int | None = None
+
+
+@dataclass(kw_only=True)
+class Captured:
+    """The iterations in the capture."""
+
+    first: int | None = None
+    last: int | None = None
+    iterations: list[int]
+
+
+@dataclass(kw_only=True)
+class Artifact:
+    """A file of the capture and its size when it was written."""
+
+    path: str
+    bytes: int = 0
+
+
+@dataclass(kw_only=True)
+class ProfilerRecord:
+    """The outcome of one profiler: `torch`, `nsys` or `memory`."""
+
+    name: str
+    status: Status = "complete"
+    reason: str | None = None
+    artifacts: list[Artifact] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Job:
+    """The launcher's job id, the attempt at this window, and the launcher's restart count."""
+
+    id: str | None = None
+    attempt: int = 0
+    restarts: int | None = None
+
+
+@dataclass(kw_only=True)
+class Work:
+    """What one iteration computes over all ranks, and the device it ran on; see `capture.work.IterationWork`."""
+
+    model_flops: float | None = None
+    tokens: int | None = None
+    devices: int | None = None
+    precision: str | None = None
+    attention_flops: float | None = None
+    device: str | None = None
+    peak_tflops: float | None = None
+    reason: str | None = None
+
+
+@dataclass(kw_only=True)
+class Durations:
+    """The last iterations' numbers and durations, with model TFLOP/s per GPU and MFU where the work is known."""
+
+    iteration: list[int] = field(default_factory=list)
+    duration_ns: list[int] = field(default_factory=list)
+    model_tflops_per_gpu: list[float] | None = None
+    mfu: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.iteration) != len(self.duration_ns):
+            raise ValueError(f"durations_ns has {len(self.iteration)} iterations and {len(self.duration_ns)} durations")
+
+
+@dataclass(kw_only=True)
+class Clock:
+    """Both clocks of the rank, read together."""
+
+    unix_ns: int
+    perf_counter_ns: int
+
+
+@dataclass(kw_only=True)
+class Manifest:
+    """One rank's record of one window.
+
+    Attributes:
+        reason: why the status is not `complete`.
+        other_windows: [start, end] of the process's other windows; their iterations paid for a profiler, too.
+        interrupted: iterations that an exception ended inside the window.
+        local_rank: None where the launcher does not say.
+        coordinates: {dimension: [rank in it, its size]} for tp, cp, dp, pp and ep.
+        command: the command line as typed, also where the rank has restarted itself under nsys.
+        config: the `profiling` section.
+        framework: what an integration reports about itself.
+        clock: missing in manifests of other writers.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    status: Status
+    reason: str | None = None
+    window: RequestedWindow | None = None
+    trigger: Trigger | None = None
+    other_windows: list[list[int]] = field(default_factory=list)
+    captured: Captured | None = None
+    interrupted: list[int] = field(default_factory=list)
+    profilers: list[ProfilerRecord] = field(default_factory=list)
+    rank: int
+    world_size: int | None = None
+    local_rank: int | None = None
+    coordinates: dict[str, list[int]] = field(default_factory=dict)
+    host: str | None = None
+    pid: int | None = None
+    command: list[str] = field(default_factory=list)
+    job: Job = field(default_factory=Job)
+    config: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str | None] = field(default_factory=dict)
+    framework: dict[str, Any] | None = None
+    work: Work | None = None
+    durations_ns: Durations = field(default_factory=Durations)
+    clock: Clock | None = None
+
+    @property
+    def captured_iterations(self) -> list[int]:
+        """Iterations in the capture, in order."""
+        return self.captured.iterations if self.captured else []
+
+    @property
+    def artifacts(self) -> list[Artifact]:
+        """Files of all profilers."""
+        return [artifact for profiler in self.profilers for artifact in profiler.artifacts]
+
+    def durations_by_iteration(self, *, profiled: bool) -> dict[int, int]:
+        """Nanoseconds of each iteration inside the window, or of those outside it that no profiler slowed down.
+
+        Neither side includes the iteration before the window (the profiler warms up in it), the one after it (it pays for the
+        flush), the first of the run (it pays for lazy initialisation), and other windows of the same process.
+        """
+        timed = dict(zip(self.durations_ns.iteration, self.durations_ns.duration_ns, strict=True))
+        inside = set(self.captured_iterations)
+        if profiled:
+            return {iteration: duration for iteration, duration in timed.items() if iteration in inside}
+        if not timed or self.window is None:
+            return {}
+        slowed = inside | {self.durations_ns.iteration[0], self.window.start - 1, self.window.end}
+        for start, end in self.other_windows:
+            slowed |= set(range(start - 1, end + 1))
+        return {iteration: duration for iteration, duration in timed.items() if iteration not in slowed}
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Write it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_json(path, dataclasses.asdict(manifest))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        TraceError: the file cannot be read or is not a manifest; the message names the file and the entry.
+    """
+    try:
+        return parse_manifest(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TraceError(f"{path} is not a manifest: {error}") from error
+
+
+def parse_manifest(content: object) -> Manifest:
+    """The manifest that decoded JSON describes. Keys that it does not know are skipped.
+
+    Raises:
+        ValueError: a required key is missing, or an entry has another type. `true` is not a number.
+    """
+    return _parsed(content, Manifest, "manifest")
+
+
+def amend_manifest(path: Path, profiler: str, *, artifacts: Sequence[Path], reason: str | None) -> None:
+    """Correct a manifest's record of one profiler after the rank's process has ended and can no longer write it.
+
+    Args:
+        path: the manifest.
+        profiler: the profiler's name.
+        artifacts: files that it wrote after all. Without any it `failed`, unless its window was never reached.
+        reason: why it is not `complete`; None leaves its status as it is.
+
+    Raises:
+        OSError: it cannot be written.
+        TraceError: it cannot be read.
+    """
+    manifest = read_manifest(path)
+    for record in manifest.profilers:
+        if record.name != profiler or (record.status == "missed" and not artifacts):
+            continue
+        record.artifacts = list_artifacts(artifacts, path.parents[2])
+        if not artifacts or reason is not None:
+            record.status = "partial" if artifacts else "failed"
+            record.reason = reason
+    manifest.status = combined_status({record.status for record in manifest.profilers})
+    manifest.reason = next((record.reason for record in manifest.profilers if record.reason), None)
+    write_manifest(path, manifest)
+
+
+def combined_status(statuses: set[Status]) -> Status:
+    """The status of several profilers together: the one they share, else `partial` if any captured something."""
+    if len(statuses) == 1:
+        return next(iter(statuses))
+    return "partial" if statuses & {"complete", "partial"} else "failed"
+
+
+def list_artifacts(paths: Sequence[Path], root: Path) -> list[Artifact]:
+    """Files with their sizes, relative to the output directory where they are inside it."""
+    return [
+        Artifact(path=str(path.relative_to(root) if path.is_relative_to(root) else path), bytes=path.stat().st_size)
+        for path in paths
+    ]
+
+
+def _parsed(value: Any, hint: Any, where: str) -> Any:
+    """`value` as the annotated type, dataclasses built recursively."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if dataclasses.is_dataclass(hint):
+        _expect(isinstance(value, dict), where, "an object", value)
+        hints, known = _hints(typing.cast(type, hint)), {}
+        for each in dataclasses.fields(hint):
+            if each.name in value:
+                known[each.name] = _parsed(value[each.name], hints[each.name], f"{where}.{each.name}")
+            elif each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
+                raise ValueError(f"{where} has no {each.name!r}")
+        return hint(**known)  # type: ignore[operator]
+    if origin is types.UnionType:
+        return None if value is None else _parsed(value, arguments[0], where)
+    if origin is Literal:
+        _expect(value in arguments, where, f"one of {', '.join(arguments)}", value)
+        return value
+    if origin is list:
+        _expect(isinstance(value, list), where, "a list", value)
+        return [_parsed(item, arguments[0], f"{where}[{index}]") for index, item in enumerate(value)]
+    if origin is dict:
+        _expect(isinstance(value, dict), where, "an object", value)
+        return {name: _parsed(item, arguments[1], f"{where}.{name}") for name, item in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    _expect(isinstance(value, hint) and (hint is bool or not isinstance(value, bool)), where, f"of type {hint.__name__}", value)
+    return value
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _expect(condition: bool, where: str, expected: str, value: object) -> None:
+    if not condition:
+        raise ValueError(f"{where} is {str(value)[:50]!r}, not {expected}")
