@@ -70,34 +70,33 @@ class Data:
 
     train: torch.utils.data.Dataset
     evaluation: torch.utils.data.Dataset | None
-    global_batch_size: int
-    micro_batch_size: int
-    settings: DatasetConfig
-    workers_ignore: signal.Signals | None = None
+    config: ConfigContainer
 
     def train_batches(self, start_iteration: int) -> Iterator[Batch]:
         """This rank's microbatches, starting with the first of `start_iteration`."""
-        return self._batches(self.train, consumed=start_iteration * self.global_batch_size)
+        return self._batches(self.train, consumed=start_iteration * self.config.train.global_batch_size)
 
     def evaluation_batches(self) -> Iterator[Batch]:
         """This rank's microbatches of an evaluation: the same samples every time."""
         return self._batches(self.evaluation, consumed=0)
 
     def _batches(self, dataset: torch.utils.data.Dataset, consumed: int) -> Iterator[Batch]:
+        train, settings = self.config.train, self.config.dataset
+        ignored = signal.Signals[train.exit_signal] if train.exit_signal_handler_for_dataloader else None
         sampler = ConsumedSampler(
             total=len(dataset),
             consumed=consumed,
-            micro_batch_size=self.micro_batch_size,
+            micro_batch_size=train.micro_batch_size,
             rank=parallel_state.get_data_parallel_rank(),
             ranks=parallel_state.get_data_parallel_world_size(),
         )
         loader = torch.utils.data.DataLoader(
             dataset,
             batch_sampler=sampler,
-            num_workers=self.settings.num_workers,
-            prefetch_factor=self.settings.prefetch_factor,
-            worker_init_fn=None if self.workers_ignore is None else partial(_ignore, self.workers_ignore),
-            pin_memory=self.settings.pin_memory and torch.cuda.is_available(),
+            num_workers=settings.num_workers,
+            prefetch_factor=settings.prefetch_factor,
+            worker_init_fn=None if ignored is None else partial(_ignore, ignored),
+            pin_memory=settings.pin_memory and torch.cuda.is_available(),
             # With a separate generator, since the loader would draw its seed from the one that dropout uses.
             generator=torch.Generator(),
         )
@@ -134,14 +133,13 @@ def build_data(config: ConfigContainer) -> Data:
 
     Every rank calls it; for indexed data, global rank 0 builds the sample indices while the others wait.
     """
-    train, dataset = config.train, config.dataset
+    train = config.train
     # None requests all samples, which a blend with weights does not support.
-    kind, unused = (MockGPTDataset, None) if dataset.blend is None else (GPTDataset, 1)
+    kind, unused = (MockGPTDataset, None) if config.dataset.blend is None else (GPTDataset, 1)
     evaluated = train.eval_iters * train.global_batch_size if train.eval_interval is not None else unused
     sizes = [train.train_iters * train.global_batch_size, evaluated, unused]
     samples, evaluation, _ = BlendedMegatronDatasetBuilder(kind, sizes, lambda: True, _megatron_settings(config)).build()
-    ignored = signal.Signals[train.exit_signal] if train.exit_signal_handler_for_dataloader else None
-    return Data(samples, evaluation, train.global_batch_size, train.micro_batch_size, dataset, ignored)
+    return Data(samples, evaluation, config)
 
 
 def _megatron_settings(config: ConfigContainer) -> GPTDatasetConfig:

@@ -244,10 +244,8 @@ def _connect(config: ConfigContainer, model: list[DistributedDataParallel], opti
     config.model.finalize_model_grads_func = finalize_model_grads
     hooks: dict[str, list] = {}
     if config.ddp.overlap_grad_reduce:
-        hooks |= {
-            "no_sync_func": [chunk.no_sync for chunk in model],
-            "grad_sync_func": [chunk.start_grad_sync for chunk in model],
-        }
+        hooks["no_sync_func"] = [chunk.no_sync for chunk in model]
+        hooks["grad_sync_func"] = [chunk.start_grad_sync for chunk in model]
     if config.ddp.overlap_param_gather and config.ddp.align_param_gather:
         hooks["param_sync_func"] = [chunk.start_param_sync for chunk in model]
     for name, functions in hooks.items():
