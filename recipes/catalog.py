@@ -7,8 +7,8 @@ import difflib
 from collections.abc import Callable
 
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.overrides import format_override
 from recipes import models
-from recipes.checks import typed
 from recipes.config import ConfigContainer
 
 RECIPES: dict[str, Callable[[], ConfigContainer]] = {
@@ -49,7 +49,7 @@ def known_settings(config: ConfigContainer) -> list[str]:
     from bridge_profiling.doctor.request import Model, Train
 
     return [
-        f"{section}.{field.name}={typed(getattr(getattr(config, section), field.name))}"
+        format_override(f"{section}.{field.name}", getattr(getattr(config, section), field.name))
         for section, owner in (("model", Model), ("train", Train))
         for field in dataclasses.fields(owner)
     ]

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from bridge_profiling.errors import require
 from bridge_profiling.layout import ParallelLayout
+from bridge_profiling.overrides import format_override
 from recipes.config import CheckpointConfig, ConfigContainer, DatasetConfig, GPTModelConfig, MonitorConfig, TrainConfig
 
 #: Sizes and counts that have no meaning below 1.
@@ -76,11 +77,6 @@ _SUPPORTED = {
 _SHARE = re.compile(r"\s*\d+(\.\d+)?\s*")
 
 
-def typed(value: object) -> str:
-    """A value as one types it in an override."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def check_counts(config: ConfigContainer) -> None:
     """Refuse sizes and intervals that are too small."""
     for setting in _AT_LEAST_ONE:
@@ -107,7 +103,7 @@ def check_supported(config: ConfigContainer) -> None:
         section, name = setting.split(".")
         # An older or newer release may lack the field.
         value = getattr(getattr(config, section), name, supported[0])
-        _require_supported(value in supported, f"{setting}={typed(value)}", f"{setting}={typed(supported[0])}")
+        _require_supported(value in supported, format_override(setting, value), format_override(setting, supported[0]))
     # 0.18 renamed the field, and selects a graph of the whole iteration by a value of model.cuda_graph_impl.
     for name in ("cuda_graph_scope", "cuda_graph_modules"):
         whole = "full_iteration" in str(getattr(config.model, name, None))
@@ -212,7 +208,7 @@ def check_train(train: TrainConfig) -> None:
     )
     require(
         train.manual_gc_interval == 0 or (train.manual_gc_interval > 0 and train.manual_gc),
-        f"train.manual_gc_interval={train.manual_gc_interval} with train.manual_gc={typed(train.manual_gc)}",
+        f"train.manual_gc_interval={train.manual_gc_interval} with {format_override('train.manual_gc', train.manual_gc)}",
         why="it is the number of iterations between two collections, when Python leaves them to this loop",
         instead="Type train.manual_gc_interval=0, or 1 or more with train.manual_gc=true",
     )

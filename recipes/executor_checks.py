@@ -152,7 +152,7 @@ def _check_mount(mount: object, *, bare: bool) -> None:
     )
 
 
-def _check_tunnel(tunnel: run.Tunnel, *, bare: bool) -> None:
+def _check_tunnel(tunnel: run.SSHTunnel | run.LocalTunnel, *, bare: bool) -> None:
     job_dir, setting = tunnel.job_dir, "job_dir"
     if isinstance(tunnel, run.LocalTunnel):
         home = os.path.join(get_nemorun_home(), "experiments")

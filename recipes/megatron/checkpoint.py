@@ -32,7 +32,7 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bridge_profiling.errors import ProfilingConfigError, require
-from recipes.checks import typed
+from bridge_profiling.overrides import format_override, format_value
 from recipes.config import ConfigContainer
 from recipes.megatron import checkpoint_files as files
 from recipes.megatron.setup import parameters_gathered
@@ -141,12 +141,13 @@ def _check_description(folder: Path, config: ConfigContainer) -> None:
     for name, value in _description(config).items():
         # An older checkpoint lacks the settings that a newer version of this loop added.
         before = saved.get(name, value)
+        written = format_override(name, before)
+        fix = f"Start {before} ranks" if name == "world_size" else f"Type {written}"
         require(
             before == value,
-            f"the checkpoint {folder} was written with {name}={typed(before)}, and this run has {typed(value)}",
+            f"the checkpoint {folder} was written with {written}, and this run has {format_value(value)}",
             why="the shapes and the division of its tensors, or its position in the data, would not fit",
-            instead=f"{f'Start {before} ranks' if name == 'world_size' else f'Type {name}={typed(before)}'},"
-            " or name another checkpoint.load",
+            instead=f"{fix}, or name another checkpoint.load",
         )
 
 
