@@ -37,8 +37,7 @@ def pretrain_script(
 
     metadata: dict[str, Any] = {STARTS_NSYS_KEY: True}
     if importlib.util.find_spec("megatron") is not None:
-        from recipes.catalog import get_recipe
-        from recipes.known_settings import known_settings
+        from recipes.catalog import get_recipe, known_settings
 
         # `bridge-profiling doctor` reads the recipe's settings here, since it imports no recipe.
         metadata[SETTINGS_KEY] = " ".join(known_settings(get_recipe(recipe)()))
