@@ -79,7 +79,7 @@ def captures_of(
         tunnel_to: makes the tunnel; None for NeMo-Run's own.
 
     Raises:
-        ProfilingConfigError: there is no such job, several jobs were profiled, or the tunnel cannot be opened.
+        ProfilingConfigError: the job does not exist, several jobs were profiled, or the tunnel cannot be opened.
         TraceError: the job has written no captures.
     """
     job, path = locate_captures(experiment, job_name)
