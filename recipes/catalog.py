@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Callable
+from operator import attrgetter
 
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import format_override
@@ -46,10 +46,6 @@ def known_settings(config: ConfigContainer) -> list[str]:
         config: a configuration, finalized or not; the sections' defaults are included.
     """
     # Imported late: ranks take recipes from this module, and do not need the doctor.
-    from bridge_profiling.doctor.request import Model, Train
+    from bridge_profiling.doctor.request import LOOKUPS
 
-    return [
-        format_override(f"{section}.{field.name}", getattr(getattr(config, section), field.name))
-        for section, owner in (("model", Model), ("train", Train))
-        for field in dataclasses.fields(owner)
-    ]
+    return [format_override(key, attrgetter(key)(config)) for key in LOOKUPS]

@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 #: How many iterations' durations are kept, and go into a manifest.
 _KEPT_DURATIONS = 1000
 
+#: A limit that every iteration exceeds.
+_EVERY = -1
+
 #: Phases that make no iteration count as slow.
 _LONG_PHASES = frozenset({"checkpoint", "evaluation"})
 
@@ -101,7 +104,9 @@ class ProfilingHook:
         self._schedule = WindowSchedule(rank, self._build_window)
         self._window: CaptureWindow | None = None
         self._edge = 0 if self._config.nvtx_ranges else NEVER
-        self._timer = _IterationTimer(self._end_iteration, self._note_slow)
+        self._timer = _IterationTimer(self._end_iteration)
+        #: Nanoseconds above which an iteration is slow; set by the listener's thread.
+        self._slow_above = NEVER
         self._iteration_ranges: ExitStack | None = None
         self._listener: Listener | None = None
         self._watch: SlowWatch | None = None
@@ -132,12 +137,7 @@ class ProfilingHook:
                         for window in self._schedule.due(iteration):
                             window.advance(iteration)
                 self._update()
-                if self._window is not None or self._config.nvtx_ranges:
-                    # First: an exit while the ranges open marks this iteration in the trace as interrupted.
-                    self._timer.iteration, self._timer.watched = iteration, True
-                    self._iteration_ranges = self._enter_ranges(
-                        f"iteration_{iteration}", lambda profiler: profiler.iteration_range(iteration)
-                    )
+                self._begin_iteration(iteration)
         timer = self._timer
         timer.iteration = iteration
         timer.started = perf_counter_ns()
@@ -220,10 +220,22 @@ class ProfilingHook:
         """Make the next iteration look for posted windows and a pending exit. Called from any thread or signal handler."""
         self._edge = 0
 
-    def _end_iteration(self, iteration: int, error: BaseException | None) -> None:
-        """Close the ranges of an iteration, and the window after its last one."""
+    def _begin_iteration(self, iteration: int) -> None:
+        """Open the ranges of an iteration that has any."""
+        self._timer.limit = self._slow_above
+        if self._window is not None or self._config.nvtx_ranges:
+            # First: an exit while the ranges open marks this iteration in the trace as interrupted.
+            self._timer.iteration, self._timer.limit = iteration, _EVERY
+            self._iteration_ranges = self._enter_ranges(
+                f"iteration_{iteration}", lambda profiler: profiler.iteration_range(iteration)
+            )
+
+    def _end_iteration(self, iteration: int, duration_ns: int, error: BaseException | None) -> None:
+        """Note a slow iteration; close the ranges of one that has any, and the window after its last one."""
         with self._guarded():
-            self._timer.watched = False
+            self._timer.limit = self._slow_above
+            if self._watch is not None and error is None and duration_ns > self._slow_above:
+                self._watch.saw(iteration, duration_ns)
             if self._iteration_ranges is not None:
                 ranges, self._iteration_ranges = self._iteration_ranges, None
                 ranges.close()
@@ -239,9 +251,9 @@ class ProfilingHook:
             if not self._opened or os.getpid() != self._process:
                 return
             self._opened = False
-            if self._timer.watched:
+            if self._timer.limit == _EVERY:
                 # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
-                self._end_iteration(self._timer.iteration, SystemExit())
+                self._end_iteration(self._timer.iteration, 0, SystemExit())
             durations = self._timer.durations
             ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
             # First: a request that is made from here on is refused, and none opens a window.
@@ -262,7 +274,7 @@ class ProfilingHook:
         return guarded("profiling failed", self._rank.number, self._fail, traceback=True)
 
     def _fail(self, reason: str) -> None:
-        self._timer.watched = False
+        self._timer.limit = self._slow_above
         self._schedule.fail(reason)
         self._update()
 
@@ -308,11 +320,8 @@ class ProfilingHook:
 
     def watch_above(self, nanoseconds: int) -> None:
         """Report iterations that take longer than this to the slow-iteration watch."""
-        self._timer.slow_above = nanoseconds
-
-    def _note_slow(self, iteration: int, duration_ns: int) -> None:
-        if self._watch is not None:
-            self._watch.saw(iteration, duration_ns)
+        self._slow_above = nanoseconds
+        self.wake()
 
     def _records_memory(self) -> bool:
         return any(one.plan.config.record_memory_history and one.state != "closed" for one in self._schedule.windows)
@@ -346,33 +355,31 @@ class _IterationTimer:
     """Times one iteration after the other: with `ProfilingHook.iteration`, everything that runs in every iteration.
 
     Args:
-        ended: called at the end of a watched iteration, with its number and error.
-        slow: called with number and nanoseconds of an iteration that took longer than `slow_above`.
+        ended: called with number, nanoseconds and error of an iteration that took longer than `limit`.
+
+    Attributes:
+        limit: nanoseconds; _EVERY calls `ended` after every iteration.
     """
 
-    __slots__ = ("_ended", "_keep", "_slow", "durations", "iteration", "slow_above", "started", "watched")
+    __slots__ = ("_ended", "_keep", "durations", "iteration", "limit", "started")
 
-    def __init__(self, ended: Callable[[int, BaseException | None], None], slow: Callable[[int, int], None]) -> None:
-        self._ended, self._slow = ended, slow
+    def __init__(self, ended: Callable[[int, int, BaseException | None], None]) -> None:
+        self._ended = ended
         self.durations: deque[tuple[int, int]] = deque(maxlen=_KEPT_DURATIONS)
         self._keep = self.durations.append
         self.iteration = self.started = 0
-        self.watched = False
-        #: Nanoseconds; compared with each duration, and set by another thread.
-        self.slow_above = NEVER
+        self.limit = NEVER
 
     # `iteration()` has read the clock already, so entering has nothing to do, and the cheapest no-op is a builtin: a Python
     # function here costs a sixth of the whole (benchmarks/hook_overhead.py).
     __enter__: ClassVar[Callable[[], None]] = [].clear
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        duration = perf_counter_ns() - self.started
         if kind is None:
-            duration = perf_counter_ns() - self.started
             self._keep((self.iteration, duration))
-            if duration > self.slow_above:
-                self._slow(self.iteration, duration)
-        if self.watched:
-            self._ended(self.iteration, error)
+        if duration > self.limit:
+            self._ended(self.iteration, duration, error)
 
 
 def _ending(error: BaseException | None) -> str:
