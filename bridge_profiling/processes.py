@@ -85,6 +85,19 @@ def cpu_seconds(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process runs; a zombie does not. True if that cannot be determined."""
+    try:
+        process = Watch(pid)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    has_ended = process.ended()
+    process.close()
+    return not has_ended
+
+
 class Stillness:
     """Tells when processes have done nothing for a while, by the processor time that they use.
 

@@ -22,18 +22,15 @@ from typing import TYPE_CHECKING
 
 from bridge_profiling.capture.agenda import Agenda, planned_windows
 from bridge_profiling.capture.attempt import choose_attempt, claim_attempt
-from bridge_profiling.capture.control.mailbox import Mailbox
 from bridge_profiling.capture.files import CaptureFiles
 from bridge_profiling.capture.iteration_timer import IterationTimer
 from bridge_profiling.capture.profiler import Backend
 from bridge_profiling.capture.ranges import NvtxRange, range_functions
 from bridge_profiling.capture.signals import exit_after_all, raised_by_handler, signals_held, told_to_exit
-from bridge_profiling.capture.slow_iterations import SlowWatch
 from bridge_profiling.capture.window_capture import NEVER, Rank, WindowCapture, WindowPlan
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, Window, resolve_output_dir
 from bridge_profiling.errors import ProfilingConfigError, one_line
-from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout, select_ranks
 
 if TYPE_CHECKING:
@@ -105,7 +102,6 @@ class ProfilingHook:
         self._iteration_ranges: ExitStack | None = None
         self._listener: Listener | None = None
         self._prepare_capture: Callable[[WindowPlan], WindowCapture] = _nothing
-        self._watch: SlowWatch | None = None
         #: The last iterations with a checkpoint or an evaluation inside.
         self._apart: deque[int] = deque(maxlen=100)
         #: What a framework says of itself: an integration may fill it while the hook is open, and manifests carry it.
@@ -277,19 +273,21 @@ class ProfilingHook:
         return bool(chosen) or self._config.enabled or self._config.slow_iteration_factor is not None
 
     def _listen(self, root: Path, identity: str) -> None:
-        from bridge_profiling.capture.control.coordinator import RequestDecider
+        from bridge_profiling.capture.control.coordinator import Coordinator
         from bridge_profiling.capture.control.listener import Listener
+        from bridge_profiling.capture.control.protocol import RequestDirectory
 
-        mailbox, launch, factor = Mailbox(root), LaunchEnv.read().launch_id, self._config.slow_iteration_factor
-        if factor is not None:
-            self._watch = SlowWatch(factor, self._is_disturbed)
-        decider = None
+        directory, coordinator = RequestDirectory(root), None
         if self._rank.number == 0:
-            decider = RequestDecider(
-                mailbox, self._config, self._rank.layout, launch, identity, self, self._train_iters, self._records_memory
+            coordinator = Coordinator(
+                directory,
+                self._config,
+                self._rank.layout,
+                self._train_iters,
+                lambda window: claim_attempt(root, window, 0, identity),
             )
-        listener = Listener(mailbox, self._config, self._rank.number, launch, self, decider, self._watch)
         self._prepare_capture = lambda plan: self._capture(plan, root, identity)
+        listener = Listener(directory, self._config, self._rank.number, self, coordinator)
         listener.start()
         self._listener = listener
 
@@ -307,17 +305,15 @@ class ProfilingHook:
         self._agenda.post(self._prepare_capture(plan))
         self._edge = 0
 
-    def watch_above(self, nanoseconds: int) -> None:
-        """Look closer at iterations that take longer than this."""
-        self._timer.slow_above = nanoseconds
-
     def _opened_windows(self) -> list[Window]:
         return [capture.window for capture in self._agenda.captures if capture.state == "capturing" or capture.record.captured]
 
-    def _records_memory(self) -> bool:
+    @property
+    def records_memory(self) -> bool:
+        """Whether a memory history is being recorded."""
         return any(capture.plan.config.record_memory_history and capture.state != "closed" for capture in self._agenda.captures)
 
-    def _is_disturbed(self, iteration: int) -> bool:
+    def is_disturbed(self, iteration: int) -> bool:
         """Whether an iteration paid for something that is not its own: a profiler, a checkpoint, an evaluation."""
         if iteration in self._apart:
             return True
@@ -366,11 +362,6 @@ class ProfilingHook:
             self._timer.watched = False
             self._agenda.fail(one_line(error))
             self._turn_to_next()
-
-    def iteration_was_slow(self, iteration: int, duration_ns: int) -> None:
-        """Called by the timer when an iteration took longer than `watch_above` allows."""
-        if self._watch is not None:
-            self._watch.saw(iteration, duration_ns)
 
 
 def _nothing(plan: WindowPlan) -> WindowCapture:

@@ -1,4 +1,4 @@
-"""What runs in every iteration of a training, whether it is profiled or not: two clock readings and two comparisons."""
+"""What runs in every iteration of a training, whether it is profiled or not: two clock readings and one comparison."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from types import TracebackType
 from typing import ClassVar, Protocol
-
-from bridge_profiling.capture.window_capture import NEVER
 
 #: How many iterations' durations are kept, and go into a manifest.
 KEPT_DURATIONS = 1000
@@ -20,14 +18,11 @@ class Watcher(Protocol):
     def iteration_ended(self, iteration: int, error: BaseException | None) -> None:
         """One that is watched has ended. Raises nothing."""
 
-    def iteration_was_slow(self, iteration: int, duration_ns: int) -> None:
-        """One took longer than `slow_above`. Raises nothing."""
-
 
 class IterationTimer:
     """Times one iteration after the other; with `iteration()` above, all that runs in every iteration of a training."""
 
-    __slots__ = ("_hook", "_keep", "durations", "iteration", "slow_above", "started", "watched")
+    __slots__ = ("_hook", "_keep", "durations", "iteration", "started", "watched")
 
     def __init__(self, hook: Watcher) -> None:
         self._hook = hook
@@ -36,8 +31,6 @@ class IterationTimer:
         self.iteration = 0
         self.started = 0
         self.watched = False
-        #: Nanoseconds; compared with each duration, and set by another thread.
-        self.slow_above = NEVER
 
     # `iteration()` has read the clock already, so entering has nothing to do, and the cheapest nothing is a builtin:
     # a Python function here costs a sixth of the whole (benchmarks/hook_overhead.py).
@@ -45,9 +38,6 @@ class IterationTimer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
-            duration = perf_counter_ns() - self.started
-            self._keep((self.iteration, duration))
-            if duration > self.slow_above:
-                self._hook.iteration_was_slow(self.iteration, duration)
+            self._keep((self.iteration, perf_counter_ns() - self.started))
         if self.watched:
             self._hook.iteration_ended(self.iteration, error)

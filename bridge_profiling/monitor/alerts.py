@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
+from bridge_profiling.slow_iterations import slow_threshold
+
 #: Every kind of alert there is.
 ALERTS = ("device_memory_leak", "host_memory_leak", "slow_iteration", "sustained_slowdown")
 
@@ -150,13 +152,12 @@ class SlowIterationAlert:
         return [alert for alert in found if alert is not None]
 
     def _slow_one(self, some: Sequence[tuple[int, float]]) -> Alert | None:
-        if len(self._recent) < self._enough:
-            return None
-        usual = median(self._recent)
+        threshold = slow_threshold(self._recent, self.factor, min_iterations=self._enough)
         iteration, seconds = max(some, key=lambda one: one[1])
-        if seconds <= self.factor * usual:
+        if threshold is None or seconds <= threshold.limit:
             return None
-        others = sum(1 for one in some if one[1] > self.factor * usual) - 1
+        usual = threshold.median
+        others = sum(1 for one in some if one[1] > threshold.limit) - 1
         also = f", and {others} more of these {len(some)}" if others else ""
         return Alert(
             "slow_iteration",
