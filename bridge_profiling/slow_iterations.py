@@ -1,39 +1,36 @@
-"""The rule for slow iterations: longer than the median of recent ones by a factor."""
+"""The rule for slow iterations: longer than the recent median by a factor. Captures and the monitor's alerts share it."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-#: Fewer iterations have no typical duration.
-MIN_ITERATIONS = 10
+from statistics import median
 
 
 @dataclass(frozen=True)
 class SlowThreshold:
-    """The duration above which an iteration is slow, in the unit of the durations it comes from.
+    """The duration above which an iteration is slow, in the unit of the durations that it was computed from.
 
     Attributes:
-        median: the typical duration.
-        limit: longer iterations are slow.
-        count: iterations that the median is of.
+        above: the threshold.
+        median: the median that it is a multiple of.
+        count: how many durations the median is of.
     """
 
+    above: float
     median: float
-    limit: float
     count: int
 
 
-def slow_threshold(durations: Sequence[float], factor: float, *, min_iterations: int = MIN_ITERATIONS) -> SlowThreshold | None:
-    """The threshold that follows from typical iterations; None if there are fewer than `min_iterations`.
+def slow_threshold(durations: Sequence[float], *, factor: float, at_least: int) -> SlowThreshold | None:
+    """The threshold after these iterations; None while there are too few.
 
     Args:
-        durations: of iterations that a profiler, a checkpoint or an evaluation did not slow down, in any unit.
-        factor: an iteration is slow above this many medians.
-        min_iterations: how many durations it takes.
+        durations: durations of recent iterations.
+        factor: how many times the median an iteration must take to be slow.
+        at_least: how many durations the median needs.
     """
-    if len(durations) < min_iterations:
+    if len(durations) < at_least:
         return None
-    median = statistics.median(durations)
-    return SlowThreshold(median, factor * median, len(durations))
+    usual = median(durations)
+    return SlowThreshold(factor * usual, usual, len(durations))

@@ -13,7 +13,6 @@ import argparse
 import logging
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ if __name__ == "__main__":
     # Started by its path, as torchrun and NeMo-Run do, Python looks for modules in launch/ only.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from bridge_profiling.capture.signals import UnwindOnce
+from bridge_profiling.capture.signals import unwind_on
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.nsys.launch import exit_code_told
@@ -46,7 +45,7 @@ def pretrain(config: ConfigContainer) -> None:
     # Imported late: a wrong option is answered at once, and this module costs a submit host no torch.
     from recipes.megatron.train import pretrain as train
 
-    with _messages_shown(), unwinding_on_sigterm(), exit_code_told():
+    with _messages_shown(), unwind_on(signal.SIGTERM, replace=True), exit_code_told():
         train(config, may_restart=_starts_the_process())
 
 
@@ -61,21 +60,6 @@ def _starts_the_process() -> bool:
     path = getattr(main_module, "__file__", None)
     ours = path is not None and Path(path).resolve() == Path(__file__).resolve()
     return ours or (started is not None and started.name == "nemo_run.core.runners.fdl_runner")
-
-
-@contextmanager
-def unwinding_on_sigterm() -> Iterator[None]:
-    """Turn the first SIGTERM into SystemExit(143), so that `with` blocks unwind and write what they hold."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python lets only the main thread handle signals.
-        return
-    handler = UnwindOnce()
-    previous = signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-        handler.removed()
 
 
 @contextmanager

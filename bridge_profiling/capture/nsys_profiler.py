@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.capture.profiler import Backend
+from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.capture.ranges import NvtxRange, range_functions
 from bridge_profiling.errors import CaptureError
 from bridge_profiling.nsys.channel import REFUSED_VARIABLE, Handover
@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.1
 _DELIVERY_SECONDS = 3600.0
 
 
-class NsysBackend(Backend):
+class NsysProfiler(Profiler):
     """Opens nsys' capture range for the window, with a range around every iteration and phase.
 
     The window is marked twice, since who typed the nsys command chose what it listens to: by the CUDA profiler API where

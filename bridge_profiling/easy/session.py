@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.capture.hook import ProfilingHook
-from bridge_profiling.capture.signals import UnwindOnce, die_of, exit_on, raised_by_handler
+from bridge_profiling.capture.signals import raised_by_handler, unwind_on
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.easy import current
 from bridge_profiling.easy.imports import when_imported
@@ -65,7 +65,7 @@ class Session:
         self._others: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._seen = self._in_threads = 0
         self._over = False
-        self._handler: UnwindOnce | None = None
+        self._sigterm = unwind_on(signal.SIGTERM)
         #: Steps of the optimizer that counts.
         self.steps = 0
 
@@ -251,11 +251,10 @@ class Session:
 
         At other times it kills the process at once, as it would without us.
         """
-        if capturing and self._handler is None:
-            self._handler = exit_on(signal.SIGTERM)
-        elif not capturing and self._handler is not None:
-            die_of(signal.SIGTERM, self._handler)
-            self._handler = None
+        if capturing:
+            self._sigterm.__enter__()
+        else:
+            self._sigterm.__exit__()
 
     def _say_what_was_missed(self) -> None:
         """In plain words, from one rank: what a user of a script has to type for a capture."""

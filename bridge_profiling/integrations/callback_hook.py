@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bridge_profiling.capture.hook import ProfilingHook
-from bridge_profiling.capture.signals import UnwindOnce, die_of, exit_on
+from bridge_profiling.capture.signals import unwind_on
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
@@ -50,8 +50,7 @@ class CallbackHook:
         self._output_dir = output_dir
         self._hook: ProfilingHook | None = None
         self._open: list[AbstractContextManager] = []
-        self._signal: signal.Signals | None = None
-        self._handler: UnwindOnce | None = None
+        self._exit_signal: unwind_on | None = None
         self._memory: phase_memory.PhaseMemory | None = None
         self._iteration = 0
 
@@ -98,8 +97,7 @@ class CallbackHook:
             )
             self._hook = hook.__enter__()
             if exit_signal is not None and rank() in self._selected(layout):
-                self._signal = signal.Signals(exit_signal)
-                self._handler = exit_on(self._signal)
+                self._exit_signal = unwind_on(exit_signal).__enter__()
         except Exception as error:
             logger.error("nothing will be captured: %s: %s. Training goes on.", type(error).__name__, error)
 
@@ -147,9 +145,9 @@ class CallbackHook:
             return
         self.end_iteration(error)
         hook.__exit__(type(error) if error else None, error, None)
-        if self._signal is not None:
-            die_of(self._signal, self._handler)
-            self._signal = self._handler = None
+        if self._exit_signal is not None:
+            self._exit_signal.__exit__()
+            self._exit_signal = None
 
     def _begin(self, one: AbstractContextManager) -> None:
         one.__enter__()

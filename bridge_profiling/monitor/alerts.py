@@ -152,12 +152,12 @@ class SlowIterationAlert:
         return [alert for alert in found if alert is not None]
 
     def _slow_one(self, some: Sequence[tuple[int, float]]) -> Alert | None:
-        threshold = slow_threshold(self._recent, self.factor, min_iterations=self._enough)
+        slow = slow_threshold(self._recent, factor=self.factor, at_least=self._enough)
         iteration, seconds = max(some, key=lambda one: one[1])
-        if threshold is None or seconds <= threshold.limit:
+        if slow is None or seconds <= slow.above:
             return None
-        usual = threshold.median
-        others = sum(1 for one in some if one[1] > threshold.limit) - 1
+        usual = slow.median
+        others = sum(1 for one in some if one[1] > slow.above) - 1
         also = f", and {others} more of these {len(some)}" if others else ""
         return Alert(
             "slow_iteration",

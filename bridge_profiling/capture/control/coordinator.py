@@ -14,7 +14,6 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -29,7 +28,8 @@ from bridge_profiling.capture.control.protocol import (
     new_id,
     parse_request,
 )
-from bridge_profiling.config import ProfilingConfig, Window
+from bridge_profiling.capture.files import claim_attempt
+from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
@@ -50,7 +50,7 @@ class Coordinator:
         config: the job's own.
         layout: the job's parallel layout.
         train_iters: iterations the training runs, if known.
-        claim_attempt: reserves a window's folder, and returns its number.
+        holder: the name under which this run holds its folders.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class Coordinator:
         config: ProfilingConfig,
         layout: ParallelLayout,
         train_iters: int | None,
-        claim_attempt: Callable[[Window], int],
+        holder: str,
     ) -> None:
-        self._directory, self._config, self._claim_attempt = directory, config, claim_attempt
+        self._directory, self._config, self._holder = directory, config, holder
         self._slow_captures = self._nsys_captures = 0
         #: Text of an unreadable request at the last poll, whose writer may not have finished.
         self._unreadable: str | None = None
@@ -149,7 +149,7 @@ class Coordinator:
             instead="Leave kind out",
         )
         planned = plan_capture(request, self._status)
-        accepted = replace(planned, attempt=self._claim_attempt(planned.window))
+        accepted = replace(planned, attempt=claim_attempt(self._directory.root, planned.window, 0, self._holder))
         self._directory.write("accepted.json", accepted)
         self._status = replace(self._status, open=accepted)
         self._slow_captures += is_slow

@@ -23,7 +23,7 @@ from bridge_profiling.capture.control.protocol import (
     RequestDirectory,
 )
 from bridge_profiling.capture.nsys_profiler import check_armed
-from bridge_profiling.capture.window_capture import WindowPlan
+from bridge_profiling.capture.window import WindowPlan
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import CaptureError, one_line
 from bridge_profiling.launch_env import LaunchEnv
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 #: Training that ends waits at most this long for a thread that may hang in a file system.
 _STOP_SECONDS = 2.0
 
-#: Recent iterations that a slow one is compared with.
-_MEDIAN_OF = 50
+#: How many recent iterations the median covers, and the fewest it needs.
+_MEDIAN_OF, _AT_LEAST = 50, 10
 
 #: After a capture, this many iterations are not reported, so that the next median is of other iterations.
 COOL_DOWN = 50
@@ -86,7 +86,7 @@ class SlowWatch:
         """
         slow, threshold = None, self._threshold
         for iteration, duration in durations:
-            if threshold is None or iteration < self._next or duration <= threshold.limit or self._is_disturbed(iteration):
+            if threshold is None or iteration < self._next or duration <= threshold.above or self._is_disturbed(iteration):
                 continue
             slow = (
                 f"iteration {iteration} took {duration / 1e6:.1f} ms, {duration / threshold.median:.1f} x the median"
@@ -96,7 +96,7 @@ class SlowWatch:
             break
         # The first iteration includes one-time work.
         typical = [duration for iteration, duration in durations[1:] if not self._is_disturbed(iteration)]
-        self._threshold = slow_threshold(typical[-_MEDIAN_OF:], self._factor)
+        self._threshold = slow_threshold(typical[-_MEDIAN_OF:], factor=self._factor, at_least=_AT_LEAST)
         if durations:
             self.ignore_before(durations[-1][0] + 1)
         return slow
