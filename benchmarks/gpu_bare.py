@@ -16,7 +16,7 @@ import torch
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture.memory import _MAX_ENTRIES
 from bridge_profiling.capture.ranges import NvtxRange, range_functions
-from bridge_profiling.nsys.launch import CAPTURE_RANGE
+from bridge_profiling.nsys.options import CAPTURE_RANGE
 
 
 class Bare:

@@ -14,7 +14,7 @@ from benchmarks.gpu_processes import ManyWindows, Place, Worker, own_nsys_worker
 from benchmarks.gpu_rounds import SETTLE, Bench, Row, median_ms, take_turns
 from benchmarks.paired import changed_ratio, paired_ratio
 from bridge_profiling.monitor.monitor import MOST_OF_A_PROCESSOR
-from bridge_profiling.nsys.launch import DIRECTIVES_VARIABLE
+from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE
 
 TORCH: dict[str, Any] = {"use_pytorch_profiler": True}
 SHAPES = TORCH | {"record_shapes": True}

@@ -23,11 +23,12 @@ from typing import Any
 
 from benchmarks.gpu_sizes import Sizes
 from bridge_profiling import ProfilingConfig
-from bridge_profiling.nsys.channel import HANDOVER_VARIABLE, Handover
-from bridge_profiling.nsys.launch import nsys_command
-from bridge_profiling.nsys.supervisor import _one_start_at_a_time
+from bridge_profiling.capture.nsys_profiler import nsys_request
+from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, Channel, Spec
+from bridge_profiling.nsys.command import profile_command
+from bridge_profiling.nsys.supervisor import one_start_at_a_time
 from bridge_profiling.nsys.version import find_nsys
-from bridge_profiling.processes import running, with_variable
+from bridge_profiling.processes import find_by_command, find_by_variable
 
 _WORKER = Path(__file__).with_name("gpu_worker.py")
 
@@ -109,7 +110,7 @@ class Worker:
     Args:
         place: where it runs.
         sizes: of the training.
-        prefix: the command of an nsys that starts it, with a handover in the environment; or nothing.
+        prefix: the command of an nsys that starts it, with a channel in the environment; or nothing.
         options: more arguments of gpu_worker.py.
     """
 
@@ -122,14 +123,14 @@ class Worker:
         self._server.bind(address)
         self._server.listen(1)
         # Agents of nsys that start at the same moment lose each other.
-        with self._log.open("w") as log, _one_start_at_a_time() if prefix else contextlib.nullcontext():
+        with self._log.open("w") as log, one_start_at_a_time() if prefix else contextlib.nullcontext():
             self._process = subprocess.Popen(
                 [*prefix, *command],
                 env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
             _running.add(self)
             deadline = monotonic() + _NSYS_START_SECONDS if prefix else 0.0
-            while monotonic() < deadline and not running(command, HANDOVER_VARIABLE, environment[HANDOVER_VARIABLE]):
+            while monotonic() < deadline and not find_by_command(command, CHANNEL_VARIABLE, environment[CHANNEL_VARIABLE]):
                 time.sleep(0.1)
 
     def connect(self) -> None:
@@ -259,18 +260,31 @@ class ManyWindows:
 
     def __init__(self, place: Place, sizes: Sizes, profiling: dict[str, Any], *, reports: bool) -> None:
         self._folder = Path(tempfile.mkdtemp(dir=place.scratch, prefix="nsys-"))
-        self._temporary, handover = self._folder / "tmp", Handover(self._folder / "handover")
+        self._temporary, channel = self._folder / "tmp", Channel(self._folder / "channel")
         self._temporary.mkdir()
-        handover.directory.mkdir()
+        channel.directory.mkdir()
         extra = [*profiling.get("nsys_extra_args", []), f"--capture-range-end=repeat:{_MOST_WINDOWS}"]
         config = ProfilingConfig(**{**profiling, "nsys_extra_args": extra})
         version, cuda = find_nsys(), place.lane.gpu is not None
-        command, self.warnings = nsys_command(config, version, report=self._folder / "report", local_rank=0, cuda=cuda)
+        request = nsys_request(config, rank=0, local_rank=0, cuda=cuda)
+        command, self.warnings = profile_command(request, version, report=self._folder / "report")
         self.version, self.executable, self.options = version.text, version.executable, command[1:]
         # The hook is told not to wait for a report: there is none yet.
-        handover.write("spec", warnings=[], version=version.text, nsys=command, reports_with_range=False)
-        self._handover = str(handover.directory)
-        changes = {HANDOVER_VARIABLE: self._handover, "TMPDIR": str(self._temporary)}
+        channel.write(
+            Spec(
+                rank=0,
+                supervisor=os.getpid(),
+                nsys=command,
+                notes=[],
+                command=[],
+                report=str(self._folder / "report.nsys-rep"),
+                export_sqlite=False,
+                captures=_MOST_WINDOWS,
+                reports_with_range=False,
+            )
+        )
+        self._channel = str(channel.directory)
+        changes = {CHANNEL_VARIABLE: self._channel, "TMPDIR": str(self._temporary)}
         self._command, self._wanted = command, reports
         self._windows, self._seen = 0, 0
         self._place, self._sizes = Place(place.lane, place.scratch, place.environment | changes), sizes
@@ -292,7 +306,7 @@ class ManyWindows:
 
     def _kill_rest(self) -> None:
         """End what nsys leaves running elsewhere than in the training's session."""
-        for pid in with_variable(HANDOVER_VARIABLE, self._handover):
+        for pid in find_by_variable(CHANNEL_VARIABLE, self._channel):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 

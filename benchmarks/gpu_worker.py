@@ -36,7 +36,7 @@ from benchmarks.gpu_training import Training
 from benchmarks.monitor_overhead import MeteredMonitor
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
-from bridge_profiling.nsys.launch import exit_code_told
+from bridge_profiling.nsys.launch import report_exit_code
 
 #: No iteration of a benchmark is as late: a hook that waits for it is idle.
 _NEVER = 10**12
@@ -244,7 +244,7 @@ def main() -> None:
         config.finalize()
         cuda = torch.cuda.is_available()
         start_under_nsys(config, rank=0, layout=ParallelLayout(), local_rank=0, cuda=cuda)
-    with exit_code_told():
+    with report_exit_code():
         training = Training(Sizes(**arguments.sizes))
         serve(Worker(training, arguments.scratch), arguments.socket)
         training.rest()

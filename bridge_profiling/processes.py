@@ -1,6 +1,6 @@
-"""Looks at processes through /proc: who started this one, which one a command became, whether it still runs.
+"""Other processes, seen through /proc: their ancestors, command lines, environments, processor time and end.
 
-Reads only; signals nobody.
+Reads only; sends no signals.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 
+#: Fields of /proc/PID/stat, counted from the one after the name.
+_PARENT, _USER_TICKS, _SYSTEM_TICKS = 1, 11, 12
+
 
 def pid_space() -> str | None:
-    """What a process number means something in: this machine since it was booted, and this container; None without /proc.
+    """An identifier of the scope in which a pid is unique: this boot of the machine and this container. None without /proc.
 
-    Names of machines do not tell: a container may be called as the machine is, and several machines `localhost`.
+    Host names don't identify it: a container may share its machine's name, and several machines may be called `localhost`.
     """
     try:
         return f"{(_PROC / 'sys/kernel/random/boot_id').read_text().strip()}/{os.readlink(_PROC / 'self/ns/pid')}"
@@ -26,7 +29,7 @@ def pid_space() -> str | None:
 
 
 def command_of(pid: int) -> list[str]:
-    """The command line of a process; empty when it has ended or belongs to somebody else."""
+    """The command line of a process; empty if it has ended or belongs to another user."""
     try:
         return [os.fsdecode(part) for part in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]]
     except OSError:
@@ -34,7 +37,7 @@ def command_of(pid: int) -> list[str]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment a process was started with; empty when it has ended or belongs to somebody else."""
+    """The environment a process was started with; empty if it has ended or belongs to another user."""
     try:
         entries = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -42,53 +45,45 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
 
 
+def working_directory_of(pid: int) -> Path | None:
+    """The working directory of a process; None if it has ended or belongs to another user."""
+    try:
+        return Path(os.readlink(_PROC / str(pid) / "cwd"))
+    except OSError:
+        return None
+
+
 def ancestors(pid: int) -> Iterator[int]:
-    """The processes above this one, its parent first."""
-    while True:
-        try:
-            # The name in parentheses may hold anything; what follows the last one is the state, then the parent.
-            pid = int((_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[1])
-        except (OSError, ValueError, IndexError):
-            return
-        if pid <= 1:
-            return
+    """The process' parent, then that one's parent, up to but without pid 1."""
+    while (fields := _stat(pid)) and (pid := int(fields[_PARENT])) > 1:
         yield pid
 
 
-def with_variable(name: str, value: str) -> Iterator[int]:
-    """Processes of this user whose environment holds this variable with this value."""
-    for entry in _PROC.iterdir():
-        pid = int(entry.name) if entry.name.isdigit() else os.getpid()
-        if pid != os.getpid() and environment_of(pid).get(name) == value:
-            yield pid
+def find_by_variable(name: str, value: str) -> Iterator[int]:
+    """This user's other processes that were started with this environment variable."""
+    return (pid for pid in _others() if environment_of(pid).get(name) == value)
 
 
-def mentioning(text: str) -> Iterator[int]:
-    """Other processes with this text in one of their arguments."""
-    for entry in _PROC.iterdir():
-        pid = int(entry.name) if entry.name.isdigit() else os.getpid()
-        if pid != os.getpid() and any(text in argument for argument in command_of(pid)):
-            yield pid
+def find_by_argument(text: str) -> Iterator[int]:
+    """Other processes that have this text in one of their arguments."""
+    return (pid for pid in _others() if any(text in argument for argument in command_of(pid)))
 
 
-def running(command: Sequence[str], name: str, value: str) -> int | None:
-    """The process that this command became, among those with this variable; None while there is none."""
-    return next((pid for pid in with_variable(name, value) if command_of(pid) == list(command)), None)
+def find_by_command(command: Sequence[str], name: str, value: str) -> int | None:
+    """The process with exactly this command line and this environment variable; None if there is none yet."""
+    return next((pid for pid in find_by_variable(name, value) if command_of(pid) == list(command)), None)
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used, its threads' included; 0 when it has ended."""
-    try:
-        user, system = (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[11:13]
-    except (OSError, ValueError):
-        return 0.0
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    """Processor time used by all threads of a process; 0 if it has ended."""
+    fields = _stat(pid)
+    return (int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def is_running(pid: int) -> bool:
     """Whether a process runs; a zombie does not. True if that cannot be determined."""
     try:
-        process = Watch(pid)
+        process = WatchedProcess(pid)
     except ProcessLookupError:
         return False
     except OSError:
@@ -98,35 +93,35 @@ def is_running(pid: int) -> bool:
     return not has_ended
 
 
-class Stillness:
-    """Tells when processes have done nothing for a while, by the processor time that they use.
+class InactivityTimer:
+    """Expires when a group of processes has been idle for a while, judged by processor time.
 
     Args:
-        pids: gives those that run, at each look.
-        seconds: what counts as a while. In it they do something if they use a second of a processor, come or go.
+        pids: returns the processes of the group that currently run.
+        seconds: how long they must be idle. Using a second of processor time, starting or ending counts as activity.
     """
 
     def __init__(self, pids: Callable[[], Iterable[int]], seconds: float) -> None:
         self._pids, self._seconds = pids, seconds
-        self._looked, self._used = 0.0, 0.0
-        self.interrupt()
+        self._sampled, self._used = 0.0, 0.0
+        self.reset()
 
-    def interrupt(self) -> None:
-        """They do something, as is known from elsewhere."""
+    def reset(self) -> None:
+        """Start again: the caller knows of activity from another source."""
         self._since = time.monotonic()
 
-    def lasts(self) -> bool:
-        """Whether they have done nothing for that long."""
+    def expired(self) -> bool:
+        """Whether the group has been idle for that long. Samples the processes at most 20 times in that period."""
         now = time.monotonic()
-        if now - self._looked >= self._seconds / 20:
-            self._looked, used = now, sum(map(cpu_seconds, self._pids()))
+        if now - self._sampled >= self._seconds / 20:
+            self._sampled, used = now, sum(map(cpu_seconds, self._pids()))
             if abs(used - self._used) >= 1.0:
                 self._used, self._since = used, now
         return now - self._since > self._seconds
 
 
-class Watch:
-    """A process that somebody else started, watched until it ends; its number cannot be taken for another's meanwhile.
+class WatchedProcess:
+    """A process started by someone else, watched until it ends. Its pid can't be mistaken for a later process' meanwhile.
 
     Raises:
         ProcessLookupError: it has ended already.
@@ -137,7 +132,7 @@ class Watch:
         self._descriptor = os.pidfd_open(pid)
 
     def ended(self, seconds: float | None = 0.0) -> bool:
-        """Whether it ends within this time; None waits for it."""
+        """Whether it ends within this time; None waits without limit."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         return bool(poll.poll(None if seconds is None else 1000 * seconds))
@@ -145,3 +140,16 @@ class Watch:
     def close(self) -> None:
         """Stop watching."""
         os.close(self._descriptor)
+
+
+def _others() -> Iterator[int]:
+    pids = (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+    return (pid for pid in pids if pid != os.getpid())
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat after the name, which may itself hold spaces and parentheses; empty if it has ended."""
+    try:
+        return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return []

@@ -15,7 +15,6 @@ from fnmatch import fnmatch
 
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.nsys.options import split_options
 
 #: Steps to capture, `start:stop`: half-open, counted from 1 as NeMo RL does.
 STEP_RANGE_VARIABLE = "NRL_NSYS_PROFILE_STEP_RANGE"
@@ -212,9 +211,3 @@ def check_options(options: Mapping[str, object], *, name: str) -> dict[str, str]
 def changed_by_a_shell(text: str) -> bool:
     """Whether a shell might read this word as something else."""
     return _UNCHANGED_BY_A_SHELL.fullmatch(text) is None or _BRACE_EXPANSION.search(text) is not None
-
-
-def long_name(option: str) -> str:
-    """The one name of an option that has two, without dashes: `t` is `trace`."""
-    ((name, _),) = split_options([f"-{option}" if len(option) == 1 else f"--{option}"])
-    return name.lstrip("-")

@@ -25,7 +25,7 @@ if __name__ == "__main__":
 from bridge_profiling.capture.signals import unwind_on
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.nsys.launch import exit_code_told
+from bridge_profiling.nsys.launch import report_exit_code
 from bridge_profiling.overrides import apply_overrides, apply_yaml, unquote
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def pretrain(config: ConfigContainer) -> None:
     # Imported late: a wrong option is answered at once, and this module costs a submit host no torch.
     from recipes.megatron.train import pretrain as train
 
-    with _messages_shown(), unwind_on(signal.SIGTERM, replace=True), exit_code_told():
+    with _messages_shown(), unwind_on(signal.SIGTERM, replace=True), report_exit_code():
         train(config, may_restart=_starts_the_process())
 
 

@@ -6,6 +6,7 @@ import re
 
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.layout import ParallelLayout
+from bridge_profiling.overrides import format_override
 from recipes.config import ConfigContainer, DatasetConfig, GPTModelConfig, TrainConfig
 
 _AT_LEAST_ONE = {
@@ -98,7 +99,7 @@ def check_supported(config: ConfigContainer) -> None:
         # An older or newer release may lack the field.
         value = getattr(getattr(config, section), name, supported[0])
         if value not in supported:
-            raise _unsupported(f"{setting}={typed(value)}", f"{setting}={typed(supported[0])}")
+            raise _unsupported(format_override(setting, value), format_override(setting, supported[0]))
     # 0.18 renamed the field, and has the scope of a whole iteration as a value of model.cuda_graph_impl.
     for name in ("cuda_graph_scope", "cuda_graph_modules"):
         if "full_iteration" in str(getattr(config.model, name, None)):
@@ -111,11 +112,6 @@ def _unsupported(setting: str, instead: str) -> ProfilingConfigError:
         why="this loop has nothing that would carry it out: it trains GPT layers under megatron-core's DistributedDataParallel",
         instead=f"Type {instead}",
     )
-
-
-def typed(value: object) -> str:
-    """A value as one types it in an override."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_model_split(model: GPTModelConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from bridge_profiling.doctor.request import Model, Train
-from recipes.checks import typed
+from bridge_profiling.overrides import format_override
 from recipes.config import ConfigContainer
 
 
@@ -16,7 +16,7 @@ def known_settings(config: ConfigContainer) -> list[str]:
         config: a configuration, finalized or not.
     """
     return [
-        f"{section}.{field.name}={typed(getattr(getattr(config, section), field.name))}"
+        format_override(f"{section}.{field.name}", getattr(getattr(config, section), field.name))
         for section, owner in (("model", Model), ("train", Train))
         for field in dataclasses.fields(owner)
     ]

@@ -1,7 +1,7 @@
-"""The nsys backend: tells the nsys around the process when the window opens and closes, and where its report belongs.
+"""The nsys backend: opens and closes nsys' capture range with the window, and brings nsys' report to its place.
 
-nsys itself is started outside: by the rank at its start (nsys_launch.py), by the launcher, or by hand. Started without it,
-a rank records nothing and its manifest says so.
+nsys itself is started by the rank (`start_under_nsys`), by the launcher, or by hand. Without it a rank records nothing, and its
+manifest says so.
 """
 
 from __future__ import annotations
@@ -10,39 +10,74 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.capture.ranges import NvtxRange, range_functions
+from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys.channel import REFUSED_VARIABLE, Handover
-from bridge_profiling.nsys.external import NsysAround
-from bridge_profiling.nsys.launch import CAPTURE_RANGE, runs_under_nsys
-from bridge_profiling.processes import Watch
+from bridge_profiling.layout import ParallelLayout, select_ranks
+from bridge_profiling.nsys.channel import REFUSED_VARIABLE, Capture, Channel, Delivery, Spec
+from bridge_profiling.nsys.external import ExternalNsys, link_report
+from bridge_profiling.nsys.launch import restart_under_nsys, runs_under_nsys
+from bridge_profiling.nsys.options import CAPTURE_RANGE, NsysRequest
+from bridge_profiling.processes import WatchedProcess
 
 _POLL_SECONDS = 0.1
 
-#: A report of gigabytes takes minutes; a supervisor that has died is noticed at once.
+#: A report of gigabytes takes minutes; the death of the supervisor is noticed at once.
 _DELIVERY_SECONDS = 3600.0
+
+
+def start_under_nsys(config: ProfilingConfig, *, rank: int, layout: ParallelLayout, local_rank: int, cuda: bool) -> None:
+    """Restart this process under nsys if the config selects this rank and it does not run under nsys yet.
+
+    Call it before anything that must not happen twice, and before CUDA is used: what the process holds in memory is lost. It
+    returns only if it has nothing to do, or if nsys can't be started; the manifest then holds the reason.
+
+    Args:
+        config: the finalized `profiling` section.
+        rank: global rank; it names the report.
+        layout: the job's parallel layout.
+        local_rank: rank on this machine; the number of its GPU.
+        cuda: whether the training uses a CUDA device. Without one the window is marked by an NVTX range.
+    """
+    if config.use_nsys_profiler and rank in select_ranks(config.profile_ranks, layout):
+        restart_under_nsys(nsys_request(config, rank=rank, local_rank=local_rank, cuda=cuda))
+
+
+def nsys_request(config: ProfilingConfig, *, rank: int, local_rank: int, cuda: bool) -> NsysRequest:
+    """The `profiling` section as a request to nsys; arguments as in `start_under_nsys`."""
+    return NsysRequest(
+        rank=rank,
+        local_rank=local_rank,
+        cuda=cuda,
+        output_dir=resolve_output_dir(config),
+        trace=config.nsys_trace,
+        extra_args=config.nsys_extra_args,
+        gpu_metrics=config.nsys_gpu_metrics,
+        export_sqlite=config.nsys_export_sqlite,
+        captures=config.nsys_capture_count,
+    )
 
 
 class NsysProfiler(Profiler):
     """Opens nsys' capture range for the window, with a range around every iteration and phase.
 
-    The window is marked twice, since who typed the nsys command chose what it listens to: by the CUDA profiler API where
-    there is a CUDA device, and by the NVTX range `bridge_profiling_window`.
+    The window is marked twice, because the author of the nsys command chose which mark opens the range: by the CUDA profiler
+    API if there is a CUDA device, and by the NVTX range `bridge_profiling_window`.
     """
 
     name = "nsys"
 
-    _handover: Handover | None = None
+    _channel: Channel | None = None
+    _spec: Spec | None = None
     _marks: ExitStack | None = None
-    #: Which of several captures this is, from 1.
+    #: Which of nsys' captures this is, from 1.
     _number: int | None = None
 
     def open(self) -> None:
-        """Refuse where nothing could be recorded, so that the manifest tells why instead of a report being missing."""
+        """Raise where nothing could be recorded, so that the manifest gives the reason for the missing report."""
         import torch
 
         if not runs_under_nsys():
@@ -52,38 +87,31 @@ class NsysProfiler(Profiler):
                 " `nsys profile --capture-range=cudaProfilerApi --capture-range-end=stop …` before the command"
             )
         self._cuda = torch.cuda.is_available()
-        push, pop = range_functions(megatron_ranges=self.config.nvtx_ranges)
-        self._push: Callable[[str], object] = push
-        self._pop: Callable[[str], object] = pop
-        self._handover = Handover.of_this_process()
-        if self._handover is not None:
-            spec = self._handover.read("spec")
-            self.notes += spec.get("warnings", [])
-            self.notes.append(f"nsys {spec.get('version')}: {' '.join(spec.get('nsys', [])[1:])}")
-            if self._captures == 1:
-                self._handover.write("capture", manifest=str(self.files.manifest), report=str(self.files.nsys_report))
-
-    @property
-    def _captures(self) -> int:
-        """How many captures the nsys of this rank was told to make."""
-        assert self._handover is not None
-        return self._handover.read("spec").get("captures", 1)
+        self._push, self._pop = range_functions(megatron_ranges=self.config.nvtx_ranges)
+        self._channel = Channel.of_this_process()
+        self._capture = Capture(str(self.files.manifest), str(self.files.nsys_report))
+        if self._channel is not None:
+            self._spec = self._channel.spec
+            self.notes += self._spec.notes
+            if self._spec.captures == 1:
+                # Now, not in `start`: an nsys that collects by the clock makes its report without ever seeing the window.
+                self._announce_capture()
 
     def start(self) -> None:
-        """Open the capture range; a range per operator only when shapes are asked for (1.47 x the step, not 1.13 x)."""
-        if self._handover is not None and self._captures > 1:
-            self._number = self._handover.begin_capture(
-                self._captures, manifest=str(self.files.manifest), report=str(self.files.nsys_report)
-            )
+        """Open the capture range; a range per operator only if shapes are requested (1.47 x the step, not 1.13 x)."""
+        import torch
+
+        if self._number is None:
+            self._announce_capture()
         marks = self._marks = ExitStack()
         if self._cuda:
-            cudart = _cudart()
-            _check(cudart.cudaProfilerStart())
+            cudart = torch.cuda.cudart()
+            torch.cuda.check_error(int(cudart.cudaProfilerStart()))
             # Stopped even if ending a range raises: an open capture would record the rest of the run.
-            marks.callback(lambda: _check(cudart.cudaProfilerStop()))
+            marks.callback(lambda: torch.cuda.check_error(int(cudart.cudaProfilerStop())))
         marks.enter_context(self.phase_range(CAPTURE_RANGE))
         if self.config.record_shapes and self._cuda:
-            marks.enter_context(_emit_nvtx())
+            marks.enter_context(torch.autograd.profiler.emit_nvtx(record_shapes=True))
         elif self.config.record_shapes:
             self.notes.append("no CUDA device: torch puts shapes into NVTX ranges only with one")
 
@@ -96,87 +124,69 @@ class NsysProfiler(Profiler):
         return NvtxRange(name, self._push, self._pop)
 
     def stop(self, interrupted: list[int]) -> Callable[[], None] | None:
-        """Close the capture range: nsys writes its report then, and holds the training until it has."""
+        """Close the capture range. nsys then writes its report, and blocks the training until it has."""
         assert self._marks is not None
         if interrupted:
             self.notes.append(f"iteration {interrupted[0]} was interrupted; its range in the report is not a whole iteration")
         try:
             self._marks.close()
         finally:
-            if self._handover is not None:
-                self._handover.write("stopped" if self._number is None else f"stopped-{self._number}")
-        if self._handover is None:
-            return self._await_report
-        if self._number is not None:
-            self.notes.append(
-                f"capture {self._number} of the {self._captures} that nsys was told to make: it writes their reports after the"
-                " last, or when the process ends, and they are put into their places then"
-            )
-            return None
-        if self._handover.read("spec")["reports_with_range"]:
+            if self._channel is not None:
+                self._channel.write(replace(self._capture, stopped=True), self._number)
+        if self._spec is None:
+            return self._await_external_report
+        if self._spec.reports_with_range:
             return self._await_delivery
-        self.notes.append("nsys was told not to end with the window: its report comes when the process ends, or its own time")
+        if self._spec.captures > 1:
+            self.notes.append(
+                f"capture {self._number} of {self._spec.captures}: nsys writes the reports after the last one, or when the"
+                " process ends, and they are put into their places then"
+            )
+        else:
+            self.notes.append("nsys does not stop with the window: its report comes when the process or its duration ends")
         return None
 
+    def _announce_capture(self) -> None:
+        if self._channel is not None:
+            self._number = self._channel.announce(self._capture)
+
     def _await_delivery(self) -> None:
-        """Wait until the supervisor has put the report where it belongs."""
-        assert self._handover is not None
-        supervisor = Watch(self._handover.read("spec")["supervisor"])
+        """Wait until the supervisor has put the report into its place."""
+        assert self._channel is not None
+        supervisor = WatchedProcess(self._channel.spec.supervisor)
         deadline = time.monotonic() + _DELIVERY_SECONDS
         try:
-            while not self._handover.has("delivered"):
+            while (delivery := self._channel.read(Delivery, self._number)) is None:
                 if supervisor.ended(_POLL_SECONDS) or time.monotonic() > deadline:
                     raise CaptureError("nsys did not deliver its report")
         finally:
             supervisor.close()
-        delivered = self._handover.read("delivered")
-        self.artifacts += [Path(delivered[kind]) for kind in ("report", "sqlite") if delivered[kind]]
-        if delivered["error"] and not delivered["report"]:
-            raise CaptureError(delivered["error"])
-        if delivered["error"]:
-            self.notes.append(delivered["error"])
+        self.artifacts += delivery.artifacts
+        if delivery.error and not delivery.report:
+            raise CaptureError(delivery.error)
+        if delivery.error:
+            self.notes.append(delivery.error)
 
-    def _await_report(self) -> None:
-        """Find the report of an nsys that somebody else started, as far as its command line tells."""
-        around = NsysAround.of_this_process()
-        if around is None or around.report is None:
-            self.notes.append("the report is where the nsys around this process was told to write it")
-            return
-        if not around.stops_with_range:
-            self.notes.append(f"nsys writes {around.report} when the process ends: it was not given --capture-range-end=stop")
-            return
-        report = around.await_report()
-        if around.wraps_one_rank:
-            report = around.link(report, self.files.nsys_report)
+    def _await_external_report(self) -> None:
+        """Find the report of an nsys that was started elsewhere, as far as its command line describes it."""
+        nsys = ExternalNsys.of_this_process()
+        if nsys is None or nsys.report is None:
+            self.notes.append("the report is where the nsys around this process writes it")
+        elif not nsys.stops_with_range:
+            self.notes.append(f"nsys writes {nsys.report} when the process ends: it was not given --capture-range-end=stop")
+        elif nsys.wraps_one_rank:
+            self.artifacts.append(link_report(nsys.await_report(), self.files.nsys_report))
         else:
             self.notes.append("the report holds every rank that this nsys started")
-        self.artifacts.append(report)
+            self.artifacts.append(nsys.await_report())
 
 
 def check_armed() -> None:
-    """Refuse a further capture where no nsys waits for one.
+    """Check that this rank's nsys can make a further capture.
 
     Raises:
-        CaptureError: nsys does not run around this rank, or was told to make one capture.
+        CaptureError: nsys does not run around this rank, or was started to make one capture.
     """
-    handover = Handover.of_this_process() if runs_under_nsys() else None
-    if handover is None or handover.read("spec").get("captures", 1) < 2:
-        raise CaptureError("this rank was not started under an nsys that was told to make several captures")
-
-
-def _cudart() -> Any:
-    import torch
-
-    return torch.cuda.cudart()
-
-
-def _check(error: Any) -> None:
-    import torch
-
-    torch.cuda.check_error(int(error))
-
-
-def _emit_nvtx() -> AbstractContextManager:
-    import torch
-
-    return torch.autograd.profiler.emit_nvtx(record_shapes=True)
+    channel = Channel.of_this_process() if runs_under_nsys() else None
+    if channel is None or channel.spec.captures < 2:
+        raise CaptureError("this rank was not started under an nsys that makes several captures")

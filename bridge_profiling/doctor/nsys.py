@@ -10,7 +10,7 @@ from bridge_profiling.doctor.request import Request
 from bridge_profiling.doctor.verdict import Verdict, fails, ok, refused, unknown, warning
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
 from bridge_profiling.nsys.options import DEFAULT_OPTIONS, check_extra_args, check_trace, merge_options, split_options
-from bridge_profiling.nsys.version import NsysVersion, adapt, gpu_metrics_device, read_version
+from bridge_profiling.nsys.version import NsysVersion, find_nsys
 
 _INSTALL = "Install Nsight Systems, or mount one and put its bin directory on PATH (docs/how-to/into-a-container.md)"
 
@@ -34,7 +34,7 @@ def check_nsys(request: Request, machine: Machine) -> Iterator[Verdict]:
         yield fails("nsys", found, _INSTALL) if request.wants_nsys else warning("nsys", f"{found}: NsysPlugin fails", _INSTALL)
         return
     try:
-        version = read_version(executable)
+        version = find_nsys(executable)
     except CaptureError as error:
         yield fails("nsys", str(error), _INSTALL) if request.wants_nsys else warning("nsys", str(error), _INSTALL)
         return
@@ -57,15 +57,15 @@ def _check_options(request: Request, version: NsysVersion) -> Iterator[Verdict]:
     asked_names = {name for name, _ in split_options(asked)}
     unknown_options = False
     fitted = not request.nsys_prefix or profiling.use_nsys_profiler
-    for text in adapt(merge_options(DEFAULT_OPTIONS, asked), version)[1]:
+    for name, text in version.adapt(merge_options(DEFAULT_OPTIONS, asked))[1].items():
         # A default that a version does not know is left out silently in the job as well.
-        if any(name in text for name in asked_names):
+        if name in asked_names:
             unknown_options = True
             if fitted:
                 yield warning("nsys options", text, "Leave it out, or install another version of nsys")
             else:
                 instead = "Add NsysPlugin, which fits the options where the job runs, or take it out of the launcher's"
-                yield fails("nsys options", f"{text.partition(': left out')[0]}, and does not start with it", instead)
+                yield fails("nsys options", f"nsys {version.text} does not know {name}, and does not start with it", instead)
     if request.wants_nsys and not unknown_options:
         yield ok("nsys options", f"nsys {version.text} knows what is asked of it: {' '.join(asked) or 'the defaults'}")
 
@@ -76,7 +76,7 @@ def _check_gpu_metrics(request: Request, version: NsysVersion, machine: Machine)
     except Unavailable:
         return  # The permission's line says it.
     try:
-        device = gpu_metrics_device(version, 0)
+        device = version.gpu_metrics_device(0)
     except CaptureError as error:
         report = fails if request.wants_gpu_metrics else warning
         yield report("GPU metrics", str(error), "Leave nsys_gpu_metrics out, or install an nsys that knows this GPU")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,13 +17,11 @@ from typing import Any
 from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.layout import ParallelLayout, select_ranks
-from bridge_profiling.overrides import apply_overrides, load_yaml, unquote
+from bridge_profiling.overrides import apply_overrides, load_yaml, parse_override
 from bridge_profiling.values import Given, convert
 
 #: A launcher's words on the command line, and what NeMo-Run calls them.
 LAUNCHERS = ("torchrun", "ft", "none")
-
-_SETTING = re.compile(r"\+{0,2}(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
 
 
 @dataclass(kw_only=True)
@@ -190,16 +187,16 @@ def apply_arguments(settings: Settings, arguments: Iterable[str]) -> None:
         ProfilingConfigError: as `apply_mapping`, or an argument that is no setting.
     """
     for argument in arguments:
-        match = _SETTING.fullmatch(unquote(argument).strip())
-        if match is None:
+        override = parse_override(argument)
+        if override is None:
             raise ProfilingConfigError(
                 f"{argument!r} is not a setting", instead="Type section.field=value, for example train.train_iters=10"
             )
-        section, _, name = match["key"].partition(".")
+        section, _, name = override.key.partition(".")
         if name in _hints(settings, section):
-            apply_overrides(settings, [f"{match['key']}={match['value']}"])
+            apply_overrides(settings, [f"{override.key}={override.text}"])
         else:
-            _check_passed_over(settings, match["key"])
+            _check_passed_over(settings, override.key)
 
 
 def apply_script_arguments(settings: Settings, arguments: Iterable[str]) -> None:
@@ -209,11 +206,11 @@ def apply_script_arguments(settings: Settings, arguments: Iterable[str]) -> None
         ProfilingConfigError: one of the known settings has a wrong value.
     """
     for argument in arguments:
-        match = _SETTING.fullmatch(unquote(argument).strip())
-        if match is not None:
-            section, _, name = match["key"].partition(".")
+        override = parse_override(argument)
+        if override is not None:
+            section, _, name = override.key.partition(".")
             if name in _hints(settings, section):
-                apply_overrides(settings, [f"{match['key']}={match['value']}"])
+                apply_overrides(settings, [f"{override.key}={override.text}"])
 
 
 def _hints(settings: Settings, section: str) -> dict[str, Any]:

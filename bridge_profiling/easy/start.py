@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from bridge_profiling.capture.nsys_profiler import start_under_nsys
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.easy.launch import name_the_launch
 from bridge_profiling.easy.request import Request, parse
@@ -23,7 +24,7 @@ from bridge_profiling.easy.session import Session
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.launch_env import LaunchEnv, export_for_torch
 from bridge_profiling.layout import ParallelLayout
-from bridge_profiling.nsys.launch import exit_code_told, start_under_nsys
+from bridge_profiling.nsys.launch import report_exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _start_under_nsys(config)
     session = Session(config)
     session.watch()
-    with exit_code_told():
+    with report_exit_code():
         _run(request, session)
 
 

@@ -52,10 +52,14 @@ def place_of(executor: Built, chosen: str | None) -> Place | None:
 def chosen_output_dir(job: Job) -> str | None:
     """`profiling.output_dir` as the task sets it: a script by an argument, else in its config."""
     if job.task.name == "Script":
-        arguments = [str(argument).strip("'\"").lstrip("+") for argument in job.task.get("args") or []]
-        given = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{_SETTING}=")]
-        return given[-1] if given else None
-    config = job.task.get("config")
-    profiling = config.get("profiling") if isinstance(config, Built) else None
-    found = profiling.get("output_dir") if isinstance(profiling, Built) else None
+        # Imported here, since omegaconf may be missing in a container, where a directory of captures is named instead.
+        from bridge_profiling.overrides import parse_override
+
+        overrides = [parse_override(str(argument)) for argument in job.task.get("args") or []]
+        values = [override.value for override in overrides if override is not None and override.key == _SETTING]
+        found = values[-1] if values else None
+    else:
+        config = job.task.get("config")
+        profiling = config.get("profiling") if isinstance(config, Built) else None
+        found = profiling.get("output_dir") if isinstance(profiling, Built) else None
     return found if isinstance(found, str) else None

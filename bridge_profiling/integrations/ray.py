@@ -30,15 +30,11 @@ from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolv
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
 from bridge_profiling.launch_env import LAUNCH_VARIABLE
 from bridge_profiling.layout import ParallelLayout
-from bridge_profiling.nsys.launch import CAPTURE_RANGE
-from bridge_profiling.nsys.options import DEFAULT_OPTIONS
-from bridge_profiling.nsys.version import NsysVersion, adapt, find_nsys
-from bridge_profiling.ray_request import RayRequest, changed_by_a_shell, check_options, long_name
+from bridge_profiling.nsys.command import ray_options
+from bridge_profiling.nsys.version import NsysVersion, find_nsys
+from bridge_profiling.ray_request import RayRequest, changed_by_a_shell, check_options
 
 logger = logging.getLogger(__name__)
-
-#: Of the options that a rank gives its own nsys, the one that not every version knows; Ray asks no version.
-_NOT_EVERYWHERE = "--cuda-event-trace"
 
 #: Beside the workers' own directories: reports under the names that nsys wrote them.
 _REPORTS = "nsight"
@@ -117,23 +113,18 @@ def nsight_options(
         given: options over the default ones.
         reports: directory of the reports; None leaves it to Ray.
     """
-    options = {name.lstrip("-"): value for name, value in (one.split("=", 1) for one in DEFAULT_OPTIONS)}
-    del options[_NOT_EVERYWHERE.lstrip("-")]
-    options["trace"] = "cuda,nvtx" if cuda else "nvtx"
     theirs = check_options(given or {}, name='runtime_env["nsight"]')
-    asked = {long_name(name): value for name, value in [*theirs.items(), *request.extra_options.items()]}
-    if asked.get("capture-range") != "none":
-        # nsys' own end of a capture range is the end of the worker.
-        options["capture-range-end"] = "stop"
-    if "capture-range" not in asked:
-        options |= {"capture-range": "cudaProfilerApi"} if cuda else {"capture-range": "nvtx", "nvtx-capture": CAPTURE_RANGE}
-    named = f"{folder_of(worker)}_rank-{rank}_{request.window}"
-    chosen = asked.pop("output", None)
-    # Whatever the user calls them, two workers do not write one report.
-    name = f"{chosen}_{named}" if chosen else f"{named}_%p"
-    options = _adapted(options | asked)
-    # Ray puts its session's directory before `o`, and knows it by this name alone.
-    return options | {"o": str(reports / name) if reports and not chosen else name}
+    options, warnings = ray_options(
+        [*theirs.items(), *request.extra_options.items()],
+        cuda=cuda,
+        report=f"{folder_of(worker)}_rank-{rank}_{request.window}",
+        reports=reports,
+        # Workers run in the same container as the driver, as a rule.
+        version=_nsys_here(),
+    )
+    for warning in warnings:
+        logger.warning("%s", warning)
+    return options
 
 
 def _made(reports: Path) -> Path | None:
@@ -159,17 +150,6 @@ def _made(reports: Path) -> Path | None:
 def folder_of(worker: str) -> str:
     """The name of a worker's group as that of a directory."""
     return re.sub(r"[^\w.-]+", "_", worker, flags=re.ASCII)
-
-
-def _adapted(options: Mapping[str, str]) -> dict[str, str]:
-    """Options as the nsys of this machine knows them; workers run in the same container, as a rule."""
-    version = _nsys_here()
-    if version is None:
-        return dict(options)
-    known, warnings = adapt([f"--{name}={value}" for name, value in options.items()], version)
-    for warning in warnings:
-        logger.warning("%s", warning)
-    return {name.lstrip("-"): value for name, value in (one.split("=", 1) for one in known)}
 
 
 @functools.cache

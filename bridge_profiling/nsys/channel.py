@@ -1,75 +1,153 @@
-"""What a training and the supervisor of its nsys tell each other: small JSON files in a directory that only they know.
+"""The files through which a training and the supervisor of its nsys communicate, in a directory that only the two know.
 
-    spec.json        what the supervisor is to run, written before it starts
-    capture.json     where manifest and report belong, written by the training when its hook opens
-    stopped.json     the window is closed, written by the training
-    capture-1.json, stopped-1.json, …   the same of an nsys that makes several captures, when a window opens and closes
-    delivered.json   the report lies where it belongs, or why not, written by the supervisor
-    exit.json        the training's exit code, for the case that nsys is gone and cannot tell it
-
-Starts nothing and knows nothing of nsys' options.
+Each message is one JSON file that appears whole, named after its type. Captures are numbered from 1. Starts nothing, and knows
+no option of nsys.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from bridge_profiling.atomic import write_json
 from bridge_profiling.errors import CaptureError
 
 #: Names the directory in the environment of a training that a supervisor started.
-HANDOVER_VARIABLE = "BRIDGE_PROFILING_NSYS"
+CHANNEL_VARIABLE = "BRIDGE_PROFILING_NSYS"
 
-#: Says in the environment of a rank why it trains without the nsys that was asked for.
+#: In the environment of a rank that trains without the nsys it was asked to use: the reason.
 REFUSED_VARIABLE = "BRIDGE_PROFILING_NSYS_REFUSED"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """The supervisor's task, written before it starts.
+
+    Attributes:
+        rank: global rank.
+        supervisor: its pid.
+        nsys: the nsys command, without the application.
+        notes: the version, the options, and the parts of the request that this nsys can't fulfil; for the manifest.
+        command: the training's command.
+        report: the report's path as nsys writes it; each of several reports gets a number before its suffix.
+        export_sqlite: whether to export each report.
+        captures: how many capture ranges nsys records.
+        reports_with_range: whether nsys writes the report when the range ends, not when the training does.
+    """
+
+    rank: int
+    supervisor: int
+    nsys: list[str]
+    notes: list[str]
+    command: list[str]
+    report: str
+    export_sqlite: bool
+    captures: int
+    reports_with_range: bool
+
+
 @dataclass(frozen=True)
-class Handover:
-    """The directory of one training and its supervisor."""
+class Training:
+    """The training process, written by the supervisor when it runs."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Where one capture's manifest and report belong, and whether the window has closed; written by the training."""
+
+    manifest: str
+    report: str
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The files of one capture in their final place, or the error, written by the supervisor."""
+
+    report: str | None = None
+    sqlite: str | None = None
+    error: str | None = None
+
+    @property
+    def artifacts(self) -> list[Path]:
+        """The files that were written."""
+        return [Path(path) for path in (self.report, self.sqlite) if path]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The training's exit code, written by the training, since a lost nsys can't pass it on."""
+
+    code: int
+
+
+Message = Spec | Training | Capture | Delivery | Exit
+MessageT = TypeVar("MessageT", Spec, Training, Capture, Delivery, Exit)
+
+
+@dataclass(frozen=True)
+class Channel:
+    """The channel of one training and its supervisor."""
 
     directory: Path
 
     @classmethod
-    def of_this_process(cls, environ: Mapping[str, str] = os.environ) -> Handover | None:
-        """The one this training was started with; None without a supervisor, also in a process the training started."""
-        directory = environ.get(HANDOVER_VARIABLE)
-        handover = cls(Path(directory)) if directory else None
-        return handover if handover is not None and handover.read("training").get("pid") in (None, os.getpid()) else None
+    def of_this_process(cls, environ: Mapping[str, str] = os.environ) -> Channel | None:
+        """The channel this training was started with; None without a supervisor and in processes the training started."""
+        directory = environ.get(CHANNEL_VARIABLE)
+        if not directory:
+            return None
+        channel = cls(Path(directory))
+        training = channel.read(Training)
+        return channel if training is None or training.pid == os.getpid() else None
 
-    def write(self, name: str, **content: object) -> None:
-        """Write `<name>.json`, whole.
+    @property
+    def spec(self) -> Spec:
+        """The supervisor's task.
+
+        Raises:
+            CaptureError: the supervisor has removed the channel.
+        """
+        spec = self.read(Spec)
+        if spec is None:
+            raise CaptureError("the supervisor of this rank's nsys is gone")
+        return spec
+
+    def write(self, message: Message, number: int | None = None) -> None:
+        """Write a message; `number` is that of its capture.
 
         Raises:
             OSError: it cannot be written.
         """
-        write_json(self.directory / f"{name}.json", content)
+        write_json(self._path(type(message), number), asdict(message))
 
-    def read(self, name: str) -> dict[str, Any]:
-        """What `<name>.json` holds; empty while it is not there."""
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads((self.directory / f"{name}.json").read_text(encoding="utf-8"))
-        return {}
+    def read(self, kind: type[MessageT], number: int | None = None) -> MessageT | None:
+        """The message of this kind; None while there is none. `number` is that of its capture."""
+        try:
+            return kind(**json.loads(self._path(kind, number).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
 
-    def begin_capture(self, at_most: int, **content: object) -> int:
-        """Write down the next of several captures; its number, from 1.
+    def announce(self, capture: Capture) -> int:
+        """Announce the next capture; its number, from 1. An announced capture that never stopped is replaced.
 
         Raises:
-            CaptureError: nsys records no more of them.
+            CaptureError: nsys records no more captures.
         """
-        number = next(number for number in itertools.count(1) if not self.has(f"capture-{number}"))
-        if number > at_most:
-            raise CaptureError(f"nsys was told at its start to make {at_most} captures, and has made them")
-        self.write(f"capture-{number}", **content)
-        return number
+        captures = self.spec.captures
+        for number in range(1, captures + 1):
+            earlier = self.read(Capture, number)
+            if earlier is None or not earlier.stopped:
+                self.write(capture, number)
+                return number
+        raise CaptureError(f"nsys was started to make {captures} captures and has made them")
 
-    def has(self, name: str) -> bool:
-        """Whether `<name>.json` has been written."""
-        return (self.directory / f"{name}.json").exists()
+    def _path(self, kind: type[Message], number: int | None) -> Path:
+        name = kind.__name__.lower()
+        return self.directory / (f"{name}.json" if number is None else f"{name}-{number}.json")

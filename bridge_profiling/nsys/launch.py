@@ -1,8 +1,7 @@
-"""Puts a rank under nsys at its start, if it is one of those that nsys is to profile; the other ranks run without.
+"""Restarts a rank under nsys, and reports its exit code to the supervisor of that nsys.
 
-The process becomes a supervisor (nsys_supervisor.py) that starts nsys, which starts the same command again. Its number
-stays, so torchrun and srun go on supervising it. Where nsys cannot be started the rank trains without it, and its manifest
-says why.
+The process becomes the supervisor (nsys/supervisor.py), which starts nsys, which starts the same command again. Its pid stays,
+so torchrun and srun go on watching it. A rank whose nsys can't be started trains without it, and its manifest holds the reason.
 """
 
 from __future__ import annotations
@@ -14,74 +13,42 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import CaptureError, one_line
-from bridge_profiling.layout import ParallelLayout, select_ranks
-from bridge_profiling.nsys.channel import HANDOVER_VARIABLE, REFUSED_VARIABLE, Handover
-from bridge_profiling.nsys.options import (
-    DEFAULT_OPTIONS,
-    DEFAULT_TRACE,
-    captures_of,
-    merge_options,
-    reports_with_range,
-    value_of,
-)
-from bridge_profiling.nsys.version import NsysVersion, adapt, find_nsys, gpu_metrics_device
-from bridge_profiling.processes import Watch
+from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, REFUSED_VARIABLE, Channel, Exit, Spec
+from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE, directives, profile_command
+from bridge_profiling.nsys.options import NsysRequest, captures_of, reports_with_range
+from bridge_profiling.nsys.version import find_nsys
+from bridge_profiling.processes import WatchedProcess
 
 logger = logging.getLogger(__name__)
 
-#: The NVTX range that the hook opens for the window; nsys' capture range where there is no CUDA device.
-CAPTURE_RANGE = "bridge_profiling_window"
-
-#: APIs that need a CUDA device.
-_CUDA_ONLY = frozenset({"cuda", "cuda-hw", "cuda-sw", "cublas", "cublas-verbose", "cudnn", "cusparse", "cusolver", "nccl"})
-
-#: Settings of nsys itself that its manual does not tell, as `name=value;name=value`.
-DIRECTIVES_VARIABLE = "NSYS_CONFIG_DIRECTIVES"
-
-#: One of them, false by default: CUPTI is detached when the collection ends. Left attached, it costs a step that is bound by
-#: its launches 6 % for the rest of the run (docs/benchmarks.md).
-_DETACH = "CuptiFinalizeOnStop"
-
-#: The versions with which that is known to work; others are not given what their manual does not tell.
-_VERSIONS_THAT_DETACH = ("2024.2.",)
-
 
 def runs_under_nsys(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether an nsys is attached to this process, as its injection shows in the environment."""
+    """Whether an nsys is attached to this process; its injection shows in the environment."""
     return "NSYS_PROFILING_SESSION_ID" in environ
 
 
-def start_under_nsys(config: ProfilingConfig, *, rank: int, layout: ParallelLayout, local_rank: int, cuda: bool) -> None:
-    """Start this process again under nsys, if nsys is asked for on this rank and does not run around it yet.
+def restart_under_nsys(request: NsysRequest) -> None:
+    """Start this process again under nsys, unless it runs under one already. Returns only if it has nothing to do.
 
-    Call it before anything that must not happen twice, and before CUDA is used; it returns only where nothing is to be done.
-    What the process has done until then is lost with its memory.
-
-    Args:
-        config: the finalized `profiling` section.
-        rank: global rank; it names the report.
-        layout: the job's parallel layout.
-        local_rank: rank on this machine; the number of its GPU.
-        cuda: whether the training uses a CUDA device; without one the window is marked by an NVTX range.
+    What the process holds in memory is lost. It runs on without nsys if nsys can't be started.
     """
-    if Handover.of_this_process() is not None:
-        _end_with_supervisor()
+    channel = Channel.of_this_process()
+    if channel is not None:
+        _end_with_supervisor(channel)
         return
-    selected = config.use_nsys_profiler and rank in select_ranks(config.profile_ranks, layout)
-    if not selected or runs_under_nsys() or REFUSED_VARIABLE in os.environ:
+    if runs_under_nsys() or REFUSED_VARIABLE in os.environ:
         return
     try:
-        command = _supervisor(config, rank=rank, local_rank=local_rank, cuda=cuda)
+        command = _supervisor_command(request)
     except (CaptureError, OSError) as error:
         reason = str(error) if isinstance(error, CaptureError) else one_line(error)
         os.environ[REFUSED_VARIABLE] = reason
-        logger.error("rank %d: training without nsys: %s", rank, reason)
+        logger.error("rank %d: training without nsys: %s", request.rank, reason)
         return
     sys.stdout.flush()
     sys.stderr.flush()
@@ -89,9 +56,9 @@ def start_under_nsys(config: ProfilingConfig, *, rank: int, layout: ParallelLayo
 
 
 @contextmanager
-def exit_code_told() -> Iterator[None]:
-    """Tell the supervisor, if there is one, how the block ends: it answers to the launcher even when nsys is lost."""
-    code: object = 1
+def report_exit_code() -> Iterator[None]:
+    """Report the exit code of the block to the supervisor, if there is one, which returns it even if nsys is lost."""
+    code = 1
     try:
         yield
         code = 0
@@ -99,116 +66,61 @@ def exit_code_told() -> Iterator[None]:
         code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
         raise
     finally:
-        handover = Handover.of_this_process()
-        if handover is not None:
+        channel = Channel.of_this_process()
+        if channel is not None:
             with suppress(OSError):
-                handover.write("exit", code=code)
+                channel.write(Exit(code))
 
 
-def nsys_command(
-    config: ProfilingConfig, version: NsysVersion, *, report: Path, local_rank: int, cuda: bool
-) -> tuple[list[str], list[str]]:
-    """The command that runs nsys, without the application, and warnings about what of the request this nsys cannot do.
-
-    Args:
-        config: the `profiling` section.
-        version: the nsys that will run it.
-        report: the report's path, without its ending.
-        local_rank: rank on this machine.
-        cuda: whether the training uses a CUDA device.
-    """
-    trace = list(config.nsys_trace or DEFAULT_TRACE)
-    # nsys' own default ends the application with its capture.
-    end = f"repeat:{config.nsys_capture_count}" if config.nsys_capture_count > 1 else "stop"
-    capture = ["--capture-range=cudaProfilerApi"] if cuda else ["--capture-range=nvtx", f"--nvtx-capture={CAPTURE_RANGE}"]
-    capture = [] if value_of(config.nsys_extra_args, "--capture-range") else [*capture, f"--capture-range-end={end}"]
-    warnings: list[str] = []
-    if not cuda:
-        left_out = [name for name in trace if name in _CUDA_ONLY]
-        trace = [name for name in trace if name not in _CUDA_ONLY]
-        if left_out and config.nsys_trace:
-            warnings.append(f"no CUDA device: left out --trace={','.join(left_out)}")
-        trace = trace or ["nvtx"]
-    options = merge_options([*DEFAULT_OPTIONS, *capture], config.nsys_extra_args)
-    if config.nsys_gpu_metrics and cuda:
-        try:
-            device = gpu_metrics_device(version, local_rank)
-            options = merge_options([f"--gpu-metrics-devices={device}"], options)
-        except CaptureError as error:
-            warnings.append(str(error))
-    elif config.nsys_gpu_metrics:
-        warnings.append("no CUDA device: no GPU metrics")
-    options, unknown = adapt(options, version)
-    head = [version.executable, "profile", f"--trace={','.join(trace)}", f"--output={report}"]
-    # A default that a version does not know is none of the user's business.
-    asked = {argument.split("=", 1)[0] for argument in config.nsys_extra_args}
-    return [*head, *options], warnings + [text for text in unknown if any(name in text for name in asked | {"gpu-metrics"})]
-
-
-def directives(version: NsysVersion, options: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
-    """NSYS_CONFIG_DIRECTIVES for an nsys: the user's own, and that CUPTI is detached when its one capture is over.
-
-    Args:
-        version: the nsys.
-        options: of its `profile` command.
-        environ: where the user's own are; what they say of detaching stands.
-    """
-    own = environ.get(DIRECTIVES_VARIABLE, "")
-    one_capture = value_of(options, "--capture-range-end") == "stop"
-    if not one_capture or not version.text.startswith(_VERSIONS_THAT_DETACH) or _DETACH.lower() in own.lower():
-        return own
-    return ";".join(filter(None, [own.rstrip(";"), f"{_DETACH}=true"]))
-
-
-def _supervisor(config: ProfilingConfig, *, rank: int, local_rank: int, cuda: bool) -> list[str]:
-    """The supervisor's command, with all it needs written down for it.
+def _supervisor_command(request: NsysRequest) -> list[str]:
+    """The supervisor's command. Opens the channel and sets the environment of the supervisor and the training.
 
     Raises:
-        CaptureError: no nsys that runs.
+        CaptureError: no nsys runs here.
         OSError: the output directory cannot be written.
     """
     if not sys.orig_argv[1:]:
         raise CaptureError("an interactive interpreter cannot be started again under nsys")
     version = find_nsys()
-    staging = resolve_output_dir(config) / "nsys" / f".rank-{rank}.{os.uname().nodename}.{os.getpid()}"
+    staging = request.output_dir / "nsys" / f".rank-{request.rank}.{os.uname().nodename}.{os.getpid()}"
     staging.mkdir(parents=True, exist_ok=True)
-    nsys, warnings = nsys_command(config, version, report=staging / "report", local_rank=local_rank, cuda=cuda)
+    nsys, warnings = profile_command(request, version, report=staging / "report")
     for warning in warnings:
-        logger.warning("rank %d: %s", rank, warning)
-    handover = Handover(Path(tempfile.mkdtemp(prefix=f"bridge_profiling-nsys-{rank}-")))
-    handover.write(
-        "spec",
-        rank=rank,
-        supervisor=os.getpid(),
-        nsys=nsys,
-        version=version.text,
-        warnings=warnings,
-        # The interpreter itself: what was typed may be a name that PATH resolves differently elsewhere.
-        command=[sys.executable, *sys.orig_argv[1:]],
-        report=str(staging / "report.nsys-rep"),
-        export_sqlite=config.nsys_export_sqlite,
-        captures=captures_of(nsys[2:]),
-        # Of several captures nsys 2024.2 makes the reports when it has made the last, or the training has ended.
-        reports_with_range=reports_with_range(nsys[2:]) and captures_of(nsys[2:]) == 1,
+        logger.warning("rank %d: %s", request.rank, warning)
+    options = nsys[2:]
+    captures = captures_of(options)
+    channel = Channel(Path(tempfile.mkdtemp(prefix=f"bridge_profiling-nsys-{request.rank}-")))
+    channel.write(
+        Spec(
+            rank=request.rank,
+            supervisor=os.getpid(),
+            nsys=nsys,
+            notes=[*warnings, f"nsys {version.text}: {' '.join(nsys[1:])}"],
+            # The interpreter itself: the name that was typed may resolve differently elsewhere.
+            command=[sys.executable, *sys.orig_argv[1:]],
+            report=str(staging / "report.nsys-rep"),
+            export_sqlite=request.export_sqlite,
+            captures=captures,
+            # nsys 2024.2 makes the reports of several captures after the last of them, or when the training ends.
+            reports_with_range=captures == 1 and reports_with_range(options),
+        )
     )
-    os.environ[HANDOVER_VARIABLE] = str(handover.directory)
-    if cuda and (told := directives(version, nsys[2:])):
-        os.environ[DIRECTIVES_VARIABLE] = told
+    os.environ[CHANNEL_VARIABLE] = str(channel.directory)
+    if request.cuda and (text := directives(version, options)):
+        os.environ[DIRECTIVES_VARIABLE] = text
     root = Path(__file__).resolve().parents[2]
-    # By its path and not by -m: a training started by its own path need not have this package where -m looks.
+    # By its path, not by -m: a training started by its own path need not have this package where -m looks.
     start = (
         f"import sys; sys.path.insert(0, {json.dumps(str(root))}); from bridge_profiling.nsys.supervisor import main; main()"
     )
     return [sys.executable, "-c", start]
 
 
-def _end_with_supervisor() -> None:
-    """End this process when its supervisor is killed, as it would have been killed itself without nsys around it."""
-    handover = Handover.of_this_process()
-    assert handover is not None
+def _end_with_supervisor(channel: Channel) -> None:
+    """Kill this process when its supervisor is killed: without nsys, the kill would have hit this process itself."""
     try:
-        supervisor = Watch(handover.read("spec")["supervisor"])
-    except (KeyError, OSError):
+        supervisor = WatchedProcess(channel.spec.supervisor)
+    except (CaptureError, OSError):
         return
 
     def wait() -> None:

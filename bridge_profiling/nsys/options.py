@@ -1,30 +1,41 @@
-"""The options of `nsys profile`: our defaults, merged by option name with the user's, checked before they are used.
+"""The options of `nsys profile`: our defaults, the user's merged over them by option name, and the checks of both.
 
-The submit host checks them, the rank puts them on its command line. Never runs nsys.
+The submit host checks options, a rank puts them on its command line (nsys/command.py). Never runs nsys.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
 
 #: APIs that are traced unless the user names others.
 DEFAULT_TRACE = ("nvtx", "cuda")
 
-#: What a rank that starts its own nsys gives it, with the reasons; the user's options win over each.
+#: Defaults of a rank that starts its own nsys, with their reasons. The user's options replace them by name.
 DEFAULT_OPTIONS = (
     "--sample=none",  # CPU sampling interrupts the launching thread, and needs a permission few clusters give
     "--cpuctxsw=none",  # inside the window: 1.13 x the step without context switches, 1.23 x with them
-    "--cuda-graph-trace=node",  # as a whole, a graph would hide its kernels, and with them what to change
+    "--cuda-graph-trace=node",  # traced as a whole, a graph hides its kernels, and with them what to change
     "--cuda-event-trace=false",  # NCCL and overlap record events by the thousand; versions without it never trace them
-    "--force-overwrite=true",  # the name is ours, and a retry of a start that failed may find it
-    "--kill=none",  # whatever ends the collection, a `--duration` for example, the training goes on
-    "--wait=primary",  # a helper process left behind by the training must not keep the job waiting
+    "--force-overwrite=true",  # the name is ours, and a failed start may have left the file
+    "--kill=none",  # the training goes on when the collection ends, after a `--duration` for example
+    "--wait=primary",  # a helper process that the training leaves behind must not keep the job waiting
 )
 
-#: Options that are written for the user, and how to set them instead.
+#: The NVTX range that the hook opens for the window; nsys' capture range where there is no CUDA device.
+CAPTURE_RANGE = "bridge_profiling_window"
+
+#: Groups of names that versions of nsys gave one option, the newest first.
+RENAMED_OPTIONS = (("--gpu-metrics-devices", "--gpu-metrics-device"),)
+
+#: Samples the GPU's metrics, under its newest name.
+GPU_METRICS = RENAMED_OPTIONS[0][0]
+
+#: Options that we write for the user, and how to set them instead.
 _RESERVED = {
     "--trace": 'Pass nsys_trace=["nvtx", "cuda"]',
     "--output": "Leave it out; the report goes to the job's directory",
@@ -47,98 +58,77 @@ _LONG_NAMES = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class NsysRequest:
+    """What one rank asks of the nsys that it starts.
+
+    Attributes:
+        rank: global rank.
+        local_rank: rank on this machine; the number of its GPU.
+        cuda: whether the training uses a CUDA device. Without one the window is marked by an NVTX range.
+        output_dir: root of the captures.
+        trace: APIs to trace; None is DEFAULT_TRACE.
+        extra_args: the user's options, over the defaults.
+        gpu_metrics: sample the metrics of the rank's GPU.
+        export_sqlite: write an SQLite file next to each report.
+        captures: how many windows to capture.
+    """
+
+    rank: int
+    local_rank: int
+    cuda: bool
+    output_dir: Path
+    trace: Sequence[str] | None = None
+    extra_args: Sequence[str] = ()
+    gpu_metrics: bool = False
+    export_sqlite: bool = False
+    captures: int = 1
+
+
 def check_trace(trace: object, *, name: str = "nsys_trace") -> None:
-    """Refuse an `nsys_trace` that is no list of API names.
+    """Check that an `nsys_trace` is a list of API names.
 
     Raises:
-        ProfilingConfigError: a string, an empty list, or entries that are no names.
+        ProfilingConfigError: a string, an empty list, or entries that are not names.
     """
     names = trace if isinstance(trace, list) else []
-    if not names or not all(isinstance(name, str) and re.fullmatch(r"[a-z0-9-]+", name) for name in names):
-        raise ProfilingConfigError(
-            f"{name}={trace!r} is not a list of APIs to trace",
-            why="each entry is one name that `nsys profile --trace` knows",
-            instead=f'Type {name}=["nvtx", "cuda"], or leave it out for the same',
-        )
+    require(
+        names and all(isinstance(name, str) and re.fullmatch(r"[a-z0-9-]+", name) for name in names),
+        f"{name}={trace!r} is not a list of APIs to trace",
+        why="each entry is one name that `nsys profile --trace` knows",
+        instead=f'Type {name}=["nvtx", "cuda"], or leave it out for the same',
+    )
 
 
 def check_extra_args(extra_args: object, *, name: str = "nsys_extra_args") -> None:
-    """Refuse `nsys_extra_args` that cannot be passed on.
+    """Check that `nsys_extra_args` can be passed on.
 
     Raises:
-        ProfilingConfigError: not a list of strings, a value without its option, an option that is written for them, or
-            text that Slurm's shell and a plain process would read differently.
+        ProfilingConfigError: not a list of strings, a value without its option, an option that we write, or text that
+            Slurm's shell and a plain process would read differently.
     """
     example = f'Type for example {name}=["--cuda-graph-trace=graph", "--gpu-metrics-device=0"]'
     if not isinstance(extra_args, list) or not all(isinstance(arg, str) and arg for arg in extra_args):
         raise ProfilingConfigError(f"{name}={extra_args!r} is not a list of options", instead=example)
     for arg in extra_args:
-        if re.search(r"[\s'\"]", arg):
-            raise ProfilingConfigError(
-                f"{name} holds {arg!r}, with a space or a quote",
-                why="NeMo-Run gives it to a shell on Slurm and to nsys itself elsewhere, which read it differently",
-                instead="Give an option and its value as two entries, without quotes",
-            )
-    for option, tokens in split_options(extra_args):
-        if not option.startswith("-"):
-            raise ProfilingConfigError(f"{name} starts with {tokens[0]!r}, a value without an option", instead=example)
-        if option in _RESERVED:
-            raise ProfilingConfigError(
-                f"{name} holds {tokens[0]!r}", why="that option is written for you", instead=_RESERVED[option]
-            )
-
-
-def merge_options(defaults: Sequence[str], extra_args: Sequence[str]) -> list[str]:
-    """The launcher's options with the user's over them, by option name.
-
-    `--flag=value`, `--flag value` and nsys' short form name the same option. The user's keep their order, after what is
-    left of the defaults. Merging the same options twice gives the same list.
-    """
-    given = {name for name, _ in split_options(extra_args)}
-    kept = [token for name, tokens in split_options(defaults) if name not in given for token in tokens]
-    return [*kept, *extra_args]
-
-
-def with_sqlite(extra_args: Sequence[str]) -> list[str]:
-    """The user's options, with the export that writes an SQLite file beside the report.
-
-    Raises:
-        ProfilingConfigError: the options ask for an export of another kind alone.
-    """
-    exports = [" ".join(tokens) for name, tokens in split_options(extra_args) if name == "--export"]
-    if not exports:
-        return [*extra_args, "--export=sqlite"]
-    if not any("sqlite" in export for export in exports):
-        raise ProfilingConfigError(
-            f"export_sqlite=True, but nsys_extra_args holds {exports[-1]}",
-            why="nsys takes one --export, and this one writes no SQLite file",
-            instead="Leave out export_sqlite, or type --export=sqlite,… in nsys_extra_args",
+        require(
+            not re.search(r"[\s'\"]", arg),
+            f"{name} holds {arg!r}, with a space or a quote",
+            why="NeMo-Run gives it to a shell on Slurm and to nsys itself elsewhere, which read it differently",
+            instead="Give an option and its value as two entries, without quotes",
         )
-    return list(extra_args)
-
-
-def value_of(args: Sequence[str], option: str) -> str | None:
-    """The value that an option has among these, whichever way it is written; None where it is not there."""
-    for name, tokens in split_options(args):
-        if name == option:
-            return tokens[0].split("=", 1)[1] if "=" in tokens[0] else (tokens[1] if len(tokens) > 1 else None)
-    return None
-
-
-def reports_with_range(args: Sequence[str]) -> bool:
-    """Whether nsys writes its report when a capture range ends; else it does when the application or its time does."""
-    ends = value_of(args, "--capture-range-end")
-    return value_of(args, "--capture-range") not in (None, "none") and (ends is None or ends.startswith(("stop", "repeat")))
-
-
-def captures_of(args: Sequence[str]) -> int:
-    """How many capture ranges these options have nsys record: one, unless they say `repeat:N`."""
-    ends = re.fullmatch(r"repeat(?:-shutdown)?:(\d+)", value_of(args, "--capture-range-end") or "")
-    return int(ends[1]) if ends else 1
+    for option, (first, *_) in split_options(extra_args):
+        require(option.startswith("-"), f"{name} starts with {first!r}, a value without an option", instead=example)
+        require(
+            option not in _RESERVED,
+            f"{name} holds {first!r}",
+            why="that option is written for you",
+            instead=_RESERVED.get(option, ""),
+        )
 
 
 def split_options(args: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Options with the tokens they were written as: `--flag value` is one option of two tokens."""
+    """Options as pairs of long name and tokens as written: `--flag value` is one option of two tokens."""
     options: list[tuple[str, list[str]]] = []
     for token in args:
         if token.startswith("-") or not options:
@@ -147,3 +137,34 @@ def split_options(args: Sequence[str]) -> list[tuple[str, list[str]]]:
         else:
             options[-1][1].append(token)
     return options
+
+
+def merge_options(defaults: Sequence[str], extra_args: Sequence[str]) -> list[str]:
+    """The defaults with the user's options over them, by option name.
+
+    `--flag=value`, `--flag value` and nsys' short form name the same option. The user's keep their order, after the remaining
+    defaults. Merging the same options twice gives the same list.
+    """
+    given = {name for name, _ in split_options(extra_args)}
+    kept = [token for name, tokens in split_options(defaults) if name not in given for token in tokens]
+    return [*kept, *extra_args]
+
+
+def value_of(args: Sequence[str], option: str) -> str | None:
+    """The value of an option, written in any form; None if it is not among these or has none."""
+    for name, (first, *values) in split_options(args):
+        if name == option:
+            return first.split("=", 1)[1] if "=" in first else next(iter(values), None)
+    return None
+
+
+def reports_with_range(args: Sequence[str]) -> bool:
+    """Whether nsys writes its report when a capture range ends; otherwise when the application or the duration ends."""
+    ends = value_of(args, "--capture-range-end")
+    return value_of(args, "--capture-range") not in (None, "none") and (ends is None or ends.startswith(("stop", "repeat")))
+
+
+def captures_of(args: Sequence[str]) -> int:
+    """How many capture ranges nsys records with these options: one, unless they say `repeat:N`."""
+    ends = re.fullmatch(r"repeat(?:-shutdown)?:(\d+)", value_of(args, "--capture-range-end") or "")
+    return int(ends[1]) if ends else 1

@@ -15,7 +15,8 @@ from typing import Any, Optional, Union
 import nemo_run as run
 
 from bridge_profiling.config import check_window, normalize_ranks
-from bridge_profiling.nsys import options as nsys_options
+from bridge_profiling.nsys.command import launcher_options
+from bridge_profiling.nsys.options import DEFAULT_TRACE, check_extra_args, check_trace, merge_options
 from bridge_profiling.plugins import conflicts
 from bridge_profiling.plugins.bounds import check_bounds
 from bridge_profiling.plugins.launchers import check_launcher, settable_launcher
@@ -127,10 +128,10 @@ class NsysPlugin(run.Plugin):
 
     def _nsys_options(self, prefixed: bool) -> list[str]:
         if self.nsys_trace is not None:
-            nsys_options.check_trace(self.nsys_trace)
+            check_trace(self.nsys_trace)
         extra_args = self.nsys_extra_args if self.nsys_extra_args is not None else []
-        nsys_options.check_extra_args(extra_args)
-        return nsys_options.with_sqlite(extra_args) if self.export_sqlite and prefixed else extra_args
+        check_extra_args(extra_args)
+        return launcher_options(extra_args, export_sqlite=self.export_sqlite and prefixed)
 
     def _own_options(self) -> dict[str, object]:
         """Settings of a task that starts nsys itself: those that were asked for."""
@@ -147,11 +148,11 @@ class NsysPlugin(run.Plugin):
 
     def _set_launcher(self, launcher: Any, executor: Any, options: list[str]) -> None:
         launcher.nsys_profile = True
-        launcher.nsys_trace = list(self.nsys_trace) if self.nsys_trace is not None else list(nsys_options.DEFAULT_TRACE)
+        launcher.nsys_trace = list(self.nsys_trace) if self.nsys_trace is not None else list(DEFAULT_TRACE)
         if isinstance(executor, run.SlurmExecutor):
             launcher.nsys_filename = slurm_filename(executor)
         if options:
-            launcher.nsys_extra_args = nsys_options.merge_options(_listed(launcher.nsys_extra_args), options)
+            launcher.nsys_extra_args = merge_options(_listed(launcher.nsys_extra_args), options)
         if self.nsys_gpu_metrics:
             _set_gpu_metrics(launcher, executor)
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import shlex
 import types
-from importlib import resources
 from typing import Any
 
 import nemo_run as run
 
-from bridge_profiling.nsys.options import split_options
+from bridge_profiling.nsys.command import prefix_command
 from bridge_profiling.plugins.launchers import current_launcher, starts_every_rank
 
 #: On Slurm, one report a task: the job, the node, the task, and torch's rank, which is the task's where srun starts all ranks.
@@ -45,11 +44,8 @@ def _prefix(executor: Any) -> list[str] | None:
     nsys = type(executor).get_launcher_prefix(executor) if launcher.nsys_profile else None
     if nsys is None:
         return None
-    # The script looks at options one by one, so each is one argument; NeMo-Run's own flag for GPU metrics is not needed.
-    options = [argument for argument in _joined(nsys) if argument != "$GPU_METRICS_FLAG"]
-    shell = isinstance(executor, run.SlurmExecutor)
-    words = ["-c", _script(), "nsys", str(len(options)), _gpus(executor, launcher), *options]
-    return [shlex.quote(word) for word in words] if shell else words
+    words = prefix_command(nsys, gpu_metrics=_gpus(executor, launcher))
+    return [shlex.quote(word) for word in words] if isinstance(executor, run.SlurmExecutor) else words
 
 
 def _gpus(executor: Any, launcher: Any) -> str:
@@ -58,18 +54,3 @@ def _gpus(executor: Any, launcher: Any) -> str:
         return ""
     one_rank = isinstance(executor, run.SlurmExecutor) and not starts_every_rank(launcher)
     return "local" if one_rank else "all"
-
-
-def _joined(nsys: list[str]) -> list[str]:
-    """`profile` and its options, long ones in the form `--flag=value`."""
-    joined = nsys[:1]
-    for name, tokens in split_options(nsys[1:]):
-        long = name.startswith("--") and tokens[0].startswith("--")
-        joined += ["=".join(tokens)] if long and len(tokens) == 2 else tokens
-    return joined
-
-
-def _script() -> str:
-    """The script without its comments; its text becomes part of a batch script."""
-    text = resources.files("bridge_profiling.plugins").joinpath("nsys_prefix.sh").read_text(encoding="utf-8")
-    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))

@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 
 from bridge_profiling.errors import CaptureError, TraceError
-from bridge_profiling.nsys.version import find_nsys
+from bridge_profiling.nsys.command import export_command
+from bridge_profiling.nsys.version import find_nsys, without_injection
 from bridge_profiling.traces.joins import NULL, Integers
 
 #: Rows that SQLite joins at a time: a few MB of text.
@@ -231,20 +232,6 @@ def _export(path: Path, report: Path, to: Path) -> Path:
             f"{path} is an nsys report, which only nsys itself can read, and there is none here ({error}); install Nsight"
             " Systems, or record with NsysPlugin(export_sqlite=True)"
         ) from error
-    # Without the injection of an nsys that runs around this process already.
-    environment = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "CUDA_INJECTION64_PATH")}
-
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [nsys, "export", *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_EXPORT_SECONDS,
-            check=False,
-        )
-
     # nsys names its export after the report and looks for one beside it: a link keeps the report's folder as it is.
     link = to.with_suffix(".nsys-rep")
     if not link.exists():
@@ -253,10 +240,16 @@ def _export(path: Path, report: Path, to: Path) -> Path:
         except OSError:
             shutil.copyfile(report, link)
     try:
-        # Since 2025 what NCCL says of a message is left out unless asked for.
-        blobs = ["--include-blobs=true"] if "--include-blobs" in (told := call("--help")).stdout + told.stderr else []
-        done = call("--type=sqlite", *blobs, "--force-overwrite=true", f"--output={to}", str(link))
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = subprocess.run(
+            export_command(nsys, link, to),
+            env=without_injection(os.environ),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_EXPORT_SECONDS,
+            check=False,
+        )
+    except (OSError, CaptureError, subprocess.TimeoutExpired) as error:
         raise TraceError(f"{path} cannot be exported: {error}") from error
     if done.returncode or not to.exists():
         said = " ".join(line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip() and "[" not in line)

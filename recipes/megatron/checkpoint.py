@@ -30,7 +30,7 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bridge_profiling.errors import ProfilingConfigError
-from recipes.checks import typed
+from bridge_profiling.overrides import format_override, format_value
 from recipes.config import ConfigContainer
 from recipes.megatron import checkpoint_files as files
 from recipes.releases import find_groups_by_structure
@@ -150,9 +150,10 @@ def _check_description(folder: Path, config: ConfigContainer) -> None:
     for name, value in own.items():
         # A setting that a newer version of this loop added is not in an older checkpoint.
         if saved.get(name, value) != value:
-            start = f"Start {saved[name]} ranks" if name == "world_size" else f"Type {name}={typed(saved[name])}"
+            written = format_override(name, saved[name])
+            start = f"Start {saved[name]} ranks" if name == "world_size" else f"Type {written}"
             raise ProfilingConfigError(
-                f"the checkpoint {folder} was written with {name}={typed(saved[name])}, and this run has {typed(value)}",
+                f"the checkpoint {folder} was written with {written}, and this run has {format_value(value)}",
                 why="the shapes and the division of its tensors, or its position in the data, would not fit",
                 instead=f"{start}, or name another checkpoint.load",
             )

@@ -21,7 +21,7 @@ from bridge_profiling.capture import start_under_nsys
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
 from bridge_profiling.layout import ParallelLayout
-from bridge_profiling.nsys.launch import exit_code_told
+from bridge_profiling.nsys.launch import report_exit_code
 from tests.gpu.te.bridge_imports import import_bridge
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -171,5 +171,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Under nsys, its supervisor learns how the training ended.
-    with exit_code_told():
+    with report_exit_code():
         sys.exit(main())

@@ -248,8 +248,8 @@ def test_nsys_starts_through_a_script_that_knows_where_its_options_end(launcher,
     assert command[:2] == ["bash", "-c"]
     assert command[3] == "nsys"
     count = int(command[4])
-    assert command[5] == ""
-    options, application = command[6 : 6 + count], command[6 + count :]
+    assert command[5:8] == ["", f"{tmp_path}/nsys_profile", "--gpu-metrics-devices,--gpu-metrics-device"]
+    options, application = command[8 : 8 + count], command[8 + count :]
     assert options[:5] == ["profile", "-s", "none", "-t", "nvtx,cuda"]
     assert options[-1] == "--delay=5"
     assert application[0] == ("torchrun" if launcher else "python")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
-from bridge_profiling.nsys.launch import exit_code_told
+from bridge_profiling.nsys.launch import report_exit_code
 from bridge_profiling.overrides import apply_overrides
 
 
@@ -44,5 +44,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with exit_code_told():
+    with report_exit_code():
         main()

@@ -243,7 +243,7 @@ def test_a_collection_by_the_clock_leaves_its_report_when_it_ends(environment, t
     outcome = manifest(tmp_path)["profilers"][0]
     assert outcome["status"] == "complete", outcome
     assert len(outcome["artifacts"]) == 2
-    assert "told not to end with the window" in " ".join(outcome["notes"])
+    assert "nsys does not stop with the window" in " ".join(outcome["notes"])
 
 
 def test_runs_of_four_ranks_at_once_lose_no_report_in_silence(environment, tmp_path, record_property):

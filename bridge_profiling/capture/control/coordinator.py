@@ -5,7 +5,6 @@ Runs in the listener's thread, never in the training's.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -46,7 +45,7 @@ class Coordinator:
     """Decides on requests for one job.
 
     Args:
-        directory: the job's request directory.
+        requests: the job's request directory.
         config: the job's own.
         layout: the job's parallel layout.
         train_iters: iterations the training runs, if known.
@@ -54,14 +53,9 @@ class Coordinator:
     """
 
     def __init__(
-        self,
-        directory: RequestDirectory,
-        config: ProfilingConfig,
-        layout: ParallelLayout,
-        train_iters: int | None,
-        holder: str,
+        self, requests: RequestDirectory, config: ProfilingConfig, layout: ParallelLayout, train_iters: int | None, holder: str
     ) -> None:
-        self._directory, self._config, self._holder = directory, config, holder
+        self._requests, self._config, self._holder = requests, config, holder
         self._slow_captures = self._nsys_captures = 0
         #: Text of an unreadable request at the last poll, whose writer may not have finished.
         self._unreadable: str | None = None
@@ -85,10 +79,10 @@ class Coordinator:
 
     def begin(self) -> None:
         """Close what an earlier run left open in this directory."""
-        accepted = self._directory.accepted()
+        accepted = self._requests.accepted()
         if accepted is not None:
-            self._directory.close(accepted, "the job ended before it was done")
-        self._refuse_pending(ProfilingConfigError("this run of the job began after the request", instead="Request it again"))
+            self._requests.close(accepted, "the job ended before it was done")
+        self._decide(ProfilingConfigError("this run of the job began after the request", instead="Request it again"))
 
     def poll(self, iteration: int | None, durations: tuple[tuple[int, int], ...], *, records_memory: bool) -> None:
         """Close a capture that is over, decide on a pending request, and publish the status.
@@ -103,18 +97,18 @@ class Coordinator:
         if accepted is not None and iteration is not None and iteration >= accepted.end:
             self._close(accepted, "done")
         self._read_request()
-        self._directory.write("progress.json", self._status)
+        self._requests.write("progress.json", self._status)
 
     def end(self, ending: str) -> None:
         """Training has ended: refuse a pending request, and publish how it ended."""
         self._status = replace(self._status, ended=ending)
         if self._status.open is not None:
             self._close(self._status.open, ending)
-        self._refuse_pending(ProfilingConfigError(f"the job has ended: {ending}", instead="Name a job that is running"))
-        self._directory.write("progress.json", self._status)
+        self._decide(ProfilingConfigError(f"the job has ended: {ending}", instead="Name a job that is running"))
+        self._requests.write("progress.json", self._status)
 
     def _read_request(self) -> None:
-        pending, unreadable = self._directory.pending(), self._unreadable
+        pending, unreadable = self._requests.pending(), self._unreadable
         self._unreadable = None
         if pending is None:
             return
@@ -124,19 +118,31 @@ class Coordinator:
             if pending != unreadable:
                 self._unreadable = pending
                 return
-        text = self._directory.take()
+        self._decide()
+
+    def _decide(self, refusal: ProfilingConfigError | None = None) -> None:
+        """Take the pending request, and accept it or write down why not."""
+        text = self._requests.take()
         if text is None:
-            return  # withdrawn since
+            return
+        request = None
         try:
-            self._accept(parse_request(text))
+            request = parse_request(text)
+            if refusal is not None:
+                raise refusal
+            self._accept(request)
         except ProfilingConfigError as error:
-            self._refuse(text, error)
+            logger.warning("refused a capture request: %s", error)
+            # The client looks for the answer under the request's name, unless that is another request's.
+            request_id = new_id() if request is None or self._requests.knows(request.id) else request.id
+            refused = RefusedRequest(refused=str(error), request=request or text[:1000])
+            self._requests.write(f"refused/{request_id}.json", refused)
 
     def _accept(self, request: CaptureRequest) -> None:
         check_none_open(self._status)
         # A rank carries out each name once, and done/ keeps one file for it.
         require(
-            not self._directory.knows(request.id),
+            not self._requests.knows(request.id),
             f"an earlier request was called {request.id}",
             instead="Leave id out, or give each request its own",
         )
@@ -149,8 +155,8 @@ class Coordinator:
             instead="Leave kind out",
         )
         planned = plan_capture(request, self._status)
-        accepted = replace(planned, attempt=claim_attempt(self._directory.root, planned.window, 0, self._holder))
-        self._directory.write("accepted.json", accepted)
+        accepted = replace(planned, attempt=claim_attempt(self._requests.root, planned.window, 0, self._holder))
+        self._requests.write("accepted.json", accepted)
         self._status = replace(self._status, open=accepted)
         self._slow_captures += is_slow
         self._nsys_captures += "nsys" in accepted.profilers
@@ -160,25 +166,9 @@ class Coordinator:
             f": {accepted.reason}" if accepted.reason else "",
         )  # fmt: skip
 
-    def _refuse(self, text: str, error: ProfilingConfigError) -> None:
-        logger.warning("refused a capture request: %s", error)
-        request: CaptureRequest | str = text[:1000]
-        request_id = new_id()
-        with contextlib.suppress(ProfilingConfigError):
-            request = parse_request(text)
-            is_open = self._status.open is not None and self._status.open.id == request.id
-            # The client looks for the answer under the request's name, unless that is another request's.
-            request_id = request_id if is_open or self._directory.knows(request.id) else request.id
-        self._directory.write(f"refused/{request_id}.json", RefusedRequest(refused=str(error), request=request))
-
-    def _refuse_pending(self, error: ProfilingConfigError) -> None:
-        text = self._directory.take()
-        if text is not None:
-            self._refuse(text, error)
-
     def _close(self, accepted: AcceptedCapture, ended: str) -> None:
         self._status = replace(self._status, open=None)
-        self._directory.close(accepted, ended)
+        self._requests.close(accepted, ended)
 
     def _update_status(self, iteration: int | None, durations: tuple[tuple[int, int], ...], records_memory: bool) -> None:
         if iteration is not None:

@@ -110,7 +110,7 @@ class Listener:
     """One rank's thread.
 
     Args:
-        directory: the job's request directory.
+        requests: the job's request directory.
         config: the job's own.
         rank: global rank.
         training: the hook.
@@ -119,18 +119,17 @@ class Listener:
 
     def __init__(
         self,
-        directory: RequestDirectory,
+        requests: RequestDirectory,
         config: ProfilingConfig,
         rank: int,
         training: Training,
         coordinator: Coordinator | None,
     ) -> None:
-        self._directory, self._config, self._rank = directory, config, rank
+        self._requests, self._config, self._rank = requests, config, rank
         self._training, self._coordinator = training, coordinator
         factor = config.slow_iteration_factor
         self._watch = None if factor is None else SlowWatch(factor, training.is_disturbed)
         self._slow_captures = 0
-        self._launch = LaunchEnv.read().launch_id
         #: The status when this rank began to listen; an earlier run may have left it.
         self._first_status: JobStatus | None = None
         self._received: str | None = None
@@ -154,7 +153,7 @@ class Listener:
             if self._coordinator is not None:
                 self._coordinator.begin()
             else:
-                self._first_status = self._directory.status()
+                self._first_status = self._requests.status()
         while True:
             with self._guard():
                 self._poll()
@@ -178,7 +177,7 @@ class Listener:
         training = self._training
         if self._coordinator is not None:
             self._coordinator.poll(training.running_iteration, training.durations, records_memory=training.records_memory)
-        accepted = self._directory.accepted()
+        accepted = self._requests.accepted()
         if accepted is not None and accepted.id != self._received and self._is_current(accepted):
             self._receive(accepted)
         if self._watch is not None:
@@ -188,9 +187,9 @@ class Listener:
         """Whether a running rank 0 accepted it; an earlier run's stays until this run's rank 0 removes it."""
         if self._coordinator is not None:
             return True
-        status = self._directory.status()
+        status = self._requests.status()
         is_running = status is not None and status != self._first_status and status.run == accepted.run
-        return is_running and accepted.launch == self._launch
+        return is_running and accepted.launch == LaunchEnv.read().launch_id
 
     def _receive(self, accepted: AcceptedCapture) -> None:
         self._received = accepted.id
@@ -207,7 +206,7 @@ class Listener:
             reason = str(error) if isinstance(error, CaptureError) else one_line(error)
             logger.error("rank %d: cannot carry out request %s: %s. Training goes on.", self._rank, accepted.id, reason)
             answer = RankAnswer(rank=self._rank, status="refused", reason=reason, iteration=iteration)
-        self._directory.write(f"answers/{accepted.id}/rank-{self._rank}.json", answer)
+        self._requests.write(f"answers/{accepted.id}/rank-{self._rank}.json", answer)
 
     def _schedule(self, accepted: AcceptedCapture, iteration: int | None) -> None:
         if iteration is not None and iteration >= accepted.start:
@@ -240,12 +239,13 @@ class Listener:
 
     def _request_capture(self, slow: str | None) -> None:
         """Request a capture for a slow iteration, unless a request is open or the limit is reached."""
-        is_free = not self._directory.names() & {"request.json", "accepted.json"}
-        if slow is None or not is_free or self._slow_captures >= self._config.slow_iteration_captures:
+        if slow is None or self._slow_captures >= self._config.slow_iteration_captures:
+            return
+        if self._requests.accepted() is not None or self._requests.pending() is not None:
             return
         reason = f"{slow}, on rank {self._rank}"
         length = self._config.profile_step_end - self._config.profile_step_start
         logger.warning("rank %d: %s; requesting a capture of %d iterations", self._rank, reason, length)
-        self._directory.submit(
+        self._requests.submit(
             CaptureRequest(iterations=length, kind="slow_iteration", reason=reason, requested_by=f"rank {self._rank}")
         )

@@ -338,16 +338,10 @@ class RequestDirectory:
         """
         write_json(self.path / name, asdict(message))
 
-    def names(self) -> set[str]:
-        """Names of the files in it. Only a listing makes an NFS client ask its server for new files."""
-        try:
-            return set(os.listdir(self.path))
-        except OSError:
-            return set()
-
     def pending(self) -> str | None:
         """Text of the request that rank 0 has not taken; None if there is none."""
-        return _text(self.path / "request.json", _MAX_REQUEST_BYTES) if "request.json" in self.names() else None
+        path = self.path / "request.json"
+        return _text(path, _MAX_REQUEST_BYTES) if path.name in _names(self.path) else None
 
     def take(self) -> str | None:
         """Remove the pending request, so that it is neither withdrawn nor read again; its text."""
@@ -356,17 +350,17 @@ class RequestDirectory:
             os.replace(self.path / "request.json", taken)
         except OSError:
             return None
-        try:
-            return _text(taken, _MAX_REQUEST_BYTES)
-        finally:
-            try:
-                taken.unlink()
-            except IsADirectoryError:
-                shutil.rmtree(taken, ignore_errors=True)
+        text = _text(taken, _MAX_REQUEST_BYTES)
+        with contextlib.suppress(IsADirectoryError):
+            taken.unlink()
+        shutil.rmtree(taken, ignore_errors=True)
+        return text
 
     def knows(self, request_id: str) -> bool:
-        """Whether a request of that name was done or refused."""
-        return any((self.path / folder / f"{request_id}.json").exists() for folder in ("done", "refused"))
+        """Whether an earlier request has this name."""
+        accepted = self.accepted()
+        is_open = accepted is not None and accepted.id == request_id
+        return is_open or any((self.path / folder / f"{request_id}.json").exists() for folder in ("done", "refused"))
 
     def close(self, capture: AcceptedCapture, ended: str) -> None:
         """Record how an accepted capture ended, and make room for the next."""
@@ -378,8 +372,9 @@ class RequestDirectory:
     def _read(self, name: str, as_type: type[_Message]) -> _Message | None:
         """A message; None if it is missing or damaged."""
         path = self.path / name
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            os.listdir(path.parent)  # as in names()
+        with contextlib.suppress(ValueError, RecursionError):
+            if path.name not in _names(path.parent):
+                return None
             return read_typed(json.loads(_text(path, _MAX_BYTES)), as_type, path.name)
         return None
 
@@ -411,10 +406,16 @@ def parse_request(text: str) -> CaptureRequest:
 
 def _text(path: Path, max_bytes: int) -> str:
     """A file's text; empty if it is longer, not text, or not a regular file (reading a pipe could block forever)."""
-    try:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
         found = path.stat(follow_symlinks=False)
         if stat.S_ISREG(found.st_mode) and found.st_size <= max_bytes:
             return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        pass
     return ""
+
+
+def _names(folder: Path) -> list[str]:
+    """The files in a folder. Only a listing makes an NFS client ask its server for new files."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

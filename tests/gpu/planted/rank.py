@@ -22,7 +22,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
 from bridge_profiling.capture.signals import unwind_on
-from bridge_profiling.nsys.launch import exit_code_told
+from bridge_profiling.nsys.launch import report_exit_code
 from launch.pretrain import build_config
 from tests.planted.cases import CASES, RECIPE
 
@@ -64,7 +64,7 @@ def main() -> None:
     Path(options.go).with_name(f"ready-{rank}").touch()
     while not os.path.exists(options.go):
         time.sleep(0.02)
-    with unwind_on(signal.SIGTERM, replace=True), exit_code_told():
+    with unwind_on(signal.SIGTERM, replace=True), report_exit_code():
         # A rank that nsys profiles starts again here, and comes back to this line.
         train.pretrain(config, may_restart=True)
     if rank == (case.planted_ranks or [0])[0]:

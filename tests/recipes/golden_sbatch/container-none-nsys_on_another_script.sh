@@ -37,43 +37,49 @@ export BRIDGE_PROFILING_DIR=/nemo_run/profiles
 
 # Command 1
 
-srun --output /HOME/experiments/golden/golden_TIME/train/log-team-team.train_%j_${SLURM_RESTART_COUNT:-0}.out --container-image image.sqsh --container-mounts /data:/data:ro,/home/me/nemo_run/data:/more,/HOME/experiments/golden/golden_TIME/train:/nemo_run --container-workdir /nemo_run/code --wait=60 --kill-on-bad-exit=1 bash -c 'count=$1 gpus=$2; shift 2
+srun --output /HOME/experiments/golden/golden_TIME/train/log-team-team.train_%j_${SLURM_RESTART_COUNT:-0}.out --container-image image.sqsh --container-mounts /data:/data:ro,/home/me/nemo_run/data:/more,/HOME/experiments/golden/golden_TIME/train:/nemo_run --container-workdir /nemo_run/code --wait=60 --kill-on-bad-exit=1 bash -c 'count=$1 metrics=$2 folder=$3 renamed=$4; shift 4
 if [ $# -gt 0 ] && [ -z "${@: -1}" ]; then set -- "${@:1:$#-1}"; fi
-if [ "$gpus" = local ]; then gpus=${SLURM_LOCALID:-0}; fi
 say() { echo "bridge_profiling: $*" >&2; }
-known=$(timeout 60 nsys profile --help 2>&1) || { say "nsys does not run on $(hostname): $known"; exit 127; }
-knows() { grep -qE -- "(^|[[:space:],])$1([=[:space:]]|$)" <<< "$known"; }
-metrics=--gpu-metrics-devices; knows "$metrics" || metrics=--gpu-metrics-device
-options=() report= before=
+help=$(timeout 60 nsys profile --help 2>&1) || { say "nsys does not run on $(hostname): $help"; exit 127; }
+knows() { grep -qE -- "(^|[[:space:],])$1([=[:space:]]|$)" <<< "$help"; }
+name_of() {
+  local names=$1 group
+  for group in $renamed; do case ",$group," in *",$1,"*) names="$1 ${group//,/ }" ;; esac; done
+  for name in $names; do if knows "$name"; then echo "$name"; return; fi; done
+  return 1
+}
+options=()
 for argument in "${@:1:count}"; do
-  name=${argument%%=*}
+  asked=${argument%%=*}
   case $argument in
-    --gpu-metrics-device*=*) options+=("$metrics=${argument#*=}") ;;
-    --*) if knows "$name"; then options+=("$argument"); else say "this nsys does not know $name: left out $argument"; fi ;;
+    --*)
+      if name=$(name_of "$asked"); then options+=("$name${argument#"$asked"}")
+      else say "this nsys does not know $asked: left out $argument"; fi ;;
     *) options+=("$argument") ;;
   esac
-  case $before in -o) report=$argument ;; esac
-  before=$argument
 done
-if [ -n "$gpus" ]; then
+if [ -n "$metrics" ]; then
+  gpus=${metrics#*=} metrics=${metrics%%=*}
+  if [ "$gpus" = local ]; then gpus=${SLURM_LOCALID:-0}; fi
+  if name=$(name_of "$metrics"); then metrics=$name; fi
   devices=$(timeout 60 nsys profile "$metrics=help" true 2>&1)
   if grep -qE '"'"'^[[:space:]]*[0-9]+:'"'"' <<< "$devices"; then options+=("$metrics=$gpus")
   else say "no GPU metrics here: $(tail -n +2 <<< "$devices" | tr -s '"'"'[:space:]'"'"' '"'"' '"'"')"; fi
 fi
-folder=$(dirname "$report") mark=$(dirname "$report")/.started.$BASHPID
-[ -n "$report" ] && mkdir -p "$folder" && touch "$mark"
+mark=$folder/.started.$BASHPID
+[ -n "$folder" ] && mkdir -p "$folder" && touch "$mark"
 nsys "${options[@]}" "${@:count+1}" &
 nsys=$!
 trap '"'"'kill -TERM $nsys'"'"' TERM INT
 wait $nsys; code=$?
 while kill -0 $nsys 2> /dev/null; do wait $nsys; code=$?; done
-if [ -n "$report" ]; then
+if [ -n "$folder" ]; then
   if [ -z "$(find "$folder" -name '"'"'*.nsys-rep'"'"' -newer "$mark" 2> /dev/null)" ]; then
     say "nsys left no report under $folder: its capture range was never reached, or it was lost"
   fi
   rm -f "$mark"
 fi
-exit $code' nsys 12 '' profile -s none -t nvtx,cuda -o '/nemo_run/nsys_profile/profile_%p_%q{SLURM_JOB_ID}_node%q{SLURM_NODEID}_rank%q{SLURM_PROCID}' --force-overwrite=true --capture-range=cudaProfilerApi --capture-range-end=stop --cuda-graph-trace=node --cuda-event-trace=false python train.py train.train_iters=20 profiling.use_nsys_profiler=true profiling.profile_step_start=10 profiling.profile_step_end=12 profiling.profile_ranks=[0,3] profiling.record_shapes=false 
+exit $code' nsys 12 '' /nemo_run/nsys_profile --gpu-metrics-devices,--gpu-metrics-device profile -s none -t nvtx,cuda -o '/nemo_run/nsys_profile/profile_%p_%q{SLURM_JOB_ID}_node%q{SLURM_NODEID}_rank%q{SLURM_PROCID}' --force-overwrite=true --capture-range=cudaProfilerApi --capture-range-end=stop --cuda-graph-trace=node --cuda-event-trace=false python train.py train.train_iters=20 profiling.use_nsys_profiler=true profiling.profile_step_start=10 profiling.profile_step_end=12 profiling.profile_ranks=[0,3] profiling.record_shapes=false 
 
 exitcode=$?
 

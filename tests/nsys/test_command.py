@@ -1,17 +1,19 @@
-"""The nsys command of a rank; that it runs is shown by tests/system/test_nsys.py."""
+"""The command lines of nsys; tests/system/test_nsys.py runs them with a real one."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from bridge_profiling.capture import ParallelLayout, start_under_nsys
+from bridge_profiling.capture.nsys_profiler import nsys_request
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.nsys import launch as nsys_launch
-from bridge_profiling.nsys.launch import DIRECTIVES_VARIABLE, directives, nsys_command
+from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE, directives, prefix_command, profile_command
 from bridge_profiling.nsys.version import NsysVersion
 
 ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait"
@@ -26,7 +28,8 @@ OLD = NsysVersion("/opt/nsys", "2024.2", NEW.options - {"--cuda-event-trace"})
 
 
 def command(version=NEW, cuda=True, **settings):
-    return nsys_command(ProfilingConfig(**settings), version, report=Path("/out/report"), local_rank=0, cuda=cuda)
+    request = nsys_request(ProfilingConfig(**settings), rank=0, local_rank=0, cuda=cuda)
+    return profile_command(request, version, report=Path("/out/report"))
 
 
 def test_the_default_is_the_cheap_one():
@@ -40,7 +43,7 @@ def test_the_default_is_the_cheap_one():
     )  # fmt: skip
 
 
-def test_one_that_is_to_make_several_captures_is_told_how_many():
+def test_the_number_of_captures_is_an_option():
     assert "--capture-range-end=repeat:4" in command(use_nsys_profiler=True, nsys_captures=4)[0]
     repeated = {"use_nsys_profiler": True, "profile_every": 10, "profile_at_most": 3}
     assert "--capture-range-end=repeat:3" in command(**repeated)[0]
@@ -115,12 +118,12 @@ def test_cupti_is_detached_after_the_capture_unless_the_user_says_otherwise(own,
         (DETACHES, {"nsys_extra_args": ["--capture-range=none"]}),
     ],
 )
-def test_nothing_is_said_of_it_to_an_untried_nsys_or_for_more_than_one_capture(version, settings):
+def test_an_untried_nsys_and_one_with_several_captures_get_the_users_directives_alone(version, settings):
     assert directives(version, command(version, **settings)[0][2:], {DIRECTIVES_VARIABLE: "A=1"}) == "A=1"
 
 
 @pytest.mark.parametrize(("cuda", "expected"), [(True, "CuptiFinalizeOnStop=true"), (False, None)])
-def test_a_rank_hands_it_to_its_nsys_where_there_is_cuda(cuda, expected, monkeypatch, tmp_path):
+def test_a_rank_sets_the_directives_of_its_nsys_if_there_is_cuda(cuda, expected, monkeypatch, tmp_path):
     started = []
     monkeypatch.setattr(nsys_launch, "find_nsys", lambda: DETACHES)
     monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(os.environ.get(DIRECTIVES_VARIABLE)))
@@ -128,3 +131,30 @@ def test_a_rank_hands_it_to_its_nsys_where_there_is_cuda(cuda, expected, monkeyp
     config = ProfilingConfig(use_nsys_profiler=True, profile_step_start=2, profile_step_end=4)
     start_under_nsys(config, rank=0, layout=ParallelLayout(world_size=1), local_rank=0, cuda=cuda)
     assert started == [expected]
+
+
+#: Stands in for an nsys of 2024: prints the options it knows, the GPUs it samples, and the arguments it is run with.
+NSYS = """#!/bin/bash
+if [[ "$2" == --help ]]; then printf '\\t--trace=\\n\\t--gpu-metrics-device=\\n'; exit; fi
+if [[ "$2" == *=help ]]; then printf 'Possible values of %s are:\\n\\t0: a GPU\\n' "$2"; exit; fi
+printf '%s\\n' "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpu_metrics", "sampled"),
+    [("", []), ("all", ["--gpu-metrics-device=all"]), ("local", ["--gpu-metrics-device=3"])],
+)
+def test_the_prefix_renames_options_leaves_out_unknown_ones_and_drops_the_empty_argument(gpu_metrics, sampled, tmp_path):
+    (tmp_path / "nsys").write_text(NSYS)
+    (tmp_path / "nsys").chmod(0o755)
+    prefix = ["profile", "-s", "none", "-o", f"{tmp_path}/reports/profile_%p", "--trace", "nvtx"]
+    prefix += ["--gpu-metrics-devices=0", "--cuda-event-trace=false", "$GPU_METRICS_FLAG"]
+    command = ["bash", *prefix_command(prefix, gpu_metrics=gpu_metrics), "python", "a b.py", ""]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_LOCALID": "3"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    fitted = ["profile", "-s", "none", "-o", f"{tmp_path}/reports/profile_%p", "--trace=nvtx", "--gpu-metrics-device=0"]
+    assert done.stdout.splitlines() == [*fitted, *sampled, "python", "a b.py"]
+    assert "this nsys does not know --cuda-event-trace: left out --cuda-event-trace=false" in done.stderr
+    assert "nsys left no report under" in done.stderr
+    assert list((tmp_path / "reports").iterdir()) == []

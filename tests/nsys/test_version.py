@@ -6,7 +6,7 @@ import pytest
 
 from bridge_profiling.errors import CaptureError
 from bridge_profiling.nsys import version as nsys_versions
-from bridge_profiling.nsys.version import NsysVersion, adapt, find_nsys, gpu_metrics_device
+from bridge_profiling.nsys.version import NsysVersion, find_nsys
 
 HELP_2024 = """
 usage: nsys profile [<args>] [application] [<application args>]
@@ -70,10 +70,10 @@ def test_a_missing_program_is_said_to_be_missing(tmp_path, monkeypatch):
     ],
 )
 def test_options_are_renamed_or_left_out_and_each_is_named(version, options, adapted, warned):
-    result, warnings = adapt(options, version)
+    result, warnings = version.adapt(options)
     assert result == adapted
     assert len(warnings) == len(warned)
-    for text, expected in zip(warnings, warned, strict=True):
+    for text, expected in zip(warnings.values(), warned, strict=True):
         assert expected in text
         assert version.text in text
 
@@ -91,14 +91,14 @@ REFUSED = """Possible --gpu-metrics-device values are:
 
 @pytest.mark.parametrize(("visible", "local_rank", "device"), [("", 0, "0"), ("0,3", 1, "3"), ("GPU-aa,GPU-bb", 0, "0")])
 def test_a_rank_samples_its_own_gpu(monkeypatch, visible, local_rank, device):
-    monkeypatch.setattr(nsys_versions, "_run", lambda *arguments: DEVICES)
+    monkeypatch.setattr(nsys_versions, "run_nsys", lambda *arguments: DEVICES)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpu_metrics_device(OLD, local_rank) == device
+    assert OLD.gpu_metrics_device(local_rank) == device
 
 
 @pytest.mark.parametrize(("answer", "local_rank", "why"), [(REFUSED, 0, "ERR_NVGPUCTRPERM"), (DEVICES, 1, "not of 1")])
 def test_a_gpu_that_cannot_be_sampled_is_reported_in_nsys_words(monkeypatch, answer, local_rank, why):
-    monkeypatch.setattr(nsys_versions, "_run", lambda *arguments: answer)
+    monkeypatch.setattr(nsys_versions, "run_nsys", lambda *arguments: answer)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(CaptureError, match=why):
-        gpu_metrics_device(OLD, local_rank)
+        OLD.gpu_metrics_device(local_rank)

@@ -1,0 +1,180 @@
+"""Every command line of nsys: a rank's own, Ray's, NeMo-Run's prefix in its shell script, and the export of a report.
+
+Composes them from `options` and what an nsys knows; runs no profiler.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from bridge_profiling.errors import CaptureError, ProfilingConfigError
+from bridge_profiling.nsys.options import (
+    CAPTURE_RANGE,
+    DEFAULT_OPTIONS,
+    DEFAULT_TRACE,
+    GPU_METRICS,
+    RENAMED_OPTIONS,
+    NsysRequest,
+    merge_options,
+    split_options,
+    value_of,
+)
+from bridge_profiling.nsys.version import NsysVersion, run_nsys
+
+#: Settings of nsys that its manual leaves out, as `name=value;name=value`.
+DIRECTIVES_VARIABLE = "NSYS_CONFIG_DIRECTIVES"
+
+#: One of them, false by default: nsys detaches CUPTI when the collection ends. Left attached, it costs a launch-bound step 6 %
+#: for the rest of the run (docs/benchmarks.md).
+_DETACH = "CuptiFinalizeOnStop"
+
+#: The versions in which this is known to work. Others are not given what their manual leaves out.
+_VERSIONS_THAT_DETACH = ("2024.2.",)
+
+#: APIs that need a CUDA device.
+_CUDA_ONLY = frozenset({"cuda", "cuda-hw", "cuda-sw", "cublas", "cublas-verbose", "cudnn", "cusparse", "cusolver", "nccl"})
+
+#: The default that not every version knows.
+_NOT_EVERYWHERE = "--cuda-event-trace"
+
+
+def profile_command(request: NsysRequest, version: NsysVersion, *, report: Path) -> tuple[list[str], list[str]]:
+    """The command with which a rank starts nsys, without the application.
+
+    Args:
+        request: what the rank asks for.
+        version: the nsys that will run it.
+        report: the report's path, without its suffix.
+
+    Returns:
+        The command, and a warning for each part of the request that this nsys can't fulfil.
+    """
+    warnings: list[str] = []
+    trace = list(request.trace or DEFAULT_TRACE)
+    if not request.cuda:
+        left_out = [name for name in trace if name in _CUDA_ONLY]
+        trace = [name for name in trace if name not in _CUDA_ONLY] or ["nvtx"]
+        if left_out and request.trace:
+            warnings.append(f"no CUDA device: left out --trace={','.join(left_out)}")
+    defaults = list(DEFAULT_OPTIONS)
+    if not value_of(request.extra_args, "--capture-range"):
+        # nsys' own default ends the application with its capture range.
+        end = f"repeat:{request.captures}" if request.captures > 1 else "stop"
+        defaults += [*_capture_range(request.cuda), f"--capture-range-end={end}"]
+    if request.gpu_metrics and not request.cuda:
+        warnings.append("no CUDA device: no GPU metrics")
+    elif request.gpu_metrics:
+        try:
+            defaults.insert(0, f"{GPU_METRICS}={version.gpu_metrics_device(request.local_rank)}")
+        except CaptureError as error:
+            warnings.append(str(error))
+    options, unknown = version.adapt(merge_options(defaults, request.extra_args))
+    # A default that a version does not know is not worth a warning.
+    asked = {name for name, _ in split_options(request.extra_args)} | {GPU_METRICS}
+    warnings += [text for name, text in unknown.items() if name in asked]
+    return [version.executable, "profile", f"--trace={','.join(trace)}", f"--output={report}", *options], warnings
+
+
+def directives(version: NsysVersion, options: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+    """The value of NSYS_CONFIG_DIRECTIVES: the user's own, and to detach CUPTI when the only capture is over.
+
+    Args:
+        version: the nsys.
+        options: of its `profile` command.
+        environ: holds the user's own, which win.
+    """
+    own = environ.get(DIRECTIVES_VARIABLE, "")
+    one_capture = value_of(options, "--capture-range-end") == "stop"
+    if not one_capture or not version.text.startswith(_VERSIONS_THAT_DETACH) or _DETACH.lower() in own.lower():
+        return own
+    return ";".join(filter(None, [own.rstrip(";"), f"{_DETACH}=true"]))
+
+
+def ray_options(
+    asked: Iterable[tuple[str, str]], *, cuda: bool, report: str, reports: Path | None, version: NsysVersion | None
+) -> tuple[dict[str, str], list[str]]:
+    """The value of Ray's `runtime_env={"nsight": …}`: options of `nsys profile` without their dashes.
+
+    Args:
+        asked: the user's options and their values, by long or short names without dashes; a later one wins.
+        cuda: whether the worker has a GPU.
+        report: a name that no two workers share.
+        reports: directory of the reports; None leaves it to Ray.
+        version: the nsys that the options must fit; None leaves out what not every version knows.
+
+    Returns:
+        The options, and a warning for each that this nsys doesn't know.
+    """
+    given = {split_options([f"-{name}" if len(name) == 1 else f"--{name}"])[0][0]: value for name, value in asked}
+    output = given.pop("--output", None)
+    options = [option for option in DEFAULT_OPTIONS if not option.startswith(_NOT_EVERYWHERE)]
+    options.append("--trace=cuda,nvtx" if cuda else "--trace=nvtx")
+    if "--capture-range" not in given:
+        options += _capture_range(cuda)
+    if given.get("--capture-range") != "none":
+        # nsys' own default ends the worker with its capture range.
+        options.append("--capture-range-end=stop")
+    options = merge_options(options, [f"{name}={value}" for name, value in given.items()])
+    options, warnings = version.adapt(options) if version is not None else (options, {})
+    # A name from the user gets the worker's as well, so that no two workers write the same report.
+    name = f"{output}_{report}" if output else f"{report}_%p"
+    # Ray prepends its session's directory to `o`, and knows the option by this name alone.
+    place = {"o": str(reports / name) if reports and not output else name}
+    return dict(option.lstrip("-").split("=", 1) for option in options) | place, list(warnings.values())
+
+
+def launcher_options(extra_args: Sequence[str], *, export_sqlite: bool) -> list[str]:
+    """The user's options for NeMo-Run's launcher, with the export that writes an SQLite file next to the report.
+
+    Raises:
+        ProfilingConfigError: the user's options ask for an export of another kind alone.
+    """
+    exports = [" ".join(tokens) for name, tokens in split_options(extra_args) if name == "--export"]
+    if not export_sqlite or any("sqlite" in export for export in exports):
+        return list(extra_args)
+    if exports:
+        raise ProfilingConfigError(
+            f"export_sqlite=True, but nsys_extra_args holds {exports[-1]}",
+            why="nsys takes one --export, and this one writes no SQLite file",
+            instead="Leave out export_sqlite, or type --export=sqlite,… in nsys_extra_args",
+        )
+    return [*extra_args, "--export=sqlite"]
+
+
+def prefix_command(nsys: Sequence[str], *, gpu_metrics: str) -> list[str]:
+    """Arguments of bash that run NeMo-Run's nsys prefix through `prefix.sh`; the application follows them.
+
+    Args:
+        nsys: NeMo-Run's `profile` and its options.
+        gpu_metrics: GPUs whose metrics to sample: "" for none, "all", or "local" for the one of this Slurm task.
+    """
+    # The script looks at options one by one, so each long one is one argument; it samples GPU metrics by its own means.
+    options: list[str] = []
+    for _, tokens in split_options([argument for argument in nsys if argument != "$GPU_METRICS_FLAG"]):
+        options += ["=".join(tokens)] if tokens[0].startswith("--") and len(tokens) == 2 else tokens
+    text = resources.files("bridge_profiling.nsys").joinpath("prefix.sh").read_text(encoding="utf-8")
+    # Without comments: the text becomes part of a batch script.
+    script = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    folder = os.path.dirname(value_of(options, "--output") or "")
+    renamed = " ".join(",".join(names) for names in RENAMED_OPTIONS)
+    metrics = f"{GPU_METRICS}={gpu_metrics}" if gpu_metrics else ""
+    return ["-c", script, "nsys", str(len(options)), metrics, folder, renamed, *options]
+
+
+def export_command(executable: str, report: Path, sqlite: Path) -> list[str]:
+    """The command that exports a report to an SQLite file.
+
+    Raises:
+        CaptureError: this nsys does not run.
+    """
+    # Since 2025 nsys leaves out NCCL's description of each message unless asked for it.
+    blobs = ["--include-blobs=true"] if "--include-blobs" in run_nsys(executable, "export", "--help") else []
+    options = ["--type=sqlite", "--quiet=true", *blobs, "--force-overwrite=true", f"--output={sqlite}"]
+    return [executable, "export", *options, str(report)]
+
+
+def _capture_range(cuda: bool) -> list[str]:
+    return ["--capture-range=cudaProfilerApi"] if cuda else ["--capture-range=nvtx", f"--nvtx-capture={CAPTURE_RANGE}"]
