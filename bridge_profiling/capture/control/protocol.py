@@ -40,9 +40,6 @@ PROFILERS = {"torch": "use_pytorch_profiler", "memory": "record_memory_history",
 #: A longer trace fills disks, and no viewer opens it.
 MAX_ITERATIONS = 1000
 
-#: The job's folder inside its output directory.
-FOLDER = "on-demand"
-
 #: A request has a few hundred bytes. Other messages list ranks and their answers.
 _MAX_REQUEST_BYTES, _MAX_BYTES = 1 << 16, 1 << 26
 
@@ -267,7 +264,7 @@ class RequestDirectory:
     @property
     def path(self) -> Path:
         """`<output_dir>/on-demand`."""
-        return self.root / FOLDER
+        return self.root / "on-demand"
 
     def status(self) -> JobStatus | None:
         """The job's status; None if it cannot be read."""
@@ -288,8 +285,8 @@ class RequestDirectory:
 
     def answers(self, request_id: str) -> dict[int, RankAnswer]:
         """The ranks' answers to the open capture, by rank."""
-        paths = (self.path / "answers" / request_id).glob("rank-*.json")
-        answers = [self._read(f"answers/{request_id}/{path.name}", RankAnswer) for path in paths]
+        folder = self.path / "answers" / request_id
+        answers = [_message(folder / name, RankAnswer) for name in _names(folder) if name.startswith("rank-")]
         return {answer.rank: answer for answer in sorted(filter(None, answers), key=lambda answer: answer.rank)}
 
     # -- the client ----------------------------------------------------------------------------------------------------
@@ -370,13 +367,8 @@ class RequestDirectory:
         shutil.rmtree(self.path / "answers" / capture.id, ignore_errors=True)
 
     def _read(self, name: str, as_type: type[_Message]) -> _Message | None:
-        """A message; None if it is missing or damaged."""
         path = self.path / name
-        with contextlib.suppress(ValueError, RecursionError):
-            if path.name not in _names(path.parent):
-                return None
-            return read_typed(json.loads(_text(path, _MAX_BYTES)), as_type, path.name)
-        return None
+        return _message(path, as_type) if path.name in _names(path.parent) else None
 
 
 def parse_request(text: str) -> CaptureRequest:
@@ -391,9 +383,7 @@ def parse_request(text: str) -> CaptureRequest:
         if isinstance(content, dict):
             known = [each.name for each in fields(CaptureRequest)]
             unknown = [key for key in content if key not in known]
-            require(
-                not unknown, f"the request has the keys {unknown}", why=f"its keys are {', '.join(known)}", instead=_EXAMPLE
-            )
+            require(not unknown, f"the request has unknown keys {unknown}", why=f"its keys are {', '.join(known)}")
             for name, item in (("ranks", int), ("profilers", str)):
                 if type(content.get(name)) is item:  # a single one needs no list
                     content[name] = [content[name]]
@@ -402,6 +392,13 @@ def parse_request(text: str) -> CaptureRequest:
         raise
     except (ValueError, RecursionError) as error:
         raise ProfilingConfigError("the request cannot be read", why=str(error), instead=_EXAMPLE) from error
+
+
+def _message(path: Path, as_type: type[_Message]) -> _Message | None:
+    """The message in a file; None if it is missing or damaged."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return read_typed(json.loads(_text(path, _MAX_BYTES)), as_type, path.name)
+    return None
 
 
 def _text(path: Path, max_bytes: int) -> str:

@@ -94,7 +94,7 @@ def test_nsys_is_accepted_if_it_has_captures_left():
         ({"reason": 3}, "request.reason is '3'"),
         ({"reason": "long" * 1000}, "longer than 1000 characters"),
         ({"kind": "configured"}, "request.kind is 'configured', not one of request, slow_iteration"),
-        ({"starts": 9}, "the request has the keys .*starts.*its keys are iterations, start"),
+        ({"starts": 9}, "the request has unknown keys .*starts.*its keys are iterations, start"),
     ],
 )
 def test_invalid_requests_are_refused(wrong, message):

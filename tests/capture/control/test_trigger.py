@@ -250,7 +250,7 @@ def test_training_is_unchanged(story):
         ("not text", ["not a regular text file"]),
         ("by hand, past", ["iteration 0 is past"]),
         ("by hand, wrong rank", ["--ranks names 7, but the job has 2 ranks"]),
-        ("by hand, unknown key", ["the request has the keys ['starts']", "its keys are iterations, start"]),
+        ("by hand, unknown key", ["the request has unknown keys ['starts']", "its keys are iterations, start"]),
         ("by hand, not a number", ["request.iterations is 'two', not of type int"]),
         ("by hand, slow", ["this job captures slow iterations 0 times"]),
         ("by hand, open", ["another request is open"]),
