@@ -128,12 +128,7 @@ class ProfilingHook:
                         for window in self._schedule.due(iteration):
                             window.advance(iteration)
                 self._update()
-                if self._window is not None or self._config.nvtx_ranges:
-                    # First: an exit while the ranges open marks this iteration in the trace as interrupted.
-                    self._timer.iteration, self._timer.watched = iteration, True
-                    self._iteration_ranges = self._enter_ranges(
-                        f"iteration_{iteration}", lambda profiler: profiler.iteration_range(iteration)
-                    )
+                self._begin_iteration(iteration)
         timer = self._timer
         timer.iteration = iteration
         timer.started = perf_counter_ns()
@@ -216,6 +211,15 @@ class ProfilingHook:
         """Make the next iteration look for posted windows and a pending exit. Called from any thread or signal handler."""
         self._edge = 0
 
+    def _begin_iteration(self, iteration: int) -> None:
+        """Open the ranges of an iteration that has any."""
+        if self._window is not None or self._config.nvtx_ranges:
+            # First: an exit while the ranges open marks this iteration in the trace as interrupted.
+            self._timer.iteration, self._timer.watched = iteration, True
+            self._iteration_ranges = self._enter_ranges(
+                f"iteration_{iteration}", lambda profiler: profiler.iteration_range(iteration)
+            )
+
     def _end_iteration(self, iteration: int, error: BaseException | None) -> None:
         """Close the ranges of an iteration, and the window after its last one."""
         with self._guarded():
@@ -277,10 +281,10 @@ class ProfilingHook:
         from bridge_profiling.capture.control.listener import Listener
         from bridge_profiling.capture.control.protocol import RequestDirectory
 
-        directory, rank, coordinator = RequestDirectory(self._root), self._rank, None
+        requests, rank, coordinator = RequestDirectory(self._root), self._rank, None
         if rank.number == 0:
-            coordinator = Coordinator(directory, self._config, rank.layout, self._train_iters, self._identity)
-        listener = Listener(directory, self._config, rank.number, self, coordinator)
+            coordinator = Coordinator(requests, self._config, rank.layout, self._train_iters, self._identity)
+        listener = Listener(requests, self._config, rank.number, self, coordinator)
         listener.start()
         self._listener = listener
 
@@ -332,7 +336,10 @@ class _IterationTimer:
     """Times one iteration after the other: with `ProfilingHook.iteration`, everything that runs in every iteration.
 
     Args:
-        ended: called at the end of a watched iteration, with its number and error.
+        ended: called with number and error at the end of a watched iteration.
+
+    Attributes:
+        watched: whether `ended` is called after the next iteration.
     """
 
     __slots__ = ("_ended", "_keep", "durations", "iteration", "started", "watched")

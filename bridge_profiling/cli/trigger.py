@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.errors import ProfilingConfigError
 
 if TYPE_CHECKING:
     from bridge_profiling.capture.control.client import TriggerResult
@@ -86,30 +86,19 @@ def _user() -> str:
 
 def _output_dir(run: Path) -> Path:
     """`run` itself, or where the job of an experiment writes."""
-    from bridge_profiling.experiments.find import experiment_of, read_jobs
-    from bridge_profiling.experiments.places import chosen_output_dir, place_of
+    from bridge_profiling.experiments.jobs import experiment_of, locate_captures
 
     experiment = experiment_of(run)
     if experiment is None:
         return run
-    directory, wanted = experiment
-    jobs = [
-        job for job in read_jobs(directory) if wanted in (None, job.name, Path(str(job.executor.get("job_dir") or "")).name)
-    ]
-    places = {job.name: place for job in jobs if (place := place_of(job.executor, chosen_output_dir(job))) is not None}
-    require(
-        len(places) == 1,
-        f"{directory.name} has {len(places) or 'no'} jobs whose output directory is known",
-        instead=f"Name one of them: {directory.name}/{next(iter(places), 'JOB')}; or name the output directory itself",
-    )
-    (place,) = places.values()
-    if place.tunnel is not None:
+    job, path = locate_captures(*experiment)
+    if job.ssh_tunnel is not None:
         raise ProfilingConfigError(
-            f"the job runs on the remote side of a tunnel, {place.tunnel.get('user')}@{place.tunnel.get('host')}",
+            f"the job runs on the remote side of a tunnel, {job.ssh_tunnel.get('user')}@{job.ssh_tunnel.get('host')}",
             why="a request is a file in the job's output directory, which is there",
-            instead=f"Type it there: bridge-profiling trigger {shlex.quote(str(place.path))}",
+            instead=f"Type it there: bridge-profiling trigger {shlex.quote(path)}",
         )
-    return Path(place.path)
+    return Path(path)
 
 
 def _in_words(result: TriggerResult, root: Path) -> str:

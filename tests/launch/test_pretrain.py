@@ -27,7 +27,7 @@ def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--recipe", "gpt_tny"], "there is no recipe 'gpt_tny'"),
+        (["--recipe", "gpt_tny"], "unknown recipe 'gpt_tny'"),
         (["--recip", "gpt_tiny"], "--recip"),
         (["--steps", "3"], "unrecognized arguments: --steps"),
         (["--config"], "--config: expected one argument"),
