@@ -23,12 +23,14 @@ from torchx.specs import AppState
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE
 from bridge_profiling.errors import require
 from bridge_profiling.plugins.batch_script import path_in_job
+from launch.pretrain import build_config
 from launch.request import ExecutorName, TaskKind
 from launch.shown_log import without_the_profilers_own_lines
+from launch.tasks import pretrain_partial, pretrain_script
 from recipes import executors
 from recipes.executor_checks import check_submission
 
-ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parent.parent
 
 #: The report's page, next to the folders of the captures.
 PAGE = "report.html"
@@ -107,11 +109,7 @@ def make_task(
         overrides: settings over both.
         packaged: the job gets a copy of this checkout, and starts in it.
     """
-    from launch.tasks import pretrain_partial, pretrain_script
-
     if kind is TaskKind.partial:
-        from launch.pretrain import build_config
-
         return pretrain_partial(lambda: build_config(recipe, [str(config)] if config else [], overrides))
     return pretrain_script(recipe, overrides, config=config, packaged=packaged)
 
@@ -162,14 +160,14 @@ def _checkout_as_working_directory(executor: run.Executor) -> Iterator[None]:
     if not isinstance(executor, run.SlurmExecutor):
         yield
         return
-    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    changed = subprocess.run(["git", "status", "--porcelain"], cwd=_ROOT, capture_output=True, text=True, check=False).stdout
     if changed:
         print(
             f"{len(changed.splitlines())} files of this checkout are not committed: the job gets the last commit, without them",
             file=sys.stderr,
         )
     # NeMo-Run packages the git repository of the working directory.
-    with contextlib.chdir(ROOT):
+    with contextlib.chdir(_ROOT):
         yield
 
 
@@ -224,7 +222,7 @@ def _local_captures(job: Any) -> Path | None:
     if captures is None:
         return None
     if isinstance(job.executor, run.SlurmExecutor):
-        below = path_in_job(captures)  # as a container sees the job's directory
+        below = path_in_job(captures)
         if below is not None:
             captures = os.path.join(_job_directory(job.executor), below)
         if isinstance(job.executor.tunnel, run.SSHTunnel):

@@ -32,11 +32,11 @@ def read_experiment(directory: Path) -> list[Request]:
 def _request(name: str, job: Job) -> Request:
     executor, nodes, launcher = job.executor, job.executor.get("nodes", 1), job.executor.get("launcher")
     kind = _LAUNCHERS.get(launcher.name if isinstance(launcher, Built) else str(launcher)) if launcher is not None else "none"
+    # On Slurm, srun starts the ranks where no launcher does.
+    starts_own_ranks = executor.name == "LocalExecutor" and job.task.name == "Script"
     request = Request(
         name=name,
-        world_size=world_size(
-            executor.name, executor.get, launched=kind in ("torchrun", "ft"), undecided=job.task.name == "Script"
-        ),
+        world_size=world_size(executor.name, executor.get, launched=kind in ("torchrun", "ft"), undecided=starts_own_ranks),
         nodes=nodes if isinstance(nodes, int) else None,
         launcher=kind,
         nsys_prefix=executor.get("launcher.nsys_profile") is True,

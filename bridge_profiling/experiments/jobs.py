@@ -130,7 +130,7 @@ def find_experiment(name: str, environ: Mapping[str, str] = os.environ) -> Path:
         if newest is not None:
             return newest.parent
     raise ProfilingConfigError(
-        f"there is no experiment {name!r}",
+        f"the experiment {name!r} does not exist",
         why=f"it is neither a directory with a {_TASKS_FILE} file, nor an id or a title in {home}",
         instead="Type an experiment's id or directory, or a setting as section.field=value. To write an experiment without"
         " submitting it, call experiment.dryrun(delete_exp_dir=False)",
