@@ -295,10 +295,10 @@ class ProfilingHook:
         from bridge_profiling.capture.control.listener import Listener
         from bridge_profiling.capture.control.protocol import RequestDirectory
 
-        directory, rank, coordinator = RequestDirectory(self._root), self._rank, None
+        requests, rank, coordinator = RequestDirectory(self._root), self._rank, None
         if rank.number == 0:
-            coordinator = Coordinator(directory, self._config, rank.layout, self._train_iters, self._identity)
-        listener = Listener(directory, self._config, rank.number, self, coordinator)
+            coordinator = Coordinator(requests, self._config, rank.layout, self._train_iters, self._identity)
+        listener = Listener(requests, self._config, rank.number, self, coordinator)
         listener.start()
         self._listener = listener
 
@@ -346,7 +346,10 @@ class _IterationTimer:
     """Times one iteration after the other: with `ProfilingHook.iteration`, everything that runs in every iteration.
 
     Args:
-        ended: called at the end of a watched iteration, with its number and error.
+        ended: called with number and error at the end of a watched iteration.
+
+    Attributes:
+        watched: whether `ended` is called after the next iteration.
     """
 
     __slots__ = ("_ended", "_keep", "durations", "iteration", "started", "watched")

@@ -334,6 +334,7 @@ class WindowSchedule:
             if iteration < plan.window.end or not self._plans:
                 with guarded(f"window {plan.window} will not be captured", self._rank):
                     self._add(self._build(plan))
+                break
         while self._live:
             first = self._live[0]
             later = self._plans or len(self._live) > 1

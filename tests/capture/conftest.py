@@ -66,10 +66,13 @@ class Run:
 
 
 class Training:
-    """A small training of one rank in this process, which polls for requests a hundred times a second."""
+    """A small training of one rank in this process.
+
+    It polls for requests every 30 ms: often, but a busy machine still receives one within the four polls that it has.
+    """
 
     def __init__(self, root, *, seconds=0.004, **settings):
-        self.config = ProfilingConfig(output_dir=str(root), on_demand_seconds=0.01, **settings)
+        self.config = ProfilingConfig(output_dir=str(root), on_demand_seconds=0.03, **settings)
         self.requests, self.root, self.seconds = RequestDirectory(root), root, seconds
         self.losses: list[str] = []
 

@@ -25,8 +25,8 @@ from bridge_profiling.capture.nsys_profiler import NsysProfiler
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.overrides import apply_overrides
 from launch.pretrain import pretrain
-from recipes.gpt import gpt_tiny
 from recipes.megatron.train import Loop
+from recipes.models import gpt_tiny
 
 PROFILERS = {
     "torch": ("profiling.use_pytorch_profiler=true", TorchProfiler),

@@ -13,7 +13,7 @@ pytest.importorskip("megatron.core")
 
 from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from recipes.finalize import finalize  # noqa: E402
-from recipes.gpt import gpt_tiny  # noqa: E402
+from recipes.models import gpt_tiny  # noqa: E402
 
 MONITORED = ["monitor.jsonl=true", "monitor.tensorboard=true", "monitor.interval=0.1"]
 
@@ -33,7 +33,7 @@ def test_a_rank_logs_its_iterations_tokens_and_waiting_for_data(losses):
     assert last["iteration"] == 5
     assert last["tokens_per_second"] > 0
     assert 0 < last["data_loading_ratio"] < 1
-    assert last["unavailable"]["loss"] == "the loop does not tell it"
+    assert last["unavailable"]["loss"] == "the loop does not report it"
     assert samples[-1]["processes"][0]["resident_memory_bytes"] > 50 << 20
     assert [file.stat().st_size > 0 for file in (folder / "tensorboard" / "rank-0").iterdir()] == [True]
 
@@ -45,7 +45,10 @@ def test_it_changes_no_loss(losses):
 
 @pytest.mark.parametrize(
     ("override", "message"),
-    [("monitor.interval=0", "is no time between two samples"), ("monitor.port=70000", "monitor.port=70000 is no port")],
+    [
+        ("monitor.interval=0", "monitor.interval=0.0 is too small; it must be greater than 0"),
+        ("monitor.port=70000", "monitor.port=70000 is not a port"),
+    ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(override, message):
     config = gpt_tiny()

@@ -38,12 +38,15 @@ def test_it_works_where_there_are_no_hard_links(tmp_path, monkeypatch):
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
     monkeypatch.setattr(os, "link", refuse)
+    unread = RequestDirectory(tmp_path / "unread")
+    unread.path.mkdir(parents=True)
+    assert unread.submit(requested())
+    assert not unread.submit(requested(id="another"))
     training = Training(tmp_path, use_pytorch_profiler=True, profile_step_start=2, profile_step_end=4)
 
     def request(iteration):
         if iteration == 20:
             assert training.requests.submit(requested())
-            assert not training.requests.submit(requested(id="another"))
 
     training.run(range(10**6), on_iteration=request, until=training.done)
     assert [one["status"] for one in training.manifests()] == ["complete", "complete"]
