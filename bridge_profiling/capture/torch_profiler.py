@@ -250,7 +250,7 @@ def _check_whole(raw: Path) -> None:
             tail = file.read().rstrip()
     # A trace that is cut off after an event also ends with a brace, but with an indented one.
     if not tail.endswith(b"}") or not (b'"traceName"' in tail or tail.endswith(b"\n}")):
-        raise CaptureError(f"torch could not write the whole trace to {raw.parent}: the disk is full, or writing is not permitted")
+        raise CaptureError(f"torch could not write the whole trace to {raw.parent}: disk full or not writable")
 
 
 def _remove(raw: Path) -> None:
