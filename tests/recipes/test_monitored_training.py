@@ -33,7 +33,7 @@ def test_a_rank_logs_its_iterations_tokens_and_waiting_for_data(losses):
     assert last["iteration"] == 5
     assert last["tokens_per_second"] > 0
     assert 0 < last["data_loading_ratio"] < 1
-    assert last["unavailable"]["loss"] == "the loop does not tell it"
+    assert last["unavailable"]["loss"] == "the loop does not report it"
     assert samples[-1]["processes"][0]["resident_memory_bytes"] > 50 << 20
     assert [file.stat().st_size > 0 for file in (folder / "tensorboard" / "rank-0").iterdir()] == [True]
 
