@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_a
 from bridge_profiling.capture.profiler import Profiler, guarded
 from bridge_profiling.capture.ranges import standing_ranges
 from bridge_profiling.capture.record import Rank
-from bridge_profiling.capture.signals import exit_is_pending, raise_pending_exit, signals_held, wake_on_exit
+from bridge_profiling.capture.signals import exit_is_pending, raise_pending_exit, signals_held, unwind_on, wake_on_exit
 from bridge_profiling.capture.slow_iterations import SlowWatch
 from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowPlan, WindowSchedule, planned_windows
 from bridge_profiling.capture.work import IterationWork
@@ -62,7 +63,9 @@ class ProfilingHook:
                     with hook.range("forward-backward"):
                         ...
 
-    Leaving the outer `with` in any way (the loop's end, `break`, an exception, SystemExit) writes the capture.
+    Leaving the outer `with` in any way (the loop's end, `break`, an exception, SystemExit) writes the capture. So does a
+    SIGTERM inside the window: where the process has no handler for it, the loop unwinds with SystemExit, and the hook raises
+    the signal again once the capture is written. Outside the window the hook leaves the signal's disposition alone.
 
     Args:
         config: the `profiling` section; None profiles nothing.
@@ -72,6 +75,8 @@ class ProfilingHook:
         output_dir: root of all files; wins over the config's and over BRIDGE_PROFILING_DIR.
         work: the computation of one iteration of the whole job; adds each iteration's model TFLOP/s and MFU to the manifest.
         train_iters: iterations the training runs, when known: then a request for a later one is refused at once.
+        owns_process: the process exists only for this training: SIGTERM inside the window ends it with exit code 143, and the
+            signal is not raised again.
 
     Raises:
         ProfilingConfigError: the config contradicts itself, or `rank` is outside the world.
@@ -87,6 +92,7 @@ class ProfilingHook:
         output_dir: str | os.PathLike[str] | None = None,
         work: IterationWork | None = None,
         train_iters: int | None = None,
+        owns_process: bool = False,
     ) -> None:
         self._config = replace(config) if config is not None else ProfilingConfig(on_demand=False)
         world_is_known = layout is not None or world_size > 1
@@ -108,6 +114,7 @@ class ProfilingHook:
         #: Nanoseconds above which an iteration is slow; set by the listener's thread.
         self._slow_above = NEVER
         self._iteration_ranges: ExitStack | None = None
+        self._sigterm = unwind_on(signal.SIGTERM, reraise=not owns_process)
         self._listener: Listener | None = None
         self._watch: SlowWatch | None = None
         #: The last iterations with a long phase.
@@ -132,7 +139,8 @@ class ProfilingHook:
             with self._guarded():
                 raise_pending_exit()
                 if self._schedule.is_due(iteration):
-                    # A handler that raises while a profiler starts would leave it half started.
+                    # Installed first, and then held: a handler that raises while a profiler starts leaves it half started.
+                    self._sigterm.__enter__()
                     with signals_held():
                         for window in self._schedule.due(iteration):
                             window.advance(iteration)
@@ -211,6 +219,9 @@ class ProfilingHook:
         """Take the window that records now and the next edge from the schedule."""
         edge = self._schedule.next_edge()
         self._window = self._schedule.capturing
+        # While the hook closes, signals are held; it restores the disposition afterwards.
+        if self._window is None and self._opened and not self._sigterm.received:
+            self._sigterm.__exit__()
         self._edge = 0 if self._config.nvtx_ranges else edge
         # After the assignment: this sees everything that came before it, and whatever comes later calls `wake`.
         if self._schedule.posted or exit_is_pending():
@@ -244,30 +255,36 @@ class ProfilingHook:
             self._update()
 
     def _close(self, ending: str) -> None:
-        # All of it: a handler that raises anywhere in here, for example as the listener stops, would cost the capture.
-        with signals_held():
-            atexit.unregister(self._close)
-            # A process that the training forked has nothing to write.
-            if not self._opened or os.getpid() != self._process:
-                return
-            self._opened = False
-            if self._timer.limit == _EVERY:
-                # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
-                self._end_iteration(self._timer.iteration, 0, SystemExit())
-            durations = self._timer.durations
-            ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
-            # First: a request that is made from here on is refused, and none opens a window.
-            if self._listener is not None:
-                self._listener.stop(ending)
-            self._schedule.ended(ending)
-            if self._selected and self._config.profile_every is not None:
-                windows = self._schedule.windows
-                logger.info(
-                    "rank %d: captured %d of at most %d windows, one every %d iterations",
-                    self._rank.number, sum(bool(one.plan.trigger.number and one.record.captured) for one in windows),
-                    self._config.profile_at_most, self._config.profile_every,
-                )  # fmt: skip
-            self._update()
+        try:
+            # All of it: a handler that raises anywhere in here, for example as the listener stops, would cost the capture.
+            with signals_held():
+                self._write(ending)
+        finally:
+            self._sigterm.__exit__()
+
+    def _write(self, ending: str) -> None:
+        atexit.unregister(self._close)
+        # A process that the training forked has nothing to write.
+        if not self._opened or os.getpid() != self._process:
+            return
+        self._opened = False
+        if self._timer.limit == _EVERY:
+            # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
+            self._end_iteration(self._timer.iteration, 0, SystemExit())
+        durations = self._timer.durations
+        ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
+        # First: a request that is made from here on is refused, and none opens a window.
+        if self._listener is not None:
+            self._listener.stop(ending)
+        self._schedule.ended(ending)
+        if self._selected and self._config.profile_every is not None:
+            windows = self._schedule.windows
+            logger.info(
+                "rank %d: captured %d of at most %d windows, one every %d iterations",
+                self._rank.number, sum(bool(one.plan.trigger.number and one.record.captured) for one in windows),
+                self._config.profile_at_most, self._config.profile_every,
+            )  # fmt: skip
+        self._update()
 
     def _guarded(self) -> AbstractContextManager[None]:
         """Guard a step of the hook: an error in it ends the profiling, never the training."""

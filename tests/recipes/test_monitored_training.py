@@ -46,7 +46,7 @@ def test_it_changes_no_loss(losses):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("monitor.interval=0", "monitor.interval=0.0 is too small.*seconds between two samples"),
+        ("monitor.interval=0", "monitor.interval=0.0 is too small; it must be greater than 0"),
         ("monitor.port=70000", "monitor.port=70000 is not a port"),
     ],
 )
