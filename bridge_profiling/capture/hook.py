@@ -21,18 +21,15 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
 
-from bridge_profiling.capture.control.mailbox import Mailbox
 from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_attempt
 from bridge_profiling.capture.profiler import Profiler, guarded
 from bridge_profiling.capture.ranges import standing_ranges
 from bridge_profiling.capture.record import Rank
 from bridge_profiling.capture.signals import exit_is_pending, raise_pending_exit, signals_held, unwind_on, wake_on_exit
-from bridge_profiling.capture.slow_iterations import SlowWatch
 from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowPlan, WindowSchedule, planned_windows
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import one_line, require
-from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout, select_ranks
 
 if TYPE_CHECKING:
@@ -42,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 #: How many iterations' durations are kept, and go into a manifest.
 _KEPT_DURATIONS = 1000
-
-#: A limit that every iteration exceeds.
-_EVERY = -1
 
 #: Phases that make no iteration count as slow.
 _LONG_PHASES = frozenset({"checkpoint", "evaluation"})
@@ -111,12 +105,9 @@ class ProfilingHook:
         self._window: CaptureWindow | None = None
         self._edge = 0 if self._config.nvtx_ranges else NEVER
         self._timer = _IterationTimer(self._end_iteration)
-        #: Nanoseconds above which an iteration is slow; set by the listener's thread.
-        self._slow_above = NEVER
         self._iteration_ranges: ExitStack | None = None
         self._sigterm = unwind_on(signal.SIGTERM, reraise=not owns_process)
         self._listener: Listener | None = None
-        self._watch: SlowWatch | None = None
         #: The last iterations with a long phase.
         self._with_long_phase: deque[int] = deque(maxlen=100)
         #: Facts that a framework reports about itself: an integration fills it while the hook is open, for the manifests.
@@ -233,20 +224,17 @@ class ProfilingHook:
 
     def _begin_iteration(self, iteration: int) -> None:
         """Open the ranges of an iteration that has any."""
-        self._timer.limit = self._slow_above
         if self._window is not None or self._config.nvtx_ranges:
             # First: an exit while the ranges open marks this iteration in the trace as interrupted.
-            self._timer.iteration, self._timer.limit = iteration, _EVERY
+            self._timer.iteration, self._timer.watched = iteration, True
             self._iteration_ranges = self._enter_ranges(
                 f"iteration_{iteration}", lambda profiler: profiler.iteration_range(iteration)
             )
 
-    def _end_iteration(self, iteration: int, duration_ns: int, error: BaseException | None) -> None:
-        """Note a slow iteration; close the ranges of one that has any, and the window after its last one."""
+    def _end_iteration(self, iteration: int, error: BaseException | None) -> None:
+        """Close the ranges of an iteration, and the window after its last one."""
         with self._guarded():
-            self._timer.limit = self._slow_above
-            if self._watch is not None and error is None and duration_ns > self._slow_above:
-                self._watch.saw(iteration, duration_ns)
+            self._timer.watched = False
             if self._iteration_ranges is not None:
                 ranges, self._iteration_ranges = self._iteration_ranges, None
                 ranges.close()
@@ -268,9 +256,9 @@ class ProfilingHook:
         if not self._opened or os.getpid() != self._process:
             return
         self._opened = False
-        if self._timer.limit == _EVERY:
+        if self._timer.watched:
             # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
-            self._end_iteration(self._timer.iteration, 0, SystemExit())
+            self._end_iteration(self._timer.iteration, SystemExit())
         durations = self._timer.durations
         ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
         # First: a request that is made from here on is refused, and none opens a window.
@@ -291,7 +279,7 @@ class ProfilingHook:
         return guarded("profiling failed", self._rank.number, self._fail, traceback=True)
 
     def _fail(self, reason: str) -> None:
-        self._timer.limit = self._slow_above
+        self._timer.watched = False
         self._schedule.fail(reason)
         self._update()
 
@@ -306,18 +294,14 @@ class ProfilingHook:
         return bool(chosen) or self._config.enabled or self._config.slow_iteration_factor is not None
 
     def _listen(self) -> None:
-        from bridge_profiling.capture.control.coordinator import RequestDecider
+        from bridge_profiling.capture.control.coordinator import Coordinator
         from bridge_profiling.capture.control.listener import Listener
+        from bridge_profiling.capture.control.protocol import RequestDirectory
 
-        mailbox, launch, rank = Mailbox(self._root), LaunchEnv.read().launch_id, self._rank
-        if self._config.slow_iteration_factor is not None:
-            self._watch = SlowWatch(self._config.slow_iteration_factor, self._is_disturbed)
-        decider = None
+        requests, rank, coordinator = RequestDirectory(self._root), self._rank, None
         if rank.number == 0:
-            decider = RequestDecider(
-                mailbox, self._config, rank.layout, launch, self._identity, self, self._train_iters, self._records_memory
-            )
-        listener = Listener(mailbox, self._config, rank.number, launch, self, decider, self._watch)
+            coordinator = Coordinator(requests, self._config, rank.layout, self._train_iters, self._identity)
+        listener = Listener(requests, self._config, rank.number, self, coordinator)
         listener.start()
         self._listener = listener
 
@@ -335,15 +319,12 @@ class ProfilingHook:
         self._schedule.post(self._build_window(plan))
         self.wake()
 
-    def watch_above(self, nanoseconds: int) -> None:
-        """Report iterations that take longer than this to the slow-iteration watch."""
-        self._slow_above = nanoseconds
-        self.wake()
-
-    def _records_memory(self) -> bool:
+    @property
+    def records_memory(self) -> bool:
+        """Whether a memory history is being recorded."""
         return any(one.plan.config.record_memory_history and one.state != "closed" for one in self._schedule.windows)
 
-    def _is_disturbed(self, iteration: int) -> bool:
+    def is_disturbed(self, iteration: int) -> bool:
         """Whether an iteration paid for a profiler, a checkpoint or an evaluation."""
         windows = (capture.window for capture in self._schedule.windows)
         return iteration in self._with_long_phase or any(one.start - 1 <= iteration <= one.end for one in windows)
@@ -372,31 +353,30 @@ class _IterationTimer:
     """Times one iteration after the other: with `ProfilingHook.iteration`, everything that runs in every iteration.
 
     Args:
-        ended: called with number, nanoseconds and error of an iteration that took longer than `limit`.
+        ended: called with number and error at the end of a watched iteration.
 
     Attributes:
-        limit: nanoseconds; _EVERY calls `ended` after every iteration.
+        watched: whether `ended` is called after the next iteration.
     """
 
-    __slots__ = ("_ended", "_keep", "durations", "iteration", "limit", "started")
+    __slots__ = ("_ended", "_keep", "durations", "iteration", "started", "watched")
 
-    def __init__(self, ended: Callable[[int, int, BaseException | None], None]) -> None:
+    def __init__(self, ended: Callable[[int, BaseException | None], None]) -> None:
         self._ended = ended
         self.durations: deque[tuple[int, int]] = deque(maxlen=_KEPT_DURATIONS)
         self._keep = self.durations.append
         self.iteration = self.started = 0
-        self.limit = NEVER
+        self.watched = False
 
     # `iteration()` has read the clock already, so entering has nothing to do, and the cheapest no-op is a builtin: a Python
     # function here costs a sixth of the whole (benchmarks/hook_overhead.py).
     __enter__: ClassVar[Callable[[], None]] = [].clear
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        duration = perf_counter_ns() - self.started
         if kind is None:
-            self._keep((self.iteration, duration))
-        if duration > self.limit:
-            self._ended(self.iteration, duration, error)
+            self._keep((self.iteration, perf_counter_ns() - self.started))
+        if self.watched:
+            self._ended(self.iteration, error)
 
 
 def _ending(error: BaseException | None) -> str:

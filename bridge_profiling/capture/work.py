@@ -67,7 +67,8 @@ class IterationWork:
     def __post_init__(self) -> None:
         require(
             self.model_flops > 0 and self.tokens > 0 and self.devices > 0,
-            f"IterationWork has {self.model_flops} FLOPs, {self.tokens} tokens and {self.devices} devices, which must be positive",
+            f"IterationWork has {self.model_flops} FLOPs, {self.tokens} tokens and {self.devices} devices",
+            why="each must be positive",
             instead="Describe one iteration of the whole job, or pass no work at all",
         )
 
