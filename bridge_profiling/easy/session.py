@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import signal
 import threading
 import warnings
 import weakref
@@ -23,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.capture.hook import ProfilingHook
-from bridge_profiling.capture.signals import raised_by_handler, unwind_on
+from bridge_profiling.capture.signals import raised_by_handler
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.easy import current
 from bridge_profiling.easy.imports import when_imported
@@ -65,7 +64,6 @@ class Session:
         self._others: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._seen = self._in_threads = 0
         self._over = False
-        self._sigterm = unwind_on(signal.SIGTERM)
         #: Steps of the optimizer that counts.
         self.steps = 0
 
@@ -92,7 +90,6 @@ class Session:
                 self._phases.detach()
             hook.__exit__(type(error) if error else None, error, None)
             current.closed(hook)
-            self._mind_sigterm(False)
         except Exception as failure:
             if raised_by_handler(failure):
                 raise
@@ -205,7 +202,6 @@ class Session:
             self._iteration = self._hook.iteration(iteration)
             self._iteration.__enter__()
             self._watch_calls(self._hook.capturing)
-            self._mind_sigterm(self._hook.capturing)
 
     def _end(self) -> None:
         if self._phases is not None:
@@ -221,7 +217,7 @@ class Session:
         here = LaunchEnv.current()
         layout = ParallelLayout(world_size=here.world_size)
         with launch_named():
-            self._hook = ProfilingHook(self._config, rank=here.rank, layout=layout).__enter__()
+            self._hook = ProfilingHook(self._config, rank=here.rank, layout=layout, owns_process=True).__enter__()
         self._hook.facts["name"] = "script"
         current.opened(self._hook)
         if here.rank in select_ranks(self._config.profile_ranks, layout):
@@ -245,16 +241,6 @@ class Session:
             self._calls = ModelCalls(model, self._phases)
 
     # -- how the script ends -------------------------------------------------------------------------------------------
-
-    def _mind_sigterm(self, capturing: bool) -> None:
-        """While something is captured, a SIGTERM that nobody handles ends the script with SystemExit: the capture is written.
-
-        At other times it kills the process at once, as it would without us.
-        """
-        if capturing:
-            self._sigterm.__enter__()
-        else:
-            self._sigterm.__exit__()
 
     def _say_what_was_missed(self) -> None:
         """In plain words, from one rank: what a user of a script has to type for a capture."""
