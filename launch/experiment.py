@@ -35,7 +35,7 @@ app = typer.Typer(
 )
 
 
-@app.command(context_settings={"ignore_unknown_options": False})
+@app.command()
 def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings of the config, as section.field=value.")] = None,
     recipe: Annotated[str, typer.Option(help="What to train.")] = "gpt_tiny",
