@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bridge_profiling.capture.attempt import choose_attempt
 from bridge_profiling.config import Window
-from bridge_profiling.easy.launch import name_the_launch
+from bridge_profiling.integrations.driver import name_launch
 from bridge_profiling.launch_env import LAUNCH_VARIABLE
 from tests.forked_ranks import run_ranks
 
@@ -25,7 +25,7 @@ def test_ranks_of_one_launch_agree_and_launches_differ(tmp_path: Path) -> None:
 
 def test_a_slurm_step_has_its_name_already() -> None:
     told = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
-    name_the_launch(told)
+    name_launch(told)
     assert LAUNCH_VARIABLE not in told
 
 
@@ -36,7 +36,7 @@ def _choose() -> None:
     if rank == 0:
         # Not before rank 1 has chosen: with a collective, this would wait for ever.
         torch.distributed.recv(torch.zeros(1), src=1)
-    name_the_launch()
+    name_launch()
     attempt, _ = choose_attempt(Path("out"), Window(3, 6), rank)
     manifest = Path(f"out/manifest/iter-3-6{f'.{attempt}' if attempt else ''}/rank-{rank}.json")
     manifest.write_text("{}")
