@@ -47,7 +47,7 @@ def quick_benchmark(
 
     Args:
         model: on its device.
-        input_shape: shape of the input, the batch first, to fill with random numbers; or the input itself, one tensor or several.
+        input_shape: shape of the input, the batch first, to fill with random numbers; or the input itself, one or more tensors.
         train: measure the backward pass too, in training mode. Otherwise in evaluation mode without gradients.
         dtype: of the random input; None for the model's. Integers are 0 and 1, which are valid in every embedding.
         loss: computes the loss from the model's output; None for the output's `loss`, else the mean of all its tensors.
