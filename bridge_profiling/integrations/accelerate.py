@@ -12,23 +12,19 @@ import os
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import accelerate
 import torch
 
 from bridge_profiling.errors import require
-from bridge_profiling.integrations.driver import END, Batch, ProfilingDriver, config_from
+from bridge_profiling.integrations.driver import END, Batch, Closing, ProfilingDriver, config_from
 from bridge_profiling.integrations.parallel_layout import world_size
 from bridge_profiling.integrations.phases import PhaseWatch
 from bridge_profiling.layout import ParallelLayout
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
 
-
-class AccelerateProfiling:
+class AccelerateProfiling(Closing):
     """Captures a window of iterations of a training loop around an Accelerator.
 
     An iteration is one optimizer step, found by `accelerator.sync_gradients`: with `gradient_accumulation_steps=4` and
@@ -50,7 +46,7 @@ class AccelerateProfiling:
 
     def __init__(
         self,
-        accelerator: Accelerator,
+        accelerator: accelerate.Accelerator,
         *,
         first_iteration: int = 0,
         output_dir: str | os.PathLike[str] | None = None,
@@ -70,7 +66,7 @@ class AccelerateProfiling:
         #: Whether a `break` left the last batch, and whether the iteration has had a backward pass.
         self._left = self._worked = False
 
-    def __enter__(self) -> AccelerateProfiling:
+    def __enter__(self) -> Self:
         state = self._accelerator.state
         facts = facts_of(state) | {"gradient_accumulation": self._accelerator.gradient_accumulation_steps}
         self._driver.open(layout_of(state), facts, watch=self._watch, range_of=self._range_of_phase)
@@ -135,8 +131,7 @@ class AccelerateProfiling:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
             self._end_left()
-        self._driver.abandon_iteration(error)
-        self._driver.close(error)
+        super().__exit__(kind, error, trace)
 
     def _begin(self, iteration: int | None = None) -> bool:
         """Begin the next iteration, unless one is open for accumulation, and return whether it began."""
@@ -179,7 +174,7 @@ class AccelerateProfiling:
         phases.function(accelerate.data_loader, "send_to_device", "host-to-device")
 
 
-def layout_of(state: AcceleratorState) -> ParallelLayout:
+def layout_of(state: accelerate.state.AcceleratorState) -> ParallelLayout:
     """Where Accelerate puts each rank: data-parallel, except for the dimensions of its ParallelismConfig."""
     config = getattr(state, "parallelism_config", None)
     if config is None:
@@ -188,7 +183,7 @@ def layout_of(state: AcceleratorState) -> ParallelLayout:
     return ParallelLayout(world_size=world_size(), tp=config.tp_size, cp=config.cp_size * getattr(config, "sp_size", 1))
 
 
-def facts_of(state: AcceleratorState) -> dict[str, object]:
+def facts_of(state: accelerate.state.AcceleratorState) -> dict[str, object]:
     """The manifest's `framework` section."""
     strategy = state.distributed_type.value
     facts: dict[str, object] = {

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bridge_profiling.capture.hook import ProfilingHook
-from bridge_profiling.capture.signals import die_of, exit_on, raised_by_handler
+from bridge_profiling.capture.signals import raised_by_handler, unwind_on
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import one_line, require
@@ -50,30 +50,34 @@ _open_drivers: list[ProfilingDriver] = []
 class ProfilingDriver:
     """Drives a `ProfilingHook` from the calls of a framework.
 
-    Only `start` raises. A call without an open hook does nothing. An open iteration is ended by the next one's begin, and by
-    `close`. Copies and pickles have the settings and nothing of the capture, because a copied Trainer may train as well.
+    Only `start` raises. A call without an open hook does nothing. The begin of an iteration ends an open one. Copies and pickles
+    have the settings and nothing of the capture, because a copied Trainer may train as well.
 
     Args:
         config: the settings.
         output_dir: root of captures; overrides the config's and BRIDGE_PROFILING_DIR.
+        close_on_error: close the hook when an error ends a captured iteration, because another may never come.
 
     Attributes:
         hook: the hook while it is open.
         phases: the watch of the open hook, once torch is loaded.
         iteration: the iteration that began last.
         before_end: called with the iteration before a captured iteration ends.
+        signals: restores signals at the end of the training.
     """
 
-    def __init__(self, config: ProfilingConfig, output_dir: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, config: ProfilingConfig, output_dir: str | os.PathLike[str] | None = None, *, close_on_error: bool = False
+    ) -> None:
         self.config = config
         self.hook: ProfilingHook | None = None
         self.phases: PhaseWatch | None = None
         self.iteration = 0
         self.before_end: Callable[[int], None] | None = None
-        self._output_dir = output_dir
+        self._output_dir, self._close_on_error = output_dir, close_on_error
         self._current: AbstractContextManager | None = None
         self._memory: PhaseMemory | None = None
-        self._signals = ExitStack()
+        self.signals = ExitStack()
         self._process, self._thread = os.getpid(), threading.get_ident()
 
     def __reduce__(self) -> tuple[type[ProfilingDriver], tuple[object, ...]]:
@@ -120,7 +124,8 @@ class ProfilingDriver:
                 self.phases = PhaseWatch(range_of or self.phase)
                 if watch is not None:
                     self.guard(watch, self.phases)
-            if exit_signal is not None and self.selects(env.rank, layout):
+            profiled = self.config.enabled and env.rank in select_ranks(self.config.profile_ranks, layout)
+            if exit_signal is not None and profiled:
                 self.unwind_on(exit_signal)
         except Exception as error:
             if raised_by_handler(error):
@@ -143,10 +148,13 @@ class ProfilingDriver:
         _open_drivers.append(self)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close the hook at the end of the training, which `error` ended, if given; writes the capture."""
+        """Close the hook at the end of the training, which `error` ended, if given; writes the capture.
+
+        An open iteration never reached its end, so it does not count as captured.
+        """
         if self.hook is None:
             return
-        self.end_iteration(error)
+        self.abandon_iteration(error)
         if self.phases is not None:
             self.phases.detach()
             self.phases = None
@@ -167,14 +175,9 @@ class ProfilingDriver:
 
     def unwind_on(self, number: int | None) -> None:
         """Turn a signal without a handler into SystemExit, so the capture is written; None restores the default."""
-        self._signals.close()
+        self.signals.close()
         if number is not None:
-            handled = signal.Signals(number)
-            self._signals.callback(die_of, handled, exit_on(handled))
-
-    def selects(self, rank: int, layout: ParallelLayout) -> bool:
-        """Whether the settings profile this rank."""
-        return self.config.enabled and rank in select_ranks(self.config.profile_ranks, layout)
+            self.signals.enter_context(unwind_on(number))
 
     @property
     def in_own_process(self) -> bool:
@@ -211,13 +214,17 @@ class ProfilingDriver:
         if self.phases is not None:
             self.phases.end_open()
         current, self._current = self._current, None
-        if current is not None:
-            if self.before_end is not None and self.capturing:
-                self.guard(self.before_end, self.iteration)
-            current.__exit__(type(error) if error else None, error, None)
+        if current is None:
+            return
+        captured = self.capturing
+        if self.before_end is not None and captured:
+            self.guard(self.before_end, self.iteration)
+        current.__exit__(type(error) if error else None, error, None)
+        if error is not None and captured and self._close_on_error:
+            self.close(error)
 
     def abandon_iteration(self, error: BaseException | None = None) -> None:
-        """End an iteration, if one is open, that never reached its optimizer step: it does not count as captured."""
+        """End the open iteration, if any, so that it does not count as captured."""
         if self.in_iteration:
             self.end_iteration(error or StopIteration())
 
@@ -261,7 +268,19 @@ class ProfilingDriver:
         return self._memory.around(self.iteration, name, one) if self._memory is not None else one
 
 
-class LoopProfiling:
+class Closing:
+    """A context manager that closes its driver."""
+
+    _driver: ProfilingDriver
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._driver.close(error)
+
+
+class LoopProfiling(Closing):
     """A context manager around a hand-written training loop. A subclass describes and watches its framework.
 
     Args:
@@ -292,7 +311,7 @@ class LoopProfiling:
     def _conclude(self, facts: dict[str, object]) -> None:
         """Add facts that are known at the end of the training."""
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         self._next = 0
         layout, facts = self._driver.guard(self._describe) or (None, {})
         self._driver.open(self._layout or layout, facts, watch=self._watch, work=self._work)
@@ -301,7 +320,9 @@ class LoopProfiling:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._driver.hook is not None:
             self._driver.guard(self._conclude, self._driver.hook.facts)
-        self._driver.close(error)
+        # A `break` leaves its iteration open, which is complete.
+        self._driver.end_iteration(error)
+        super().__exit__(kind, error, trace)
 
     def steps(self, batches: Iterable[Batch], start: int | None = None, micro_batches: int = 1) -> Iterator[Batch]:
         """Yield the batches, with an iteration around the loop's body for each.

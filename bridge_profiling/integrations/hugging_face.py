@@ -13,7 +13,7 @@ import os
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import accelerate
 import torch
@@ -22,11 +22,8 @@ from accelerate.state import AcceleratorState
 
 from bridge_profiling.config import check_window_fits
 from bridge_profiling.integrations.accelerate import facts_of, layout_of
-from bridge_profiling.integrations.driver import ProfilingDriver, config_from
+from bridge_profiling.integrations.driver import Closing, ProfilingDriver, config_from
 from bridge_profiling.integrations.phases import PhaseWatch
-
-if TYPE_CHECKING:
-    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 #: Methods of a Trainer that are phases.
 _PHASES = {
@@ -38,7 +35,7 @@ _PHASES = {
 }
 
 
-class ProfilingCallback(transformers.TrainerCallback):
+class ProfilingCallback(transformers.TrainerCallback, Closing):
     """A Trainer's callback that captures a window of its iterations.
 
     An iteration is one optimizer step, so with `gradient_accumulation_steps=4` it contains four batches. Iterations are counted
@@ -58,7 +55,7 @@ class ProfilingCallback(transformers.TrainerCallback):
     """
 
     def __init__(
-        self, trainer: Trainer | None = None, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any
+        self, trainer: transformers.Trainer | None = None, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any
     ) -> None:
         config = config_from("ProfilingCallback", settings)
         if config.enabled and trainer is not None and trainer.args.max_steps > 0:
@@ -71,19 +68,14 @@ class ProfilingCallback(transformers.TrainerCallback):
         if trainer is not None:
             trainer.add_callback(self)
 
-    def __enter__(self) -> ProfilingCallback:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._close(error)
+        super().__exit__(kind, error, trace)
         if self._trainer is not None:
             self._trainer.remove_callback(self)
 
     # -- called by the Trainer ---------------------------------------------------------------------------------------
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **objects: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **objects: Any) -> None:
         """Open the hook: the model is built and wrapped, and the first iteration is known."""
         accelerate_state = AcceleratorState()
         facts = facts_of(accelerate_state) | {
@@ -100,39 +92,37 @@ class ProfilingCallback(transformers.TrainerCallback):
             train_iters=state.max_steps or None,
         )
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """An epoch begins."""
         self._epoch = "begins"
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """An iteration begins, unless it began when its batches were fetched."""
         self._begin_iteration(state)
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Gradients are ready and clipped."""
         self._driver.begin_phase("optimizer")
 
-    def on_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """The optimizer has stepped."""
         self._driver.end_phase("optimizer")
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """An iteration is over. Logging, evaluation and checkpoints follow."""
         self._driver.end_iteration()
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """The training is complete, or was stopped."""
-        self._close(None)
+        self._driver.close()
 
     # -- iterations and phases ---------------------------------------------------------------------------------------
 
-    def _begin_iteration(self, state: TrainerState) -> None:
+    def _begin_iteration(self, state: Any) -> None:
         if not self._driver.in_iteration:
             self._driver.begin_iteration(state.global_step)
 
-    def _range_of_phase(self, state: TrainerState, phase: str) -> AbstractContextManager:
+    def _range_of_phase(self, state: Any, phase: str) -> AbstractContextManager:
         # An iteration begins when its batches are fetched.
         if phase == "data-loading" and not self._epoch_is_over():
             self._begin_iteration(state)
@@ -159,8 +149,3 @@ class ProfilingCallback(transformers.TrainerCallback):
         elif self._trainer is not None and self._trainer.accelerator.gradient_state.end_of_dataloader:
             self._epoch = "is over"
         return self._epoch == "is over"
-
-    def _close(self, error: BaseException | None) -> None:
-        # An open iteration never reached its optimizer step.
-        self._driver.abandon_iteration(error)
-        self._driver.close(error)

@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge_profiling.config import ProfilingConfig, check_window_fits
 from bridge_profiling.errors import require
@@ -35,7 +35,10 @@ _PHASES = {
 
 
 def _callback_classes() -> tuple[Any, ...]:
-    """The `Callback` of each package that the program has imported, else of each installed package."""
+    """The `Callback` of each package that the program has imported, else of each installed package.
+
+    A Trainer checks for its own package's class in some places.
+    """
     imported = [name for name in _PACKAGES if name in sys.modules]
     found = []
     for name in imported or _PACKAGES:
@@ -46,16 +49,7 @@ def _callback_classes() -> tuple[Any, ...]:
     return tuple(found)
 
 
-if TYPE_CHECKING:
-    from lightning.pytorch import Callback
-
-    _CALLBACKS = (Callback,)
-else:
-    # A Trainer checks for its own package's class in some places.
-    _CALLBACKS = _callback_classes()
-
-
-class ProfilingCallback(*_CALLBACKS):  # type: ignore[misc]
+class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
     """A callback for `Trainer(callbacks=[…])` that captures a window of iterations of `fit`.
 
     An iteration is one optimizer step, so with `accumulate_grad_batches=4` it contains four batches. With manual optimization,
@@ -133,16 +127,16 @@ class ProfilingCallback(*_CALLBACKS):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The training is complete, or was stopped."""
-        self._close(None)
+        self._driver.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """An exception ended the training, possibly because of a signal or the keyboard."""
-        self._close(exception)
+        self._driver.close(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """The last call, also for a `fit` that had nothing to train."""
         if stage == "fit":
-            self._close(None)
+            self._driver.close()
 
     # -- iterations and phases ---------------------------------------------------------------------------------------
 
@@ -187,11 +181,6 @@ class ProfilingCallback(*_CALLBACKS):  # type: ignore[misc]
         validates = word == "batch_to_device" and not self._driver.in_iteration
         if not validates and (word != "training_step" or self._automatic):
             self._begin_phase(_PHASES[word])
-
-    def _close(self, error: BaseException | None) -> None:
-        # An open iteration never reached its optimizer step.
-        self._driver.abandon_iteration(error)
-        self._driver.close(error)
 
 
 def _check(config: ProfilingConfig, trainer: Any, train_iters: int | None) -> None:

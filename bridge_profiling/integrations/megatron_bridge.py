@@ -14,11 +14,10 @@ import logging
 import os
 import signal
 import threading
-from types import TracebackType
 from typing import Any
 
 from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, ProfilingConfig
-from bridge_profiling.integrations.driver import ProfilingDriver, config_from
+from bridge_profiling.integrations.driver import Closing, ProfilingDriver, config_from
 from bridge_profiling.integrations.parallel_layout import world_size
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
@@ -28,8 +27,10 @@ logger = logging.getLogger(__name__)
 #: Switches of Megatron Bridge's own profiling, which would run next to ours.
 _BUILT_IN = ("use_nsys_profiler", "use_pytorch_profiler", "record_memory_history")
 
+_KNOWN = {field.name for field in dataclasses.fields(ProfilingConfig)}
 
-class ProfilingCallback:
+
+class ProfilingCallback(Closing):
     """A callback for Megatron Bridge's `pretrain`, `finetune` and the like.
 
     Create it from the config that `pretrain` gets, when that is complete, including overrides. It takes the request from
@@ -48,40 +49,46 @@ class ProfilingCallback:
     """
 
     def __init__(self, config: Any, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
-        _warn_of_unknown(config.profiling)
-        if not _changed(config.profiling, "memory_snapshot_path"):
+        changed = _changed(config.profiling)
+        for name in changed.keys() - _KNOWN if LaunchEnv.read().rank == 0 else ():
+            # Only a newer release of Bridge has this field.
+            logger.warning("profiling.%s=%r has no effect: ProfilingCallback does not know this field", name, changed[name])
+        if "memory_snapshot_path" not in changed:
             # Bridge's default differs between releases, and the folder in 0.6's exists only in NeMo-Run's containers.
             settings.setdefault("memory_snapshot_path", DEFAULT_MEMORY_SNAPSHOT_PATH)
         profiling = config_from("ProfilingCallback", settings, given=config.profiling, train_iters=_train_iters(config))
         self._driver = ProfilingDriver(profiling, output_dir)
-        self._handled: int | None = None
         for name in _switched_on(config.profiling):
             setattr(config.profiling, name, False)
-
-    def __enter__(self) -> ProfilingCallback:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._close(error)
 
     # -- called by Megatron Bridge -----------------------------------------------------------------------------------
 
     def on_train_start(self, context: Any) -> None:
         """Open the hook: the ranks are connected, the model is built, and the first iteration is known."""
         # The hook is still open if Bridge's in-process restart has discarded a failed training.
-        self._close(RuntimeError("the training was started again in the same process"))
+        self._driver.close(RuntimeError("the training was started again in the same process"))
         config = context.state.cfg
-        for name in _switched_on(config.profiling):
+        still_on = _switched_on(config.profiling)
+        if still_on:
             logger.error(
                 "nothing will be captured by this callback: profiling.%s is on in the config that Megatron Bridge trains with,"
                 " so its built-in profiling runs. Create ProfilingCallback from the same config that pretrain() gets, after its"
                 " last change. Training goes on.",
-                name,
+                still_on[0],
             )
             return
         layout = self._driver.guard(_layout, config)
-        if layout is not None:
-            self._driver.open(layout, exit_signal=self._exit_signal(context.state), train_iters=_train_iters(config))
+        if layout is None:
+            return
+        number = signal.Signals(getattr(config.train, "exit_signal", signal.SIGTERM))
+        # With `train.exit_signal_handler`, Bridge itself finishes the iteration, saves and exits.
+        handled = getattr(config.train, "exit_signal_handler", False)
+        opened = self._driver.open(layout, exit_signal=None if handled else number, train_iters=_train_iters(config))
+        main_thread = threading.current_thread() is threading.main_thread()
+        if opened and handled and main_thread and signal.getsignal(number) is signal.SIG_DFL:
+            # Releases before 0.6 create the handler and do not install it.
+            context.state.signal_handler.__enter__()
+            self._driver.signals.callback(signal.signal, number, signal.SIG_DFL)
 
     def on_train_step_start(self, context: Any) -> None:
         """An iteration begins; Bridge counts complete iterations, including those before a resume."""
@@ -101,28 +108,7 @@ class ProfilingCallback:
 
     def on_train_end(self, context: Any) -> None:
         """The last iteration is over."""
-        self._close(None)
-
-    def _close(self, error: BaseException | None) -> None:
-        self._driver.close(error)
-        if self._handled is not None:
-            signal.signal(self._handled, signal.SIG_DFL)
-            self._handled = None
-
-    def _exit_signal(self, state: Any) -> int | None:
-        """The signal that the driver turns into SystemExit on profiled ranks; None if Bridge handles its exit signal.
-
-        With `train.exit_signal_handler`, Bridge itself finishes the iteration, saves and exits. Releases before 0.6 create the
-        handler and do not install it, so this does, on every rank. An installed handler is left alone.
-        """
-        train = state.cfg.train
-        number = signal.Signals(getattr(train, "exit_signal", signal.SIGTERM))
-        if not getattr(train, "exit_signal_handler", False):
-            return number
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
-            state.signal_handler.__enter__()
-            self._handled = number
-        return None
+        self._driver.close()
 
 
 def _train_iters(config: Any) -> int | None:
@@ -134,24 +120,14 @@ def _switched_on(profiling: Any) -> list[str]:
     return [name for name in _BUILT_IN if getattr(profiling, name, False)]
 
 
-def _changed(section: Any, name: str) -> bool:
-    """Whether a field of a dataclass differs from its default."""
+def _changed(section: Any) -> dict[str, Any]:
+    """Public fields of a dataclass that differ from their defaults, with their values."""
+    changed = {}
     for field in dataclasses.fields(section) if dataclasses.is_dataclass(section) else ():
-        if field.name == name:
-            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            return getattr(section, name) != default
-    return hasattr(section, name)
-
-
-def _warn_of_unknown(section: Any) -> None:
-    """Name changed fields that only a newer Bridge release has, once per job."""
-    if LaunchEnv.read().rank or not dataclasses.is_dataclass(section):
-        return
-    known = {field.name for field in dataclasses.fields(ProfilingConfig)}
-    for name in (field.name for field in dataclasses.fields(section)):
-        if name not in known and not name.startswith("_") and _changed(section, name):
-            value = getattr(section, name)
-            logger.warning("profiling.%s=%r has no effect: ProfilingCallback does not know this field", name, value)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if not field.name.startswith("_") and getattr(section, field.name) != default:
+            changed[field.name] = getattr(section, field.name)
+    return changed
 
 
 def _layout(config: Any) -> ParallelLayout:

@@ -19,8 +19,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -214,19 +214,13 @@ class WorkerProfiling:
             # Workers of one driver choose the same folder by this name; they may be unable to communicate.
             session = context.get_session_name() if hasattr(context, "get_session_name") else context.gcs_address
             os.environ.setdefault(LAUNCH_VARIABLE, f"{session}/{context.get_job_id()}")
-        self._driver = ProfilingDriver(config, resolve_output_dir(config, output_dir) / folder_of(worker))
+        root = resolve_output_dir(config, output_dir) / folder_of(worker)
+        self._driver = ProfilingDriver(config, root, close_on_error=True)
         self._driver.start(rank=rank, world_size=world_size, layout=layout, facts=_facts(worker, context))
 
-    @contextmanager
-    def step(self, step: int) -> Iterator[None]:
+    def step(self, step: int) -> AbstractContextManager:
         """A context manager around step `step`, counted from 1 like the variables, across resumes."""
-        self.begin_step(step)
-        try:
-            yield
-        except BaseException as error:
-            self.end_step(error)
-            raise
-        self.end_step()
+        return self._driver.step(step)
 
     def begin_step(self, step: int) -> None:
         """Begin step `step`, for code that a `with` cannot enclose; ends an open step."""
@@ -234,10 +228,7 @@ class WorkerProfiling:
 
     def end_step(self, error: BaseException | None = None) -> None:
         """End the step, which `error` ended, if given."""
-        ends_capture = error is not None and self._driver.in_iteration and self._driver.capturing
         self._driver.end_iteration(error)
-        if ends_capture:
-            self.close(error)
 
     def range(self, name: str) -> AbstractContextManager:
         """A context manager that names a phase of the step (`forward-backward`, `optimizer`, …) inside the window."""
@@ -245,6 +236,7 @@ class WorkerProfiling:
 
     def close(self, error: BaseException | None = None) -> None:
         """Write the capture after the worker's last step. More steps may follow, unprofiled."""
+        self.end_step(error)
         self._driver.close(error)
 
     def __enter__(self) -> WorkerProfiling:

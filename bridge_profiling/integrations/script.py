@@ -78,8 +78,6 @@ class ScriptProfiling:
             return
         self._over = True
         try:
-            # No optimizer step ended the open iteration.
-            self._driver.guard(self._driver.abandon_iteration, error or SystemExit())
             self._watch_calls(False)
             self._driver.guard(self._driver.close, error)
         finally:
