@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.gpu_processes import ManyWindows, Place, Worker, own_nsys_worker, plain_worker
 from benchmarks.gpu_rounds import SETTLE, Bench, Row, median_ms, take_turns
 from benchmarks.paired import changed_ratio, paired_ratio
-from bridge_profiling.monitor.monitor import MOST_OF_A_PROCESSOR
+from bridge_profiling.monitor.sampler import MAX_CPU_SHARE
 from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE
 
 TORCH: dict[str, Any] = {"use_pytorch_profiler": True}
@@ -91,7 +91,7 @@ def monitor(bench: Bench) -> None:
     with plain_worker(bench.place, bench.sizes) as worker:
         row = _pairs(bench, partial(worker.ask, "sampled_pairs"), _PAIRS_A_REQUEST // 4, "sampled / not", None)
         one = worker.ask("sampled_pairs", swapped=[True] * 5)
-    seconds = max(one["computed_s"] / MOST_OF_A_PROCESSOR, 1.0)
+    seconds = max(one["computed_s"] / MAX_CPU_SHARE, 1.0)
     row.note = f"two iterations and one sample; a training's come every {seconds:.1f} s"
     bench.results.facts["a sample"] = {"computed_s": one["computed_s"], "every_s": seconds, "unavailable": one["unavailable"]}
 

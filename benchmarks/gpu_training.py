@@ -30,7 +30,7 @@ from recipes.megatron import train
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
 from recipes.megatron.data import Batch
 from recipes.megatron.layers import choose_transformer_impl
-from recipes.megatron.setup import distributed
+from recipes.megatron.setup import distributed, rank_device
 from recipes.megatron.train import Loop
 
 #: More than any benchmark runs: the data must not come to an end.
@@ -116,11 +116,12 @@ class Training:
     def __init__(self, sizes: Sizes) -> None:
         self._stack = ExitStack()
         process = LaunchEnv.read()
-        self.cuda = process.device.type == "cuda"
+        device = rank_device(process)
+        self.cuda = device.type == "cuda"
         config = sized_config(sizes, cuda=self.cuda)
         if not self.cuda:
             adapt_to_cpu(config)
-        choose_transformer_impl(config, process.device)
+        choose_transformer_impl(config, device)
         finalize(config, process.world_size)
         self._stack.enter_context(megatron_on_cpu())
         self._stack.enter_context(distributed(config, process))

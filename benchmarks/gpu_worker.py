@@ -132,8 +132,8 @@ class Worker:
             # Its own samples never come: the interval is longer than any benchmark.
             monitor = MeteredMonitor(jsonl=Path(folder, "monitor.jsonl"), port=0, gpus=gpus, interval=_LONG_SECONDS)
             with monitor:
-                self._training.pairs_beside(monitor._take, [True, False])
-                plain, sampled = self._training.pairs_beside(monitor._take, swapped)
+                self._training.pairs_beside(monitor._take_sample, [True, False])
+                plain, sampled = self._training.pairs_beside(monitor._take_sample, swapped)
         assert monitor.sample is not None
         sides = {"plain": plain, "sampled": sampled}
         return {"sides": sides, "computed_s": statistics.median(monitor.computed), "unavailable": monitor.sample.unavailable}

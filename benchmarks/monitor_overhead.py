@@ -1,11 +1,11 @@
-"""What the monitor costs a training: rounds with and without sampling, in turns, and the CPU time of the monitor's thread.
+"""Cost of the monitor to a training: alternating rounds with and without sampling, and the CPU time of the monitor's thread.
 
     python benchmarks/monitor_overhead.py
 
-The loop computes in Python and holds its lock all the time, so it meets every moment in which the sampling thread holds it;
-a training that waits for a GPU meets fewer. One iteration takes about 100 ms. The ratio is of the means, since a sample falls
-into one iteration of ten, and is as noisy as the machine; the thread's CPU time bounds what it can take from a training, and
-is the figure to hold against 0.1 %. On a machine with GPUs one is read, as a rank reads its own (`--gpus` chooses).
+The loop computes in Python and holds its lock all the time, so it is delayed whenever the sampling thread holds the lock; a
+training that waits for a GPU is delayed less often. One iteration takes about 100 ms. The ratio is of the means, since a sample
+falls into one iteration of ten, and is as noisy as the machine; the CPU time of the thread bounds the cost to a training, and
+is the figure to compare with 0.1%. On a machine with GPUs one is read, as a rank reads its own (`--gpus` selects it).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bridge_profiling.monitor import Monitor, TrainingMonitor
 
 
 class MeteredMonitor(Monitor):
-    """A monitor that knows what each sample has cost its thread, and takes none while it is `paused`.
+    """A monitor that records the cost of each sample to its thread, and takes none while it is `paused`.
 
     Attributes:
-        costs: seconds of a processor for each sample.
-        computed: the same without the driver's, which hold nobody up: what decides how often the monitor samples.
+        costs: CPU seconds of each sample.
+        computed: the same without those of the driver, which delay nothing: they decide how often the monitor samples.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -37,13 +37,15 @@ class MeteredMonitor(Monitor):
         self.computed: list[float] = []
         self.paused = False
 
-    def _take(self) -> None:
-        if not self.paused:
-            before, of_driver = thread_time(), self._of_driver
-            super()._take()
-            cost = thread_time() - before
-            self.costs.append(cost)
-            self.computed.append(cost - (self._of_driver - of_driver))
+    def _take_sample(self) -> float:
+        if self.paused:
+            return 0.0
+        before = thread_time()
+        of_driver = super()._take_sample()
+        cost = thread_time() - before
+        self.costs.append(cost)
+        self.computed.append(cost - of_driver)
+        return of_driver
 
 
 def work(amount: int) -> int:

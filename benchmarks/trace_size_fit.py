@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.doctor.request import Request, Settings, apply_arguments
+from bridge_profiling.doctor.request import Request, apply_arguments
 from bridge_profiling.doctor.trace_size import MEASURED, Costs, estimate, readable
 
 CAPTURES = Path(__file__).with_name("trace_sizes.json")
@@ -32,9 +32,9 @@ def load(path: Path = CAPTURES) -> list[tuple[dict[str, Any], Request]]:
 
 
 def _request(capture: dict[str, Any]) -> Request:
-    settings = Settings()
-    apply_arguments(settings, f"{capture['settings']} {capture['options']}".split())
-    return Request(name=capture["what"], settings=settings, world_size=capture["world_size"])
+    request = Request(name=capture["what"], world_size=capture["world_size"])
+    apply_arguments(request, f"{capture['settings']} {capture['options']}".split())
+    return request
 
 
 def ratios(

@@ -1,18 +1,21 @@
-"""Settings typed as `section.field=value`, or written in a YAML file, applied to a tree of dataclasses.
+"""Overrides (`section.field=value`) and YAML files: parsed, formatted, and applied to a tree of dataclasses.
 
-OmegaConf parses them; the dataclasses' annotations say what is allowed. All or nothing: a tree is
-changed only after every setting is known to be right. Never imports torch or megatron-core, and knows no recipe: any
-dataclass whose fields are values or further dataclasses will do.
+OmegaConf parses values; the annotations of the dataclasses say which are allowed. A tree changes only if every setting is
+valid. Imports neither torch nor megatron-core, and works on any dataclass whose fields are values or dataclasses.
 """
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import dataclasses
 import difflib
+import json
+import re
 import shlex
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,79 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.values import Given, convert, describe, is_mapping, kind, members
+
+_OVERRIDE = re.compile(r"(?P<prefix>\+{0,2})(?P<key>[A-Za-z_][^\s=]*)\s*=\s*(?P<text>.*)", re.DOTALL)
+
+#: Text that Hydra, OmegaConf and a shell all read unchanged. NeMo-Run passes the arguments of a Script to a shell on Slurm
+#: and directly to the process elsewhere, so no quoting is right in both places.
+_PLAIN_TEXT = re.compile(r"[\w./:@%+-]+", re.ASCII)
+_NOT_TEXT = {"true", "false", "yes", "no", "on", "off", "null", "none", "nan", "inf"}
+
+
+@dataclass(frozen=True)
+class Override:
+    """One `section.field=value`.
+
+    Attributes:
+        key: `section.field`.
+        text: the value as typed.
+        prefix: Hydra's `+` or `++`, or empty.
+    """
+
+    key: str
+    text: str
+    prefix: str = ""
+
+    @property
+    def value(self) -> Any:
+        """The value as YAML; `text` where it is not YAML or refers to variables of another machine."""
+        try:
+            return _parse(self.key, self.text).value
+        except ProfilingConfigError:
+            return self.text
+
+
+def parse_override(argument: str) -> Override | None:
+    """Parse an argument such as `a.b=1`, `++a.b=1` or `'a.b=1'`; None if it is not an override."""
+    match = _OVERRIDE.fullmatch(unquote(argument).strip())
+    return Override(match["key"], match["text"], match["prefix"]) if match else None
+
+
+def format_override(key: str, value: object) -> str:
+    """An override that sets `key` to `value`: `a.b=true`, `a.b=null`, `a.b=[0,1]`, `a.b=["--c=d,e"]`, `a.b=text`."""
+    return f"{key}={format_value(value)}"
+
+
+def format_value(value: object) -> str:
+    """A value as typed in an override."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        texts = [(item, format_value(item)) for item in value]
+        quoted = [
+            json.dumps(text) if isinstance(item, str) and not _PLAIN_TEXT.fullmatch(text) else text for item, text in texts
+        ]
+        return f"[{','.join(quoted)}]"
+    return str(value)
+
+
+def check_plain_text(value: str, name: str) -> None:
+    """Raise ProfilingConfigError for text that an override cannot carry: spaces, quotes, `=`, `$`, `null`, a number, …"""
+    word = value.lower().lstrip("+-")
+    require(
+        _PLAIN_TEXT.fullmatch(value) and word not in _NOT_TEXT and isinstance(Override(name, value).value, str),
+        f"{name}={value!r} cannot be passed to a run.Script as an override",
+        why="a shell or the override parser would read it as something else",
+        instead=f"Use letters, digits and ./_:@%+- in {name}, or write the arguments yourself in script_args_converter_fn",
+    )
 
 
 class _Staged:
-    """Assignments held back until all of them are known to be right; reading sees those already staged."""
+    """Assignments that `commit` applies once all are valid; `read` sees staged values."""
 
     def __init__(self, root: object) -> None:
         self.root = root
@@ -44,25 +114,22 @@ class _Staged:
 
 
 def apply_overrides(config: object, overrides: Iterable[str]) -> None:
-    """Apply `section.field=value` settings in place; of two that name the same field, the later wins.
+    """Apply `section.field=value` settings in place; the last one for a field wins.
 
     Args:
-        config: a dataclass whose fields are values or further dataclasses. A section that is None is created when a
-            setting inside it is given.
+        config: a dataclass whose fields are values or dataclasses. A section that is None is created when one of its
+            fields is set.
         overrides: Hydra's syntax without additions and removals: `a.b=1e-3`, `a.b=[0,1]`, `a.b=null`, `++a.b=true`.
-            Quotes around a whole argument are taken off (a launcher may leave them there), and an empty argument is
-            passed over (NeMo-Run appends one).
+            Launchers may leave quotes around a whole argument, and NeMo-Run appends an empty argument: both are ignored.
 
     Raises:
-        ProfilingConfigError: an unknown key, a value of the wrong type, or an argument that is no setting. Nothing has
-            been changed then.
+        ProfilingConfigError: an unknown key, a value of the wrong type, or an argument that is not an override. Nothing is
+            changed then.
     """
     staged = _Staged(config)
-    for argument in overrides:
-        argument = unquote(argument).strip()
-        if argument:
-            key, text = _split(argument)
-            _stage(staged, config, key.split("."), _parse(key, text), ())
+    for argument in filter(None, (unquote(argument).strip() for argument in overrides)):
+        override = _checked(argument)
+        _stage(staged, config, override.key.split("."), _parse(override.key, override.text), ())
     staged.commit()
 
 
@@ -75,28 +142,29 @@ def apply_yaml(config: object, path: str | Path) -> None:
     settings = load_yaml(path)
     staged = _Staged(config)
     try:
-        _stage_mapping(staged, config, settings, ())
+        for key, value in settings.items():
+            _stage(staged, config, key.split("."), Given(value), ())
     except ProfilingConfigError as error:
         raise ProfilingConfigError(f"{path}: {error.what}", why=error.why, instead=error.instead) from None
     staged.commit()
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file, its `${…}` interpolations resolved.
+    """The mapping in a YAML file, with `${…}` interpolations resolved.
 
     Raises:
-        ProfilingConfigError: the file is missing, cannot be read, is no YAML, or holds something other than a mapping.
+        ProfilingConfigError: the file is missing, unreadable, not YAML, or not a mapping.
     """
     example = "Write sections with fields under them, for example `train:` and, indented below it, `train_iters: 10`"
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except FileNotFoundError:
         raise ProfilingConfigError(
-            f"{path} does not exist", why=f"looked for it from {Path.cwd()}", instead="Type the path of a YAML file"
+            f"{path} does not exist", why=f"the working directory is {Path.cwd()}", instead="Type the path of a YAML file"
         ) from None
     except OSError as error:
-        # OmegaConf itself raises OSError for a file that holds a bare number or word.
-        why = error.strerror or "it holds a single value, where sections were expected"
+        # OmegaConf itself raises OSError for a file with a single number or word.
+        why = error.strerror or "it holds a single value instead of sections"
         raise ProfilingConfigError(f"{path} cannot be read", why=why, instead=example) from None
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ProfilingConfigError(f"{path} is not valid YAML", why=_reason(error), instead=example) from None
@@ -106,7 +174,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def unquote(argument: str) -> str:
-    """The argument without shell quotes around the whole of it, as torchrun under NeMo-Run's LocalExecutor leaves them."""
+    """The argument without shell quotes around it; torchrun under NeMo-Run's LocalExecutor leaves them there."""
     if argument[:1] not in ("'", '"'):
         return argument
     try:
@@ -116,27 +184,25 @@ def unquote(argument: str) -> str:
     return words[0] if len(words) == 1 else argument
 
 
-def _split(argument: str) -> tuple[str, str]:
-    if argument.startswith("~"):
-        raise ProfilingConfigError(
-            f"{argument!r} would remove a setting",
-            why="a configuration's fields are fixed; they have values but cannot be taken away",
-            instead=f"Give it a value, for example {argument[1:].partition('=')[0]}=null where null is allowed",
-        )
-    if argument.startswith("+") and not argument.startswith("++"):
-        raise ProfilingConfigError(
-            f"{argument!r} would add a setting",
-            why="a configuration's fields are fixed; they can be set but none can be added",
-            instead=f"Leave the + out: {argument[1:]}",
-        )
-    key, equals, text = argument.removeprefix("++").partition("=")
-    if not equals or not key.strip():
+def _checked(argument: str) -> Override:
+    """The override in an argument of `apply_overrides`, or the reason why it is not one."""
+    key = argument.lstrip("~+").partition("=")[0].strip()
+    fixed = "the fields of a configuration are fixed"
+    require(
+        not argument.startswith("~"),
+        f"{argument!r} removes a setting",
+        why=fixed,
+        instead=f"Type {key}=null if null is allowed",
+    )
+    override = parse_override(argument)
+    if override is None:
         raise ProfilingConfigError(
             f"{argument!r} is not a setting",
-            why="there is no '=' in it" if not equals else "nothing stands before the '='",
+            why="the name before '=' is missing" if "=" in argument and not key else "it is not of the form name=value",
             instead="Type section.field=value, for example train.train_iters=10",
         )
-    return key.strip(), text.strip()
+    require(override.prefix != "+", f"{argument!r} adds a setting", why=fixed, instead=f"Leave the + out: {argument[1:]}")
+    return override
 
 
 def _parse(key: str, text: str) -> Given:
@@ -145,7 +211,7 @@ def _parse(key: str, text: str) -> Given:
     try:
         parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=True)
     except YAMLError as error:
-        # Not the last word: a field that holds text takes it as it stands (nsys' %q{RANK} is no YAML).
+        # A text field still accepts it unchanged: nsys' %q{RANK} is not YAML.
         return Given(text, text, problem=str(getattr(error, "problem", error)))
     except OmegaConfBaseException as error:
         raise ProfilingConfigError(
@@ -154,13 +220,8 @@ def _parse(key: str, text: str) -> Given:
     return Given(typing.cast(dict, parsed)["value"], text)
 
 
-def _stage_mapping(staged: _Staged, owner: object, settings: Mapping[Any, Any], where: tuple[str, ...]) -> None:
-    for key, value in settings.items():
-        _stage(staged, owner, str(key).split("."), Given(value), where)
-
-
 def _stage(staged: _Staged, owner: Any, keys: Sequence[str], given: Given, where: tuple[str, ...]) -> None:
-    """Stage one setting; `keys` lead from `owner`, which stands at `where` in the tree, to the field."""
+    """Stage one setting; `where` is the path to `owner`, and `keys` the path from there to the field."""
     (name, *rest), hints = keys, _field_hints(type(owner))
     if name not in hints:
         raise _unknown_key(staged.root, where, keys, list(hints), given)
@@ -178,24 +239,31 @@ def _stage(staged: _Staged, owner: Any, keys: Sequence[str], given: Given, where
         staged.write(owner, name, value)
     elif rest or isinstance(given.value, Mapping):
         if current is None:
-            current = _new_section(section, dotted)
+            try:
+                current = section()
+            except TypeError as error:
+                raise ProfilingConfigError(
+                    f"{dotted} is null and has no default value", why=str(error), instead="Set it in the recipe's Python code"
+                ) from None
             staged.write(owner, name, current)
-        if rest:
-            _stage(staged, current, rest, given, path)
-        else:
-            _stage_mapping(staged, current, given.value, path)
+        for deeper, value in (
+            [(rest, given)] if rest else [(str(key).split("."), Given(item)) for key, item in given.value.items()]
+        ):
+            _stage(staged, current, deeper, value, path)
     elif given.value is None and type(None) in members(hint):
         staged.write(owner, name, None)
     else:
-        raise _not_a_value(section, dotted, given)
+        names = list(_field_hints(section))
+        instead = f"Type {dotted}.field=value; its fields: {_listing(names)}" if names else f"Leave {dotted} out"
+        raise ProfilingConfigError(f"{dotted} is a section, and cannot be {given}", instead=instead)
 
 
 def _field_hints(cls: type) -> dict[str, Any]:
-    """The type of every field that may be set; those a class computes for itself are left out."""
+    """The types of the fields that can be set, without computed ones."""
     try:
         hints = typing.get_type_hints(cls)
     except NameError:
-        # Some annotation was imported for type checkers alone, and a value cannot be checked against it.
+        # An annotation imported only for type checkers; values cannot be checked against it.
         hints = {}
     return {field.name: hints.get(field.name, Any) for field in dataclasses.fields(cls) if field.init}
 
@@ -206,23 +274,8 @@ def _section_type(hint: object, current: object) -> type | None:
     return next((m for m in members(hint) if isinstance(m, type) and dataclasses.is_dataclass(m)), None)
 
 
-def _new_section(section: type, dotted: str) -> object:
-    try:
-        return section()
-    except TypeError as error:
-        raise ProfilingConfigError(
-            f"{dotted} is not set, and cannot be made from nothing", why=str(error), instead="Set it in the recipe's code"
-        ) from None
-
-
-def _not_a_value(section: type, dotted: str, given: Given) -> ProfilingConfigError:
-    names = list(_field_hints(section))
-    instead = f"Type {dotted}.field=value; its fields: {_listing(names)}" if names else f"Leave {dotted} out"
-    return ProfilingConfigError(f"{dotted} is a section, and cannot be {given}", instead=instead)
-
-
 def _with_entries(current: Any, keys: Sequence[str], given: Given, hint: object, dotted: str) -> Any:
-    """A copy of a dict field with one entry set (`keys` lead to it), or with a whole mapping merged in."""
+    """A copy of a dict field with one entry set (`keys` is its path), or with a whole mapping merged in."""
     if not keys and not isinstance(given.value, Mapping):
         return convert(given, hint, dotted)
     mapping = next((m for m in members(hint) if typing.get_origin(m) in (dict, collections.abc.Mapping)), dict[Any, Any])
@@ -240,8 +293,7 @@ def _with_entries(current: Any, keys: Sequence[str], given: Given, hint: object,
 def _unknown_key(
     root: Any, where: tuple[str, ...], keys: Sequence[str], names: list[str], given: Given
 ) -> ProfilingConfigError:
-    section = ".".join(where) or "the configuration"
-    wrong = ".".join((*where, *keys))
+    section, wrong = ".".join(where) or "the configuration", ".".join((*where, *keys))
     nearest = _nearest(root, wrong, where, keys, names)
     if nearest is not None:
         instead = f"Type {nearest}{f'={given.text}' if given.text is not None else ''}"
@@ -251,20 +303,21 @@ def _unknown_key(
 
 
 def _nearest(root: Any, wrong: str, where: tuple[str, ...], keys: Sequence[str], names: list[str]) -> str | None:
-    paths = list(_paths(root, ()))
-    same_name = [path for path in paths if path.rpartition(".")[2] == keys[-1]]
-    if same_name:
-        return max(same_name, key=lambda path: difflib.SequenceMatcher(None, path, wrong).ratio())
+    """The existing path most similar to `wrong`: same last name, similar first unknown name, or similar last name."""
+    paths, leaves = list(_paths(root, ())), collections.defaultdict[str, list[str]](list)
+    for path in paths:
+        leaves[path.rpartition(".")[2]].append(path)
+    if keys[-1] in leaves:
+        return max(leaves[keys[-1]], key=lambda path: difflib.SequenceMatcher(None, path, wrong).ratio())
     for name in difflib.get_close_matches(keys[0], names, n=1):
-        guess = ".".join((*where, name, *keys[1:]))
-        below = [path for path in paths if path.startswith(".".join((*where, name)))]
-        return next(iter(difflib.get_close_matches(guess, below, n=1)), ".".join((*where, name)))
-    leaves = {path.rpartition(".")[2]: path for path in paths}
-    return next((leaves[name] for name in difflib.get_close_matches(keys[-1], leaves, n=1, cutoff=0.75)), None)
+        prefix, guess = ".".join((*where, name)), ".".join((*where, name, *keys[1:]))
+        below = [path for path in paths if path.startswith(prefix)]
+        return next(iter(difflib.get_close_matches(guess, below, n=1)), prefix)
+    return next((leaves[name][-1] for name in difflib.get_close_matches(keys[-1], leaves, n=1, cutoff=0.75)), None)
 
 
 def _paths(owner: Any, where: tuple[str, ...]) -> Iterator[str]:
-    """The dotted path of every field that is a value, in a tree given by an instance or, where None, by its class."""
+    """The dotted paths of all values below `owner`, an instance or a class."""
     for name, hint in _field_hints(owner if isinstance(owner, type) else type(owner)).items():
         current = None if isinstance(owner, type) else getattr(owner, name)
         section = _section_type(hint, current)
@@ -279,7 +332,7 @@ def _listing(names: Sequence[str], limit: int = 12) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What a parser says, in one line."""
+    """A parser's message on one line."""
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     if problem is None:
         return str(error).splitlines()[0]

@@ -1,7 +1,7 @@
-"""Values given as text or YAML, brought into the type that a dataclass field declares, or refused with what was expected.
+"""Conversion of values given as text or YAML to the annotated type of a dataclass field.
 
 OmegaConf's typed nodes convert the plain types; unions, literals, enums, lists and `torch.dtype` are handled here.
-Never imports torch: a field that holds a dtype has loaded it already.
+Never imports torch: a class with a dtype field has loaded it already.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from typing import Any, Union
 from omegaconf import BooleanNode, FloatNode, IntegerNode, PathNode, StringNode
 from omegaconf.errors import ValidationError
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
 
 _SCALARS: dict[object, Any] = {bool: BooleanNode, int: IntegerNode, float: FloatNode, str: StringNode, Path: PathNode}
 _LISTS = (list, tuple, collections.abc.Sequence)
+_MAPPINGS = (dict, collections.abc.Mapping)
 _NULLS = ("null", "Null", "NULL", "~")
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A value as it was given: parsed, and as text where it was typed; `problem` says why the text cannot be parsed."""
+    """A parsed value, its text if it was typed, and the reason why the text cannot be parsed, if any."""
 
     value: Any
     text: str | None = None
@@ -40,113 +41,113 @@ class Given:
 
     @property
     def typed(self) -> str:
-        """The value in the form in which it is typed."""
+        """The value as typed."""
         return str(self.value) if self.text is None else self.text
 
 
 def convert(given: Given, hint: object, dotted: str) -> Any:
-    """The value in the type a field declares.
+    """Convert a value to the annotated type of a field.
 
     Args:
-        given: the value as it came.
+        given: the value.
         hint: the field's resolved annotation.
         dotted: the field's path, for messages.
 
     Raises:
-        ProfilingConfigError: the value is not of that type, or text cannot express it (a callable, say).
+        ProfilingConfigError: the value is not of that type, or text cannot express the type (a callable, for example).
     """
     if given.value is None and (type(None) in members(hint) or hint is Any) and given.text in (None, *_NULLS):
         return None
     wanted = [member for member in members(hint) if member is not type(None)]
-    if given.problem and wanted != [str]:
-        raise ProfilingConfigError(
-            f"{dotted}={given.text} cannot be parsed",
-            why=f"{given.problem}; expected {describe(hint)}",
-            instead=f"Quote it if it is text: {dotted}='…'",
-        )
-    if not any(map(_settable, wanted)):
-        raise ProfilingConfigError(
-            f"{dotted} cannot be set by an override",
-            why=f"its type is {describe(hint)}, which text cannot express",
-            instead="Set it in the recipe's Python code",
-        )
+    require(
+        not given.problem or wanted == [str],
+        f"{dotted}={given.text} cannot be parsed",
+        why=f"{given.problem}; expected {describe(hint)}",
+        instead=f"Quote it if it is text: {dotted}='…'",
+    )
+    require(
+        any(map(_is_settable, wanted)),
+        f"{dotted} cannot be set by an override",
+        why=f"its type is {describe(hint)}, which text cannot express",
+        instead="Set it in the recipe's Python code",
+    )
     for member in wanted:
         if len(wanted) == 1 or _fits(given.value, member):
             try:
                 return _convert_to(given, member, dotted)
-            except (ValidationError, _Unfit):
+            except ValidationError:
                 continue
-    raise _wrong_type(given, hint, dotted)
-
-
-class _Unfit(Exception):
-    """A value that the type at hand cannot hold."""
+    names = [str(name) for member in members(hint) for name in _choices(member)]
+    nearest = difflib.get_close_matches(str(given.value), names, n=1)
+    raise ProfilingConfigError(
+        f"{dotted}={given.typed} {'is not among its choices' if names else 'has the wrong type'}",
+        why=f"expected {describe(hint)}, got {given}",
+        instead=f"Type for example {dotted}={nearest[0] if nearest else _example(given.value, hint)}",
+    )
 
 
 def _convert_to(given: Given, member: Any, dotted: str) -> Any:
+    """The value as one alternative of a union; raises ValidationError if it does not fit."""
     value, origin = given.value, typing.get_origin(member) or member
     if member is Any:
         return value
-    if origin is typing.Literal:
-        return _one_of(value, dict(zip(typing.get_args(member), typing.get_args(member), strict=True)))
-    if isinstance(member, type) and issubclass(member, enum.Enum):
-        name = str(value).removeprefix(f"{member.__name__}.")
-        return _one_of(name, dict(member.__members__)) if name in member.__members__ else _by_value(member, value)
+    if choices := _choices(member):
+        return _choose(value, choices)
     if _is_dtype(member):
         dtype = getattr(sys.modules["torch"], str(value).removeprefix("torch."), None)
-        return dtype if isinstance(dtype, member) else _refuse()
+        if isinstance(dtype, member):
+            return dtype
+        raise ValidationError
     if origin in _LISTS:
         return _convert_list(value, member, origin, dotted)
-    if origin is bool and not isinstance(value, bool | str) and value not in (0, 1):
-        _refuse()
     if origin is str and given.text is not None and _reads_as_text(given):
         return given.text
-    if value is None or isinstance(value, list | Mapping) or origin not in _SCALARS:
-        _refuse()
+    not_boolean = origin is bool and not isinstance(value, bool | str) and value not in (0, 1)
+    if not_boolean or value is None or isinstance(value, list | Mapping) or origin not in _SCALARS:
+        raise ValidationError
     return _SCALARS[origin]().validate_and_convert(value)
 
 
 def _reads_as_text(given: Given) -> bool:
-    """Whether a text field takes what was typed as it stands: `007` is a name there, not the number 7."""
+    """Whether a text field takes the typed text unchanged: there `007` is text, not the number 7."""
     if given.problem:
         return True
     return given.text not in _NULLS and (given.value is None or isinstance(given.value, int | float))
 
 
 def _convert_list(value: Any, member: Any, origin: Any, dotted: str) -> Any:
-    if not isinstance(value, list | tuple):
-        _refuse()
     hints = typing.get_args(member) or (Any,)
-    if origin is tuple and Ellipsis not in hints:
-        if len(hints) != len(value):
-            _refuse()
-    else:
+    fixed = origin is tuple and Ellipsis not in hints
+    if not isinstance(value, list | tuple) or (fixed and len(hints) != len(value)):
+        raise ValidationError
+    if not fixed:
         hints = (hints[0],) * len(value)
     try:
         items = [convert(Given(item), hint, dotted) for item, hint in zip(value, hints, strict=True)]
     except ProfilingConfigError:
-        raise _Unfit from None
+        raise ValidationError from None
     return tuple(items) if origin is tuple else items
 
 
-def _one_of(value: Any, choices: Mapping[Any, Any]) -> Any:
-    # `1 in {True: …}` holds in Python, but 1 is not what a Literal[True] means.
-    for choice, result in choices.items():
-        if value == choice and type(value) is type(choice):
-            return result
-    return _refuse()
+def _choices(member: Any) -> dict[Any, Any]:
+    """The values of a Literal or an enum by their names; empty for other types."""
+    if typing.get_origin(member) is typing.Literal:
+        return {value: value for value in typing.get_args(member)}
+    return dict(member.__members__) if isinstance(member, type) and issubclass(member, enum.Enum) else {}
 
 
-def _by_value(member: type[enum.Enum], value: Any) -> enum.Enum:
-    return next((item for item in member if item.value == value), None) or _refuse()
-
-
-def _refuse() -> typing.NoReturn:
-    raise _Unfit
+def _choose(value: Any, choices: Mapping[Any, Any]) -> Any:
+    for name, choice in choices.items():
+        is_enum = isinstance(choice, enum.Enum)
+        for typed in (name, f"{type(choice).__name__}.{name}", choice.value) if is_enum else (name,):
+            # `1 == True` holds in Python, but 1 does not mean Literal[True].
+            if value == typed and type(value) is type(typed):
+                return choice
+    raise ValidationError
 
 
 def _fits(value: Any, member: Any) -> bool:
-    """Whether a value, as it was parsed, is one of this type: in a union `0` is an int, never the text '0'."""
+    """Whether a parsed value already has this type: in a union, `0` is an int and never the text '0'."""
     origin = typing.get_origin(member) or member
     if origin in _LISTS:
         return isinstance(value, list | tuple)
@@ -154,51 +155,30 @@ def _fits(value: Any, member: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if origin in (int, bool, str):
         return type(value) is origin
-    return _settable(member)
+    return _is_settable(member)
 
 
-def _settable(member: Any) -> bool:
+def _is_settable(member: Any) -> bool:
     origin = typing.get_origin(member) or member
-    known = origin in _SCALARS or origin in _LISTS or origin in (typing.Literal, Any, dict, collections.abc.Mapping)
-    return known or _is_dtype(member) or (isinstance(member, type) and issubclass(member, enum.Enum))
+    return origin in _SCALARS or origin in (*_LISTS, *_MAPPINGS, Any) or _is_dtype(member) or bool(_choices(member))
 
 
 def members(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a union (NoneType among them, if null is allowed), or the one type itself."""
+    """The alternatives of a union, NoneType included, or the type itself."""
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def is_mapping(hint: object) -> bool:
-    """Whether a field of this type may hold a mapping, whose entries are then addressed as `field.key`."""
-    return any((typing.get_origin(m) or m) in (dict, collections.abc.Mapping) for m in members(hint))
+    """Whether a field of this type may hold a mapping; its entries are then set as `field.key`."""
+    return any((typing.get_origin(member) or member) in _MAPPINGS for member in members(hint))
 
 
 def _is_dtype(member: Any) -> bool:
     return getattr(member, "__module__", "") == "torch" and getattr(member, "__name__", "") == "dtype"
 
 
-def _wrong_type(given: Given, hint: object, dotted: str) -> ProfilingConfigError:
-    choices = [str(choice) for choice in _choices(hint)]
-    nearest = difflib.get_close_matches(str(given.value), choices, n=1)
-    example = nearest[0] if nearest else _example(given.value, hint)
-    return ProfilingConfigError(
-        f"{dotted}={given.typed} {'is not among its choices' if choices else 'has the wrong type'}",
-        why=f"expected {describe(hint)}, got {given}",
-        instead=f"Type for example {dotted}={example}",
-    )
-
-
-def _choices(hint: object) -> list[Any]:
-    choices: list[Any] = []
-    for member in members(hint):
-        if typing.get_origin(member) is typing.Literal:
-            choices += typing.get_args(member)
-        elif isinstance(member, type) and issubclass(member, enum.Enum):
-            choices += member.__members__
-    return choices
-
-
 def _example(value: Any, hint: object) -> str:
+    """A value of this type as typed, as near to the given one as possible."""
     member = next(m for m in members(hint) if m is not type(None))
     origin = typing.get_origin(member) or member
     if origin in _LISTS:
@@ -209,13 +189,12 @@ def _example(value: Any, hint: object) -> str:
     if origin is int and isinstance(value, float) and value.is_integer():
         return str(int(value))
     examples = {bool: "true", int: "10", float: "0.1", str: "text", Path: "/path", dict: "{key: value}"}
-    choices = _choices(hint)
-    return str(choices[0]) if choices else examples.get(origin, "bfloat16" if _is_dtype(member) else "null")
+    return str(next(iter(_choices(member)), examples.get(origin, "bfloat16" if _is_dtype(member) else "null")))
 
 
 def describe(hint: object) -> str:
-    """A type in the words of someone who types it."""
-    if typing.get_origin(hint) in (Union, types.UnionType):
+    """A type's description for the user who types the value."""
+    if len(members(hint)) > 1:
         return " or ".join(describe(member) for member in members(hint))
     if choices := _choices(hint):
         return f"one of {', '.join(map(str, choices))}"
@@ -228,5 +207,5 @@ def describe(hint: object) -> str:
 
 
 def kind(value: object) -> str:
-    """The name of a value's type, as someone who writes YAML calls it."""
+    """The name of a value's type in YAML terms."""
     return "null" if value is None else type(value).__name__

@@ -1,4 +1,4 @@
-"""Makes a small indexed data set from the command line: from a text, one token a byte, or from made-up token ids.
+"""Makes a small indexed data set: from a text, one token per byte, or from made-up token ids.
 
     python launch/build_indexed_data.py --text README.md --output .runs/data/readme
     python launch/build_indexed_data.py --documents 200 --vocab-size 127 --output .runs/data/made_up
@@ -23,15 +23,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Make a small indexed data set.", allow_abbrev=False)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", metavar="FILE", help="a text; its paragraphs are the documents, its bytes the tokens")
-    source.add_argument("--documents", type=int, metavar="N", help="make up so many documents")
+    source.add_argument("--documents", type=int, metavar="N", help="make up this many documents")
     parser.add_argument("--vocab-size", type=int, default=127, help="distinct made-up tokens (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1234, help="seed of made-up tokens (default: %(default)s)")
     parser.add_argument("--output", required=True, metavar="PREFIX", help="path of the files without .bin and .idx")
     options = parser.parse_args(arguments)
     if options.documents is not None and (options.documents < 1 or options.vocab_size < 1):
-        parser.error("--documents and --vocab-size are at least 1")
+        parser.error("--documents and --vocab-size must be at least 1")
     if options.text is not None and not Path(options.text).is_file():
-        parser.error(f"there is no file {options.text}")
+        parser.error(f"{options.text} is not a file")
 
     # Imported late: a wrong option is answered at once.
     from recipes.megatron import indexed

@@ -1,11 +1,11 @@
-"""Says what a recipe would train, without training: its sizes, its parameters, its layout. Allocates no model.
+"""Describes a recipe without training: its sizes, its parameters, its layout. Allocates no model.
 
     python launch/describe.py --recipe llama3_8b
     python launch/describe.py --recipe llama3_8b --ranks 16 model.tensor_model_parallel_size=4
     bridge-profiling doctor $(python launch/describe.py --recipe llama3_8b --settings) profiling.use_pytorch_profiler=true
 
-The configuration is checked as the job would check it; whether the job's machines have what it needs, only they can tell.
-Exit code 2: it does not fit together, and one line says what to type instead.
+The configuration is checked as in the job, except for checks that depend on the job's machines. Exit code 2: it does not fit
+together, and one line says what to type instead.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from bridge_profiling.errors import ProfilingConfigError
+from launch.pretrain import add_config_arguments, build_config
 
 if TYPE_CHECKING:
     from recipes.config import ConfigContainer
+
+_FLOPS = {"PFLOP": 10**15, "TFLOP": 10**12, "GFLOP": 10**9, "MFLOP": 10**6}
+_COUNTS = {"billion": 10**9, "million": 10**6, "thousand": 1000}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the description that the command line asks for."""
     parser = argparse.ArgumentParser(description="Say what a recipe would train.", allow_abbrev=False)
-    parser.add_argument("--recipe", default="gpt_tiny", help="name of a recipe (default: %(default)s)")
-    parser.add_argument("--config", action="append", default=[], metavar="FILE", help="YAML file over the recipe's values")
+    add_config_arguments(parser)
     parser.add_argument("--ranks", type=int, help="ranks of the job (default: what the recipe was laid out for)")
     parser.add_argument(
         "--settings", action="store_true", help="print the settings that bridge-profiling doctor reads, as its arguments"
     )
-    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings over both; the later wins")
     options = parser.parse_intermixed_args(arguments)
     try:
-        from launch.pretrain import build_config
-        from recipes.catalog import RANKS
+        # Imported late, with torch: a wrong option is answered at once.
+        from recipes.catalog import RANKS, known_settings
         from recipes.finalize import finalize
 
         config = build_config(options.recipe, options.config, options.overrides)
@@ -49,8 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.settings:
-        from recipes.known_settings import known_settings
-
         print("\n".join(known_settings(config)))
         return 0
     for name, value in describe(config, ranks):
@@ -65,11 +65,12 @@ def describe(config: ConfigContainer, ranks: int) -> Iterator[tuple[str, str]]:
         config: finalized for that many ranks.
         ranks: of the job.
     """
-    from recipes.parameters import count_parameters
+    from recipes.counts import count_parameters, flops_per_token, iteration_work, uncounted
 
     model, train, layout, count = config.model, config.train, config.layout(ranks), count_parameters(config.model)
     active = f", {count.active:,} active a token" if count.active != count.total else ""
-    yield "parameters", f"{count.total:,} ({_rounded(count.total)}){active}"
+    digits = 2 if count.total >= _COUNTS["million"] else 0
+    yield "parameters", f"{count.total:,} ({_with_unit(count.total, _COUNTS, f'.{digits}f')}){active}"
     yield "layers", f"{model.num_layers}, hidden {model.hidden_size}, feed-forward {model.ffn_hidden_size}"
     yield "attention", f"{model.num_attention_heads} heads of {model.kv_channels}, {model.num_query_groups} keys and values"
     if model.num_moe_experts is not None:
@@ -87,32 +88,19 @@ def describe(config: ConfigContainer, ranks: int) -> Iterator[tuple[str, str]]:
         f"{train.global_batch_size} sequences of {model.seq_length} tokens:"
         f" {config.num_microbatches(ranks)} microbatches of {train.micro_batch_size} on each data-parallel rank",
     )
-    yield "model FLOPs", _model_flops(config, ranks)
+    work, flops = iteration_work(config, ranks), flops_per_token(model)
+    counted = f"not counted for {uncounted(model)}"
+    if work is not None:
+        half = f"{flops.causal / flops.total:.0%} of it with half of the attention's square, as Megatron-LM counts"
+        iteration = _with_unit(work.model_flops, _FLOPS, ".3g")
+        counted = f"{_with_unit(flops.total, _FLOPS, '.3g')} a token, {iteration} an iteration ({half})"
+    yield "model FLOPs", counted
 
 
-def _model_flops(config: ConfigContainer, ranks: int) -> str:
-    from recipes.flops import flops_per_token, iteration_work, uncounted
-
-    work = iteration_work(config, ranks)
-    if work is None:
-        return f"not counted for {uncounted(config.model)}"
-    flops = flops_per_token(config.model)
-    half = f"{flops.causal / flops.total:.0%} of it with half of the attention's square, as Megatron-LM counts"
-    return f"{_scaled(flops.total)} a token, {_scaled(work.model_flops)} an iteration ({half})"
-
-
-def _scaled(flops: float) -> str:
-    for unit, size in (("PFLOP", 10**15), ("TFLOP", 10**12), ("GFLOP", 10**9)):
-        if flops >= size:
-            return f"{flops / size:.3g} {unit}"
-    return f"{flops / 10**6:.3g} MFLOP"
-
-
-def _rounded(count: int) -> str:
-    for unit, size in (("billion", 10**9), ("million", 10**6)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count / 1000:.0f} thousand"
+def _with_unit(value: int, units: dict[str, int], precision: str) -> str:
+    """The value in the largest unit that is not above it, else in the smallest."""
+    unit = next((unit for unit, size in units.items() if value >= size), list(units)[-1])
+    return f"{value / units[unit]:{precision}} {unit}"
 
 
 if __name__ == "__main__":

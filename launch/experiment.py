@@ -2,8 +2,8 @@
 
     python launch/experiment.py --recipe gpt_tiny --profiler torch --steps 4:6 --ranks 0,1 train.train_iters=12
 
-Runs where jobs are submitted from. Everything that can be known beforehand is checked before anything is submitted: a
-usage error ends with exit code 2, a job that fails with 1.
+Runs on the submit host. Checks as much as possible before anything is submitted: a usage error ends with exit code 2, a
+job that fails with 1.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Annotated, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
-    # Run as a script, this file finds `recipes` and `launch` only in an installed checkout.
+    # Started by its path, Python looks for modules in launch/ only.
     sys.path.insert(0, str(ROOT))
 
 import typer  # noqa: E402
 from rich.console import Console  # noqa: E402
 
+from bridge_profiling import plugins  # noqa: E402
 from bridge_profiling.errors import ProfilingConfigError, TraceError  # noqa: E402
 from bridge_profiling.report.terminal import print_captures  # noqa: E402
 from bridge_profiling.traces.run_dir import find_captures  # noqa: E402
 from launch import request  # noqa: E402
 from launch.request import ExecutorName, ProfilerName, TaskKind  # noqa: E402
-from launch.submission import make_executor, make_task, submit  # noqa: E402
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
@@ -59,26 +59,36 @@ def main(
     ranks: Annotated[str, typer.Option(help="Ranks to profile: 0,1 or all or pp (one per pipeline stage).")] = "0",
     record_shapes: Annotated[bool, typer.Option("--record-shapes", help="Record tensor shapes.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Record CUDA's memory history (with --profiler torch).")] = False,
-    sqlite: Annotated[bool, typer.Option("--export-sqlite", help="An SQLite file beside nsys' report.")] = False,
+    sqlite: Annotated[bool, typer.Option("--export-sqlite", help="Also export nsys' report as SQLite.")] = False,
     gpu_metrics: Annotated[bool, typer.Option("--gpu-metrics", help="Sample GPU metrics (with --profiler nsys).")] = False,
     nsys_arg: Annotated[list[str] | None, typer.Option(help="Option of `nsys profile`; may be repeated.")] = None,
     fault_tolerance: Annotated[bool, typer.Option("--fault-tolerance", help="Run under the fault-tolerance launcher.")] = False,
-    preempt_time: Annotated[int | None, typer.Option(help="Seconds before Slurm's time limit to stop in good order.")] = None,
+    preempt_time: Annotated[int | None, typer.Option(help="Stop cleanly this many seconds before Slurm's time limit.")] = None,
     task: Annotated[TaskKind, typer.Option(help="Submit a run.Script or a run.Partial.")] = TaskKind.script,
-    report: Annotated[bool, typer.Option("--report", help="Analyse the captures where they are, in a job afterwards.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Analyse the captures in a job after the training.")] = False,
     name: Annotated[str, typer.Option(help="Name of the experiment.")] = "profile",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
 ) -> None:
     """Train RECIPE under a profiler and show what was captured."""
     if not sys.stdout.isatty():
-        # Where nobody sees a terminal, NeMo-Run would break paths and commands at 80 columns.
+        # Without a terminal, NeMo-Run would break paths and commands at 80 columns.
         os.environ.setdefault("COLUMNS", "200")
-    console = Console()
     try:
         request.check_options(profiler, memory=memory, nsys_only=sqlite or gpu_metrics or bool(nsys_arg), report=report)
         window = request.window(steps, ranks, record_shapes)
-        plugins = request.profiler_plugins(profiler, window, memory, nsys_arg, export_sqlite=sqlite, gpu_metrics=gpu_metrics)
-        plugins += request.job_plugins(fault_tolerance=fault_tolerance, preempt_time=preempt_time)
+        # Imported late, with NeMo-Run: --help and wrong options are answered at once.
+        from launch.submission import make_executor, make_task, submit
+
+        chosen: list[Any] = []
+        if profiler is ProfilerName.torch:
+            chosen.append(plugins.PyTorchProfilerPlugin(**window, record_memory_history=memory))
+        if profiler is ProfilerName.nsys:
+            options = {"nsys_extra_args": nsys_arg, "export_sqlite": sqlite, "nsys_gpu_metrics": gpu_metrics}
+            chosen.append(plugins.NsysPlugin(**window, **options))
+        if fault_tolerance:
+            chosen.append(plugins.FaultTolerancePlugin())
+        if preempt_time is not None:
+            chosen.append(plugins.PreemptionPlugin(preempt_time=preempt_time))
         _check_config(recipe, config, overrides or [], profiler, window, nodes * nproc_per_node)
         slurm = {
             "account": account, "partition": partition, "time": time, "gpus_per_node": gpus_per_node, "venv": venv,
@@ -87,19 +97,22 @@ def main(
         where = make_executor(executor, nproc_per_node, nodes, request.parse_env(env), slurm)
         packaged = executor is ExecutorName.slurm
         if not packaged and not dry_run:
-            request.check_programs(nsys=profiler is ProfilerName.nsys and not fault_tolerance, ft_launcher=fault_tolerance)
-            request.check_analysis(report=report)
+            nsys = profiler is ProfilerName.nsys and not fault_tolerance
+            request.check_installed(nsys=nsys, ft_launcher=fault_tolerance, report=report)
         submitted = make_task(task, recipe, config, overrides or [], packaged=packaged)
-        finished = submit(name, submitted, where, plugins, dry_run=dry_run, report=report)
+        finished = submit(name, submitted, where, chosen, dry_run=dry_run, report=report)
     except ProfilingConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     if dry_run:
         return
     if profiler is not ProfilerName.none and finished.captures is not None:
-        _show(finished.captures, console)
+        try:
+            print_captures(find_captures(finished.captures), Console())
+        except TraceError as error:
+            print(f"error: {error}", file=sys.stderr)
     if finished.report is not None:
-        # Not broken over lines: it is copied.
+        # Without line breaks, so that it can be copied.
         print(finished.report)
     if not finished.succeeded:
         print("error: the job failed; its log is above", file=sys.stderr)
@@ -109,7 +122,7 @@ def main(
 def _check_config(
     recipe: str, path: Path | None, overrides: Sequence[str], profiler: ProfilerName, window: dict[str, Any], world_size: int
 ) -> None:
-    """Build and check the whole config here, as the ranks will, where megatron-core is installed."""
+    """Build and check the whole config as the ranks will, if megatron-core is installed here."""
     if importlib.util.find_spec("megatron") is None:
         print("megatron-core is not installed here: the config is checked in the job, not before it", file=sys.stderr)
         return
@@ -124,13 +137,6 @@ def _check_config(
         profiling.use_pytorch_profiler |= profiler is ProfilerName.torch
         profiling.use_nsys_profiler |= profiler is ProfilerName.nsys
     finalize(config, world_size)
-
-
-def _show(output_dir: Path, console: Console) -> None:
-    try:
-        print_captures(find_captures(output_dir), console)
-    except TraceError as error:
-        print(f"error: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,17 @@
         run.plugins=pytorch_profiler run.plugins.profile_step_start=4 run.plugins.profile_step_end=6 \\
         config.train.train_iters=8
 
-What NeMo-Run 0.11.1 does by itself, and what happens here:
+Behaviour of NeMo-Run 0.11.1 that is changed here:
 
-- without an executor it runs in this process and skips the plugins without a word: refused;
-- `--dryrun` skips the plugins: here they are applied, and what would run is printed;
-- a failed job, or an error, still exits 0: here 1 for a failure and 2 for a usage error;
-- it cannot parse `config.…` values of classes whose annotations are postponed, and knows no nearest name for a wrong one:
-  `config.` settings are read as `launch/pretrain.py` reads its own, with the same errors;
+- without an executor it runs in this process and silently skips the plugins: refused;
+- `--dryrun` skips the plugins: here they are applied, and the resulting job is printed;
+- a failed job, or an error, still exits with 0: here 1 for a failure and 2 for a usage error;
+- it cannot parse `config.…` values of classes with postponed annotations, and does not suggest names: `config.` settings are
+  parsed as by `launch/pretrain.py`, with the same errors;
 - it removes the text `run.` (`executor.`, `plugins.`) inside values, and cuts a value at its second `=`: refused.
 
-What cannot be changed from outside: `run.plugins[0].x=…` works only for a list (`'run.plugins=[nsys,memory]'`) and
-`run.plugins.x=…` only for a single plugin; factories take positional arguments alone (`nsys(3,5)`).
+Limits that remain: `run.plugins[0].x=…` works only for a list (`'run.plugins=[nsys,memory]'`) and `run.plugins.x=…` only for
+a single plugin; factories take positional arguments only (`nsys(3,5)`).
 """
 
 import contextlib
@@ -36,7 +36,7 @@ if __name__ == "__main__":
 import bridge_profiling.plugins.cli_factories  # noqa: F401  # run.plugins=nsys and the others
 import launch.tasks  # noqa: F401  # --factory gpt_tiny and the others
 from bridge_profiling import plugins
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.overrides import apply_overrides
 from launch.pretrain import pretrain
 from recipes.catalog import RECIPES, get_recipe
@@ -45,12 +45,12 @@ from recipes.tasks import training_config
 
 USAGE_ERROR, FAILURE = 2, 1
 
-#: What NeMo-Run removes from the value too, when it takes the prefix off an argument of that beginning.
+#: Text that NeMo-Run also removes from the value when it strips the prefix of such an argument.
 _REMOVED = {"run.executor.": "executor.", "run.plugins.": "plugins.", "run.plugins[": "plugins"}
 
 
 class ProfilingRunContext(run.cli.RunContext):
-    """NeMo-Run's run context, with exit codes and with the traps closed."""
+    """NeMo-Run's run context, with exit codes and with the traps turned into errors."""
 
     def cli_execute(self, fn: Any, args: list[str], entrypoint_type: Any = "task") -> None:
         """Run the command; leaves with exit code 2 for a usage error, 1 for a failure."""
@@ -64,12 +64,12 @@ class ProfilingRunContext(run.cli.RunContext):
             rest = super().parse_args(args, lazy)
         except TypeError as error:  # a field without a default was not given
             raise ProfilingConfigError(str(error).splitlines()[0], instead="Type it as run.plugins.<field>=…") from error
-        if self.executor is None or self.direct:
-            raise ProfilingConfigError(
-                "there is no executor" if self.executor is None else "--direct runs without an executor",
-                why="NeMo-Run would train in this process, and skip the plugins without a word",
-                instead="Type run.executor=local_torchrun (or local, or slurm)",
-            )
+        require(
+            self.executor is not None and not self.direct,
+            "no executor is given" if self.executor is None else "--direct runs without an executor",
+            why="NeMo-Run would train in this process, and silently skip the plugins",
+            instead="Type run.executor=local_torchrun (or local, or slurm)",
+        )
         check_executor(self.executor)
         return rest
 
@@ -80,15 +80,14 @@ class ProfilingRunContext(run.cli.RunContext):
 
     def parse_plugin(self, name: str, *args: str) -> Any:
         """The plugin, or the list of plugins, of that name; a plugin's class by its dotted path too."""
-        if name.split(".")[-1] in plugins.__all__:  # NeMo-Run would call the class at once, without its required steps
+        if name.split(".")[-1] in plugins.__all__:  # NeMo-Run would call the class without its required steps
             return parse_cli_args(run.Config(getattr(plugins, name.split(".")[-1])), args)
         with _named("plugins", name, "nsys, pytorch_profiler, memory, fault_tolerance, preemption, or a list"):
             return super().parse_plugin(name, *args)
 
     def parse_fn(self, fn: Any, args: list[str], **default_kwargs: Any) -> run.Partial:
         """The task that the factory makes, with the `config.…` settings applied."""
-        if not self.factory:
-            raise ProfilingConfigError("there is no recipe", instead=f"Type --factory {' or --factory '.join(RECIPES)}")
+        require(self.factory, "no recipe is given", instead=f"Type --factory {' or --factory '.join(RECIPES)}")
         if "." not in self.factory:  # a dotted path is a factory of the user's
             get_recipe(self.factory)
         settings = [_setting(arg) for arg in args]
@@ -117,41 +116,40 @@ class ProfilingRunContext(run.cli.RunContext):
 
 
 def check_arguments(args: list[str]) -> None:
-    """Refuse arguments that NeMo-Run would mangle without a word.
+    """Refuse arguments that NeMo-Run would silently change.
 
     Raises:
         ProfilingConfigError: an unknown option, or a `run.…` argument whose value NeMo-Run would cut or shorten.
     """
     for arg in args:
-        if arg.startswith("-"):
-            raise ProfilingConfigError(
-                f"there is no option {arg}", why="NeMo-Run would pass over it", instead="Type --help for the options"
-            )
+        require(not arg.startswith("-"), f"unknown option {arg}", why="NeMo-Run ignores it", instead="Type --help to list them")
         if not arg.startswith("run."):
             continue
         name, _, value = arg.partition("=")
-        # NeMo-Run takes its prefixes off with str.replace, wherever they stand, and splits at every `=`.
+        # NeMo-Run strips its prefixes with str.replace, wherever they are, and splits at every `=`.
         removed = ["run.", *(prefix for key, prefix in _REMOVED.items() if name.startswith(key))]
         lost = [prefix for prefix in removed if prefix in value]
-        if lost:
-            raise ProfilingConfigError(
-                f"{arg!r} cannot be given on the NeMo-Run command line",
-                why=f"NeMo-Run would remove {lost[0]!r} from its value",
-                instead="Use another value, or set it in Python, in a factory of your own",
-            )
-        if name in ("run.executor", "run.plugins") and "=" in value:
-            raise ProfilingConfigError(
-                f"{arg!r} cannot be given on the NeMo-Run command line",
-                why="NeMo-Run cuts it at the second '='",
-                instead=f"Type {name}={value.partition('(')[0]} and then {name}.<field>=<value>",
-            )
+        require(
+            not lost,
+            f"{arg!r} cannot be given on the NeMo-Run command line",
+            why=f"NeMo-Run would remove {', '.join(map(repr, lost))} from its value",
+            instead="Use another value, or set it in Python, in a factory of your own",
+        )
+        require(
+            name not in ("run.executor", "run.plugins") or "=" not in value,
+            f"{arg!r} cannot be given on the NeMo-Run command line",
+            why="NeMo-Run cuts it at the second '='",
+            instead=f"Type {name}={value.partition('(')[0]} and then {name}.<field>=<value>",
+        )
 
 
 def _setting(arg: str) -> str:
-    if not arg.startswith("config."):
-        raise ProfilingConfigError(
-            f"{arg!r} is not a setting of the training", why="its argument is `config`", instead=f"Type config.{arg}"
-        )
+    require(
+        arg.startswith("config."),
+        f"{arg!r} is not a setting of the training",
+        why="its argument is `config`",
+        instead=f"Type config.{arg}",
+    )
     return arg.removeprefix("config.")
 
 
@@ -174,7 +172,7 @@ def _exit_codes() -> Iterator[None]:
         _leave(str(error), USAGE_ERROR)
     except CLIException as error:
         cause: BaseException = error
-        while isinstance(cause.__cause__, CLIException):  # the innermost says it without repeating the others
+        while isinstance(cause.__cause__, CLIException):  # the innermost holds the message without repetitions
             cause = cause.__cause__
         _leave(str(cause), USAGE_ERROR)
     except Exception as error:

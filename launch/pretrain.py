@@ -1,10 +1,10 @@
-"""What a rank runs: a recipe, a YAML file, overrides, and then the training.
+"""Entry point of a rank: applies a YAML file and overrides to a recipe, and trains.
 
     python launch/pretrain.py --recipe gpt_tiny --config run.yaml train.train_iters=30 profiling.profile_ranks=[0,1]
     torchrun --nproc-per-node 2 launch/pretrain.py --recipe gpt_tiny model.tensor_model_parallel_size=2
 
-`pretrain` is also what a `run.Partial` names. Exit codes: 2 for a request that cannot be carried out (one line says
-what, why, and what to type instead), 1 for a training that failed. Never submits anything.
+A `run.Partial` calls `pretrain` directly. Exit codes: 2 for a request that cannot be carried out (one line says what, why,
+and what to type instead), 1 for a training that failed. Never submits anything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import logging
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ if __name__ == "__main__":
     # Started by its path, as torchrun and NeMo-Run do, Python looks for modules in launch/ only.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from bridge_profiling.capture.signals import UnwindOnce
+from bridge_profiling.capture.signals import unwind_on
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.nsys.launch import report_exit_code
@@ -34,19 +33,19 @@ if TYPE_CHECKING:
 
 
 def pretrain(config: ConfigContainer) -> None:
-    """Train as the config says, in this rank; the captures of a profiler are written on every way out.
+    """Train as the config says, in this rank. However the training ends, the captures of a profiler are written.
 
     Args:
-        config: what to train; overrides are in it already.
+        config: a configuration with overrides applied.
 
     Raises:
         ProfilingConfigError: the configuration cannot be carried out.
-        SystemExit: SIGTERM came; the code is 143.
+        SystemExit: SIGTERM arrived; the code is 143.
     """
     # Imported late: a wrong option is answered at once, and this module costs a submit host no torch.
     from recipes.megatron.train import pretrain as train
 
-    with _messages_shown(), unwinding_on_sigterm(), report_exit_code():
+    with _messages_shown(), unwind_on(signal.SIGTERM, replace=True), report_exit_code():
         train(config, may_restart=_starts_the_process())
 
 
@@ -55,7 +54,7 @@ pretrain.starts_nsys_itself = True  # type: ignore[attr-defined]
 
 
 def _starts_the_process() -> bool:
-    """Whether `pretrain` is all that this process is for: only then may the process be started again, under nsys."""
+    """Whether this process runs nothing but `pretrain`: only then may it be started again under nsys."""
     main_module = sys.modules["__main__"]
     started = getattr(main_module, "__spec__", None)
     path = getattr(main_module, "__file__", None)
@@ -64,29 +63,14 @@ def _starts_the_process() -> bool:
 
 
 @contextmanager
-def unwinding_on_sigterm() -> Iterator[None]:
-    """Turn the first SIGTERM into SystemExit(143), so that `with` blocks unwind and write what they hold."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python lets only the main thread handle signals.
-        return
-    handler = UnwindOnce()
-    previous = signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-        handler.removed()
-
-
-@contextmanager
 def _messages_shown() -> Iterator[None]:
-    """Print what the hook reports (a capture starts, ends, lies there) among the lines of progress, failures on stderr."""
+    """Print the hook's messages (a capture starts, ends, was written) among the progress lines, its warnings on stderr."""
     logger = logging.getLogger("bridge_profiling")
     before = logger.level, logger.propagate
-    progress, trouble = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
+    progress, warnings = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
     progress.addFilter(lambda record: record.levelno < logging.WARNING)
-    trouble.setLevel(logging.WARNING)
-    for handler in (progress, trouble):
+    warnings.setLevel(logging.WARNING)
+    for handler in (progress, warnings):
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -94,24 +78,23 @@ def _messages_shown() -> Iterator[None]:
     try:
         yield
     finally:
-        for handler in (progress, trouble):
+        for handler in (progress, warnings):
             logger.removeHandler(handler)
         logger.level, logger.propagate = before
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports usage errors as one line with the mend, like every other error."""
+    """Reports usage errors as one line that says what to type instead, like every other error."""
 
     def error(self, message: str) -> NoReturn:
         raise ProfilingConfigError(message, instead="Type --help for the options; settings are typed section.field=value")
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="launch/pretrain.py", description="Train a recipe in this rank.", allow_abbrev=False)
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `build_config`: `--recipe`, `--config` and overrides."""
     parser.add_argument("--recipe", default="gpt_tiny", help="name of a recipe (default: %(default)s)")
     parser.add_argument("--config", action="append", default=[], metavar="FILE", help="YAML file over the recipe's values")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings over both; the later wins")
-    return parser.parse_intermixed_args([unquote(argument) for argument in arguments])
 
 
 def build_config(recipe: str, files: Sequence[str] = (), overrides: Sequence[str] = ()) -> ConfigContainer:
@@ -136,13 +119,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; None takes the process's own.
 
     Returns:
-        The exit code of a request that cannot be carried out, 2, else 0. Failures propagate, and Python exits with 1.
+        2 for a request that cannot be carried out, else 0. Failures propagate, and Python exits with 1.
     """
+    parser = _Parser(prog="launch/pretrain.py", description="Train a recipe in this rank.", allow_abbrev=False)
+    add_config_arguments(parser)
     try:
-        options = _parse(sys.argv[1:] if arguments is None else arguments)
+        options = parser.parse_intermixed_args([unquote(one) for one in (sys.argv[1:] if arguments is None else arguments)])
         pretrain(build_config(options.recipe, options.config, options.overrides))
     except ProfilingConfigError as error:
-        # Every rank comes to the same end; one of each machine says so.
+        # All ranks fail alike, so only one of each machine prints the error.
         if not LaunchEnv.read().local_rank:
             print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,4 @@
-"""What `launch/experiment.py` is asked for, read and checked: the window, the ranks, the plugins that make them true.
-
-Builds plugins and nothing else; never submits anything.
-"""
+"""The options of `launch/experiment.py`: their values, and checks that need no NeMo-Run."""
 
 from __future__ import annotations
 
@@ -11,16 +8,12 @@ import shutil
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge_profiling.config import parse_ranks, parse_steps
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import require
 
-if TYPE_CHECKING:
-    import nemo_run as run
-
-
-#: What a report is made with: modules of the extra `analysis`.
+#: Modules of the extra `analysis`, which make a report.
 _ANALYSIS = ("duckdb", "jinja2", "msgspec", "numpy", "plotly", "pyarrow")
 
 
@@ -33,7 +26,7 @@ class ExecutorName(StrEnum):
 
 
 class ProfilerName(StrEnum):
-    """What records it."""
+    """The profiler to record with."""
 
     none = "none"
     torch = "torch"
@@ -41,88 +34,87 @@ class ProfilerName(StrEnum):
 
 
 class TaskKind(StrEnum):
-    """How NeMo-Run is told what to run."""
+    """The kind of NeMo-Run task to submit."""
 
     script = "script"
     partial = "partial"
 
 
 def check_options(profiler: ProfilerName, *, memory: bool, nsys_only: bool, report: bool = False) -> None:
-    """Refuse options of one profiler beside another.
+    """Refuse options that do not apply to the chosen profiler.
 
     Args:
-        profiler: the one asked for.
-        memory: the memory history is asked for as well.
-        nsys_only: an option of nsys is.
-        report: a report of the captures is.
+        profiler: the chosen one.
+        memory: whether the memory history is requested.
+        nsys_only: whether an option of nsys is given.
+        report: whether a report of the captures is requested.
 
     Raises:
         ProfilingConfigError: they do not go together.
     """
-    if report and profiler is ProfilerName.none:
-        raise ProfilingConfigError(
-            "--report does not go with --profiler none",
-            why="a report is about captures",
-            instead="Type --profiler torch or --profiler nsys",
-        )
-    if memory and profiler is not ProfilerName.torch:
-        raise ProfilingConfigError(
-            f"--memory does not go with --profiler {profiler.value}",
-            why="PyTorchProfilerPlugin records the memory history",
-            instead="Type --profiler torch --memory, or profiling.record_memory_history=true among the overrides",
-        )
-    if nsys_only and profiler is not ProfilerName.nsys:
-        raise ProfilingConfigError(
-            f"--export-sqlite, --gpu-metrics and --nsys-arg do not go with --profiler {profiler.value}",
-            why="they are options of nsys",
-            instead="Type --profiler nsys as well, or leave them out",
-        )
+    require(
+        not report or profiler is not ProfilerName.none,
+        "--report does not go with --profiler none",
+        why="a report is about captures",
+        instead="Type --profiler torch or --profiler nsys",
+    )
+    require(
+        not memory or profiler is ProfilerName.torch,
+        f"--memory does not go with --profiler {profiler.value}",
+        why="PyTorchProfilerPlugin records the memory history",
+        instead="Type --profiler torch --memory, or profiling.record_memory_history=true among the overrides",
+    )
+    require(
+        not nsys_only or profiler is ProfilerName.nsys,
+        f"--export-sqlite, --gpu-metrics and --nsys-arg do not go with --profiler {profiler.value}",
+        why="they are options of nsys",
+        instead="Type --profiler nsys as well, or leave them out",
+    )
 
 
-def check_programs(*, nsys: bool, ft_launcher: bool) -> None:
-    """Refuse a job on this machine that would start with a program that is not there."""
-    if nsys and not shutil.which("nsys"):
-        raise ProfilingConfigError(
-            "nsys is not on this machine's PATH",
-            why="the job would run here, and its ranks start with `nsys profile`",
-            instead="Install Nsight Systems, or type --profiler torch",
-        )
-    if ft_launcher and not shutil.which("ft_launcher", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"):
-        raise ProfilingConfigError(
-            "ft_launcher is not on this machine's PATH",
-            why="the job would run here, under the fault-tolerance launcher",
-            instead="Install it: pip install nvidia-resiliency-ext, or leave --fault-tolerance out",
-        )
-
-
-def check_analysis(*, report: bool) -> None:
-    """Refuse a report on this machine that would fail for want of what reads captures."""
+def check_installed(*, nsys: bool, ft_launcher: bool, report: bool) -> None:
+    """Refuse a job on this machine that would start a program, or import a package, that is not installed here."""
+    require(
+        not nsys or shutil.which("nsys"),
+        "nsys is not on this machine's PATH",
+        why="the job would run here, and its ranks start with `nsys profile`",
+        instead="Install Nsight Systems, or type --profiler torch",
+    )
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    require(
+        not ft_launcher or shutil.which("ft_launcher", path=path),
+        "ft_launcher is not on this machine's PATH",
+        why="the job would run here, under the fault-tolerance launcher",
+        instead="Install it: pip install nvidia-resiliency-ext, or leave --fault-tolerance out",
+    )
     missing = [name for name in _ANALYSIS if importlib.util.find_spec(name) is None] if report else []
-    if missing:
-        raise ProfilingConfigError(
-            f"--report needs {', '.join(missing)}",
-            why="the report's job would run here",
-            instead="Type pip install 'bridge-profiling[analysis]', or leave --report out",
-        )
+    require(
+        not missing,
+        f"--report needs {', '.join(missing)}",
+        why="the report's job would run here",
+        instead="Type pip install 'bridge-profiling[analysis]', or leave --report out",
+    )
 
 
 def parse_env(entries: list[str] | None) -> dict[str, str]:
     """`NAME=VALUE` entries as a mapping.
 
     Raises:
-        ProfilingConfigError: one without a name or a value.
+        ProfilingConfigError: an entry lacks a name or a value.
     """
+    variables = {}
     for entry in entries or ():
-        if not entry.partition("=")[0] or "=" not in entry:
-            raise ProfilingConfigError(f"--env {entry} is not NAME=VALUE", instead="Type for example --env NCCL_DEBUG=INFO")
-    return dict(entry.split("=", 1) for entry in entries or ())
+        name, equals, value = entry.partition("=")
+        require(name and equals, f"--env {entry} is not NAME=VALUE", instead="Type for example --env NCCL_DEBUG=INFO")
+        variables[name] = value
+    return variables
 
 
 def window(steps: str, ranks: str, record_shapes: bool) -> dict[str, Any]:
-    """What both profilers' plugins take, as the command line writes it.
+    """The arguments that both profilers' plugins take.
 
     Raises:
-        ProfilingConfigError: steps or ranks that are none.
+        ProfilingConfigError: steps or ranks cannot be parsed.
     """
     start, end = parse_steps(steps)
     return {
@@ -131,31 +123,3 @@ def window(steps: str, ranks: str, record_shapes: bool) -> dict[str, Any]:
         "profile_ranks": parse_ranks(ranks),
         "record_shapes": record_shapes,
     }
-
-
-def profiler_plugins(
-    profiler: ProfilerName,
-    window: dict[str, Any],
-    memory: bool,
-    nsys_args: list[str] | None,
-    *,
-    export_sqlite: bool,
-    gpu_metrics: bool,
-) -> list[run.Plugin]:
-    """The profiler's plugin; none for no profiler."""
-    from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
-
-    if profiler is ProfilerName.torch:
-        return [PyTorchProfilerPlugin(**window, record_memory_history=memory)]
-    if profiler is ProfilerName.nsys:
-        options = {"nsys_extra_args": nsys_args, "export_sqlite": export_sqlite, "nsys_gpu_metrics": gpu_metrics}
-        return [NsysPlugin(**window, **options)]
-    return []
-
-
-def job_plugins(*, fault_tolerance: bool, preempt_time: int | None) -> list[run.Plugin]:
-    """The plugins that change how the job runs and ends."""
-    from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin
-
-    plugins: list[run.Plugin] = [FaultTolerancePlugin()] if fault_tolerance else []
-    return plugins if preempt_time is None else [*plugins, PreemptionPlugin(preempt_time=preempt_time)]

@@ -1,4 +1,4 @@
-"""Leaves two lines that torch's profiler prints about itself out of a job's log as `launch/experiment.py` shows it.
+"""Filters two lines that torch's profiler prints about itself from the log that `launch/experiment.py` shows.
 
 libkineto of torch 2.13 to 2.15 announces each start and stop on stderr, `USDT:<time> … profiler_start`, at a severity above
 errors: the only KINETO_LOG_LEVEL that silences it (6) silences its errors too. A CUDA build on a machine without a driver adds
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-#: A whole line and nothing else, after the task's and the rank's prefix: a line that holds more is shown.
+#: The whole line, after the task's and the rank's prefix: a line that holds more is shown.
 _PROFILERS_OWN = re.compile(
     r"(?:\S+ )?(?:\[\w+\]:)?"
     r"(?:USDT|ERROR):\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ "
@@ -38,7 +38,7 @@ class _Shown:
 
 @contextlib.contextmanager
 def without_the_profilers_own_lines() -> Iterator[None]:
-    """Leave those lines out of what is printed to stdout meanwhile, where NeMo-Run prints a job's log from a thread."""
+    """Filter those lines from stdout, where NeMo-Run prints a job's log from a thread."""
     shown: Any = _Shown(sys.stdout)
     with contextlib.redirect_stdout(shown):
         yield

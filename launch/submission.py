@@ -1,6 +1,6 @@
-"""Submits what `launch/experiment.py` was asked for, and waits until the job has written its last file.
+"""Submits the training of `launch/experiment.py` and the report after it, and waits until the job has written its last file.
 
-Submit host only. Refuses what NeMo-Run or Slurm would change or lose on the way.
+Submit host only. Refuses settings that NeMo-Run or Slurm would change or lose.
 """
 
 from __future__ import annotations
@@ -16,30 +16,42 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bridge_profiling.errors import ProfilingConfigError
-from launch.report_job import add_report, where_the_page_is
+import nemo_run as run
+from torchx.specs import AppState
+
+from bridge_profiling.config import OUTPUT_DIR_VARIABLE
+from bridge_profiling.errors import require
 from launch.request import ExecutorName, TaskKind
 from launch.shown_log import without_the_profilers_own_lines
-
-if TYPE_CHECKING:
-    import nemo_run as run
+from recipes import executors
+from recipes.batch_script import RUNDIR
+from recipes.executor_checks import check_submission
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: How long a job that Slurm has ended may take to leave: its KillWait is 30 s unless the cluster says otherwise.
+#: The report's page, next to the folders of the captures.
+PAGE = "report.html"
+
+#: Path of the training's directory in the container of the report's job.
+_TRAINING = "/training"
+
+#: Time limit of the report's job: far more than it needs, and a short job waits less in the queue.
+_REPORT_TIME = "00:30:00"
+
+#: Seconds that a job may take to end after Slurm has ended it: KillWait is 30 s unless the cluster sets another.
 _LEAVING_SECONDS = 180
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What became of a training.
+    """The outcome of a training.
 
     Args:
-        succeeded: the training itself.
-        captures: the directory of its captures, when that is one here.
-        report: where the report is, or that there is none; None when none was asked for.
+        succeeded: whether the training itself did.
+        captures: the directory of its captures, if that is on this machine.
+        report: a line that says where the report is, or that there is none; None without a request for one.
     """
 
     succeeded: bool
@@ -57,41 +69,37 @@ def make_executor(
         nproc_per_node: ranks per node.
         nodes: nodes.
         env: environment variables of the job.
-        slurm: what the recipe for Slurm takes besides; unset ones are None or empty.
+        slurm: further arguments of `recipes.executors.slurm`; unset ones are None or empty.
 
     Raises:
-        ProfilingConfigError: it cannot start so many ranks, or was given what belongs to another one.
+        ProfilingConfigError: it cannot start that many ranks, or an option belongs to another executor.
     """
-    from recipes import executors
-
     if name is ExecutorName.slurm:
-        if slurm["account"] is None:
-            raise ProfilingConfigError("no --account", why="sbatch needs one", instead="Type --account NAME")
+        require(slurm["account"] is not None, "no --account", why="sbatch needs one", instead="Type --account NAME")
         return executors.slurm(nodes=nodes, ntasks_per_node=nproc_per_node, env=env, **slurm)
     given = [f"--{option.replace('_', '-')}" for option, value in slurm.items() if value and option != "time"]
-    if given:
-        raise ProfilingConfigError(
-            f"{', '.join(given)} with --executor {name.value}", why="it runs on this machine", instead="Type --executor slurm"
-        )
-    if nodes != 1:
-        raise ProfilingConfigError(
-            f"--nodes {nodes} on one machine", why=f"--executor {name.value} runs here", instead="Type --executor slurm"
-        )
-    if name is ExecutorName.local:
-        if nproc_per_node != 1:
-            raise ProfilingConfigError(
-                f"--executor local starts one process, not {nproc_per_node}",
-                why="without a launcher nothing starts the others",
-                instead="Type --executor local_torchrun, or --nproc-per-node 1",
-            )
-        return executors.local(env=env)
-    return executors.local_torchrun(ntasks_per_node=nproc_per_node, env=env)
+    given += [f"--nodes {nodes}"] if nodes != 1 else []
+    require(
+        not given,
+        f"{', '.join(given)} with --executor {name.value}",
+        why="it runs on this machine",
+        instead="Type --executor slurm",
+    )
+    if name is ExecutorName.local_torchrun:
+        return executors.local_torchrun(ntasks_per_node=nproc_per_node, env=env)
+    require(
+        nproc_per_node == 1,
+        f"--executor local starts one process, not {nproc_per_node}",
+        why="without a launcher nothing starts the others",
+        instead="Type --executor local_torchrun, or --nproc-per-node 1",
+    )
+    return executors.local(env=env)
 
 
 def make_task(
     kind: TaskKind, recipe: str, config: Path | None, overrides: Sequence[str], *, packaged: bool
 ) -> run.Script | run.Partial:
-    """The training as NeMo-Run is told of it.
+    """The training as a task of NeMo-Run.
 
     Args:
         kind: Script or Partial.
@@ -100,8 +108,6 @@ def make_task(
         overrides: settings over both.
         packaged: the job gets a copy of this checkout, and starts in it.
     """
-    import nemo_run as run
-
     if kind is TaskKind.partial:
         from launch.pretrain import build_config
         from launch.tasks import pretrain_partial
@@ -110,16 +116,15 @@ def make_task(
     arguments = ["--recipe", recipe, *(["--config", str(config.resolve())] if config else []), *overrides]
     # A cluster gets a copy of this checkout and starts there; this machine has the checkout itself.
     path = Path("launch", "pretrain.py") if packaged else ROOT / "launch" / "pretrain.py"
-    return run.Script(path=str(path), entrypoint="python", args=arguments, metadata=_settings_told(recipe))
+    return run.Script(path=str(path), entrypoint="python", args=arguments, metadata=_recipe_settings(recipe))
 
 
-def _settings_told(recipe: str) -> dict[str, str]:
-    """The recipe's own settings, for whoever reads the experiment and cannot import recipes: `bridge-profiling doctor`."""
+def _recipe_settings(recipe: str) -> dict[str, str]:
+    """The recipe's own settings as metadata, for `bridge-profiling doctor`, which cannot import recipes."""
     if importlib.util.find_spec("megatron") is None:
         return {}
     from bridge_profiling.doctor.experiment import SETTINGS_KEY
-    from recipes.catalog import get_recipe
-    from recipes.known_settings import known_settings
+    from recipes.catalog import get_recipe, known_settings
 
     return {SETTINGS_KEY: " ".join(known_settings(get_recipe(recipe)()))}
 
@@ -133,49 +138,40 @@ def submit(
     dry_run: bool,
     report: bool = False,
 ) -> Finished:
-    """Run it to its end.
+    """Run the training to its end.
 
     Args:
         name: the experiment's.
         task: the training.
         executor: where it runs.
-        plugins: what is applied to both.
+        plugins: applied to both.
         dry_run: print what would run instead.
-        report: analyse the captures in a job of its own afterwards. Its failure is told, and is not the training's.
+        report: analyse the captures in a second job afterwards. If that fails, the training has not failed.
     """
-    import nemo_run as run
-    from torchx.specs import AppState
-
-    from recipes.executor_checks import check_submission
-
-    # Around the experiment: NeMo-Run may print the rest of the log as it closes.
-    with without_the_profilers_own_lines(), _from_the_checkout(executor), run.Experiment(name) as experiment:
+    # The filter encloses the experiment, since NeMo-Run may print the rest of the log as it closes.
+    with without_the_profilers_own_lines(), _checkout_as_working_directory(executor), run.Experiment(name) as experiment:
         check_submission(executor, name, task.args if isinstance(task, run.Script) else ())
         experiment.add(task, executor=executor, name=name, plugins=plugins)
+        job = experiment.jobs[0]
         if report:
-            add_report(experiment, experiment.jobs[0], executor)
+            _add_report(experiment, job, executor)
         if dry_run:
-            for job in experiment.jobs:
-                _describe(job)
+            for each in experiment.jobs:
+                _describe(each)
             experiment.dryrun()
             return Finished(succeeded=True)
         experiment.run(detach=False, tail_logs=True)
-        job = experiment.jobs[0]
-        reported = experiment.jobs[1] if report else None
-    # NeMo-Run waits for the job as the experiment closes; only then is its state the last one.
+        job, *reports = experiment.jobs
+    # NeMo-Run waits for the job as the experiment closes; only then is its state final.
     if isinstance(executor, run.SlurmExecutor):
-        _wait_until_it_has_left(job)
-    captures = _captures_here(job)
-    return Finished(
-        job.state == AppState.SUCCEEDED, captures, None if reported is None else where_the_page_is(reported, captures)
-    )
+        _wait_until_gone(job)
+    captures = _local_captures(job)
+    return Finished(job.state == AppState.SUCCEEDED, captures, _report_line(reports[0], captures) if report else None)
 
 
 @contextlib.contextmanager
-def _from_the_checkout(executor: run.Executor) -> Iterator[None]:
-    """Where a job gets a copy of the checkout: submit from there, and say what the copy will not hold."""
-    import nemo_run as run
-
+def _checkout_as_working_directory(executor: run.Executor) -> Iterator[None]:
+    """For Slurm, whose jobs get a copy of the checkout: submit from there, and say what the copy will not contain."""
     if not isinstance(executor, run.SlurmExecutor):
         yield
         return
@@ -190,40 +186,76 @@ def _from_the_checkout(executor: run.Executor) -> Iterator[None]:
         yield
 
 
-def _wait_until_it_has_left(job: Any) -> None:
-    """Slurm calls a job cancelled or timed out while its ranks still write what they hold; wait until they are gone."""
+def _add_report(experiment: run.Experiment, training: Any, executor: run.Executor) -> None:
+    """Add the report's job; on Slurm it starts when the training has ended, even by a failure.
+
+    Args:
+        experiment: the training's.
+        training: the training's job, with its plugins applied.
+        executor: the training's, without plugins applied.
+    """
+    captures = training.executor.env_vars[OUTPUT_DIR_VARIABLE]
+    if isinstance(executor, run.SlurmExecutor):
+        # One task on one node without a GPU, in the same container.
+        where = executor.clone()
+        where.nodes = where.ntasks_per_node = 1
+        where.launcher = None
+        where.gpus_per_node = where.gpus_per_task = where.torchrun_nproc_per_node = None
+        where.time = _REPORT_TIME
+        where.dependency_type = "afterany"
+        if training.executor.container_image is not None and captures.startswith(RUNDIR):
+            # Each job sees its own directory under that name, so the training's is mounted under another.
+            where.container_mounts = [*where.container_mounts, f"{_job_directory(training.executor)}:{_TRAINING}"]
+            captures = _TRAINING + captures.removeprefix(RUNDIR)
+    else:
+        where = executors.local(env=executor.env_vars)
+    arguments = ["report", captures, "-o", os.path.join(captures, PAGE)]
+    script = run.Script(path="bridge_profiling.cli", entrypoint="python", m=True, args=arguments)
+    experiment.add(script, executor=where, name="report", dependencies=[training.id])
+
+
+def _job_directory(executor: run.SlurmExecutor) -> str:
+    """The job's directory on the cluster."""
+    return os.path.join(executor.tunnel.job_dir, Path(executor.job_dir).name)
+
+
+def _wait_until_gone(job: Any) -> None:
+    """Wait until the ranks are gone: Slurm reports a job as cancelled or timed out while they still write."""
     number = re.search(r"(\d+)$", str(job.handle))
     deadline = time.monotonic() + _LEAVING_SECONDS
     while number is not None and time.monotonic() < deadline:
-        left = job.executor.tunnel.run(f"squeue --noheader --jobs={number.group(1)}", hide=True, warn=True)
-        if not left.stdout.strip():
+        listed = job.executor.tunnel.run(f"squeue --noheader --jobs={number.group(1)}", hide=True, warn=True)
+        if not listed.stdout.strip():
             return
         time.sleep(1)
 
 
-def _captures_here(job: Any) -> Path | None:
-    """Where this machine finds the captures of a job; None, with a word about where they are, when that is elsewhere."""
-    import nemo_run as run
-
-    from bridge_profiling.config import OUTPUT_DIR_VARIABLE
-    from recipes.batch_script import RUNDIR
-
-    place = job.executor.env_vars.get(OUTPUT_DIR_VARIABLE)
-    if place is None:
+def _local_captures(job: Any) -> Path | None:
+    """The directory of a job's captures on this machine; if it is on another machine, print where, and return None."""
+    captures = job.executor.env_vars.get(OUTPUT_DIR_VARIABLE)
+    if captures is None:
         return None
     if isinstance(job.executor, run.SlurmExecutor):
-        if place.startswith(f"{RUNDIR}/"):  # as a container sees the job's directory
-            place = os.path.join(job.executor.tunnel.job_dir, Path(job.executor.job_dir).name, place[len(RUNDIR) + 1 :])
+        if captures.startswith(f"{RUNDIR}/"):  # as a container sees the job's directory
+            captures = os.path.join(_job_directory(job.executor), captures[len(RUNDIR) + 1 :])
         if isinstance(job.executor.tunnel, run.SSHTunnel):
-            print(f"the captures are on {job.executor.tunnel.host}, in {place}")
+            print(f"the captures are on {job.executor.tunnel.host}, in {captures}")
             return None
-    return Path(place)
+    return Path(captures)
+
+
+def _report_line(job: Any, captures: Path | None) -> str:
+    """A line that says where the report is, or that there is none, which is not a failure of the training."""
+    page = None if captures is None else captures / PAGE
+    if page is not None and page.is_file():
+        return f"report: {page}"
+    if job.state == AppState.SUCCEEDED:
+        return f"report: {PAGE}, next to the captures"
+    return f"no report: its job failed, as its log says, above and in {job.executor.job_dir}; the captures are complete"
 
 
 def _describe(job: Any) -> None:
-    """Print what the plugins made of the task and the executor."""
-    import nemo_run as run
-
+    """Print the task and the executor as the plugins changed them."""
     launcher = job.executor.get_launcher()
     print(f"executor   {type(job.executor).__name__}, launcher {type(launcher).__name__}")
     if isinstance(job.task, run.Script):

@@ -1,4 +1,4 @@
-"""Recipes as NeMo-Run tasks: `run.Partial(pretrain, config=…)` that can be edited and submitted.
+"""Recipes as NeMo-Run tasks: `run.Partial(pretrain, config=…)`, which can be edited and submitted.
 
 Submit host only; on the NeMo-Run command line they are `--factory gpt_tiny`, `llama3_8b` and so on.
 """

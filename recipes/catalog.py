@@ -1,25 +1,25 @@
-"""The recipes by the names under which a command line finds them, and the GPUs each was laid out for."""
+"""The recipes by name, the number of ranks each is meant for, and the settings that `bridge-profiling doctor` reads."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from operator import attrgetter
 
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.overrides import format_override
+from recipes import models
 from recipes.config import ConfigContainer
-from recipes.gpt import gpt_125m, gpt_tiny
-from recipes.llama import llama3_8b, llama32_1b
-from recipes.qwen import qwen3_30b_a3b
 
 RECIPES: dict[str, Callable[[], ConfigContainer]] = {
-    "gpt_tiny": gpt_tiny,
-    "gpt_125m": gpt_125m,
-    "llama32_1b": llama32_1b,
-    "llama3_8b": llama3_8b,
-    "qwen3_30b_a3b": qwen3_30b_a3b,
+    "gpt_tiny": models.gpt_tiny,
+    "gpt_125m": models.gpt_125m,
+    "llama32_1b": models.llama32_1b,
+    "llama3_8b": models.llama3_8b,
+    "qwen3_30b_a3b": models.qwen3_30b_a3b,
 }
 
-#: Ranks a recipe is meant for, one a GPU (gpt_tiny: one a CPU core); multiples of them add data parallelism.
+#: Ranks a recipe is meant for, one per GPU (gpt_tiny: one per CPU core); multiples of them add data parallelism.
 RANKS = {"gpt_tiny": 1, "gpt_125m": 1, "llama32_1b": 1, "llama3_8b": 8, "qwen3_30b_a3b": 16}
 
 
@@ -27,13 +27,25 @@ def get_recipe(name: str) -> Callable[[], ConfigContainer]:
     """The recipe of that name.
 
     Raises:
-        ProfilingConfigError: there is none; the message names the nearest.
+        ProfilingConfigError: no recipe has it; the message names the nearest.
     """
     if name in RECIPES:
         return RECIPES[name]
     nearest = difflib.get_close_matches(name, RECIPES, n=1)
     raise ProfilingConfigError(
-        f"there is no recipe {name!r}",
+        f"unknown recipe {name!r}",
         why=f"the recipes are {', '.join(RECIPES)}",
         instead=f"Type {nearest[0] if nearest else next(iter(RECIPES))}",
     )
+
+
+def known_settings(config: ConfigContainer) -> list[str]:
+    """The settings that `bridge-profiling doctor` reads, as overrides (`model.num_layers=12`); it imports no recipe.
+
+    Args:
+        config: a configuration, finalized or not; the sections' defaults are included.
+    """
+    # Imported late: ranks take recipes from this module, and do not need the doctor.
+    from bridge_profiling.doctor.request import LOOKUPS
+
+    return [format_override(key, attrgetter(key)(config)) for key in LOOKUPS]

@@ -19,9 +19,9 @@ from bridge_profiling.layout import ParallelLayout
 
 @dataclass(kw_only=True)
 class GPTModelConfig(TransformerConfig):
-    """The `model` section: megatron-core's TransformerConfig, and what its GPTModel takes beside it.
+    """The `model` section: megatron-core's TransformerConfig, and the further arguments of its GPTModel.
 
-    `bf16` and `fp16` choose the precision; `params_dtype`, `pipeline_dtype` and the optimizer's follow from them.
+    `bf16` and `fp16` select the precision; `params_dtype`, `pipeline_dtype` and the optimizer's are derived from them.
     """
 
     vocab_size: int = 0
@@ -31,10 +31,10 @@ class GPTModelConfig(TransformerConfig):
     """Tokens in a sequence, and the length of learned position embeddings."""
 
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "learned_absolute"
-    """How positions enter the model."""
+    """Kind of position embeddings."""
 
     rotary_percent: float = 1.0
-    """Share of a head's channels that rotary embeddings turn (`rope` only)."""
+    """Share of a head's channels that rotary embeddings rotate (`rope` only)."""
 
     rotary_base: int = 10000
     """Base period of rotary embeddings (`rope` only)."""
@@ -43,13 +43,13 @@ class GPTModelConfig(TransformerConfig):
     """Stretch rotary embeddings beyond the 8,192 tokens they were trained on, as Llama 3.1 and later do (`rope` only)."""
 
     rope_scaling_factor: float = 8.0
-    """How far they are stretched (`rope_scaling` only)."""
+    """Factor by which they are stretched (`rope_scaling` only)."""
 
     share_embeddings_and_output_weights: bool = True
     """Use the input embedding as the output layer's weight."""
 
     transformer_impl: Literal["local", "transformer_engine"] | None = None
-    """Whose layers: Transformer Engine's, or megatron-core's own; null takes the first where the job can import them."""
+    """Transformer Engine's layers or megatron-core's own; null uses the first if the job can import them."""
 
     torch_compile: bool = False
     """Compile each transformer layer's forward and backward with torch.compile."""
@@ -60,14 +60,14 @@ class GPTModelConfig(TransformerConfig):
 
 @dataclass(kw_only=True)
 class TrainConfig:
-    """The `train` section: how long, in what batches, and how often to evaluate."""
+    """The `train` section: length, batches, evaluations, garbage collection and early exits."""
 
     train_iters: int = 20
     """Iterations of the whole training; the last one is `train_iters - 1`."""
 
     start_iteration: int = 0
-    """First iteration to run: 0-based. Data and learning rate go on from there; weights start anew, unlike after a resume
-    from `checkpoint.load`, which sets this field itself."""
+    """First iteration to run, 0-based. Data and learning rate continue from there, but with new weights; a resume from
+    `checkpoint.load` sets this field itself."""
 
     micro_batch_size: int = 2
     """Sequences a rank works on at a time."""
@@ -76,33 +76,33 @@ class TrainConfig:
     """Sequences an iteration consumes over all data-parallel ranks."""
 
     eval_interval: int | None = None
-    """Evaluate after every so many iterations; null never does."""
+    """Iterations between two evaluations; null never evaluates."""
 
     eval_iters: int = 2
     """Global batches in one evaluation."""
 
     manual_gc: bool = False
-    """Keep Python from collecting garbage when it likes, which would stall one rank and with it all that wait for it."""
+    """Disable Python's automatic garbage collection, which would stall one rank and all ranks that wait for it."""
 
     manual_gc_interval: int = 0
-    """With `manual_gc`, collect on every rank after every so many iterations; 0 collects at the start only."""
+    """With `manual_gc`, iterations between two collections on every rank; 0 collects at the start only."""
 
     exit_signal_handler: bool = False
     """On `exit_signal`, finish the iteration, save a checkpoint where `checkpoint.save` is set, and end with exit code 0.
-    Ranks exchange 8 bytes in each iteration for it. Off, the first SIGTERM ends the training at once with exit code 143."""
+    Ranks exchange 8 bytes in each iteration for it. If off, the first SIGTERM ends the training at once with exit code 143."""
 
     exit_signal_handler_for_dataloader: bool = False
-    """Have the data loader's processes (`dataset.num_workers`) ignore `exit_signal`. Where the launcher signals every process,
-    as torchrun and Slurm do, it reaches them too: they would die of it, and with them the training before its checkpoint."""
+    """Have the data loader's processes (`dataset.num_workers`) ignore `exit_signal`. torchrun and Slurm signal every process,
+    so these processes would die, and the training would fail before its checkpoint."""
 
     exit_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
-    """The signal of `exit_signal_handler`, on any rank; Slurm sends SIGUSR1 some time before the end with --signal=USR1@120."""
+    """The signal of `exit_signal_handler`, on any rank; with --signal=USR1@120, Slurm sends SIGUSR1 120 s before the end."""
 
     exit_duration_in_mins: float | None = None
-    """Minutes after which to stop likewise, counted from the start of this process; null never does."""
+    """Minutes after which to stop in the same way, counted from the start of this process; null never does."""
 
     exit_interval: int | None = None
-    """Stop likewise when the number of completed iterations is a multiple of this; null never does."""
+    """Stop in the same way when the number of completed iterations is a multiple of this; null never does."""
 
 
 @dataclass(kw_only=True)
@@ -124,76 +124,76 @@ class SchedulerConfig:
 
 @dataclass(kw_only=True)
 class DatasetConfig:
-    """The `dataset` section: Megatron's indexed token files, or mock data made up in memory from a seed."""
+    """The `dataset` section: Megatron's indexed token files, or mock data generated in memory from a seed."""
 
     blend: list[str] | None = None
-    """Indexed data sets by their path without `.bin` and `.idx`; null is megatron-core's mock data."""
+    """Paths of indexed data sets without `.bin` and `.idx`; null is megatron-core's mock data."""
 
     blend_weights: list[float] | None = None
-    """Share of each of them in the samples; null takes them in proportion to their sizes."""
+    """Share of each data set in the samples; null weighs them by their sizes."""
 
     split: str = "90,10,0"
     """Shares of the documents for training, evaluation and test (indexed data only)."""
 
     path_to_cache: str | None = None
-    """Directory of the sample indices, which global rank 0 builds and every node must see; null is beside the data."""
+    """Directory of the sample indices, which global rank 0 builds and every node must see; null is next to the data."""
 
     random_seed: int = 1234
-    """Seed of the order in which samples come."""
+    """Seed of the order of samples."""
 
     reset_position_ids: bool = False
-    """Count positions anew after each end of document."""
+    """Restart positions after each end of document."""
 
     reset_attention_mask: bool = False
-    """Keep attention within a document; a mask then travels with each batch."""
+    """Restrict attention to a document; each batch then includes a mask."""
 
     eod_mask_loss: bool = False
-    """Leave end-of-document tokens out of the loss."""
+    """Exclude end-of-document tokens from the loss."""
 
     num_workers: int = 0
-    """Processes of each rank that load its data; 0 loads in the training process."""
+    """Processes per rank that load its data; 0 loads in the training process."""
 
     prefetch_factor: int | None = None
     """Microbatches each of these processes loads ahead; null is torch's own, 2."""
 
     pin_memory: bool = True
-    """Load into pinned memory, from which copies to a GPU overlap with its work; nothing without a GPU."""
+    """Load into pinned memory, so that copies to a GPU overlap with its work; no effect without a GPU."""
 
 
 @dataclass(kw_only=True)
 class TokenizerConfig:
-    """The `tokenizer` section: there is none, since data are token ids already."""
+    """The `tokenizer` section: only its size, since the data are token ids already."""
 
     vocab_size: int | None = None
-    """Distinct tokens, the end-of-document token not counted; null is `model.vocab_size - 1`."""
+    """Distinct tokens, excluding the end-of-document token; null is `model.vocab_size - 1`."""
 
 
 @dataclass(kw_only=True)
 class LoggerConfig:
-    """The `logger` section: what a run says about its progress."""
+    """The `logger` section: progress lines and the file of losses."""
 
     log_interval: int = 1
-    """Print a line after every so many iterations."""
+    """Iterations between two lines."""
 
     loss_file: str | None = None
-    """Also write one JSON line an iteration here, with the loss as a hexadecimal float, so that runs compare bit for bit."""
+    """File for one JSON line per iteration, with the loss as a hexadecimal float, so that runs compare bit for bit."""
 
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    """The `checkpoint` section: where the training's state is kept, so that a restarted job goes on."""
+    """The `checkpoint` section: directories of the training's state, from which a restarted job resumes."""
 
     save: str | None = None
-    """Directory for checkpoints, which every rank must see: one at each exit that is no failure, and at `save_interval`."""
+    """Directory for checkpoints, which every rank must see. Saves at each exit without failure, and at `save_interval`."""
 
     save_interval: int | None = None
-    """Also save after every so many iterations; null does not."""
+    """Iterations between two checkpoints; null saves at exits only."""
 
     most_recent_k: int | None = None
-    """Keep only so many of the checkpoints under `save`, those written last; null keeps all."""
+    """Number of checkpoints to keep under `save`, those written last; null keeps all."""
 
     load: str | None = None
-    """Directory to resume from, at its newest checkpoint; without one there yet, training starts from scratch."""
+    """Directory whose newest checkpoint to resume from; while it holds none, training starts from scratch."""
 
 
 @dataclass(kw_only=True)
@@ -206,7 +206,7 @@ class RNGConfig:
 
 @dataclass(kw_only=True)
 class DistributedConfig:
-    """The `dist` section: how ranks talk."""
+    """The `dist` section: communication between ranks."""
 
     distributed_backend: Literal["nccl", "gloo"] | None = None
     """torch.distributed's backend; null is nccl on GPUs and gloo on CPUs."""
@@ -225,7 +225,7 @@ class DistributedConfig:
 
 @dataclass(kw_only=True)
 class MonitorConfig:
-    """The `monitor` section: what each rank tells of its GPU, its process and its iterations meanwhile. Off by default."""
+    """The `monitor` section: metrics of each rank's GPU, process and iterations during the training. Off by default."""
 
     jsonl: bool = False
     """Append samples and alerts to `monitor/rank-<rank>.jsonl` in the profiles' output directory."""
@@ -234,18 +234,18 @@ class MonitorConfig:
     """Serve Prometheus at this port plus the local rank; null serves nothing."""
 
     bind: str = "127.0.0.1"
-    """The address to serve at; 0.0.0.0 for a Prometheus on another machine. Whoever reaches it can read."""
+    """The address to serve at; 0.0.0.0 for a Prometheus on another machine. It requires no password."""
 
     tensorboard: bool = False
     """Write scalars to `monitor/tensorboard/rank-<rank>` in the profiles' output directory."""
 
     interval: float | None = None
-    """Seconds between two samples; null is one, and more where a thread would hold the lock of Python for too long."""
+    """Seconds between two samples; null is one, or more if a sample would hold Python's global lock for too long."""
 
 
 @dataclass(kw_only=True)
 class ConfigContainer:
-    """Everything a training needs to know, one section a concern."""
+    """The whole configuration of a training, one section per concern."""
 
     model: GPTModelConfig = field(default_factory=GPTModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -263,10 +263,10 @@ class ConfigContainer:
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def layout(self, world_size: int) -> ParallelLayout:
-        """Where each of `world_size` ranks stands.
+        """The parallel layout of `world_size` ranks.
 
         Raises:
-            ProfilingConfigError: the ranks cannot be divided so.
+            ProfilingConfigError: the ranks cannot be divided by these sizes.
         """
         model = self.model
         return ParallelLayout(

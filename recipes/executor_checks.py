@@ -1,6 +1,6 @@
-"""Executors and submissions that would fail in the queue, or run wrongly there, refused before they are submitted.
+"""Refuses executors and submissions that would fail in the queue, or run wrongly there, before they are submitted.
 
-Also executors made elsewhere, on the NeMo-Run command line for example. Changes nothing.
+Also executors made elsewhere, for example on the NeMo-Run command line. Changes nothing.
 """
 
 import os
@@ -16,19 +16,28 @@ from recipes.batch_script import RUNDIR, arrives_as_it_is, exports, names_anothe
 
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: What a directory's path may hold: NeMo-Run gives it to a shell unquoted, Slurm reads % as a pattern, Pyxis : and , too.
+
+#: Allowed characters of a directory: NeMo-Run passes it to a shell unquoted, Slurm reads % as a pattern, Pyxis : and , too.
 _DIRECTORY = re.compile(r"/[\w./@+=-]*", re.ASCII)
 
 
 def check_executor(executor: run.Executor) -> None:
-    """Refuse an executor whose job would fail, or run wrongly, after submission; also one made elsewhere.
+    """Refuse an executor whose job would fail, or run wrongly, after submission.
 
     Raises:
-        ProfilingConfigError: says which field, why, and what to type.
+        ProfilingConfigError: names the field, the reason, and what to type.
     """
     if isinstance(executor, (run.LocalExecutor, run.SlurmExecutor)):
-        _check_count(executor.nodes, "nodes")
-        _check_count(executor.ntasks_per_node, "ntasks_per_node")
+        counts = ["nodes", "ntasks_per_node"]
+        counts += ["gpus_per_node"] if getattr(executor, "gpus_per_node", None) is not None else []
+        for name in counts:
+            value = getattr(executor, name)
+            require(
+                isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+                f"{name}={value!r} is not a number of at least 1",
+                why="a job has at least one of them",
+                instead=f"Type {name}=1 or more",
+            )
     check_launcher(executor)
     for name, value in executor.env_vars.items():
         check_variable(name, value)
@@ -42,68 +51,34 @@ def check_submission(executor: run.Executor, name: str, arguments: Sequence[str]
     Args:
         executor: where it is submitted.
         name: the experiment's name, which becomes a directory's.
-        arguments: what a run.Script is given; a run.Partial's config is sent as it is.
+        arguments: of a run.Script; a run.Partial's config is sent unchanged.
 
     Raises:
-        ProfilingConfigError: says which, why, and what to type.
+        ProfilingConfigError: names the text, the reason, and what to type.
     """
     if not isinstance(executor, run.SlurmExecutor):
         return
     bare = executor.container_image is None
     require(
-        _DIRECTORY.fullmatch(f"/{name}") is not None and not (bare and f"/{name}".startswith(RUNDIR)),
+        _DIRECTORY.fullmatch(f"/{name}") and not (bare and f"/{name}".startswith(RUNDIR)),
         f"the name {name!r} cannot be a Slurm experiment's",
         why=f"it becomes a directory, whose path NeMo-Run writes unquoted{' and searches for ' + RUNDIR if bare else ''}",
         instead="Choose one of letters, digits and ._- that does not start with nemo_run",
     )
-    for argument in arguments:
-        require(
-            not (bare and names_another_path(argument)),
-            f"the argument {argument!r} holds a path that contains {RUNDIR!r}",
-            why="without a container NeMo-Run replaces that text by the job's directory all over the batch script",
-            instead="Use another path, or a run.Partial, whose config is sent as it is",
-        )
-
-
-def _check_slurm(executor: run.SlurmExecutor) -> None:
-    require(
-        isinstance(executor.account, str) and bool(executor.account.strip()),
-        "no Slurm account is given",
-        why="sbatch needs one, and NeMo-Run names the job after it",
-        instead='Type slurm(account="…"), or run.executor.account=… on the command line',
-    )
-    if executor.gpus_per_node is not None:
-        _check_count(executor.gpus_per_node, "gpus_per_node")
-    require(
-        isinstance(executor.time, str) and _TIME.fullmatch(executor.time) is not None,
-        f"time={executor.time!r} is not a Slurm time limit",
-        why="Slurm reads minutes, MM:SS, HH:MM:SS or D-HH:MM:SS",
-        instead='Type for example time="00:30:00"',
-    )
-    for name, value in executor.env_vars.items():
-        require(
-            arrives_as_it_is(name, value, container=executor.container_image is not None),
-            f"the environment variable {name}={value!r} would not arrive in the job as it is",
-            why="NeMo-Run writes its name in capitals and its value unquoted, and replaces the text /nemo_run in it",
-            instead=f"Type slurm(env={{{name!r}: {value!r}}}), which quotes it, or setup_lines={exports({name: value})[0]!r}",
-        )
-    for mount in executor.container_mounts:
-        _check_mount(mount, executor)
-    _check_tunnel(executor)
-    if executor.container_image is None:
-        _check_texts(executor)
+    for argument in arguments if bare else ():
+        _check_replacement("an argument", argument, "Use another path, or a run.Partial, whose config is sent unchanged")
 
 
 def check_variable(name: object, value: object) -> None:
-    """Refuse what no environment can hold.
+    """Refuse variables that no environment can hold.
 
     Raises:
-        ProfilingConfigError: a name that is none, or a value that is no text.
+        ProfilingConfigError: the name is invalid, or the value is not text.
     """
     require(
-        isinstance(name, str) and _ENV_NAME.fullmatch(name) is not None,
+        isinstance(name, str) and _ENV_NAME.fullmatch(name),
         f"{name!r} is not a name of an environment variable",
-        why="a shell knows letters, digits and _ in it",
+        why="shells accept letters, digits and _",
         instead="Choose another name",
     )
     require(
@@ -114,21 +89,48 @@ def check_variable(name: object, value: object) -> None:
     )
 
 
-def _check_texts(executor: run.SlurmExecutor) -> None:
-    """Refuse what the replacement of /nemo_run would change in the rest of the script."""
-    for name in ("setup_lines", "comment", "job_name_prefix", "srun_args", "additional_parameters"):
+def _check_slurm(executor: run.SlurmExecutor) -> None:
+    bare = executor.container_image is None
+    require(
+        isinstance(executor.account, str) and executor.account.strip(),
+        "no Slurm account is given",
+        why="sbatch needs one, and NeMo-Run names the job after it",
+        instead='Type slurm(account="…"), or run.executor.account=… on the command line',
+    )
+    require(
+        isinstance(executor.time, str) and _TIME.fullmatch(executor.time),
+        f"time={executor.time!r} is not a Slurm time limit",
+        why="Slurm reads minutes, MM:SS, HH:MM:SS or D-HH:MM:SS",
+        instead='Type for example time="00:30:00"',
+    )
+    for name, value in executor.env_vars.items():
+        require(
+            arrives_as_it_is(name, value, container=not bare),
+            f"the environment variable {name}={value!r} would not arrive in the job unchanged",
+            why="NeMo-Run writes its name in capitals and its value unquoted, and replaces the text /nemo_run in it",
+            instead=f"Type slurm(env={{{name!r}: {value!r}}}), which quotes it, or setup_lines={exports({name: value})[0]!r}",
+        )
+    for mount in executor.container_mounts:
+        _check_mount(mount, bare=bare)
+    _check_tunnel(executor.tunnel, bare=bare)
+    for name in ("setup_lines", "comment", "job_name_prefix", "srun_args", "additional_parameters") if bare else ():
         value = getattr(executor, name)
-        items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-        for text in items:
-            require(
-                not isinstance(text, str) or not names_another_path(text),
-                f"{name} holds {text!r}, and a path in it contains {RUNDIR!r}",
-                why="without a container NeMo-Run replaces that text by the job's directory all over the batch script",
-                instead="Use another path" if name != "setup_lines" else "Write it with quotes between: /''nemo_run",
-            )
+        for text in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
+            instead = "Write it with quotes between: /''nemo_run" if name == "setup_lines" else "Use another path"
+            _check_replacement(name, text, instead)
 
 
-def _check_mount(mount: object, executor: run.SlurmExecutor) -> None:
+def _check_replacement(name: str, text: object, instead: str) -> None:
+    """Refuse text of a batch script in which NeMo-Run would replace a part of a path."""
+    require(
+        not isinstance(text, str) or not names_another_path(text),
+        f"{name} holds {text!r}, and a path in it contains {RUNDIR!r}",
+        why="without a container NeMo-Run replaces that text by the job's directory everywhere in the batch script",
+        instead=instead,
+    )
+
+
+def _check_mount(mount: object, *, bare: bool) -> None:
     parts = mount.split(":") if isinstance(mount, str) else []
     require(
         len(parts) in (2, 3) and all(parts) and "," not in "".join(parts[:2]),
@@ -137,7 +139,7 @@ def _check_mount(mount: object, executor: run.SlurmExecutor) -> None:
         instead='Type for example mounts=["/data:/data"]',
     )
     require(
-        executor.container_image is not None,
+        not bare,
         f"the mount {mount!r} has no container",
         why="without container_image the job runs on the node itself, and mounts are dropped",
         instead="Give container_image, or leave the mounts out",
@@ -150,45 +152,34 @@ def _check_mount(mount: object, executor: run.SlurmExecutor) -> None:
     )
 
 
-def _check_tunnel(executor: run.SlurmExecutor) -> None:
-    home = os.path.join(get_nemorun_home(), "experiments")
-    job_dir = executor.tunnel.job_dir
-    move = "NEMORUN_HOME"
-    if isinstance(executor.tunnel, run.LocalTunnel):
+def _check_tunnel(tunnel: run.SSHTunnel | run.LocalTunnel, *, bare: bool) -> None:
+    job_dir, setting = tunnel.job_dir, "job_dir"
+    if isinstance(tunnel, run.LocalTunnel):
+        home = os.path.join(get_nemorun_home(), "experiments")
         require(
             not job_dir or os.path.abspath(job_dir) == os.path.abspath(home),
             f"LocalTunnel(job_dir={job_dir!r}) is not where NeMo-Run writes the batch script",
             why="a LocalTunnel copies nothing, so sbatch would not find it",
             instead=f'Leave the tunnel out, or type LocalTunnel(job_dir=""); NEMORUN_HOME={get_nemorun_home()} moves both',
         )
-        job_dir = home
+        job_dir, setting = home, "NEMORUN_HOME"
     else:
-        move = "job_dir"
         for name in ("host", "user"):
             require(
-                isinstance(getattr(executor.tunnel, name), str) and getattr(executor.tunnel, name) != "",
-                f"the SSH tunnel's {name} is {getattr(executor.tunnel, name)!r}",
+                isinstance(getattr(tunnel, name), str) and getattr(tunnel, name),
+                f"the SSH tunnel's {name} is {getattr(tunnel, name)!r}",
                 why="it says where to log in",
                 instead=f'Type {name}="…"',
             )
     require(
-        isinstance(job_dir, str) and _DIRECTORY.fullmatch(job_dir) is not None,
+        isinstance(job_dir, str) and _DIRECTORY.fullmatch(job_dir),
         f"the job directory {job_dir!r} is not an absolute path of letters, digits and ./_@+=-",
         why="NeMo-Run and Slurm read it unquoted, and Slurm reads % in it as a pattern",
-        instead=f"Choose another with {move}",
+        instead=f"Choose another with {setting}",
     )
     require(
-        executor.container_image is not None or RUNDIR not in job_dir,
+        not bare or RUNDIR not in job_dir,
         f"the job directory {job_dir!r} contains {RUNDIR!r}",
-        why="without a container NeMo-Run replaces that text by the job's directory all over the batch script",
-        instead=f"Choose a directory whose path does not contain it, with {move}",
-    )
-
-
-def _check_count(value: object, name: str) -> None:
-    require(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 1,
-        f"{name}={value!r} is not a number of at least 1",
-        why="a job has at least one of them",
-        instead=f"Type {name}=1 or more",
+        why="without a container NeMo-Run replaces that text by the job's directory everywhere in the batch script",
+        instead=f"Choose a directory whose path does not contain it, with {setting}",
     )

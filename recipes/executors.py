@@ -1,7 +1,7 @@
-"""Where a training runs: executors for this machine and for Slurm, checked before anything is submitted.
+"""Executors for this machine and for Slurm, checked before anything is submitted.
 
-Each returns a real NeMo-Run executor. On the NeMo-Run command line they are `run.executor=local`, `local_torchrun` and
-`slurm`. Submit host only; a rank never imports this.
+Each function returns a real NeMo-Run executor. On the NeMo-Run command line they are `run.executor=local`, `local_torchrun`
+and `slurm`. Submit host only; a rank never imports this.
 """
 
 # No `from __future__ import annotations`: NeMo-Run reads the annotations of factories.
@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 import nemo_run as run
 
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.errors import require
 from recipes.batch_script import RUNDIR, arrives_as_it_is, exports, quoted
 from recipes.executor_checks import check_executor, check_variable
 
@@ -27,12 +27,12 @@ def local(*, env: Mapping[str, str] | None = None) -> run.LocalExecutor:
     """One process on this machine, without a launcher.
 
     Args:
-        env: environment variables of the job, over the ones set here.
+        env: environment variables of the job, in addition to those set here.
 
     Raises:
-        ProfilingConfigError: an entry of `env` that is no text.
+        ProfilingConfigError: an entry of `env` is not text.
     """
-    return _checked(run.LocalExecutor(ntasks_per_node=1, env_vars=_local_env() | dict(env or {})))
+    return _local(1, None, env)
 
 
 def local_torchrun(ntasks_per_node: int = 2, *, env: Mapping[str, str] | None = None) -> run.LocalExecutor:
@@ -40,14 +40,29 @@ def local_torchrun(ntasks_per_node: int = 2, *, env: Mapping[str, str] | None = 
 
     Args:
         ntasks_per_node: number of ranks.
-        env: environment variables of the job, over the ones set here.
+        env: environment variables of the job, in addition to those set here.
 
     Raises:
-        ProfilingConfigError: no rank at all, or an entry of `env` that is no text.
+        ProfilingConfigError: the number of ranks is below 1, or an entry of `env` is not text.
     """
-    return _checked(
-        run.LocalExecutor(ntasks_per_node=ntasks_per_node, launcher="torchrun", env_vars=_local_env() | dict(env or {}))
-    )
+    return _local(ntasks_per_node, "torchrun", env)
+
+
+def _local(ntasks_per_node: int, launcher: str | None, env: Mapping[str, str] | None) -> run.LocalExecutor:
+    def prepended(directory: str, variable: str) -> str:
+        return os.pathsep.join(filter(None, (directory, os.environ.get(variable, ""))))
+
+    variables = {
+        # The job uses the `python` and `torchrun` that submit it, even if the environment is not activated.
+        "PATH": prepended(os.path.dirname(sys.executable), "PATH"),
+        # A job starts in another directory, and must find `recipes` and `launch`.
+        "PYTHONPATH": prepended(str(_ROOT), "PYTHONPATH"),
+        # Ranks on one machine share its cores; a thread pool in each of them makes all of them slower.
+        "OMP_NUM_THREADS": "1",
+    }
+    executor = run.LocalExecutor(ntasks_per_node=ntasks_per_node, launcher=launcher, env_vars=variables | dict(env or {}))
+    check_executor(executor)
+    return executor
 
 
 def slurm(
@@ -82,16 +97,16 @@ def slurm(
         time: time limit, as Slurm writes it.
         container_image: image for Pyxis; None runs on the nodes themselves.
         mounts: `source:destination` pairs for the container.
-        env: environment variables of the job. They arrive as they are written, in names and values; no `$NAME` in them is
-            expanded, and `/nemo_run` as a path of its own is the job's directory. In a container a variable that the image
-            sets itself keeps the image's value, unless the option `container_env` names it.
+        env: environment variables of the job. Names and values arrive unchanged; no `$NAME` in them is expanded, and
+            `/nemo_run` as a path of its own is the job's directory. In a container, a variable that the image sets keeps the
+            image's value, unless the option `container_env` names it.
         venv: virtual environment, on the nodes, whose `python` and `torchrun` a job without a container uses. None is the
-            one that submits; through SSH, what the nodes have on their PATH.
+            one that submits; through SSH, the programs on the nodes' PATH.
         host: machine of the cluster to submit on, through SSH; None submits from this one.
-        user: name to log in there; None is the name here.
+        user: login name there; None is the name here.
         job_dir: directory on the cluster for the job's code, logs and captures; with `host`.
-        identity: file of the SSH key; None asks for a password where no agent has a key.
-        tunnel: a run.SSHTunnel or run.LocalTunnel made elsewhere, in place of the four above.
+        identity: file of the SSH key; None asks for a password if no agent has a key.
+        tunnel: an existing run.SSHTunnel or run.LocalTunnel, in place of the four above.
         launcher: `torchrun`, `ft`, a launcher object, or None for one Slurm task a rank.
         setup_lines: shell lines of the batch script, run once before the ranks start, after the variables above are set.
         options: further fields of run.SlurmExecutor.
@@ -100,15 +115,14 @@ def slurm(
         ProfilingConfigError: a value that Slurm or NeMo-Run would refuse, or misread, after submission.
     """
     unknown = sorted(set(options) - set(run.SlurmExecutor.__dataclass_fields__))
-    if unknown:
-        raise ProfilingConfigError(
-            f"slurm() does not know {', '.join(unknown)}",
-            why="further options are fields of run.SlurmExecutor",
-            instead="Leave it out, or put the sbatch option into additional_parameters",
-        )
+    require(
+        not unknown,
+        f"slurm() does not accept {', '.join(unknown)}",
+        why="further options are fields of run.SlurmExecutor",
+        instead="Leave it out, or put the sbatch option into additional_parameters",
+    )
     if ntasks_per_node is None:
-        # One rank a GPU has to be said here: under torchrun NeMo-Run starts ntasks_per_node ranks a node, whatever
-        # gpus_per_node says.
+        # Set explicitly: under torchrun, NeMo-Run starts ntasks_per_node ranks on a node and ignores gpus_per_node.
         ntasks_per_node = gpus_per_node or 1
     variables = _SLURM_ENV | dict(env or {})
     for name, value in variables.items():
@@ -116,7 +130,7 @@ def slurm(
         require(
             re.search(rf"\$({re.escape(name)}\b|{{{re.escape(name)}}})", value) is None,
             f"the environment variable {name}={value!r} refers to itself",
-            why="a value arrives in the job as it is written, so its old value would be lost",
+            why="a value arrives in the job unchanged, so its old value would be lost",
             instead=f"Write it as a line of the batch script: setup_lines='export {name}=\"{value}\"'",
         )
     if venv is None and host is None and not isinstance(tunnel, run.SSHTunnel):
@@ -130,23 +144,23 @@ def slurm(
     lines = [_path_line(venv)] if venv is not None and container_image is None and "PATH" not in variables else []
     lines += exports({name: value for name, value in variables.items() if not arrives_as_it_is(name, value)})
     lines += [setup_lines] if setup_lines else []
-    return _checked(
-        run.SlurmExecutor(
-            account=account,
-            partition=partition,
-            nodes=nodes,
-            gpus_per_node=gpus_per_node,
-            ntasks_per_node=ntasks_per_node,
-            time=time,
-            container_image=container_image,
-            container_mounts=list(mounts),
-            env_vars={name: value for name, value in variables.items() if arrives_as_it_is(name, value)},
-            tunnel=_tunnel(tunnel, host=host, user=user, job_dir=job_dir, identity=identity),
-            launcher=launcher,
-            setup_lines="\n".join(lines) or None,
-            **options,
-        )
+    executor = run.SlurmExecutor(
+        account=account,
+        partition=partition,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        ntasks_per_node=ntasks_per_node,
+        time=time,
+        container_image=container_image,
+        container_mounts=list(mounts),
+        env_vars={name: value for name, value in variables.items() if arrives_as_it_is(name, value)},
+        tunnel=_tunnel(tunnel, host=host, user=user, job_dir=job_dir, identity=identity),
+        launcher=launcher,
+        setup_lines="\n".join(lines) or None,
+        **options,
     )
+    check_executor(executor)
+    return executor
 
 
 @run.cli.factory(target=run.Executor, name="local")
@@ -171,25 +185,11 @@ def slurm_config(account: str = "", partition: Optional[str] = None) -> run.Conf
         time="00:30:00",
         launcher="torchrun",
         env_vars=dict(_SLURM_ENV),
-        # In a container, which a later setting may ask for, the image's own PATH counts.
+        # Has no effect in a container, which a later setting may select.
         setup_lines=_path_line(_submitting_venv()),
         container_mounts=[],
         tunnel=run.Config(run.LocalTunnel, job_dir=""),
     )
-
-
-def _local_env() -> dict[str, str]:
-    def prepended(directory: str, variable: str) -> str:
-        return os.pathsep.join(filter(None, (directory, os.environ.get(variable, ""))))
-
-    return {
-        # The job's `python` and `torchrun` are then the ones that submit it, also where the environment is not activated.
-        "PATH": prepended(os.path.dirname(sys.executable), "PATH"),
-        # A job starts in another directory and has to find `recipes` and `launch` all the same.
-        "PYTHONPATH": prepended(str(_ROOT), "PYTHONPATH"),
-        # Ranks on one machine share its cores; a thread pool in each of them makes all of them slower.
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 #: PYTHONPATH finds the copy of the code that the job runs; one thread a rank, as torchrun chooses, since ranks share cores.
@@ -209,7 +209,7 @@ def _tunnel(tunnel: Any, **given: str | None) -> Any:
     require(
         tunnel is None or not ssh,
         f"slurm() got tunnel and {', '.join(ssh)}",
-        why="a tunnel says itself where it leads",
+        why="a tunnel has its own host, user and directory",
         instead="Leave out one of them",
     )
     require(
@@ -221,7 +221,7 @@ def _tunnel(tunnel: Any, **given: str | None) -> Any:
     if tunnel is not None:
         return tunnel
     if not ssh:
-        # A LocalTunnel copies nothing, so its job_dir has to be where NeMo-Run writes the batch script anyway: "".
+        # A LocalTunnel copies nothing, so its job_dir must be where NeMo-Run writes the batch script: "".
         return run.LocalTunnel(job_dir="")
     require(
         "job_dir" in ssh,
@@ -230,8 +230,3 @@ def _tunnel(tunnel: Any, **given: str | None) -> Any:
         instead='Give one that all nodes share: job_dir="/scratch/me/jobs"',
     )
     return run.SSHTunnel(**{"user": getpass.getuser()} | ssh)
-
-
-def _checked(executor: Any) -> Any:
-    check_executor(executor)
-    return executor

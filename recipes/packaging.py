@@ -1,7 +1,7 @@
-"""Sends bridge_profiling along with a job's own code, so that a container needs nothing installed in it.
+"""Packages bridge_profiling with a job's own code, so that nothing needs to be installed in a container.
 
-Submit host only. It packages the copy of bridge_profiling that is imported here, and nothing of what that depends on: a
-rank's part of it needs torch alone.
+Submit host only. It packages the copy of bridge_profiling that is imported here, without its dependencies: ranks only need
+torch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import bridge_profiling
 def with_bridge_profiling(packager: run.Packager | None = None) -> run.Packager:
     """A packager that adds bridge_profiling to what another one packages.
 
-    The job finds it beside its own code, in NeMo-Run's `code` directory: `python script.py` started there needs a
+    It is unpacked next to the job's code, in NeMo-Run's `code` directory: `python script.py` started there needs a
     PYTHONPATH of `/nemo_run/code`, which the executors of this project set.
 
     Args:
-        packager: what packages the job's own code; None archives the git repository of the working directory.
+        packager: packages the job's own code; None archives the git repository of the working directory.
 
     Returns:
         A packager for any executor that takes one.

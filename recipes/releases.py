@@ -1,6 +1,6 @@
 """Differences between the supported releases of megatron-core, each with the release that introduced it.
 
-Functions ask what is there (a signature, an attribute) rather than for the version. `bridge_profiling.megatron_versions` lists
+Functions test for a signature or an attribute rather than for the version. `bridge_profiling.megatron_versions` lists
 the tested releases. Importing this module loads no megatron-core.
 """
 
@@ -23,7 +23,7 @@ _ASYNC_CHECKPOINTS = "nvidia_resiliency_ext.checkpointing.async_ckpt.core"
 
 
 def hide_old_async_checkpoints() -> None:
-    """Let megatron-core be imported next to an old nvidia-resiliency-ext. Call it before the first import of megatron-core.
+    """Make megatron-core importable next to an old nvidia-resiliency-ext. Call it before the first import of megatron-core.
 
     Since 0.17 megatron-core asserts, when it is imported, that the package is at least 0.6 if it has asynchronous checkpoints.
     0.4.1, the newest release that installs on Debian 12, is older; its fault tolerance works.
@@ -34,7 +34,7 @@ def hide_old_async_checkpoints() -> None:
         return
     series = series_of(version)
     if series is not None and series < (0, 6):
-        # None makes an import fail as if the module were missing; what is imported already stays.
+        # None makes an import fail as if the module were missing; a module that is already imported stays.
         sys.modules.setdefault(_ASYNC_CHECKPOINTS, None)  # type: ignore[arg-type]
 
 
@@ -45,39 +45,39 @@ def context_parallel_share(batch: dict[str, torch.Tensor]) -> dict[str, torch.Te
         batch: tensors of shape (sequences, tokens); an attention mask of shape (sequences, 1, tokens, tokens).
 
     Returns:
-        The batch itself where context parallelism is off.
+        The batch itself if context parallelism is off.
     """
     from megatron.core import parallel_state
     from megatron.core.utils import get_batch_on_this_cp_rank
 
-    # Up to 0.17 a call without a group means the context-parallel one. In 0.18 and later it means all ranks: each
+    # Up to 0.17, a call without a group means the context-parallel one. In 0.18 and later it means all ranks: each
     # data-parallel rank would train on a part of its sequences.
     arguments: dict[str, Any] = {"cp_group": parallel_state.get_context_parallel_group()}
-    if _asks_for_hybrid_context_parallelism():
+    if _takes_hybrid_context_parallelism():
         arguments["is_hybrid_cp"] = False
     return get_batch_on_this_cp_rank(batch, **arguments)
 
 
 @cache
-def _asks_for_hybrid_context_parallelism() -> bool:
+def _takes_hybrid_context_parallelism() -> bool:
     """Since 0.18. `checks.check_supported` refuses it."""
     from megatron.core.utils import get_batch_on_this_cp_rank
 
     return "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters
 
 
-#: What 0.19 compares, next to a group's structure, to find an optimizer's parameter group in a checkpoint.
+#: Settings that 0.19 compares, besides a group's structure, to find an optimizer's parameter group in a checkpoint.
 _CONFIGURED = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
 def find_groups_by_structure(groups: list[dict[str, Any]], saved: object) -> None:
-    """Let a training resume with another learning rate or weight decay than its checkpoint was written with.
+    """Let a training resume with another learning rate or weight decay than that of its checkpoint.
 
     Up to 0.18 megatron-core finds a parameter group in a checkpoint by its structure (experts, decoupled learning rate,
     multipliers); since 0.19 its learning rates and weight decays must be equal too. Here they are the configuration's.
 
     Args:
-        groups: the optimizer's groups; the settings compared are removed, and are to be put back after loading.
+        groups: the optimizer's groups; the compared settings are removed, and the caller restores them after loading.
         saved: an optimizer's state as loaded from a checkpoint; its groups lose them too.
     """
     for group in [*groups, *_param_groups(saved)]:

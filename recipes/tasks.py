@@ -1,6 +1,6 @@
-"""A built dataclass tree as NeMo-Run's `run.Config` tree, that can be edited, serialized and sent to a job.
+"""Converts a dataclass tree to NeMo-Run's `run.Config` tree, which can be edited, serialized and sent to a job.
 
-Submit host only. Recipes themselves know nothing of NeMo-Run, since they run in the ranks too.
+Submit host only. Recipes themselves do not use NeMo-Run, since ranks import them too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import nemo_run as run
 def as_config(instance: Any) -> run.Config:
     """A dataclass instance as a `run.Config` tree that builds an equal one.
 
-    Sections stay Configs, so that every setting can be edited; of their fields only those that differ from the defaults
-    are kept. What `__post_init__` derived is left out, to be derived again from what is edited later.
+    Sections stay Configs, so that every setting can be edited; only fields that differ from their defaults are kept. Fields
+    that `__post_init__` derives are left out, so that they are derived again after later edits.
 
     Args:
         instance: a dataclass whose fields are values or further dataclasses.
@@ -33,9 +33,9 @@ def as_config(instance: Any) -> run.Config:
 
 
 def training_config(config: Any) -> run.Config:
-    """A ConfigContainer as `as_config` has it, with the lengths and batch sizes of the training stated in any case.
+    """`as_config` of a ConfigContainer, always with the training's length and batch sizes.
 
-    An experiment is read without our classes by `bridge-profiling doctor`, which knows no defaults of theirs.
+    `bridge-profiling doctor` reads an experiment without our classes, so it does not know their defaults.
     """
     task_config = as_config(config)
     for name in ("train_iters", "micro_batch_size", "global_batch_size"):
@@ -72,6 +72,6 @@ def _builds_equal(values: dict[str, Any], instance: Any) -> bool:
 def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
-    if isinstance(one, functools.partial):  # megatron-core's initializers, made anew by every __post_init__
+    if isinstance(one, functools.partial):  # megatron-core's initializers, created by every __post_init__
         return (one.func, one.args, one.keywords) == (other.func, other.args, other.keywords)
     return bool(one == other)

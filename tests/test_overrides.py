@@ -11,7 +11,7 @@ from typing import Any, Literal, Optional, Union
 import pytest
 
 from bridge_profiling import FaultToleranceConfig, ProfilingConfig, ProfilingConfigError
-from bridge_profiling.overrides import apply_overrides, apply_yaml, load_yaml, unquote
+from bridge_profiling.overrides import apply_overrides, apply_yaml, format_override, load_yaml, parse_override, unquote
 
 
 class Color(enum.Enum):
@@ -100,6 +100,37 @@ def test_a_value_takes_the_type_its_field_declares(override, name, value):
     assert type(got) is type(value)
 
 
+@pytest.mark.parametrize(
+    ("argument", "key", "value", "prefix"),
+    [
+        ("train.iterations=5", "train.iterations", 5, ""),
+        ("'++train.rate = 1e-3'", "train.rate", 0.001, "++"),
+        ("+train.note=a=b", "train.note", "a=b", "+"),
+        ("train.name=${oc.env:UNSET_HERE}/x", "train.name", "${oc.env:UNSET_HERE}/x", ""),
+        ("train.name=%q{RANK}", "train.name", "%q{RANK}", ""),
+        ("train.sizes=[1,2]", "train.sizes", [1, 2], ""),
+    ],
+)
+def test_an_override_is_parsed_without_a_configuration(argument, key, value, prefix):
+    override = parse_override(argument)
+    assert (override.key, override.value, override.prefix) == (key, value, prefix)
+
+
+@pytest.mark.parametrize("argument", ["", "--recipe", "gpt_tiny", "=3", "--config=a.yaml", "~train.name"])
+def test_other_arguments_are_not_overrides(argument):
+    assert parse_override(argument) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(True, "true"), (None, "null"), (0.5, "0.5"), ([0, 1], "[0,1]"), (["a", "--b=c,d"], '[a,"--b=c,d"]'), ("all", "all")],
+)
+def test_a_formatted_override_is_read_back(value, text):
+    override = format_override("train.anything", value)
+    assert override == f"train.anything={text}"
+    assert overridden(override).train.anything == value
+
+
 def test_profile_ranks_may_be_a_list_or_a_word():
     assert overridden("profiling.profile_ranks=[0,1]").profiling.profile_ranks == [0, 1]
     assert overridden("profiling.profile_ranks=all").profiling.profile_ranks == "all"
@@ -178,10 +209,10 @@ def test_entries_are_merged_into_a_dict_field():
         ("train=3", "train is a section, and cannot be 3"),
         ("train=null", "train is a section, and cannot be null"),
         ("train.name=${nothing}", "cannot be resolved"),
-        ("profiling", "there is no '='"),
-        ("=3", "nothing stands before the '='"),
-        ("+train.iterations=1", "would add a setting.*Leave the . out: train.iterations=1"),
-        ("~train.iterations", "would remove a setting"),
+        ("profiling", "it is not of the form name=value"),
+        ("=3", "the name before '=' is missing"),
+        ("+train.iterations=1", "adds a setting.*Leave the . out: train.iterations=1"),
+        ("~train.iterations", "removes a setting"),
     ],
 )
 def test_what_cannot_be_set_is_refused_with_what_to_type_instead(override, told):
@@ -246,7 +277,7 @@ def test_a_wrong_yaml_file_is_refused_and_named(tmp_path, text, told):
 
 def test_a_missing_yaml_file_is_named_with_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ProfilingConfigError, match=f"no.yaml does not exist; looked for it from {tmp_path}"):
+    with pytest.raises(ProfilingConfigError, match=f"no.yaml does not exist; the working directory is {tmp_path}"):
         load_yaml("no.yaml")
 
 

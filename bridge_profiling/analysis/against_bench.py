@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bridge_profiling.analysis.waiting import measure_waiting
-from bridge_profiling.bench.bandwidth import bus_factor
-from bridge_profiling.bench.document import BenchDocument
+from bridge_profiling.bench.results import BenchDocument, bus_factor
 from bridge_profiling.traces.tables import RankInfo
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from bridge_profiling.analysis.engines import Engine, engine_named
 from bridge_profiling.analysis.kernels import kernels
 from bridge_profiling.analysis.run_answers import AcrossRanks, OnProgress, RunAnswers
 from bridge_profiling.analysis.run_limitations import of_ranks
-from bridge_profiling.bench import document
+from bridge_profiling.bench import results
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.traces.run_dir import RankCapture
 from bridge_profiling.traces.tables import RankInfo
@@ -353,14 +353,14 @@ class Run:
         return [(result.info, result.entry) for result in mine if result.entry is not None]
 
 
-def _results(path: Path, bench: str | Path | None) -> tuple[document.BenchDocument | None, bool, list[str]]:
+def _results(path: Path, bench: str | Path | None) -> tuple[results.BenchDocument | None, bool, list[str]]:
     """Results to compare with, whether they lie beside the captures, and what is to be said when they cannot be read."""
     if bench is not None:
-        return document.read(Path(bench)), False, []
-    beside = path / document.NAME
+        return results.read(Path(bench)), False, []
+    beside = path / results.NAME
     if not beside.is_file():
         return None, False, []
     try:
-        return document.read(beside), True, []
+        return results.read(beside), True, []
     except ProfilingConfigError as error:
         return None, False, [f"nothing is compared with a benchmark: {error}"]

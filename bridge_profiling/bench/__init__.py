@@ -1,4 +1,4 @@
-"""Micro-benchmarks: what a link, a copy, a data loader and a step give alone, so that a capture can be compared with it.
+"""Micro-benchmarks: the speed of a link, a copy, a data loader or a step on its own, for comparison with a capture.
 
-Runs where the training runs; imports torch when a benchmark begins, and nothing of a desk's.
+Runs in the environment of the training. `requests` and `results` import no torch, so that the other hosts can use them.
 """

@@ -1,9 +1,8 @@
-"""How fast ranks exchange messages when they do nothing else: by operation and size.
+"""Communication between ranks that do nothing else, by operation and size.
 
-Bandwidths are those of NCCL's own benchmark, https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. Algorithm
-bandwidth is message size over time, where the size is the larger of one rank's input and output. Bus bandwidth is that times
-2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, and 1 for send and send_recv: a number that
-does not depend on how many ranks there are, and that the link's own can be compared with.
+Bandwidths follow NCCL's own benchmark, https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. Algorithm bandwidth
+is message size over time; the size is the larger of one rank's input and output. Bus bandwidth is algorithm bandwidth times
+`results.bus_factor`: a number that does not depend on the number of ranks and compares with the bandwidth of the link.
 """
 
 from __future__ import annotations
@@ -11,218 +10,176 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from bridge_profiling.bench.bandwidth import bus_factor
-from bridge_profiling.bench.failures import MeasurementError, told
+from bridge_profiling.bench.ranks import World, joined, world_conditions
 from bridge_profiling.bench.requests import DTYPES, CollectivesRequest
-from bridge_profiling.bench.samples import Estimate, estimate
-from bridge_profiling.bench.world import World, circumstances_of, plain
+from bridge_profiling.bench.results import MeasurementError, bus_factor
+from bridge_profiling.bench.statistics import device_seconds, estimate, plan
+from bridge_profiling.errors import one_line, require
+from bridge_profiling.launch_env import LaunchEnv
 
-#: One sample is so many operations, of small messages more: long enough for any clock, and few enough for a device's queue.
-_SAMPLE_S, _MOST_OPERATIONS = 0.002, 50
-
-_MOST_SAMPLES = 30
-
-#: Operations before the first that counts: the first of a size makes connections and buffers.
+#: Operations before the first that counts: the first of a size creates connections and buffers.
 _WARMUP = 3
 
-#: Cycles for which a device is held back, so that the host has launched a whole sample before its first operation begins.
-_HELD_CYCLES = 4_000_000
+_MIN_SAMPLES = 2
+
+#: Cycles that a device waits, so that the host launches a whole sample before its first operation starts.
+_HOLD_CYCLES = 4_000_000
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One operation of one size, ready to be repeated.
+    """One operation of one size, with buffers and the values to check it.
 
     Args:
-        call: does it once; on a device it may return before it is done.
-        fill: puts into the buffers what `correct` looks for.
-        correct: whether what arrived at this rank is what was sent.
+        call: performs it once; on a device it may return before it is complete.
+        sent: buffer of as many equal parts as there are `values`, with which they are filled.
+        values: of the parts of `sent`.
+        received: buffer of as many equal parts as there are `expected` values.
+        expected: of the parts of `received`.
     """
 
     call: Callable[[], object]
-    fill: Callable[[], object]
-    correct: Callable[[], bool]
+    sent: torch.Tensor
+    values: list[float]
+    received: torch.Tensor
+    expected: list[float]
+
+    def arrives(self) -> bool:
+        """Perform it once; returns whether this rank received the expected values, within the precision of 16-bit sums."""
+        for part, value in zip(self.sent.chunk(len(self.values)), self.values, strict=True):
+            part.fill_(value)
+        self.call()
+        parts = zip(self.received.chunk(len(self.expected)), self.expected, strict=True)
+        correct = all(torch.allclose(part, torch.full_like(part, value), rtol=0.02) for part, value in parts)
+        if self.sent is self.received:
+            # Repeated sums of any other value would overflow.
+            self.sent.zero_()
+        return correct
 
 
-def measure(request: CollectivesRequest, world: World) -> dict[str, Any]:
+def measure(request: CollectivesRequest) -> dict[str, Any]:
     """Measure every operation at every size; all ranks call it.
 
-    Args:
-        request: what is measured.
-        world: the ranks.
-
     Returns:
-        The result, the same on every rank but for what a host says of itself.
+        The result, the same on every rank except for what a host reports about itself.
 
     Raises:
-        MeasurementError: an operation failed, as where a message finds no memory.
+        ProfilingConfigError: there is only one rank.
+        UnavailableError: this machine lacks the backend, or a device for this rank.
+        MeasurementError: an operation failed, for example for lack of memory.
     """
-    result = circumstances_of(world) | {"dtype": request.dtype}
+    env = LaunchEnv.read()
+    require(
+        env.world_size >= 2,
+        "the launcher started only one rank",
+        why="communication needs two",
+        instead="Start two or more, or run without a launcher and type --nproc 2",
+    )
+    backend = request.backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    with joined(env, backend) as world:
+        return measure_in(world, request)
+
+
+def measure_in(world: World, request: CollectivesRequest) -> dict[str, Any]:
+    """`measure` among ranks that have joined."""
+    result = world_conditions(world) | {"dtype": request.dtype}
     rows: list[dict[str, Any]] = []
-    count, ranks = DTYPES[request.dtype], world.place.size
-    # Each rank's part has the same number of elements, at least one. Sizes that come to the same are measured once.
-    messages = dict.fromkeys(max(size // (count * ranks), 1) * ranks for size in request.sizes)
+    bytes_per_element = DTYPES[request.dtype]
+    # Each rank's part has the same number of elements, at least one. Sizes that round to the same message are measured once.
+    messages = dict.fromkeys(max(size // (bytes_per_element * world.size), 1) * world.size for size in request.sizes)
     for operation in request.operations:
         for elements in messages:
             try:
                 rows.append(_row(operation, elements, request, world))
             except (RuntimeError, NotImplementedError) as error:
-                # Backends say so on every rank before anything is sent.
-                if not _is_unsupported(error):
-                    raise MeasurementError(f"{operation} of {elements * count:,} bytes: {told(error)}") from error
-                result["limitations"].append(f"{operation}: {world.backend} of torch {torch.__version__} does not have it")
+                # An unsupported operation fails on every rank before anything is sent.
+                unsupported = any(text in str(error).lower() for text in ("does not support", "not implemented"))
+                if not unsupported and not isinstance(error, NotImplementedError):
+                    what = f"{operation} of {elements * bytes_per_element:,} bytes"
+                    raise MeasurementError(f"{what}: {one_line(error)}") from error
+                result["limitations"].append(f"{operation}: not supported by {world.backend} of torch {torch.__version__}")
                 break
     return result | {"rows": rows}
 
 
 def _row(operation: str, elements: int, request: CollectivesRequest, world: World) -> dict[str, Any]:
-    exchange = _EXCHANGES[operation](elements, getattr(torch, request.dtype), world)
-    exchange.fill()
-    exchange.call()
-    correct = world.agreed(0.0 if exchange.correct() else 1.0) == 0.0
-    message, (seconds, operations) = elements * DTYPES[request.dtype], _timed(exchange.call, request.seconds, world)
+    exchange = _exchange(operation, elements, getattr(torch, request.dtype), world)
+    (wrong,) = world.slowest([0.0 if exchange.arrives() else 1.0])
+    for _ in range(_WARMUP):
+        exchange.call()
+    # All ranks take the same number of samples, from the time of the slowest.
+    (once_s,) = world.slowest([_sample(exchange.call, 1, world)])
+    operations, samples = plan(once_s, request.seconds, min_samples=_MIN_SAMPLES)
+    taken = [_sample(exchange.call, operations, world) / operations for _ in range(samples)]
+    seconds = estimate(world.slowest(taken))
+    message = elements * DTYPES[request.dtype]
     algorithm_gbs = message / seconds.median / 1e9
     return {
         "operation": operation,
         "message_bytes": message,
         "operations_per_sample": operations,
-        "time_us": plain(seconds.scaled(1e6)),
+        "time_us": seconds.scaled(1e6).as_json(),
         "algorithm_bandwidth_gbs": float(f"{algorithm_gbs:.6g}"),
-        "bus_bandwidth_gbs": float(f"{algorithm_gbs * bus_factor(operation, world.place.size):.6g}"),
-        "correct": correct,
+        "bus_bandwidth_gbs": float(f"{algorithm_gbs * bus_factor(operation, world.size):.6g}"),
+        "correct": not wrong,
     }
 
 
-def _timed(call: Callable[[], object], budget_s: float, world: World) -> tuple[Estimate, int]:
-    """Seconds of one operation, and how many a sample has. Every rank counts the same, by the slowest."""
-    for _ in range(_WARMUP):
-        call()
-    once = world.agreed(_sample(call, 1, world))
-    operations = int(min(max(_SAMPLE_S / once, 1), _MOST_OPERATIONS))
-    samples = int(min(max(budget_s / (once * operations), 2), _MOST_SAMPLES))
-    taken = [_sample(call, operations, world) / operations for _ in range(samples)]
-    return estimate(world.slowest(taken)), operations
-
-
 def _sample(call: Callable[[], object], operations: int, world: World) -> float:
-    """Seconds of some operations, one after the other; ranks begin together."""
+    """Seconds of some operations in sequence; ranks start together."""
     dist.barrier()
-    if world.device.type != "cuda":
-        started = time.perf_counter()
-        for _ in range(operations):
-            call()
-        return time.perf_counter() - started
-    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(_HELD_CYCLES)
-    before.record()
+    if world.device.type == "cuda":
+        return device_seconds(call, operations, hold_cycles=_HOLD_CYCLES)
+    started = time.perf_counter()
     for _ in range(operations):
         call()
-    after.record()
-    torch.cuda.synchronize()
-    return before.elapsed_time(after) / 1e3
+    return time.perf_counter() - started
 
 
-def _all_reduce(elements: int, dtype: torch.dtype, world: World) -> Exchange:
-    buffer = torch.zeros(elements, dtype=dtype, device=world.device)
-    everyone = sum(_value(rank, 0) for rank in range(world.place.size))
+def _exchange(operation: str, elements: int, dtype: torch.dtype, world: World) -> Exchange:
+    rank, size = world.rank, world.size
+    buffer = partial(torch.zeros, dtype=dtype, device=world.device)
+    own, of_each = [_value(rank, 0)], [_value(source, 0) for source in range(size)]
+    to_each, from_each = [_value(rank, to) for to in range(size)], [_value(source, rank) for source in range(size)]
+    match operation:
+        case "all_reduce":
+            whole = buffer(elements)
+            return Exchange(lambda: dist.all_reduce(whole), whole, own, whole, [sum(of_each)])
+        case "all_gather":
+            part, whole = buffer(elements // size), buffer(elements)
+            return Exchange(lambda: dist.all_gather_into_tensor(whole, part), part, own, whole, of_each)
+        case "reduce_scatter":
+            part, whole = buffer(elements // size), buffer(elements)
+            return Exchange(lambda: dist.reduce_scatter_tensor(part, whole), whole, to_each, part, [sum(from_each)])
+        case "all_to_all":
+            sent, received = buffer(elements), buffer(elements)
+            return Exchange(lambda: dist.all_to_all_single(received, sent), sent, to_each, received, from_each)
+        case "send":
+            # Every even rank sends to the next one. The last of an odd number of ranks has no partner.
+            message, source, target = buffer(elements), rank // 2 * 2, rank // 2 * 2 + 1
+            transfer = partial(dist.send, message, target) if rank == source else partial(dist.recv, message, source)
+            call = transfer if target < size else lambda: None
+            return Exchange(call, message, own, message, [_value(source, 0)])
+        case "send_recv":
+            # As in nccl-tests: every rank sends to the next one around a ring and receives from the previous one.
+            sent, received = buffer(elements), buffer(elements)
+            before, after = (rank - 1) % size, (rank + 1) % size
 
-    def correct() -> bool:
-        right = _all_are(buffer, everyone)
-        # Repeated sums of anything else would overflow.
-        buffer.zero_()
-        return right
+            def both_ways() -> None:
+                both = [dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, received, before)]
+                for work in dist.batch_isend_irecv(both):
+                    work.wait()
 
-    return Exchange(lambda: dist.all_reduce(buffer), lambda: buffer.fill_(_value(world.place.rank, 0)), correct)
-
-
-def _all_gather(elements: int, dtype: torch.dtype, world: World) -> Exchange:
-    size = world.place.size
-    mine = torch.zeros(elements // size, dtype=dtype, device=world.device)
-    all_of_it = torch.zeros(elements, dtype=dtype, device=world.device)
-    return Exchange(
-        lambda: dist.all_gather_into_tensor(all_of_it, mine),
-        lambda: mine.fill_(_value(world.place.rank, 0)),
-        lambda: all(_all_are(part, _value(rank, 0)) for rank, part in enumerate(all_of_it.chunk(size))),
-    )
-
-
-def _reduce_scatter(elements: int, dtype: torch.dtype, world: World) -> Exchange:
-    size, rank = world.place.size, world.place.rank
-    all_of_it = torch.zeros(elements, dtype=dtype, device=world.device)
-    mine = torch.zeros(elements // size, dtype=dtype, device=world.device)
-    return Exchange(
-        lambda: dist.reduce_scatter_tensor(mine, all_of_it),
-        lambda: [part.fill_(_value(rank, to)) for to, part in enumerate(all_of_it.chunk(size))],
-        lambda: _all_are(mine, sum(_value(source, rank) for source in range(size))),
-    )
-
-
-def _all_to_all(elements: int, dtype: torch.dtype, world: World) -> Exchange:
-    size, rank = world.place.size, world.place.rank
-    sent = torch.zeros(elements, dtype=dtype, device=world.device)
-    received = torch.zeros(elements, dtype=dtype, device=world.device)
-    return Exchange(
-        lambda: dist.all_to_all_single(received, sent),
-        lambda: [part.fill_(_value(rank, to)) for to, part in enumerate(sent.chunk(size))],
-        lambda: all(_all_are(part, _value(source, rank)) for source, part in enumerate(received.chunk(size))),
-    )
-
-
-def _send(elements: int, dtype: torch.dtype, world: World) -> Exchange:
-    """One way: every even rank to the next one. The last of an odd number of ranks has no partner."""
-    size, rank = world.place.size, world.place.rank
-    buffer = torch.zeros(elements, dtype=dtype, device=world.device)
-    sends, partner = rank % 2 == 0, rank + 1 if rank % 2 == 0 else rank - 1
-    if partner >= size:
-        return Exchange(lambda: None, lambda: None, lambda: True)
-    return Exchange(
-        lambda: dist.send(buffer, partner) if sends else dist.recv(buffer, partner),
-        lambda: buffer.fill_(_value(rank, 0)),
-        lambda: sends or _all_are(buffer, _value(partner, 0)),
-    )
-
-
-def _send_recv(elements: int, dtype: torch.dtype, world: World) -> Exchange:
-    """Both ways, as nccl-tests' sendrecv: every rank to the next one around a ring, while it receives from the one before."""
-    size, rank = world.place.size, world.place.rank
-    sent = torch.zeros(elements, dtype=dtype, device=world.device)
-    received = torch.zeros(elements, dtype=dtype, device=world.device)
-    after, before = (rank + 1) % size, (rank - 1) % size
-
-    def call() -> None:
-        both = [dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, received, before)]
-        for work in dist.batch_isend_irecv(both):
-            work.wait()
-
-    return Exchange(call, lambda: sent.fill_(_value(rank, 0)), lambda: _all_are(received, _value(before, 0)))
-
-
-_EXCHANGES: dict[str, Callable[[int, torch.dtype, World], Exchange]] = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "send": _send,
-    "send_recv": _send_recv,
-}
+            return Exchange(both_ways, sent, own, received, [_value(before, 0)])
+    raise AssertionError(operation)
 
 
 def _value(source: int, to: int) -> float:
-    """What a rank sends to another: small numbers, which 16 bits hold, and others for others."""
+    """The value that a rank sends to another: small, so that 16 bits hold it, and different for different ranks."""
     return float(1 + source % 16 + 3 * (to % 16))
-
-
-def _all_are(buffer: torch.Tensor, value: float) -> bool:
-    """Whether all elements are a value, as far as sums of 16-bit numbers are exact."""
-    return bool(torch.allclose(buffer, torch.full_like(buffer, value), rtol=0.02))
-
-
-def _is_unsupported(error: Exception) -> bool:
-    text = str(error).lower()
-    return isinstance(error, NotImplementedError) or "does not support" in text or "not implemented" in text

@@ -1,7 +1,7 @@
-"""How many batches a data loader gives when nobody trains: over workers, pinning and prefetching; and which to take.
+"""Throughput of a data loader on its own, over workers, pinning and prefetching, and a recommendation.
 
-Batches of several workers come in bunches, so a time is that of one batch of every worker, never of one batch. What was made
-ahead before the first batch came is not counted.
+Batches of several workers arrive in groups, so a time covers one batch of every worker, never a single batch. Batches made
+before the first one arrived are not counted.
 """
 
 from __future__ import annotations
@@ -12,118 +12,121 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bridge_profiling.bench.factories import called, factory_of, takes
-from bridge_profiling.bench.failures import THEIR_ERRORS, MeasurementError, UnavailableError, told
+from bridge_profiling.bench.ranks import conditions
 from bridge_profiling.bench.requests import DataLoaderRequest
-from bridge_profiling.bench.samples import estimate
-from bridge_profiling.bench.world import circumstances, plain
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.bench.results import MeasurementError
+from bridge_profiling.bench.statistics import estimate
+from bridge_profiling.bench.step import USER_ERRORS, accepted, call_factory, describe, load_factory
+from bridge_profiling.errors import require
 
-#: A rate within this of the best is as good, and the cheaper setting is taken.
-_AS_GOOD = 0.05
+#: Rates within this share of the best count as equal, and the cheapest setting among them is recommended.
+_EQUAL = 0.05
 
-#: Times that make an estimate; more are not waited for.
-_MOST_SAMPLES = 200
+#: Samples that suffice for an estimate.
+_MAX_SAMPLES = 200
 
-#: How long workers may take to start and give their first batch, as a multiple of a cell's time, and at least.
-_START, _LEAST_START_S = 4, 30.0
+#: Time for workers to start and deliver their first batch: a multiple of the time of a cell, and a minimum.
+_START, _MIN_START_S = 4, 30.0
 
-_SETTINGS = ("num_workers", "pin_memory", "prefetch_factor")
+_Cell = dict[str, Any]
 
 
 def measure(request: DataLoaderRequest) -> dict[str, Any]:
-    """Measure every cell of the grid, one after the other.
-
-    Args:
-        request: what is measured.
+    """Measure every combination of settings, one after the other.
 
     Raises:
-        ProfilingConfigError: there is no such factory, or it gives nothing that can be iterated over.
-        MeasurementError: the factory failed, or a cell before any was measured; a later one has the status `failed: why`.
+        ProfilingConfigError: the factory does not exist, or returns something that cannot be iterated over.
+        MeasurementError: the factory failed, or the first combination did; a later one has the status `failed: why`.
     """
-    factory = factory_of(request.loader, "--loader")
-    make = _maker(factory, request)
-    result = circumstances("data_loader", torch.device("cpu"), subject=request.loader)
+    factory = load_factory(request.loader, "--loader")
+    cells: list[_Cell] = [
+        {"num_workers": workers, "pin_memory": pin, "prefetch_factor": prefetch}
+        for workers, pin in itertools.product(request.workers, request.pin_memory)
+        # Without workers nothing is prefetched.
+        for prefetch in (request.prefetch if workers else (None,))
+    ]
+    make = _maker(factory, cells[0], request)
+    result = conditions("data_loader", torch.device("cpu"), subject=request.loader)
     if make is None:
         result["limitations"].append(
-            f"{request.loader} gives something that is no DataLoader and no dataset, and takes no {', '.join(_SETTINGS)}: "
+            f"{request.loader} returns neither a DataLoader nor a dataset, and does not accept {', '.join(cells[0])}: "
             "it is measured as it is"
         )
-        return result | {"rows": [_row(lambda: _made(factory, {}), {}, request)], "recommendation": None}
+        return result | {"rows": [_row(partial(call_factory, factory, "--loader"), {}, request)], "recommendation": None}
     rows: list[dict[str, Any]] = []
-    for cell in _cells(request):
+    for cell in cells:
         try:
-            rows.append(_row(lambda cell=cell: make(cell), cell, request))  # type: ignore[misc]
+            rows.append(_row(partial(make, cell), cell, request))
         except MeasurementError as error:
-            # More workers can need more than there is, as shared memory: what fewer gave stays an answer.
+            # More workers can need more than there is, such as shared memory. Results of fewer workers are kept.
             if not any(row["status"] == "measured" for row in rows):
                 raise
-            rows.append(_unmeasured(cell) | {"status": f"failed: {told(error.__cause__ or error)}"})
+            rows.append(_unmeasured(cell) | {"status": f"failed: {describe(error.__cause__ or error)}"})
     return result | {"rows": rows, "recommendation": recommendation(rows)}
 
 
 def recommendation(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Of the settings that are as fast as the fastest the cheapest, and why.
-
-    Args:
-        rows: of a result.
-    """
+    """The cheapest of the settings that are as fast as the fastest, with the reason; None if no row was measured."""
     measured = [row for row in rows if row["status"] == "measured"]
     if not measured:
         return None
     best = max(measured, key=_rate)
-    as_good = [row for row in measured if _rate(row) >= (1 - _AS_GOOD) * _rate(best)]
-    chosen = min(as_good, key=lambda row: (row["workers"], row["prefetch"] or 0, row["pin_memory"]))
+    equal = [row for row in measured if _rate(row) >= (1 - _EQUAL) * _rate(best)]
+    chosen = min(equal, key=lambda row: (*_effort(row), row["pin_memory"]))
     reason = f"{_rate(chosen):.4g} batches/s"
     if chosen is not best:
-        reason += f"; the fastest, {_words(best)}, gives {_rate(best):.4g}: less than {_AS_GOOD:.0%} more"
-    slower = [row for row in measured if (row["workers"], row["prefetch"] or 0) < (chosen["workers"], chosen["prefetch"] or 0)]
-    if slower:
-        nearest = max(slower, key=_rate)
-        reason += f"; {_words(nearest)} gives {_rate(nearest):.4g}"
+        reason += f"; the fastest, {_settings(best)}, gives {_rate(best):.4g}: less than {_EQUAL:.0%} more"
+    cheaper = [row for row in measured if _effort(row) < _effort(chosen)]
+    if cheaper:
+        nearest = max(cheaper, key=_rate)
+        reason += f"; {_settings(nearest)} gives {_rate(nearest):.4g}"
     if torch.cuda.is_available() and not chosen["pin_memory"]:
-        reason += "; pin_memory=True does not make batches come faster, but lets copies to the device run beside compute"
-    return {"workers": chosen["workers"], "pin_memory": chosen["pin_memory"], "prefetch": chosen["prefetch"], "reason": reason}
+        reason += "; pin_memory=True does not make batches arrive faster, but lets copies to the device overlap with compute"
+    return {**{name: chosen[name] for name in ("workers", "pin_memory", "prefetch")}, "reason": reason}
 
 
-def _cells(request: DataLoaderRequest) -> Iterator[dict[str, Any]]:
-    for workers, pin in itertools.product(request.workers, request.pin_memory):
-        # Without workers nothing is made ahead.
-        for prefetch in request.prefetch if workers else (None,):
-            yield {"num_workers": workers, "pin_memory": pin, "prefetch_factor": prefetch}
+def _rate(row: dict[str, Any]) -> float:
+    # The mean covers all the time together, as a training experiences it in the long run.
+    return row["batches_per_s"]["mean"]
 
 
-def _maker(factory: Callable[..., Any], request: DataLoaderRequest) -> Callable[[dict[str, Any]], Any] | None:
-    """How a loader of other settings is made; None when it cannot be."""
-    if takes(factory, *_SETTINGS):
-        return lambda cell: _made(factory, cell)
-    given = _made(factory, {})
+def _effort(row: dict[str, Any]) -> tuple[int, int]:
+    return row["workers"], row["prefetch"] or 0
+
+
+def _settings(row: dict[str, Any]) -> str:
+    ahead = f", prefetch_factor={row['prefetch']}" if row["prefetch"] else ""
+    return f"num_workers={row['workers']}, pin_memory={row['pin_memory']}{ahead}"
+
+
+def _maker(factory: Callable[..., Any], cell: _Cell, request: DataLoaderRequest) -> Callable[[_Cell], Any] | None:
+    """A function that makes a loader with other settings; None if that is impossible."""
+    if len(accepted(factory, cell)) == len(cell):
+        return lambda cell: call_factory(factory, "--loader", **cell)
+    given = call_factory(factory, "--loader")
     if isinstance(given, DataLoader):
-        return lambda cell: _like(given, cell)
+        return lambda cell: _rebuilt(given, cell)
     if isinstance(given, Dataset) or (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
         return lambda cell: DataLoader(given, batch_size=request.batch_size, **cell)
-    if not isinstance(given, Iterable):
-        raise ProfilingConfigError(
-            f"--loader {request.loader} gives {type(given).__name__}, which cannot be iterated over",
-            instead="Return a DataLoader or a dataset",
-        )
+    require(
+        isinstance(given, Iterable),
+        f"--loader {request.loader} returns {type(given).__name__}, which cannot be iterated over",
+        instead="Return a DataLoader or a dataset",
+    )
     return None
 
 
-def _made(factory: Callable[..., Any], cell: dict[str, Any]) -> Any:
-    return called(factory, "--loader", **cell)
-
-
-def _like(given: DataLoader, cell: dict[str, Any]) -> DataLoader:
-    """The same loader with other settings: what is read, in which order and how it is put together stays."""
+def _rebuilt(given: DataLoader, cell: _Cell) -> DataLoader:
+    """The same loader with other settings: the same data, order and collation."""
     kept: dict[str, Any] = {name: getattr(given, name) for name in ("collate_fn", "worker_init_fn", "generator")}
-    # Without workers there is no context, nothing to wait for, and nobody to keep from one epoch to the next.
+    # These three apply to workers only.
     if cell["num_workers"]:
         kept |= {name: getattr(given, name) for name in ("multiprocessing_context", "timeout", "persistent_workers")}
     if isinstance(given.dataset, IterableDataset):
@@ -132,69 +135,63 @@ def _like(given: DataLoader, cell: dict[str, Any]) -> DataLoader:
         kept["batch_sampler"] = given.batch_sampler
     else:
         kept |= {"batch_size": None, "sampler": given.sampler}
-    # A kind of loader of somebody's own may be made in other ways.
+    # A subclass may have another constructor.
     same = inspect.signature(type(given)) == inspect.signature(DataLoader)
     return (type(given) if same else DataLoader)(given.dataset, **kept, **cell)
 
 
-def _unmeasured(cell: dict[str, Any]) -> dict[str, Any]:
+def _unmeasured(cell: _Cell) -> dict[str, Any]:
     return {
         "workers": cell.get("num_workers", 0),
         "pin_memory": cell.get("pin_memory", False),
         "prefetch": cell.get("prefetch_factor"),
         "status": "measured",
         "batches": 0,
-        "samples_per_batch": None,
-        "first_batch_s": None,
-        "batches_per_s": None,
-        "samples_per_s": None,
+        **dict.fromkeys(("samples_per_batch", "first_batch_s", "batches_per_s", "samples_per_s")),
     }
 
 
-def _row(make: Callable[[], Any], cell: dict[str, Any], request: DataLoaderRequest) -> dict[str, Any]:
+def _row(make: Callable[[], Any], cell: _Cell, request: DataLoaderRequest) -> dict[str, Any]:
     row = _unmeasured(cell)
     if row["pin_memory"] and not torch.cuda.is_available():
-        return row | {"status": "unavailable: pinning memory takes a CUDA device"}
-    limit_s = max(_LEAST_START_S, _START * request.seconds)
+        return row | {"status": "unavailable: pinning memory needs a CUDA device"}
+    limit_s = max(_MIN_START_S, _START * request.seconds) + request.seconds
     try:
-        with _at_most(limit_s + request.seconds):
+        with _time_limit(limit_s):
             return row | _counted(make(), row["workers"], row["prefetch"] or 0, request.seconds)
     except _TooSlow:
-        return row | {"status": f"too slow: not enough batches within {limit_s + request.seconds:g} s"}
-    except (UnavailableError, MeasurementError):
+        return row | {"status": f"too slow: not enough batches within {limit_s:g} s"}
+    except MeasurementError:
         raise
-    except THEIR_ERRORS as error:
-        raise MeasurementError(f"--loader {request.loader} with {_words(row)} failed: {told(error)}") from error
+    except USER_ERRORS as error:
+        raise MeasurementError(f"--loader {request.loader} with {_settings(row)} failed: {describe(error)}") from error
 
 
 def _counted(loader: Any, workers: int, prefetch: int, seconds: float) -> dict[str, Any]:
-    """Batches of one loader, epoch after epoch, until the time is over."""
+    """Count the batches of a loader, epoch after epoch, until the time is over."""
     started = time.perf_counter()
     batches = _endless(loader)
     first = next(batches)
     first_s = time.perf_counter() - started
-    # Of these the workers had made others while the first was waited for.
-    ahead = workers * prefetch
-    together = max(workers, 1)
-    for _ in range(ahead):
+    # The workers made these while the first one was awaited.
+    prefetched, group = workers * prefetch, max(workers, 1)
+    for _ in range(prefetched):
         next(batches)
     samples: list[float] = []
-    count = 1 + ahead
     began = before = time.perf_counter()
-    while not samples or (before - began < seconds and len(samples) < _MOST_SAMPLES):
-        for _ in range(together):
+    while not samples or (before - began < seconds and len(samples) < _MAX_SAMPLES):
+        for _ in range(group):
             next(batches)
         now = time.perf_counter()
-        samples.append((now - before) / together)
-        before, count = now, count + together
-    rate = estimate(samples).inverted()
-    size = samples_in(first)
+        samples.append((now - before) / group)
+        before = now
+    rate, size = estimate(samples).inverted(), samples_in(first)
     return {
-        "batches": count,
+        "batches": 1 + prefetched + group * len(samples),
         "samples_per_batch": size,
         "first_batch_s": float(f"{first_s:.4g}"),
-        "batches_per_s": plain(rate),
-        "samples_per_s": None if size is None else plain(rate.scaled(size)),
+        "batches_per_s": rate.as_json(),
+        "samples_per_s": None if size is None else rate.scaled(size).as_json(),
     }
 
 
@@ -205,17 +202,11 @@ def _endless(loader: Any) -> Iterator[Any]:
             empty = False
             yield batch
         if empty:
-            raise MeasurementError(
-                "--loader: the loader gives no batch, or only once; give one that can be iterated over again"
-            )
+            raise MeasurementError("--loader: the loader returns no batch, or can be iterated over only once")
 
 
 def samples_in(batch: Any) -> int | None:
-    """How many samples a batch has: the first dimension of the first tensor in it, else its length; None for neither.
-
-    Args:
-        batch: as a loader gives it.
-    """
+    """Number of samples in a batch: the first dimension of its first tensor, else its length; None if it has neither."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else None
     if isinstance(batch, Mapping):
@@ -227,12 +218,12 @@ def samples_in(batch: Any) -> int | None:
 
 
 class _TooSlow(BaseException):
-    """A cell's time is over. No Exception: a dataset that tries again after any of those must not catch it."""
+    """The time of a cell is over. Not an Exception: a dataset that catches those and retries must not catch it."""
 
 
 @contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """Interrupt what takes longer, be it a batch that never comes."""
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Interrupt a block that takes longer, even if it waits for a batch that never arrives."""
 
     def over(number: int, frame: FrameType | None) -> None:
         raise _TooSlow
@@ -244,13 +235,3 @@ def _at_most(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _rate(row: dict[str, Any]) -> float:
-    # The mean is that of all the time together: what a training gets in the long run.
-    return row["batches_per_s"]["mean"]
-
-
-def _words(row: dict[str, Any]) -> str:
-    ahead = f", prefetch_factor={row['prefetch']}" if row["prefetch"] else ""
-    return f"num_workers={row['workers']}, pin_memory={row['pin_memory']}{ahead}"

@@ -1,103 +1,88 @@
-"""This process's place among the ranks that measure together, and starting them on this machine when there is no launcher.
-
-Imports no torch.
-"""
+"""The ranks of a measurement: starting them on this machine, joining those of a launcher, and the conditions they run under."""
 
 from __future__ import annotations
 
 import os
+import platform
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from bridge_profiling.bench.failures import FAILED
+import torch
+import torch.distributed as dist
+
+from bridge_profiling.bench.results import MeasurementError, UnavailableError
 from bridge_profiling.launch_env import LaunchEnv
 
-#: Where ranks that were started here meet: a file, since a port that is free now may be taken a moment later.
+#: Path of the rendezvous file for ranks started by `run_locally`: a port that is free now may be taken a moment later.
 STORE_VARIABLE = "BRIDGE_PROFILING_BENCH_STORE"
+
+#: Environment variables that select the links.
+_LINK_VARIABLES = ("NCCL_", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS")
 
 _POLL_S = 0.05
 
-#: How long ranks may take to end after one has failed.
+#: Seconds that ranks have to end after one has failed.
 _PATIENCE_S = 5.0
 
-
-@dataclass(frozen=True)
-class Place:
-    """One process of several.
-
-    Args:
-        rank: global rank.
-        size: number of ranks.
-        local_rank: on its host.
-        store: the file where the ranks meet; None where MASTER_ADDR and MASTER_PORT say where.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    store: Path | None = None
+#: How long a rank waits for the others.
+_TIMEOUT = timedelta(minutes=3)
 
 
-def place_from(environment: Mapping[str, str]) -> Place | None:
-    """This process' place; None where no launcher says one.
-
-    Args:
-        environment: variables.
-
-    Raises:
-        ProfilingConfigError: a launcher says half of it.
-    """
-    LaunchEnv.check(environment)
-    env, store = LaunchEnv.read(environment), environment.get(STORE_VARIABLE)
-    if env.launcher == "none":
-        return None
-    return Place(env.rank, env.world_size, env.device_index, None if store is None else Path(store))
-
-
-def start_here(arguments: Sequence[str], processes: int) -> int:
-    """Start ranks on this machine and wait for them; when one fails, the others are ended.
+def run_locally(arguments: Sequence[str], processes: int | None, backend: str | None) -> int:
+    """Start ranks on this machine and wait for them; if one fails, the others are ended.
 
     Args:
         arguments: of `python -m bridge_profiling.bench`.
-        processes: how many.
+        processes: number of ranks; None for one per CUDA device, else 2.
+        backend: `gloo` or `nccl`; None for the best available.
 
     Returns:
-        The exit code: of the first rank that failed, 0 when none did.
+        The exit code of the first rank that failed, 0 if none did.
+
+    Raises:
+        UnavailableError: there is only one CUDA device.
     """
+    devices = torch.cuda.device_count() if backend != "gloo" and torch.cuda.is_available() else 0
+    if processes is None and devices == 1:
+        raise UnavailableError(
+            "one CUDA device: unavailable, communication needs two; type --backend gloo to measure the host's instead"
+        )
+    count = processes or devices or 2
+    command = [sys.executable, "-m", "bridge_profiling.bench", *arguments]
     with tempfile.TemporaryDirectory(prefix="bridge_profiling-bench-", ignore_cleanup_errors=True) as folder:
-        running = [_start(arguments, rank, processes, Path(folder)) for rank in range(processes)]
+        store = str(Path(folder, "store"))
+        # One thread each, as with torchrun: the ranks share the machine's CPU cores.
+        common = {"WORLD_SIZE": str(count), STORE_VARIABLE: store, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        errors = [Path(folder, f"stderr-{rank}") for rank in range(count)]
+        running: list[subprocess.Popen[bytes]] = []
         try:
+            for rank, path in enumerate(errors):
+                environment = os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                with path.open("wb") as stderr:
+                    running.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=stderr))
             failed = _first_failure(running)
             if failed is None:
                 return 0
-            # What it said last is why; the others fail because it did.
-            print((Path(folder) / f"stderr-{failed}").read_text(errors="replace").rstrip(), file=sys.stderr)
-            return running[failed].returncode if running[failed].returncode > 0 else FAILED
+            # Its last words are the reason; the others fail because it did.
+            print(errors[failed].read_text(errors="replace").rstrip(), file=sys.stderr)
+            code = running[failed].returncode
+            return code if code > 0 else MeasurementError.exit_code
         finally:
             _end(running)
 
 
-def _start(arguments: Sequence[str], rank: int, size: int, folder: Path) -> subprocess.Popen[bytes]:
-    environment = os.environ | {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(rank),
-        STORE_VARIABLE: str(folder / "store"),
-        # As torchrun does: ranks of one machine share its processors.
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
-    command = [sys.executable, "-m", "bridge_profiling.bench", *arguments]
-    with open(folder / f"stderr-{rank}", "wb") as said:
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=said)
-
-
 def _first_failure(running: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for all; the rank that ended first with something else than 0."""
+    """Wait for all ranks, or for the first that fails; returns that one."""
     while True:
         codes = [process.poll() for process in running]
         failed = next((rank for rank, code in enumerate(codes) if code), None)
@@ -117,3 +102,140 @@ def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks that measure together.
+
+    Args:
+        rank: this process.
+        size: number of ranks.
+        backend: `nccl` or `gloo`.
+        device: where messages are stored.
+        hosts: host of each rank.
+    """
+
+    rank: int
+    size: int
+    backend: str
+    device: torch.device
+    hosts: list[str]
+
+    def slowest(self, samples: list[float]) -> list[float]:
+        """For each sample the largest value of all ranks, which must have the same number of them."""
+        values = torch.tensor(samples, dtype=torch.float64, device=self.device)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return values.tolist()
+
+
+@contextmanager
+def joined(env: LaunchEnv, backend: str) -> Iterator[World]:
+    """Join the other ranks for the duration of the block.
+
+    Raises:
+        UnavailableError: this machine lacks the backend, or a device for this rank.
+    """
+    device = _device(env, backend)
+    store = os.environ.get(STORE_VARIABLE)
+    host, port = env.rendezvous or ("127.0.0.1", 29500)
+    os.environ.setdefault("MASTER_ADDR", host)
+    os.environ.setdefault("MASTER_PORT", str(port))
+    dist.init_process_group(
+        backend,
+        init_method="env://" if store is None else f"file://{store}",
+        rank=env.rank,
+        world_size=env.world_size,
+        timeout=_TIMEOUT,
+        device_id=device if backend == "nccl" else None,
+    )
+    try:
+        hosts: list[Any] = [None] * env.world_size
+        dist.all_gather_object(hosts, socket.gethostname())
+        yield World(env.rank, env.world_size, backend, device, hosts)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(env: LaunchEnv, backend: str) -> torch.device:
+    if backend == "gloo":
+        return torch.device("cpu")
+    if not dist.is_nccl_available():
+        raise UnavailableError(f"nccl: unavailable, torch {torch.__version__} was built without it; type --backend gloo")
+    require_cuda()
+    if env.device_index >= torch.cuda.device_count():
+        raise UnavailableError(
+            f"rank {env.rank}: unavailable, it needs a CUDA device of its own and this host has {torch.cuda.device_count()}; "
+            "type a smaller --nproc, or --backend gloo"
+        )
+    torch.cuda.set_device(env.device_index)
+    return torch.device("cuda", env.device_index)
+
+
+def require_cuda() -> None:
+    """Raise UnavailableError on a machine without a CUDA device."""
+    if not torch.cuda.is_available():
+        why = f"torch {torch.__version__} was built without CUDA" if torch.version.cuda is None else "torch finds none"
+        raise UnavailableError(f"no CUDA device: unavailable, {why}")
+
+
+def conditions(kind: str, device: torch.device, *, subject: str | None = None) -> dict[str, Any]:
+    """The fields common to all results: where and when they were measured, and no limitations yet.
+
+    Args:
+        kind: a key of `requests.KINDS`.
+        device: the measured device.
+        subject: the measured user code.
+    """
+    cuda = device.type == "cuda"
+    return {
+        "kind": kind,
+        "measured_unix_ns": time.time_ns(),
+        "host": socket.gethostname(),
+        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
+        "devices_of_host": torch.cuda.device_count() if cuda else 0,
+        "subject": subject,
+        "versions": _versions(cuda),
+        "limitations": [],
+    }
+
+
+def world_conditions(world: World) -> dict[str, Any]:
+    """The same for communication, with the ranks and the links between them."""
+    return conditions("collectives", world.device) | {
+        "world_size": world.size,
+        "hosts": len(set(world.hosts)),
+        "ranks_per_host": max(world.hosts.count(host) for host in set(world.hosts)),
+        "backend": world.backend,
+        "link": _links(world),
+    }
+
+
+def _links(world: World) -> dict[str, Any]:
+    """The variables that select links, and on CUDA devices peer access and nvidia-smi's matrix of links."""
+    selected = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_LINK_VARIABLES)}
+    found: dict[str, Any] = {"environment": selected}
+    if world.device.type == "cuda":
+        own = world.device.index
+        others = [other for other in range(torch.cuda.device_count()) if other != own]
+        found["peer_access"] = {str(other): torch.cuda.can_device_access_peer(own, other) for other in others}
+        command = ["nvidia-smi", "topo", "-m"]
+        try:
+            matrix = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+        except (OSError, subprocess.SubprocessError):
+            matrix = None
+        rows = [line.expandtabs(8).rstrip() for line in matrix or () if line.lstrip().startswith(("GPU", "NIC"))]
+        found["topology"] = None if matrix is None else rows
+    return found
+
+
+def _versions(cuda: bool) -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    try:
+        found["bridge-profiling"] = metadata.version("bridge-profiling")
+    except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+        found["bridge-profiling"] = None
+    if cuda:
+        found["cuda"] = torch.version.cuda
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
+    return found

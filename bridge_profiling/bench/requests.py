@@ -1,16 +1,16 @@
-"""What can be measured and with which settings, checked before anything starts. Imports no torch: the command line uses it."""
+"""Requests of benchmarks and their options, checked before anything starts. Imports no torch: the command line uses them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
 
-#: As the command line and the tables call them. `send` goes one way between pairs, `send_recv` both ways around a ring.
+#: `send` goes one way between pairs of ranks, `send_recv` both ways around a ring.
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "send_recv")
 
 BACKENDS = ("nccl", "gloo")
@@ -18,10 +18,17 @@ BACKENDS = ("nccl", "gloo")
 #: Element types of messages, and their bytes.
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-#: Larger messages are a slip of the keyboard.
+#: Larger messages are typing errors.
 _LARGEST_BYTES = 1 << 36
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+#: From, to, and the factor between two sizes.
+_RANGE = re.compile(r"([^:]+):([^:]+)(?::\s*(\d+(?:\.\d+)?)\s*[xX]?\s*)?")
+
+_SIZES_EXAMPLE = "Type --sizes 1KiB:256MiB:4x, or --sizes 1KiB,1MiB,64MiB"
 
 
 @dataclass(frozen=True)
@@ -32,9 +39,9 @@ class CollectivesRequest:
         operations: of `OPERATIONS`.
         sizes: message sizes in bytes, ascending: the larger of one rank's input and output.
         dtype: of `DTYPES`.
-        backend: of `BACKENDS`; None for nccl where there is a CUDA device, else gloo.
-        processes: ranks to start here; None for one per CUDA device, else 2. Unused where a launcher has started the ranks.
-        seconds: for each operation and size, at the most, about.
+        backend: of `BACKENDS`; None for nccl if there is a CUDA device, else gloo.
+        processes: ranks to start on this machine; None for one per CUDA device, else 2. Unused under a launcher.
+        seconds: approximate limit for each operation and size.
     """
 
     operations: tuple[str, ...]
@@ -46,15 +53,13 @@ class CollectivesRequest:
 
     def __post_init__(self) -> None:
         for operation in self.operations:
-            _one_of(operation, OPERATIONS, "operation", _hyphened)
-        _one_of(self.dtype, tuple(DTYPES), "dtype")
+            _check_choice("operation", operation.replace("_", "-"), [each.replace("_", "-") for each in OPERATIONS])
+        _check_choice("dtype", self.dtype, DTYPES)
         if self.backend is not None:
-            _one_of(self.backend, BACKENDS, "backend")
-        if self.processes is not None and self.processes < 2:
-            raise ProfilingConfigError(
-                f"--nproc {self.processes} leaves nobody to communicate with", instead="Type --nproc 2 or more"
-            )
-        _positive(self.seconds, "--seconds")
+            _check_choice("backend", self.backend, BACKENDS)
+        if self.processes is not None:
+            _check_least("--nproc", (self.processes,), 2)
+        _check_seconds(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -63,14 +68,14 @@ class CopiesRequest:
 
     Args:
         sizes: in bytes, ascending.
-        seconds: for each kind of copy and size, at the most, about.
+        seconds: approximate limit for each kind of copy and size.
     """
 
     sizes: tuple[int, ...]
     seconds: float = 0.5
 
     def __post_init__(self) -> None:
-        _positive(self.seconds, "--seconds")
+        _check_seconds(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -78,12 +83,12 @@ class DataLoaderRequest:
     """Measure a data loader.
 
     Args:
-        loader: `module:factory`, which gives a DataLoader, a dataset or anything that can be iterated over.
+        loader: `module:factory`, which returns a DataLoader, a dataset or any iterable.
         workers: numbers of workers to try.
-        pin_memory: whether batches are pinned, to try.
-        prefetch: numbers of batches that each worker makes ahead, to try.
-        batch_size: of a dataset; unused where the factory gives a DataLoader.
-        seconds: for each cell, at the most, about.
+        pin_memory: values of pin_memory to try.
+        prefetch: numbers of batches that each worker prefetches, to try.
+        batch_size: of a dataset; unused if the factory returns a DataLoader.
+        seconds: approximate limit for each combination.
     """
 
     loader: str
@@ -95,10 +100,10 @@ class DataLoaderRequest:
 
     def __post_init__(self) -> None:
         module_and_name(self.loader, "--loader")
-        _at_least(self.workers, 0, "--workers")
-        _at_least(self.prefetch, 1, "--prefetch")
-        _at_least((self.batch_size,), 1, "--batch-size")
-        _positive(self.seconds, "--seconds")
+        _check_least("--workers", self.workers, 0)
+        _check_least("--prefetch", self.prefetch, 1)
+        _check_least("--batch-size", (self.batch_size,), 1)
+        _check_seconds(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -106,11 +111,11 @@ class StepRequest:
     """Measure a step.
 
     Args:
-        step: `module:factory`, which gives a function without arguments: one iteration.
+        step: `module:factory`, which returns a function without arguments that runs one iteration.
         warmup: calls before the first that counts.
         iterations: calls that count.
-        seconds: for calls that count, at the most, about.
-        samples: that one call works off; None when that is not said.
+        seconds: approximate limit for the calls that count.
+        samples: samples processed by one call; None if unknown.
     """
 
     step: str
@@ -121,16 +126,15 @@ class StepRequest:
 
     def __post_init__(self) -> None:
         module_and_name(self.step, "--step")
-        _at_least((self.warmup,), 0, "--warmup")
-        _at_least((self.iterations,), 1, "--iterations")
-        _positive(self.seconds, "--seconds")
-        if self.samples is not None:
-            _at_least((self.samples,), 1, "--samples")
+        _check_least("--warmup", (self.warmup,), 0)
+        _check_least("--iterations", (self.iterations,), 1)
+        _check_least("--samples", (1 if self.samples is None else self.samples,), 1)
+        _check_seconds(self.seconds)
 
 
 Request = CollectivesRequest | CopiesRequest | DataLoaderRequest | StepRequest
 
-#: Every benchmark by its name in results.
+#: Requests by the kind of benchmark, the name of its module and of the kind of its results.
 KINDS: dict[str, type[Request]] = {
     "collectives": CollectivesRequest,
     "copies": CopiesRequest,
@@ -140,26 +144,17 @@ KINDS: dict[str, type[Request]] = {
 
 
 def kind_of(request: Request) -> str:
-    """The name of a request's benchmark."""
+    """The kind of a request, a key of `KINDS`."""
     return next(name for name, kind in KINDS.items() if isinstance(request, kind))
 
 
 def to_text(request: Request) -> str:
-    """A request as JSON, for another process.
-
-    Args:
-        request: which.
-    """
+    """A request as JSON, for another process."""
     return json.dumps(asdict(request))
 
 
 def from_text(kind: str, text: str) -> Request:
-    """The request that `to_text` wrote.
-
-    Args:
-        kind: a key of `KINDS`.
-        text: JSON.
-    """
+    """The request of a kind that `to_text` wrote."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()
     }
@@ -169,104 +164,68 @@ def from_text(kind: str, text: str) -> Request:
 def sizes_from(text: str) -> tuple[int, ...]:
     """Sizes in bytes from `1KiB:256MiB:4x` (from, to, factor) or `1KiB,64KiB,1MiB`.
 
-    Args:
-        text: as typed.
-
     Raises:
-        ProfilingConfigError: it is neither.
+        ProfilingConfigError: the text is neither.
     """
-    if ":" not in text:
+    found = _RANGE.fullmatch(text)
+    if found is None:
         return tuple(sorted({_bytes(part) for part in text.split(",")}))
-    parts = text.split(":")
-    factor = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*[xX]?\s*", parts[2]) if len(parts) == 3 else None
-    if len(parts) > 3 or (len(parts) == 3 and (factor is None or float(factor[1]) <= 1)):
-        raise _no_sizes(text)
-    first, last, by = _bytes(parts[0]), _bytes(parts[1]), float(factor[1]) if factor else 2.0
-    if last < first:
-        raise _no_sizes(text, "it ends before it begins")
+    first, last, factor = _bytes(found[1]), _bytes(found[2]), float(found[3] or 2)
+    require(first <= last and factor > 1, f"{text!r} is not a range of growing sizes", instead=_SIZES_EXAMPLE)
     sizes, size = [], float(first)
     while round(size) <= last:
         sizes.append(round(size))
-        size *= by
+        size *= factor
     return tuple(dict.fromkeys(sizes))
 
 
-def operations_from(text: str) -> tuple[str, ...]:
-    """Operations from `all-reduce,all-gather`; `send-recv` stands for both ways of it, underscores for hyphens.
+def _bytes(text: str) -> int:
+    found = _SIZE.fullmatch(text)
+    size = round(float(found[1]) * _UNITS.get(found[2].upper(), 0)) if found else 0
+    limit = f"{_LARGEST_BYTES >> 30} GiB"
+    require(0 < size <= _LARGEST_BYTES, f"{text!r} is not a size between 1 byte and {limit}", instead=_SIZES_EXAMPLE)
+    return size
 
-    Args:
-        text: as typed.
-    """
+
+def operations_from(text: str) -> tuple[str, ...]:
+    """Operations from `all-reduce,all-gather`, with hyphens or underscores; all if the text is empty."""
     return tuple(dict.fromkeys(part.strip().replace("-", "_") for part in text.split(",") if part.strip())) or OPERATIONS
 
 
 def integers_from(text: str, option: str) -> tuple[int, ...]:
-    """Numbers from `0,2,4`.
-
-    Args:
-        text: as typed.
-        option: whose value it is.
+    """Numbers from `0,2,4`, the value of a command line option.
 
     Raises:
-        ProfilingConfigError: it is no such list.
+        ProfilingConfigError: the text is not a list of numbers.
     """
     try:
-        found = tuple(sorted({int(part) for part in text.split(",")}))
+        return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
-        raise ProfilingConfigError(f"{option} {text!r} is no list of numbers", instead=f"Type {option} 0,2,4") from error
-    return found
+        raise ProfilingConfigError(f"{option} {text!r} is not a list of numbers", instead=f"Type {option} 0,2,4") from error
 
 
 def module_and_name(text: str, option: str) -> tuple[str, str]:
-    """The two parts of `module:factory`.
-
-    Args:
-        text: as typed.
-        option: whose value it is.
+    """The two parts of `module:factory`, the value of a command line option.
 
     Raises:
-        ProfilingConfigError: it has no such parts.
+        ProfilingConfigError: the text has another form.
     """
     module, _, name = text.partition(":")
-    if not module or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise ProfilingConfigError(
-            f"{option} {text!r} names no factory", instead=f"Type {option} module:factory, as in {option} train:make"
-        )
+    require(
+        module and all(part.isidentifier() for part in (*module.split("."), *name.split("."))),
+        f"{option} {text!r} does not name a factory",
+        instead=f"Type {option} module:factory, as in {option} train:make",
+    )
     return module, name
 
 
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if found is None or found[2].upper() not in _UNITS:
-        raise _no_sizes(text)
-    size = round(float(found[1]) * _UNITS[found[2].upper()])
-    if not 0 < size <= _LARGEST_BYTES:
-        raise _no_sizes(text, f"a size is from 1 to {_LARGEST_BYTES >> 30} GiB")
-    return size
+def _check_choice(what: str, value: str, choices: Collection[str]) -> None:
+    require(value in choices, f"unknown {what} {value!r}", instead=f"Type one of {', '.join(choices)}")
 
 
-def _no_sizes(text: str, why: str = "") -> ProfilingConfigError:
-    return ProfilingConfigError(
-        f"{text!r} is no size or range of sizes", why=why, instead="Type --sizes 1KiB:256MiB:4x, or --sizes 1KiB,1MiB,64MiB"
-    )
+def _check_least(option: str, values: Sequence[int], least: int) -> None:
+    require(min(values) >= least, f"{option} {min(values)} is too small", instead=f"Type {option} {least} or more")
 
 
-def _hyphened(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _one_of(value: str, known: tuple[str, ...], what: str, shown: Callable[[str], str] = str) -> None:
-    if value not in known:
-        raise ProfilingConfigError(
-            f"there is no {what} {shown(value)!r}", instead=f"Type one of {', '.join(shown(name) for name in known)}"
-        )
-
-
-def _at_least(values: tuple[int, ...], least: int, option: str) -> None:
-    if min(values) < least:
-        raise ProfilingConfigError(f"{option} {min(values)} is too few", instead=f"Type {least} or more")
-
-
-def _positive(value: float, option: str) -> None:
-    if not value > 0:
-        raise ProfilingConfigError(f"{option} {value:g} is no time", instead=f"Type {option} 1")
+def _check_seconds(seconds: float) -> None:
+    require(seconds > 0, f"--seconds {seconds:g} is not a positive time", instead="Type --seconds 1")

@@ -1,11 +1,32 @@
-"""Names of a capture's files."""
+"""Names of a capture's files, and the number of the attempt that names their folder.
+
+A restart into the same directory never overwrites the files of an earlier attempt, so all ranks of an attempt must agree on
+its number. Under Slurm they agree by the job's identity, which every rank reads from its environment. Elsewhere rank 0
+chooses, and broadcasts its choice once, when the hook opens.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
+import os
+import time
+import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from bridge_profiling.atomic import create_exclusively
 from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, Window
+from bridge_profiling.launch_env import LaunchEnv, initialized_distributed
+
+#: The folders of captures under the output directory. manifest/ also holds each attempt's holder.
+_CAPTURES = ("torch", "nsys", "memory")
+
+#: How long to wait for the content of attempt.json: without hard links it is written a moment after the file is created.
+_WRITTEN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -14,10 +35,10 @@ class CaptureFiles:
 
     Args:
         root: the output directory.
-        window: the iterations asked for; they name the folder.
+        window: the requested iterations; they name the folder.
         attempt: 0 for the first, n for the n-th restart into the same root.
         rank: global rank; it names the files.
-        memory_snapshot_path: the user's own place for memory snapshots, or the default.
+        memory_snapshot_path: the user's own path for memory snapshots, or the default.
     """
 
     root: Path
@@ -26,44 +47,43 @@ class CaptureFiles:
     rank: int
     memory_snapshot_path: str = DEFAULT_MEMORY_SNAPSHOT_PATH
 
-    @property
-    def folder(self) -> str:
-        """Name of this attempt's folder, the same under torch/, nsys/, memory/ and manifest/."""
-        return folder_name(self.window, self.attempt)
+    def _path(self, kind: str, name: str) -> Path:
+        return self.root / kind / folder_name(self.window, self.attempt) / name
 
     @property
     def torch_trace(self) -> Path:
-        """Kineto trace; the name is what TensorBoard and Perfetto look for."""
-        return self.root / "torch" / self.folder / f"rank-{self.rank}.pt.trace.json.gz"
+        """Kineto trace; TensorBoard and Perfetto look for this name."""
+        return self._path("torch", f"rank-{self.rank}.pt.trace.json.gz")
 
     @property
     def chakra_trace(self) -> Path:
         """Chakra execution trace."""
-        return self.root / "torch" / self.folder / f"rank-{self.rank}.et.json"
+        return self._path("torch", f"rank-{self.rank}.et.json")
 
     @property
     def nsys_report(self) -> Path:
-        """nsys' report."""
-        return self.root / "nsys" / self.folder / f"rank-{self.rank}.nsys-rep"
+        """Report of nsys."""
+        return self._path("nsys", f"rank-{self.rank}.nsys-rep")
 
     @property
     def memory_snapshot(self) -> Path:
-        """Memory snapshot of the window's end."""
+        """Memory snapshot at the end of the window."""
         if self.memory_snapshot_path == DEFAULT_MEMORY_SNAPSHOT_PATH:
-            return self.root / "memory" / self.folder / f"rank-{self.rank}.pickle"
+            return self._path("memory", f"rank-{self.rank}.pickle")
         asked = self.root / Path(self.memory_snapshot_path).expanduser()
-        named = asked.with_name(f"{asked.stem}_{self.rank}{asked.suffix}")
-        # The user's path names no attempt, and a restart must not overwrite what the first one wrote.
-        return unused(named)
+        # The user's path names no attempt, and a restart must not overwrite the first one's snapshot.
+        suffixes = itertools.chain([""], (f".{number}" for number in itertools.count(1)))
+        names = (asked.with_name(f"{asked.stem}_{self.rank}{suffix}{asked.suffix}") for suffix in suffixes)
+        return next(path for path in names if not path.exists())
 
     def oom_snapshot(self, number: int) -> Path:
         """Memory snapshot of this rank's n-th out-of-memory error, counted from 1."""
-        return self.root / "memory" / self.folder / f"oom-rank-{self.rank}-{number}.pickle"
+        return self._path("memory", f"oom-rank-{self.rank}-{number}.pickle")
 
     @property
     def manifest(self) -> Path:
-        """What was asked, what was captured, and why."""
-        return self.root / "manifest" / self.folder / f"rank-{self.rank}.json"
+        """The manifest: the request, the capture and the reason for any difference."""
+        return self._path("manifest", f"rank-{self.rank}.json")
 
 
 def folder_name(window: Window, attempt: int) -> str:
@@ -71,10 +91,68 @@ def folder_name(window: Window, attempt: int) -> str:
     return f"iter-{window}" + (f".{attempt}" if attempt else "")
 
 
-def unused(path: Path) -> Path:
-    """`path`, or `<stem>.1<suffix>`, `<stem>.2<suffix>`, … : the first name that is free."""
-    candidate, number = path, 0
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.stem}.{number}{path.suffix}")
-    return candidate
+def choose_attempt(root: Path, window: Window, rank: int, environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
+    """The number of this attempt (0 for the first capture of `window` into `root`, then 1, 2, …) and its holder's name.
+
+    Every rank of the job must call it after torch.distributed is initialized when the environment does not name the launch,
+    because then rank 0's choice is broadcast; profiling communicates nowhere else. With the holder's name, later windows get
+    their numbers without communication (`claim_attempt`).
+
+    Raises:
+        OSError: `root` cannot be written.
+    """
+    env, distributed = LaunchEnv.read(environ), initialized_distributed()
+    if env.launch_is_named or distributed is None or distributed.get_world_size() == 1:
+        # Ranks that are not connected still agree by the job's id, where there is one.
+        identity = env.launch_id if env.launch_is_named or env.job_id else str(uuid.uuid4())
+        return claim_attempt(root, window, rank, identity), identity
+    choice: list[Any] = [None, str(uuid.uuid4())]
+    if rank == 0:
+        try:
+            choice[0] = claim_attempt(root, window, rank, choice[1])
+        except OSError as error:
+            choice[0] = error
+    distributed.broadcast_object_list(choice, src=0)
+    attempt, identity = choice
+    if isinstance(attempt, OSError):
+        raise attempt
+    return attempt, identity
+
+
+def claim_attempt(root: Path, window: Window, rank: int, identity: str) -> int:
+    """The first attempt that is free, or that this identity holds and this rank has not written to.
+
+    Raises:
+        OSError: `root` cannot be written.
+    """
+    for attempt in itertools.count():
+        folder = folder_name(window, attempt)
+        holder = root / "manifest" / folder / "attempt.json"
+        if not holder.exists() and any((root / kind / folder).exists() for kind in _CAPTURES):
+            continue
+        holder.parent.mkdir(parents=True, exist_ok=True)
+        if create_exclusively(holder, json.dumps({"held_by": identity})) or (
+            _held_by(holder) == identity and not (holder.parent / f"rank-{rank}.json").exists()
+        ):
+            return attempt
+    raise AssertionError("unreachable")
+
+
+def give_up_attempt(manifest: Path) -> None:
+    """Remove this rank's manifest of a window that will not be captured, and the attempt when no rank is left in it."""
+    with contextlib.suppress(OSError):
+        manifest.unlink()
+        if not any(manifest.parent.glob("rank-*.json")):
+            (manifest.parent / "attempt.json").unlink()
+            manifest.parent.rmdir()
+
+
+def _held_by(holder: Path) -> str | None:
+    deadline = time.monotonic() + _WRITTEN_SECONDS
+    with contextlib.suppress(OSError):
+        while not holder.stat().st_size and time.monotonic() < deadline:
+            time.sleep(0.05)
+    try:
+        return json.loads(holder.read_text(encoding="utf-8"))["held_by"]
+    except (ValueError, KeyError, TypeError):
+        return None

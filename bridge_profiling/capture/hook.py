@@ -1,4 +1,4 @@
-"""The hook a training loop calls: it starts and stops profiling on the ranks and iterations asked for.
+"""The hook that a training loop calls: it starts and stops profiling on the requested ranks and iterations.
 
 It never harms training: a profiler that fails is logged and marked in the manifest, and training goes on. The device
 is synchronized at both edges of the window and nowhere else.
@@ -18,21 +18,19 @@ from functools import cached_property
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from bridge_profiling.capture.agenda import Agenda, planned_windows
-from bridge_profiling.capture.attempt import choose_attempt, claim_attempt
 from bridge_profiling.capture.control.mailbox import Mailbox
-from bridge_profiling.capture.files import CaptureFiles
-from bridge_profiling.capture.iteration_timer import IterationTimer
-from bridge_profiling.capture.profiler import Backend
-from bridge_profiling.capture.ranges import NvtxRange, range_functions
-from bridge_profiling.capture.signals import exit_after_all, raised_by_handler, signals_held, told_to_exit
+from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_attempt
+from bridge_profiling.capture.profiler import Profiler, guarded
+from bridge_profiling.capture.ranges import standing_ranges
+from bridge_profiling.capture.record import Rank
+from bridge_profiling.capture.signals import exit_is_pending, raise_pending_exit, signals_held, wake_on_exit
 from bridge_profiling.capture.slow_iterations import SlowWatch
-from bridge_profiling.capture.window_capture import NEVER, Rank, WindowCapture, WindowPlan
+from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowPlan, WindowSchedule, planned_windows
 from bridge_profiling.capture.work import IterationWork
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, Window, resolve_output_dir
-from bridge_profiling.errors import ProfilingConfigError, one_line
+from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
+from bridge_profiling.errors import one_line, require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout, select_ranks
 
@@ -41,8 +39,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Phases that no iteration is called slow for.
-_APART = frozenset({"checkpoint", "evaluation"})
+#: How many iterations' durations are kept, and go into a manifest.
+_KEPT_DURATIONS = 1000
+
+#: A limit that every iteration exceeds.
+_EVERY = -1
+
+#: Phases that make no iteration count as slow.
+_LONG_PHASES = frozenset({"checkpoint", "evaluation"})
 
 _NO_RANGE: AbstractContextManager = nullcontext()
 
@@ -50,7 +54,7 @@ _NO_RANGE: AbstractContextManager = nullcontext()
 class ProfilingHook:
     """Profiles a window of iterations of a training loop.
 
-    Every rank opens one, after `torch.distributed` is up and before the model is built:
+    Every rank opens one, after `torch.distributed` is initialized and before the model is built:
 
         with ProfilingHook(config.profiling, rank=rank, layout=layout) as hook:
             for iteration in range(start, train_iters):
@@ -58,19 +62,19 @@ class ProfilingHook:
                     with hook.range("forward-backward"):
                         ...
 
-    Leaving the outer `with` by any way (the loop's end, `break`, an exception, SystemExit) writes what was captured.
+    Leaving the outer `with` in any way (the loop's end, `break`, an exception, SystemExit) writes the capture.
 
     Args:
         config: the `profiling` section; None profiles nothing.
         rank: global rank of this process.
         world_size: number of ranks; taken from `layout` when that is given.
         layout: the job's parallel layout; needed for `profile_ranks="pp"` and for the manifest's coordinates.
-        output_dir: root of what is written; wins over the config's and over BRIDGE_PROFILING_DIR.
-        work: what one iteration of the whole job computes; then the manifest has each iteration's model TFLOP/s and MFU.
+        output_dir: root of all files; wins over the config's and over BRIDGE_PROFILING_DIR.
+        work: the computation of one iteration of the whole job; adds each iteration's model TFLOP/s and MFU to the manifest.
         train_iters: iterations the training runs, when known: then a request for a later one is refused at once.
 
     Raises:
-        ProfilingConfigError: the config contradicts itself, or `rank` lies outside the world.
+        ProfilingConfigError: the config contradicts itself, or `rank` is outside the world.
     """
 
     def __init__(
@@ -85,47 +89,55 @@ class ProfilingHook:
         train_iters: int | None = None,
     ) -> None:
         self._config = replace(config) if config is not None else ProfilingConfig(on_demand=False)
-        # A caller that tells neither the world nor the layout is believed about its rank.
-        layout_given, layout = layout, layout or ParallelLayout(world_size=world_size if world_size > 1 else rank + 1)
-        if world_size not in (1, layout.world_size) or not 0 <= rank < layout.world_size:
-            raise ProfilingConfigError(
-                f"rank {rank} of {world_size} does not fit a layout of {layout.world_size} ranks",
-                instead="Pass ProfilingHook the global rank, and the world size or the layout of the same job",
-            )
-        self._config.finalize(world_size=layout.world_size if layout_given or world_size > 1 else None)
+        world_is_known = layout is not None or world_size > 1
+        layout = layout or ParallelLayout(world_size=world_size if world_is_known else rank + 1)
+        require(
+            world_size in (1, layout.world_size) and 0 <= rank < layout.world_size,
+            f"rank {rank} of {world_size} does not fit a layout of {layout.world_size} ranks",
+            instead="Pass ProfilingHook the global rank, and the world size or the layout of the same job",
+        )
+        self._config.finalize(world_size=layout.world_size if world_is_known else None)
         self._selected = self._config.enabled and rank in select_ranks(self._config.profile_ranks, layout)
-        self._output_dir = output_dir
-        self._train_iters = train_iters
-        self._opened = False
-        self._process = os.getpid()
-        self._agenda = Agenda(_nothing)
-        self._capturing: WindowCapture | None = None
+        self._output_dir, self._train_iters = output_dir, train_iters
+        self._opened, self._process = False, os.getpid()
+        self._root, self._identity = Path(), uuid.uuid4().hex
+        self._schedule = WindowSchedule(rank, self._build_window)
+        self._window: CaptureWindow | None = None
         self._edge = 0 if self._config.nvtx_ranges else NEVER
-        self._timer = IterationTimer(self)
+        self._timer = _IterationTimer(self._end_iteration)
+        #: Nanoseconds above which an iteration is slow; set by the listener's thread.
+        self._slow_above = NEVER
         self._iteration_ranges: ExitStack | None = None
         self._listener: Listener | None = None
-        self._prepare_capture: Callable[[WindowPlan], WindowCapture] = _nothing
         self._watch: SlowWatch | None = None
-        #: The last iterations with a checkpoint or an evaluation inside.
-        self._apart: deque[int] = deque(maxlen=100)
-        #: What a framework says of itself: an integration may fill it while the hook is open, and manifests carry it.
+        #: The last iterations with a long phase.
+        self._with_long_phase: deque[int] = deque(maxlen=100)
+        #: Facts that a framework reports about itself: an integration fills it while the hook is open, for the manifests.
         self.facts: dict[str, object] = {}
-        self._rank = Rank(rank, layout, work, self.facts, lambda: self._timer.durations.copy(), self._opened_windows)
+        self._rank = Rank(rank, layout, work, self.facts, lambda: self._timer.durations.copy(), lambda: self._schedule.recorded)
 
     # -- what a training loop calls ------------------------------------------------------------------------------
 
     def __enter__(self) -> ProfilingHook:
-        if self._config.enabled or self._heeds_requests:
+        wake_on_exit(self)
+        if self._config.enabled or self._listens:
             with signals_held():
                 self._open()
+        self._update()
         return self
 
     def iteration(self, iteration: int) -> AbstractContextManager:
         """A context manager around global iteration `iteration` (0-based, a resume counts on)."""
-        if told_to_exit:
-            exit_after_all()
         if iteration >= self._edge:
-            self._safely(self._reach, iteration)
+            with self._guarded():
+                raise_pending_exit()
+                if self._schedule.is_due(iteration):
+                    # A handler that raises while a profiler starts would leave it half started.
+                    with signals_held():
+                        for window in self._schedule.due(iteration):
+                            window.advance(iteration)
+                self._update()
+                self._begin_iteration(iteration)
         timer = self._timer
         timer.iteration = iteration
         timer.started = perf_counter_ns()
@@ -136,11 +148,11 @@ class ProfilingHook:
 
         Outside the window it does nothing, unless `nvtx_ranges` asks for ranges everywhere.
         """
-        if name in _APART:
-            self._apart.append(self._timer.iteration)
-        if self._capturing is None and not self._config.nvtx_ranges:
+        if name in _LONG_PHASES:
+            self._with_long_phase.append(self._timer.iteration)
+        if self._window is None and not self._config.nvtx_ranges:
             return _NO_RANGE
-        return self._ranges(name, lambda backend: backend.phase_range(name))
+        return self._enter_ranges(name, lambda profiler: profiler.phase_range(name))
 
     @property
     def durations(self) -> tuple[tuple[int, int], ...]:
@@ -149,11 +161,12 @@ class ProfilingHook:
 
     @property
     def capturing(self) -> bool:
-        """Whether a window is open, so that what costs time is worth doing."""
-        return self._capturing is not None
+        """Whether a window is open, so that expensive measurements are worth their time."""
+        return self._window is not None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._safely(self._close, _ending(error))
+        with self._guarded():
+            self._close(_ending(error))
 
     # -- its windows ---------------------------------------------------------------------------------------------------
 
@@ -162,134 +175,132 @@ class ProfilingHook:
         # The interpreter crashes when it exits with a live Kineto trace.
         atexit.register(self._close, "the process exited without leaving the hook")
         self._opened, self._process = True, os.getpid()
-        root = resolve_output_dir(self._config, self._output_dir)
+        self._root = resolve_output_dir(self._config, self._output_dir)
+        rank = self._rank.number
         attempt: int | None = None
-        identity = uuid.uuid4().hex
-        try:
-            if self._config.enabled:
-                attempt, identity = choose_attempt(root, self._config.window, self._rank.number)
-        except Exception as error:
-            if self._selected:
-                self._nothing_captured(error)
-            return
-        self._agenda = Agenda(lambda plan: self._capture(plan, root, identity))
+        if self._config.enabled:
+            try:
+                attempt, self._identity = choose_attempt(self._root, self._config.window, rank)
+            except Exception as error:
+                if self._selected:
+                    logger.error("rank %d: nothing will be captured: %s. Training goes on.", rank, one_line(error))
+                return
         if self._selected:
             first, *later = planned_windows(self._config, attempt, self._train_iters)
-            try:
-                self._agenda.add(self._capture(first, root, identity))
-                self._agenda.plan(later)
-            except Exception as error:
-                self._nothing_captured(error)
-        if self._heeds_requests:
-            try:
-                self._listen(root, identity)
-            except Exception as error:
-                # No thread can be started, for one: that is no reason to lose the windows of the config.
-                logger.error("rank %d: no captures on demand: %s. Training goes on.", self._rank.number, one_line(error))
-        self._turn_to_next()
+            with guarded("nothing will be captured", rank):
+                self._schedule.add(self._build_window(first))
+                self._schedule.plan(later)
+        if self._listens:
+            # A process that can start no thread still captures the windows of its config.
+            with guarded("no captures on demand", rank):
+                self._listen()
 
-    def _nothing_captured(self, error: Exception) -> None:
-        logger.error("rank %d: nothing will be captured: %s. Training goes on.", self._rank.number, one_line(error))
-
-    def _capture(self, plan: WindowPlan, root: Path, identity: str) -> WindowCapture:
+    def _build_window(self, plan: WindowPlan) -> CaptureWindow:
         """The capture of a planned window.
 
         Raises:
             OSError: its manifest cannot be written.
         """
-        rank = self._rank
-        attempt = plan.attempt
+        rank, attempt = self._rank.number, plan.attempt
         if attempt is None:
-            attempt = claim_attempt(root, plan.window, rank.number, identity)
-        return WindowCapture(
-            plan, CaptureFiles(root, plan.window, attempt, rank.number, plan.config.memory_snapshot_path), rank
-        )
+            attempt = claim_attempt(self._root, plan.window, rank, self._identity)
+        files = CaptureFiles(self._root, plan.window, attempt, rank, plan.config.memory_snapshot_path)
+        return CaptureWindow(plan, files, self._rank)
 
-    def _reach(self, iteration: int) -> None:
-        """Do what `iteration` calls for before it runs: warm up, open the window, close it, name the iteration."""
-        self._agenda.advance(iteration)
-        self._turn_to_next()
-        if self._capturing is not None or self._config.nvtx_ranges:
-            # First: an exit that comes while the ranges open leaves the trace with an iteration that is no whole one.
-            self._timer.iteration, self._timer.watched = iteration, True
-            self._iteration_ranges = self._ranges(f"iteration_{iteration}", lambda backend: backend.iteration_range(iteration))
-
-    def iteration_ended(self, iteration: int, error: BaseException | None) -> None:
-        """Called by the timer when an iteration inside a window, or one with ranges, has ended."""
-        self._safely(self._leave, iteration, error)
-
-    def _leave(self, iteration: int, error: BaseException | None) -> None:
-        self._timer.watched = False
-        if self._iteration_ranges is not None:
-            ranges, self._iteration_ranges = self._iteration_ranges, None
-            ranges.close()
-        self._agenda.iteration_ended(iteration, error)
-        self._turn_to_next()
-
-    def _turn_to_next(self) -> None:
-        """Know what is captured now, and which iteration is the first for which there is something to do."""
-        self._capturing = self._agenda.capturing
-        self._edge = 0 if self._config.nvtx_ranges else self._agenda.edge
-        # After the assignment: what another thread has posted before it is seen here, and what it posts later sets it again.
-        if self._agenda.posted:
+    def _update(self) -> None:
+        """Take the window that records now and the next edge from the schedule."""
+        edge = self._schedule.next_edge()
+        self._window = self._schedule.capturing
+        self._edge = 0 if self._config.nvtx_ranges else edge
+        # After the assignment: this sees everything that came before it, and whatever comes later calls `wake`.
+        if self._schedule.posted or exit_is_pending():
             self._edge = 0
 
+    def wake(self) -> None:
+        """Make the next iteration look for posted windows and a pending exit. Called from any thread or signal handler."""
+        self._edge = 0
+
+    def _begin_iteration(self, iteration: int) -> None:
+        """Open the ranges of an iteration that has any."""
+        self._timer.limit = self._slow_above
+        if self._window is not None or self._config.nvtx_ranges:
+            # First: an exit while the ranges open marks this iteration in the trace as interrupted.
+            self._timer.iteration, self._timer.limit = iteration, _EVERY
+            self._iteration_ranges = self._enter_ranges(
+                f"iteration_{iteration}", lambda profiler: profiler.iteration_range(iteration)
+            )
+
+    def _end_iteration(self, iteration: int, duration_ns: int, error: BaseException | None) -> None:
+        """Note a slow iteration; close the ranges of one that has any, and the window after its last one."""
+        with self._guarded():
+            self._timer.limit = self._slow_above
+            if self._watch is not None and error is None and duration_ns > self._slow_above:
+                self._watch.saw(iteration, duration_ns)
+            if self._iteration_ranges is not None:
+                ranges, self._iteration_ranges = self._iteration_ranges, None
+                ranges.close()
+            if self._window is not None:
+                self._window.iteration_ended(iteration, error)
+            self._update()
+
     def _close(self, ending: str) -> None:
-        # All of it: a handler that raises anywhere in here, in the listener's end for one, would cost what was captured.
+        # All of it: a handler that raises anywhere in here, for example as the listener stops, would cost the capture.
         with signals_held():
-            self._close_undisturbed(ending)
+            atexit.unregister(self._close)
+            # A process that the training forked has nothing to write.
+            if not self._opened or os.getpid() != self._process:
+                return
+            self._opened = False
+            if self._timer.limit == _EVERY:
+                # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
+                self._end_iteration(self._timer.iteration, 0, SystemExit())
+            durations = self._timer.durations
+            ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
+            # First: a request that is made from here on is refused, and none opens a window.
+            if self._listener is not None:
+                self._listener.stop(ending)
+            self._schedule.ended(ending)
+            if self._selected and self._config.profile_every is not None:
+                windows = self._schedule.windows
+                logger.info(
+                    "rank %d: captured %d of at most %d windows, one every %d iterations",
+                    self._rank.number, sum(bool(one.plan.trigger.number and one.record.captured) for one in windows),
+                    self._config.profile_at_most, self._config.profile_every,
+                )  # fmt: skip
+            self._update()
 
-    def _close_undisturbed(self, ending: str) -> None:
-        atexit.unregister(self._close)
-        # A process that the training has forked ends as well, and has neither captured nor missed anything.
-        if not self._opened or os.getpid() != self._process:
-            return
-        self._opened = False
-        if self._timer.watched:
-            # From atexit, or when an exit came as the iteration's ranges opened: any other way has left its iteration by now.
-            self._leave(self._timer.iteration, SystemExit())
-        durations = self._timer.durations
-        ending = f"{ending} after iteration {durations[-1][0]}" if durations else f"{ending} before its first iteration"
-        # First: a request that is made from here on is refused, and none opens a window any more.
-        if self._listener is not None:
-            self._listener.stop(ending)
-        self._agenda.ended(ending)
-        self._agenda.leave()
-        self._report_repeats()
-        self._turn_to_next()
+    def _guarded(self) -> AbstractContextManager[None]:
+        """Guard a step of the hook: an error in it ends the profiling, never the training."""
+        return guarded("profiling failed", self._rank.number, self._fail, traceback=True)
 
-    def _report_repeats(self) -> None:
-        if self._selected and self._config.profile_every is not None:
-            captured = sum(1 for capture in self._agenda.captures if capture.plan.trigger.number and capture.record.captured)
-            logger.info(
-                "rank %d: captured %d of at most %d windows, one every %d iterations",
-                self._rank.number, captured, self._config.profile_at_most, self._config.profile_every,
-            )  # fmt: skip
+    def _fail(self, reason: str) -> None:
+        self._timer.limit = self._slow_above
+        self._schedule.fail(reason)
+        self._update()
 
-    # -- on demand, seen from the listener's thread ----------------------------------------------------------------------
+    # -- captures on demand, called from the listener's thread -----------------------------------------------------------
 
     @property
-    def _heeds_requests(self) -> bool:
-        """Whether this training may be asked for captures. One that named no directory must not find one made for it."""
+    def _listens(self) -> bool:
+        """Whether this training accepts requests. It creates no directory for them that nobody asked for."""
         if self._config.on_demand is not None:
             return self._config.on_demand
         chosen = self._output_dir or self._config.output_dir or os.environ.get(OUTPUT_DIR_VARIABLE)
         return bool(chosen) or self._config.enabled or self._config.slow_iteration_factor is not None
 
-    def _listen(self, root: Path, identity: str) -> None:
+    def _listen(self) -> None:
         from bridge_profiling.capture.control.coordinator import RequestDecider
         from bridge_profiling.capture.control.listener import Listener
 
-        mailbox, launch, factor = Mailbox(root), LaunchEnv.read().launch_id, self._config.slow_iteration_factor
-        if factor is not None:
-            self._watch = SlowWatch(factor, self._is_disturbed)
+        mailbox, launch, rank = Mailbox(self._root), LaunchEnv.read().launch_id, self._rank
+        if self._config.slow_iteration_factor is not None:
+            self._watch = SlowWatch(self._config.slow_iteration_factor, self._is_disturbed)
         decider = None
-        if self._rank.number == 0:
+        if rank.number == 0:
             decider = RequestDecider(
-                mailbox, self._config, self._rank.layout, launch, identity, self, self._train_iters, self._records_memory
+                mailbox, self._config, rank.layout, launch, self._identity, self, self._train_iters, self._records_memory
             )
-        listener = Listener(mailbox, self._config, self._rank.number, launch, self, decider, self._watch)
-        self._prepare_capture = lambda plan: self._capture(plan, root, identity)
+        listener = Listener(mailbox, self._config, rank.number, launch, self, decider, self._watch)
         listener.start()
         self._listener = listener
 
@@ -304,84 +315,78 @@ class ProfilingHook:
         Raises:
             OSError: its manifest cannot be written.
         """
-        self._agenda.post(self._prepare_capture(plan))
-        self._edge = 0
+        self._schedule.post(self._build_window(plan))
+        self.wake()
 
     def watch_above(self, nanoseconds: int) -> None:
-        """Look closer at iterations that take longer than this."""
-        self._timer.slow_above = nanoseconds
-
-    def _opened_windows(self) -> list[Window]:
-        return [capture.window for capture in self._agenda.captures if capture.state == "capturing" or capture.record.captured]
+        """Report iterations that take longer than this to the slow-iteration watch."""
+        self._slow_above = nanoseconds
+        self.wake()
 
     def _records_memory(self) -> bool:
-        return any(capture.plan.config.record_memory_history and capture.state != "closed" for capture in self._agenda.captures)
+        return any(one.plan.config.record_memory_history and one.state != "closed" for one in self._schedule.windows)
 
     def _is_disturbed(self, iteration: int) -> bool:
-        """Whether an iteration paid for something that is not its own: a profiler, a checkpoint, an evaluation."""
-        if iteration in self._apart:
-            return True
-        return any(capture.window.start - 1 <= iteration <= capture.window.end for capture in self._agenda.captures)
+        """Whether an iteration paid for a profiler, a checkpoint or an evaluation."""
+        windows = (capture.window for capture in self._schedule.windows)
+        return iteration in self._with_long_phase or any(one.start - 1 <= iteration <= one.end for one in windows)
 
-    # -- ranges, and calls that may not fail -----------------------------------------------------------------------
+    # -- ranges --------------------------------------------------------------------------------------------------------
 
-    def _ranges(self, name: str, of_backend: Callable[[Backend], AbstractContextManager | None]) -> ExitStack:
-        """Enter the ranges of one name, the capturing profilers' and `nvtx_ranges`' own; closing the stack leaves them."""
-        stack = ExitStack()
-        kinds = set()
-        try:
-            for outcome in self._capturing.profilers.active if self._capturing is not None else ():
-                one = of_backend(outcome.backend)
+    def _enter_ranges(self, name: str, of_profiler: Callable[[Profiler], AbstractContextManager | None]) -> ExitStack:
+        """Enter the profilers' ranges, and that of `nvtx_ranges` unless it is of the same kind; closing the stack ends them."""
+        stack, kinds = ExitStack(), set()
+        with guarded(f"no range {name!r}", self._rank.number):
+            for profiler in self._window.active if self._window is not None else ():
+                one = of_profiler(profiler)
                 if one is not None:
                     stack.enter_context(one)
                     kinds.add(type(one))
-            if self._config.nvtx_ranges:
-                own = self._standing_range(name)
-                if type(own) not in kinds:
-                    stack.enter_context(own)
-        except Exception as error:
-            if raised_by_handler(error):
-                raise
-            logger.error("rank %d: no range %r: %s", self._rank.number, name, one_line(error))
+            if self._config.nvtx_ranges and type(own := self._standing_range(name)) not in kinds:
+                stack.enter_context(own)
         return stack
 
     @cached_property
     def _standing_range(self) -> Callable[[str], AbstractContextManager]:
-        """What `nvtx_ranges` emits in every iteration: NVTX on a GPU, the torch profiler's annotations on a CPU."""
-        import torch
-
-        if torch.cuda.is_available():
-            push, pop = range_functions(megatron_ranges=True)
-            return lambda name: NvtxRange(name, push, pop)
-        return torch.profiler.record_function
-
-    def _safely(self, step: Callable[..., None], *arguments: object) -> None:
-        """Take one step of the hook; whatever goes wrong in it ends the profiling, never the training."""
-        try:
-            step(*arguments)
-        except Exception as error:
-            if raised_by_handler(error):
-                raise
-            logger.exception("rank %d: profiling failed: %s. Training goes on.", self._rank.number, one_line(error))
-            self._timer.watched = False
-            self._agenda.fail(one_line(error))
-            self._turn_to_next()
-
-    def iteration_was_slow(self, iteration: int, duration_ns: int) -> None:
-        """Called by the timer when an iteration took longer than `watch_above` allows."""
-        if self._watch is not None:
-            self._watch.saw(iteration, duration_ns)
+        return standing_ranges()
 
 
-def _nothing(plan: WindowPlan) -> WindowCapture:
-    raise OSError("the hook is not open")
+class _IterationTimer:
+    """Times one iteration after the other: with `ProfilingHook.iteration`, everything that runs in every iteration.
+
+    Args:
+        ended: called with number, nanoseconds and error of an iteration that took longer than `limit`.
+
+    Attributes:
+        limit: nanoseconds; _EVERY calls `ended` after every iteration.
+    """
+
+    __slots__ = ("_ended", "_keep", "durations", "iteration", "limit", "started")
+
+    def __init__(self, ended: Callable[[int, int, BaseException | None], None]) -> None:
+        self._ended = ended
+        self.durations: deque[tuple[int, int]] = deque(maxlen=_KEPT_DURATIONS)
+        self._keep = self.durations.append
+        self.iteration = self.started = 0
+        self.limit = NEVER
+
+    # `iteration()` has read the clock already, so entering has nothing to do, and the cheapest no-op is a builtin: a Python
+    # function here costs a sixth of the whole (benchmarks/hook_overhead.py).
+    __enter__: ClassVar[Callable[[], None]] = [].clear
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        duration = perf_counter_ns() - self.started
+        if kind is None:
+            self._keep((self.iteration, duration))
+        if duration > self.limit:
+            self._ended(self.iteration, duration, error)
 
 
 def _ending(error: BaseException | None) -> str:
     if error is None:
         return "training ended"
     if isinstance(error, SystemExit):
-        return f"the process was told to exit (code {error.code})"
+        return f"the process exited (code {error.code})"
     if isinstance(error, KeyboardInterrupt):
         return "training was interrupted from the keyboard"
     return f"training raised {one_line(error)}"

@@ -1,4 +1,4 @@
-"""The memory backend: CUDA's allocation history from before the model is built to the window's end."""
+"""The memory profiler: CUDA's allocation history from before the model is built to the end of the window."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bridge_profiling.atomic import write_atomically
-from bridge_profiling.capture.profiler import Backend
+from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.errors import CaptureError
 
-#: torch keeps this many events at the most in its own viewer's examples; a run of any length stays bounded by it.
+#: How many events the history keeps, as in the examples of torch's own viewer: a run of any length stays bounded.
 _MAX_ENTRIES = 100_000
 
 
-class MemoryBackend(Backend):
-    """Records allocations, and writes a snapshot at the window's end and at each out-of-memory error before that."""
+class MemoryProfiler(Profiler):
+    """Records allocations, and writes a snapshot at the end of the window and at each out-of-memory error before that."""
 
     name = "memory"
 
     _recording = False
+    _ooms = 0
 
     def open(self) -> None:
-        """Switch the history on, with Python stacks only: C++ ones take a hundred times as long to write."""
+        """Switch the history on, with Python stacks only: C++ stacks take a hundred times as long to write."""
         import torch
 
         if not torch.cuda.is_available():
             raise CaptureError("memory history records CUDA allocations, and this process sees no CUDA device")
-        self._ooms = 0
         torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES, stacks="python")
         self._recording = True
         # Called where the allocation fails, before anything unwinds, so the snapshot shows what filled the memory.
@@ -39,11 +39,11 @@ class MemoryBackend(Backend):
         try:
             self._write(self.files.oom_snapshot(self._ooms))
         except Exception as error:
-            # The allocator calls this in the middle of its own error; a second one would hide the first.
+            # The allocator calls this while it handles its own error; a second one would hide the first.
             print(f"bridge_profiling: no snapshot of the out-of-memory error: {error}", flush=True)
 
     def stop(self, interrupted: list[int]) -> Callable[[], None] | None:
-        """Write the snapshot of the window's end."""
+        """Write the snapshot at the end of the window."""
         self._write(self.files.memory_snapshot)
         return None
 

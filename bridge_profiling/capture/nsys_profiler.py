@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
-from bridge_profiling.capture.profiler import Backend
+from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.capture.ranges import NvtxRange, range_functions
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import CaptureError
@@ -61,7 +61,7 @@ def nsys_request(config: ProfilingConfig, *, rank: int, local_rank: int, cuda: b
     )
 
 
-class NsysBackend(Backend):
+class NsysProfiler(Profiler):
     """Opens nsys' capture range for the window, with a range around every iteration and phase.
 
     The window is marked twice, because the author of the nsys command chose which mark opens the range: by the CUDA profiler

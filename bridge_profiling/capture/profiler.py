@@ -1,44 +1,81 @@
-"""What the hook asks of a profiler. A backend may raise anything: the hook catches it, and training goes on."""
+"""The base class of profilers, and the guard around calls to them: a profiler may fail, the training may not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge_profiling.capture.files import CaptureFiles
+from bridge_profiling.capture.signals import raised_by_handler
 from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.errors import one_line
+from bridge_profiling.manifest import Status
+
+logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Backend:
-    """One profiler on one rank.
-
-    The hook calls, in this order: `open`, `warm_up` (only with `needs_warm_up`, in the iteration before the window),
-    `start`, for each captured iteration `iteration_range`, then `stop`, and `close` in any case, also after an error
-    and where the window never opened; at the end of the training `leave`.
+@contextmanager
+def guarded(
+    what: str, rank: int, on_failure: Callable[[str], None] | None = None, *, traceback: bool = False
+) -> Iterator[None]:
+    """Log an exception instead of raising it into the training, unless a signal handler raised it.
 
     Args:
-        config: what was asked.
+        what: what failed, for the log.
+        rank: global rank, for the log.
+        on_failure: called with the error on one line.
+        traceback: whether to log the traceback too.
+    """
+    try:
+        yield
+    except Exception as error:
+        if raised_by_handler(error):
+            raise
+        reason = one_line(error)
+        logger.error("rank %d: %s: %s. Training goes on.", rank, what, reason, exc_info=traceback)
+        if on_failure is not None:
+            on_failure(reason)
+
+
+@dataclass(eq=False)
+class Profiler:
+    """One profiler of one window on one rank. Its methods may raise anything; they are called under `guarded`.
+
+    They are called in this order: `open`, `warm_up` (only with `needs_warm_up`, in the iteration before the window),
+    `start`, `iteration_range` for each captured iteration, then `stop`, and `close` in any case, also after an error and
+    for a window that never opened; at the end of the training `leave`.
+
+    Args:
+        config: the settings.
         files: where to write.
-        metadata: what identifies this rank and window; written into captures whose format can carry it.
+        metadata: the rank and window; written into captures whose format can carry it.
+        artifacts: the files written so far.
+        notes: facts that readers of the capture should know; written into the manifest.
+        status: `complete` (everything asked for), `partial`, `missed` (the window never opened) or `failed`.
+        reason: why the status is not `complete`.
+        active: whether it has neither failed nor finished.
     """
 
     config: ProfilingConfig
     files: CaptureFiles
     metadata: dict[str, object]
     artifacts: list[Path] = field(default_factory=list)
-    #: What the reader of the capture should know about it; written into the manifest.
     notes: list[str] = field(default_factory=list)
+    status: Status = "missed"
+    reason: str | None = None
+    active: bool = True
 
     name = ""
     needs_warm_up = False
-    #: A capture that is whole, while what `stop` has returned gives it its final form.
+    #: A whole capture that the function returned by `stop` still has to bring into its final form.
     unpacked: Path | None = None
 
     def open(self) -> None:
-        """Called when the hook opens, before the model is built."""
+        """Prepare when the hook opens, before the model is built."""
 
     def warm_up(self) -> None:
         """Prepare, so that the first captured iteration does not pay for it."""
@@ -48,7 +85,7 @@ class Backend:
 
     def iteration_range(self, iteration: int) -> AbstractContextManager | None:
         """A range around a captured iteration, which names it in the capture."""
-        return None
+        return self.phase_range(f"iteration_{iteration}")
 
     def phase_range(self, name: str) -> AbstractContextManager | None:
         """A range around a phase of a captured iteration."""
@@ -58,18 +95,56 @@ class Backend:
         """Stop recording and write. The device is idle, and training waits.
 
         Args:
-            interrupted: iterations an exception ended, which the capture must not show as iterations done.
+            interrupted: iterations that an exception ended; the capture must not show them as complete.
 
         Returns:
-            What is left to write and can be written while training goes on, or None. It is called once, in another thread.
+            A function that writes the rest and can run in another thread while training goes on, or None.
         """
         return None
 
     def close(self) -> None:
-        """Called once when the window has closed, whatever happened before."""
+        """Release the profiler when the window has closed, whatever happened before."""
 
     def release(self) -> None:
-        """Called once after everything is written, when the training is disturbed anyway: let go of what is held."""
+        """Free the memory of the recording after everything is written. May be called more than once."""
 
     def leave(self) -> None:
         """Called when the hook closes, after `close`, on the last profiler of its kind: the process may exit next."""
+
+    def guarded(self, action: str) -> AbstractContextManager[None]:
+        """Guard a call. A profiler that raises is logged, marked `failed` and left out from then on."""
+        return guarded(f"{self.name} could not {action}", self.files.rank, lambda error: self.fail(f"{action}: {error}"))
+
+    def fail(self, reason: str) -> None:
+        """Mark it failed. The first failure explains the later ones, so its reason stays."""
+        self.active, self.status, self.reason = False, "failed", self.reason or reason
+
+    def finish(self, status: Status, reason: str | None) -> None:
+        """Set the outcome of a profiler that did not fail."""
+        # The memory profiler may have written snapshots of out-of-memory errors before its window.
+        wrote = status == "missed" and self.artifacts
+        self.active, self.status, self.reason = False, "partial" if wrote else status, reason
+
+    def log_outcome(self, captured: list[int]) -> None:
+        """Log what was captured, and in which files.
+
+        Args:
+            captured: iterations in the capture.
+        """
+        rank = self.files.rank
+        if self.status in ("complete", "partial"):
+            where = ", ".join(str(path) for path in self.artifacts) or "nsys' own report"
+            span = " to ".join(str(iteration) for iteration in dict.fromkeys([*captured[:1], *captured[-1:]])) or "none"
+            outcome = self.reason or self.status
+            logger.info("rank %d: %s captured iterations %s (%s): %s", rank, self.name, span, outcome, where)
+        elif self.status == "missed":
+            logger.warning("rank %d: %s captured nothing: %s", rank, self.name, self.reason)
+
+
+def synchronize_device(rank: int) -> None:
+    """Wait for the device, so that the window's edges are between iterations there too."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        # A device that has failed already raises here and in the training's next call; the recording is still written.
+        with guarded("the device did not synchronize", rank):
+            torch.cuda.synchronize()

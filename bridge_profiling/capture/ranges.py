@@ -1,10 +1,11 @@
-"""NVTX ranges: around the phases of an iteration, and megatron-core's own inside them."""
+"""NVTX ranges and annotations: around the iterations and phases of a training, and megatron-core's own inside them."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 from bridge_profiling.capture.nvtx_client import ranges_for_profiler
@@ -28,8 +29,8 @@ class NvtxRange:
         self._push(self._name)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # megatron-core's pop raises when an exception in the model has left ranges of its own open. A range is never
-        # worth an error in training, least of all one that hides the real one.
+        # megatron-core's pop raises when an exception in the model has left its own ranges open. A range is never worth an
+        # error in training, least of all one that hides the real one.
         with contextlib.suppress(RuntimeError, ValueError):
             self._pop(self._name)
 
@@ -58,3 +59,13 @@ def range_functions(*, megatron_ranges: bool) -> tuple[Callable[[str], object], 
         configure_nvtx_profiling(True)
         return nvtx_range_push, nvtx_range_pop
     return torch.cuda.nvtx.range_push, lambda name: torch.cuda.nvtx.range_pop()
+
+
+def standing_ranges() -> Callable[[str], AbstractContextManager]:
+    """Makes the ranges of `nvtx_ranges`, which are emitted in every iteration: NVTX on a GPU, torch's annotations on a CPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        push, pop = range_functions(megatron_ranges=True)
+        return lambda name: NvtxRange(name, push, pop)
+    return torch.profiler.record_function

@@ -1,4 +1,8 @@
-"""What a rank knows about one of its captures, and the manifest that it writes from it."""
+"""Builds the manifest of one capture.
+
+It is written when the hook opens, when the window opens, when it closes and when the hook closes, and is true each time: a
+process that is killed leaves a manifest that says so.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,14 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 
 from bridge_profiling.capture.files import CaptureFiles
-from bridge_profiling.capture.profilers import Profilers
+from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.capture.work import IterationWork, device_of_this_process, model_tflops_per_gpu, utilizations
-from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.config import ProfilingConfig, Window
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.manifest import (
@@ -27,11 +31,33 @@ from bridge_profiling.manifest import (
     RequestedWindow,
     Trigger,
     Work,
+    combined_status,
     list_artifacts,
     write_manifest,
 )
 
 _PACKAGES = ("bridge-profiling", "torch", "megatron-core", "nemo_run", "nvtx", "transformer-engine")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The part of a record that is the same for every window of a rank.
+
+    Attributes:
+        number: global rank.
+        layout: the job's parallel layout.
+        work: the computation of one iteration, where the training loop states it.
+        facts: what a framework reports about itself.
+        durations: returns a copy of `(iteration, nanoseconds)` of the last iterations.
+        windows: returns the windows that this process has recorded so far.
+    """
+
+    number: int
+    layout: ParallelLayout
+    work: IterationWork | None
+    facts: dict[str, object]
+    durations: Callable[[], Iterable[tuple[int, int]]]
+    windows: Callable[[], list[Window]]
 
 
 @dataclass
@@ -41,56 +67,50 @@ class CaptureRecord:
     Attributes:
         config: the request.
         files: names of the capture's files.
-        rank: global rank.
-        layout: the job's parallel layout.
+        rank: the rank.
         profilers: the profilers and their outcomes.
-        work: what one iteration computes, where the training loop says so.
+        trigger: why the window was captured.
         captured: iterations in the capture, in order.
         interrupted: iterations that an exception ended inside the window.
         reason: why the capture is not `complete`, when no single profiler is the cause.
-        facts: what a framework reports about itself.
-        trigger: why the window was captured.
-        other_windows: [start, end] of the process's other windows.
+        durations: `(iteration, nanoseconds)` of the window: in a long run the rank keeps only those of later iterations.
     """
 
     config: ProfilingConfig
     files: CaptureFiles
-    rank: int
-    layout: ParallelLayout
-    profilers: Profilers
-    work: IterationWork | None = None
+    rank: Rank
+    profilers: list[Profiler]
+    trigger: Trigger
     captured: list[int] = field(default_factory=list)
     interrupted: list[int] = field(default_factory=list)
     reason: str | None = None
-    facts: dict[str, object] = field(default_factory=dict)
-    trigger: Trigger | None = None
-    other_windows: list[list[int]] = field(default_factory=list)
+    durations: list[tuple[int, int]] = field(default_factory=list)
 
-    def write(self, durations: Iterable[tuple[int, int]]) -> None:
+    def write(self) -> None:
         """Write the manifest.
-
-        Args:
-            durations: `(iteration, nanoseconds)` of the last iterations.
 
         Raises:
             OSError: it cannot be written.
         """
-        write_manifest(self.files.manifest, self.build(durations))
+        write_manifest(self.files.manifest, self.build())
 
-    def build(self, durations: Iterable[tuple[int, int]]) -> Manifest:
+    def build(self) -> Manifest:
         """The manifest, true for this moment."""
-        env, window, status = LaunchEnv.read(), self.files.window, self.profilers.status
+        env, window, rank = LaunchEnv.read(), self.files.window, self.rank
+        status = combined_status({profiler.status for profiler in self.profilers})
         records = [
             ProfilerRecord(
-                name=outcome.backend.name,
-                status=outcome.status,
-                reason=outcome.reason,
-                artifacts=list_artifacts([path for path in outcome.backend.artifacts if path.exists()], self.files.root),
-                notes=outcome.backend.notes,
+                name=profiler.name,
+                status=profiler.status,
+                reason=profiler.reason,
+                artifacts=list_artifacts([path for path in profiler.artifacts if path.exists()], self.files.root),
+                notes=profiler.notes,
             )
-            for outcome in self.profilers.outcomes
+            for profiler in self.profilers
         ]
-        timed = list(durations)
+        recent = list(rank.durations())
+        kept = {iteration for iteration, _ in recent}
+        timed = [*(one for one in self.durations if one[0] not in kept), *recent]
         work, throughput = self._throughput(
             Durations(iteration=[iteration for iteration, _ in timed], duration_ns=[duration for _, duration in timed])
         )
@@ -100,35 +120,35 @@ class CaptureRecord:
             reason=self.reason or next((record.reason for record in records if record.reason), None),
             window=RequestedWindow(start=window.start, end=window.end),
             trigger=self.trigger,
-            other_windows=self.other_windows,
+            other_windows=[[one.start, one.end] for one in rank.windows() if one != window],
             captured=captured if status in ("complete", "partial") else None,
             interrupted=self.interrupted,
             profilers=records,
-            rank=self.rank,
-            world_size=self.layout.world_size,
+            rank=rank.number,
+            world_size=rank.layout.world_size,
             local_rank=env.local_rank,
-            coordinates={name: list(place) for name, place in self.layout.coordinates(self.rank).items()},
+            coordinates={name: list(place) for name, place in rank.layout.coordinates(rank.number).items()},
             host=socket.gethostname(),
             pid=os.getpid(),
             command=[sys.executable, *sys.orig_argv[1:]],
             job=Job(id=env.job_id, attempt=self.files.attempt, restarts=env.restarts),
             config=asdict(self.config),
             versions=_versions(),
-            framework=self.facts or None,
+            framework=rank.facts or None,
             work=work,
             durations_ns=throughput,
             clock=Clock(unix_ns=time.time_ns(), perf_counter_ns=time.perf_counter_ns()),
         )
 
     def _throughput(self, durations: Durations) -> tuple[Work | None, Durations]:
-        """What an iteration computes, and the durations with the share of the device's peak that they reached."""
-        if self.work is None:
+        """The computation of an iteration, and the durations with the share of the device's peak that they reached."""
+        work = self.rank.work
+        if work is None:
             return None, durations
-        device = device_of_this_process(self.work.precision, self.config.peak_tflops)
-        durations.model_tflops_per_gpu = model_tflops_per_gpu(self.work, durations.duration_ns)
+        device = device_of_this_process(work.precision, self.config.peak_tflops)
+        durations.model_tflops_per_gpu = model_tflops_per_gpu(work, durations.duration_ns)
         durations.mfu = utilizations(durations.model_tflops_per_gpu, device)
-        work = Work(**asdict(self.work), device=device.name, peak_tflops=device.peak_tflops, reason=device.reason)
-        return work, durations
+        return Work(**asdict(work), device=device.name, peak_tflops=device.peak_tflops, reason=device.reason), durations
 
 
 def _versions() -> dict[str, str | None]:
@@ -140,7 +160,7 @@ def _versions() -> dict[str, str | None]:
             continue
     torch = sys.modules.get("torch")
     if torch is not None:
-        # The installed version's metadata leaves the build out: 2.11.0, not 2.11.0+cu130.
+        # The package's metadata leaves the build out: 2.11.0, not 2.11.0+cu130.
         found["torch"] = str(torch.__version__)
         found["cuda"] = torch.version.cuda
     return found

@@ -1,19 +1,21 @@
-"""Sees to it that being told to stop does not lose what stopping is to save.
+"""Signals: held back while a capture starts or is written, and turned into an exit that unwinds the training.
 
-Signals are held back while a capture begins or is written, and one that would kill the process can be made to unwind it
-instead. What a handler raises is the training's, wherever it is raised.
+An exception that a handler raises belongs to the training, wherever it is raised.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
-#: What launchers, schedulers, terminals and time limits send; and SIGCHLD, where PyTorch's data loaders hear of a dead worker.
+#: The signals that launchers, schedulers, terminals and time limits send, and SIGCHLD: PyTorch's data loaders handle it to
+#: notice a dead worker.
 _HELD = (
     signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
@@ -21,11 +23,11 @@ _HELD = (
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Deliver after the block what arrives in it, to the handlers that these signals have now.
+    """Deliver signals that arrive in the block after it, to the handlers that are installed now.
 
-    A handler that raises (Ctrl-C's own, one that unwinds on SIGTERM, a data loader's that has lost a worker) would otherwise
-    raise in the middle of writing.
-    A signal without a Python handler ends the process at once, as before, and only the main thread handles signals.
+    A handler that raises (Ctrl-C's own, one that unwinds on SIGTERM, a data loader's that lost a worker) would otherwise
+    raise in the middle of writing. A signal without a Python handler ends the process at once, as before. Only the main
+    thread handles signals; in another one this does nothing.
     """
     held = _handlers() if threading.current_thread() is threading.main_thread() else {}
     arrived: list[int] = []
@@ -46,7 +48,7 @@ def signals_held() -> Iterator[None]:
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Whether a signal's handler raised it, in the middle of whatever ran: it was not that which failed."""
+    """Whether a signal handler raised `error`: the code that it interrupted did not fail."""
     codes = {_code(handler) for handler in _handlers().values()} - {None}
     trace = error.__traceback__
     while trace is not None:
@@ -67,63 +69,86 @@ def _code(handler: object) -> CodeType | None:
     return getattr(handler, "__code__", None)
 
 
-#: Exit codes that handlers of this process have raised, of those that are still installed.
-told_to_exit: list[int] = []
+class unwind_on:
+    """Raises SystemExit(128 + number) in the main thread when a signal arrives, so that `with` blocks write what they hold.
 
+    Only the first one raises. A rank often receives a signal twice, from Slurm or `timeout` and from its launcher, and a
+    second exit would end the writing. A child process that the training forks dies of the signal as it would without us.
 
-class UnwindOnce:
-    """A handler that raises SystemExit when its signal comes, so that `with` blocks unwind and write what they hold.
+    Entering does nothing outside the main thread, where Python can install no handler. Leaving restores the previous
+    disposition, unless other code has replaced the handler since. Entering and leaving twice is harmless.
 
-    Only the first time: a rank often gets a signal twice, from Slurm or `timeout` and from its launcher, and a second
-    SystemExit, or death, would end the writing.
+    Args:
+        number: the signal.
+        replace: replace a handler that is installed already, too. By default only the default action is replaced.
+
+    Attributes:
+        received: whether the signal has arrived.
     """
 
-    def __init__(self) -> None:
-        self._code: int | None = None
+    def __init__(self, number: int, *, replace: bool = False) -> None:
+        self.number, self.received = signal.Signals(number), False
+        self._replace, self._previous = replace, None  # type: bool, Any
+        self._process = os.getpid()
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The signal has come."""
-        if self._code is None:
-            self._code = 128 + number
-            told_to_exit.append(self._code)
-            raise SystemExit(self._code)
+    def __enter__(self) -> unwind_on:
+        if self._previous is None and threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(self.number)
+            if handler is signal.SIG_DFL or (self._replace and handler is not None):
+                self._previous, self._process = handler, os.getpid()
+                signal.signal(self.number, self._handle)
+        return self
 
-    def removed(self) -> None:
-        """The handler is installed no more: what it raised is of the past."""
-        if self._code in told_to_exit:
-            told_to_exit.remove(self._code)
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None and threading.current_thread() is threading.main_thread():
+            if signal.getsignal(self.number) == self._handle:
+                signal.signal(self.number, self._previous)
+            # Not before: a signal that arrives meanwhile interrupts here, and leaving again must restore the disposition.
+            self._previous = None
+        if self in _pending:
+            _pending.remove(self)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            signal.signal(number, self._previous or signal.SIG_DFL)
+            signal.raise_signal(number)
+        elif not self.received:
+            self.received = True
+            _pending.append(self)
+            for hook in _hooks:
+                hook.wake()
+            raise SystemExit(128 + number)
 
 
-def exit_after_all() -> None:
-    """Raise again what a handler has raised, where the training goes on nevertheless.
+class Wakeable(Protocol):
+    """A hook that calls `raise_pending_exit` in its next iteration once it is woken."""
+
+    def wake(self) -> None:
+        """Make the next iteration do more than time itself."""
+
+
+#: Handlers that have raised an exit and are still installed.
+_pending: list[unwind_on] = []
+
+_hooks: WeakSet[Wakeable] = WeakSet()
+
+
+def wake_on_exit(hook: Wakeable) -> None:
+    """Wake `hook` when a handler raises an exit, for as long as the hook lives."""
+    _hooks.add(hook)
+
+
+def exit_is_pending() -> bool:
+    """Whether a handler has raised an exit and the process has not ended yet."""
+    return bool(_pending)
+
+
+def raise_pending_exit() -> None:
+    """Raise an exit again that was lost, in the main thread.
 
     A handler raises wherever the main thread happens to be. In a destructor, or in the callback of a weak reference, Python
-    drops what is raised, and nobody hears of it. `torch._dynamo` has such callbacks in the steps of a training with fused
-    kernels: of 5,800 signals to one on an H200, one was dropped there.
+    drops the exception. `torch._dynamo` has such callbacks in the steps of a training with fused kernels: of 5,800 signals to
+    one on an H200, one was dropped there.
     """
-    if threading.current_thread() is threading.main_thread():
-        raise SystemExit(told_to_exit[-1])
-
-
-def exit_on(number: signal.Signals) -> UnwindOnce | None:
-    """Let a signal that would kill this process, and its capture with it, unwind it instead.
-
-    Whoever handles the signal already goes on doing so. Only the main thread can change that.
-
-    Returns:
-        The handler, where it was installed; for `die_of`.
-    """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) is not signal.SIG_DFL:
-        return None
-    handler = UnwindOnce()
-    signal.signal(number, handler)
-    return handler
-
-
-def die_of(number: signal.Signals, handler: UnwindOnce | None) -> None:
-    """Undo `exit_on`, unless somebody else has come to handle the signal since."""
-    if handler is None:
-        return
-    handler.removed()
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is handler:
-        signal.signal(number, signal.SIG_DFL)
+    if _pending and threading.current_thread() is threading.main_thread():
+        raise SystemExit(128 + _pending[-1].number)

@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from bridge_profiling.atomic import write_atomically
-from bridge_profiling.capture.profiler import Backend
+from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.errors import CaptureError
 
 #: Where a trace's end, with its name, is looked for.
@@ -38,7 +38,7 @@ _OVERTAKEN = "another profiler was started in this process, and torch allows one
 _TEARDOWN_CALLS = 20
 
 
-class TorchProfilerBackend(Backend):
+class TorchProfiler(Profiler):
     """Records host and device activity with torch.profiler."""
 
     name = "torch"

@@ -1,6 +1,6 @@
-"""`bridge-profiling bench`: measure what a link, a copy, a data loader or a step gives alone. `bench` does it, elsewhere.
+"""`bridge-profiling bench`: measure a link, a copy, a data loader or a step on its own.
 
-Each benchmark runs in a process of its own, which imports torch; under torchrun or srun it joins the other ranks.
+Each benchmark runs in a separate process, which imports torch; under torchrun or srun it joins the other ranks.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Annotated, Any
 
 import typer
 
-from bridge_profiling.bench import document, requests
+from bridge_profiling.bench import requests, results
 from bridge_profiling.cli.options import check_output
 
 bench = typer.Typer(
     no_args_is_help=True,
-    help="Measure what a link, a copy, a data loader or a step gives alone.",
+    help="Measure a link, a copy, a data loader or a step on its own.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 OutputOption = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="Keep the result here. Results of other kinds that the file holds stay in it."
+        "--output", "-o", metavar="FILE", help="Write the result to this file, which keeps its results of other kinds."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -37,45 +37,44 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 @bench.command()
 def collectives(
     nproc: Annotated[
-        int | None, typer.Option(help="Ranks to start here. Default: one per CUDA device, else 2. Not under torchrun or srun.")
+        int | None, typer.Option(help="Ranks to start. Default: one per CUDA device, else 2. Unused under torchrun or srun.")
     ] = None,
     operations: Annotated[
         str,
-        typer.Option(metavar="NAMES", help="Of all-reduce,all-gather,reduce-scatter,all-to-all,send,send-recv. Default: all."),
+        typer.Option(metavar="NAMES", help="Some of all-reduce,all-gather,reduce-scatter,all-to-all,send,send-recv."),
     ] = "",
     sizes: Annotated[
-        str, typer.Option("--sizes", metavar="SIZES", help="Of messages, from:to:factor or a list: 1KiB,1.5MiB.")
+        str, typer.Option("--sizes", metavar="SIZES", help="Message sizes, from:to:factor or a list: 1KiB,1.5MiB.")
     ] = "1KiB:256MiB:4x",
-    dtype: Annotated[str, typer.Option(help=f"Type of their elements: {', '.join(requests.DTYPES)}.")] = "float32",
+    dtype: Annotated[str, typer.Option(help=f"Element type: {', '.join(requests.DTYPES)}.")] = "float32",
     backend: Annotated[
-        str | None, typer.Option(help="nccl or gloo. Default: nccl where there is a CUDA device, else gloo.")
+        str | None, typer.Option(help="nccl or gloo. Default: nccl if there is a CUDA device, else gloo.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Time for each operation and size, about.")] = 1.0,
+    seconds: Annotated[float, typer.Option(help="Approximate time for each operation and size.")] = 1.0,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure communication by operation and size: time, algorithm bandwidth, bus bandwidth.
 
-    Exit code 1: it failed, or something arrived wrong. 2: the request itself is wrong. 4: this machine has not what it takes.
+    Exit code 1: it failed, or received wrong data. 2: wrong options. 4: this machine lacks the required hardware.
     """
-    asked = requests.operations_from(operations)
-    _run(
-        requests.CollectivesRequest(asked, requests.sizes_from(sizes), dtype, backend, nproc, seconds), output, as_json=as_json
-    )
+    selected = requests.operations_from(operations)
+    request = requests.CollectivesRequest(selected, requests.sizes_from(sizes), dtype, backend, nproc, seconds)
+    _run(request, output, as_json=as_json)
 
 
 @bench.command()
 def copies(
     sizes: Annotated[
-        str, typer.Option("--sizes", metavar="SIZES", help="Of copies, from:to:factor or a list: 4KiB,1.5MiB.")
+        str, typer.Option("--sizes", metavar="SIZES", help="Copy sizes, from:to:factor or a list: 4KiB,1.5MiB.")
     ] = "4KiB:256MiB:4x",
-    seconds: Annotated[float, typer.Option(help="Time for each kind of copy and size, about.")] = 0.5,
+    seconds: Annotated[float, typer.Option(help="Approximate time for each kind of copy and size.")] = 0.5,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure copies between host and device: both ways, from pinned and from pageable memory.
+    """Measure copies between host and device: both directions, pinned and pageable memory.
 
-    Exit code 1: something arrived wrong. 2: the request itself is wrong. 4: no CUDA device.
+    Exit code 1: wrong data received. 2: wrong options. 4: no CUDA device.
     """
     _run(requests.CopiesRequest(requests.sizes_from(sizes), seconds), output, as_json=as_json)
 
@@ -83,49 +82,40 @@ def copies(
 @bench.command("data-loader")
 def data_loader(
     loader: Annotated[
-        str, typer.Option(metavar="MODULE:FACTORY", help="A function that gives a DataLoader or a dataset, from your own code.")
+        str, typer.Option(metavar="MODULE:FACTORY", help="A function in your code that returns a DataLoader or a dataset.")
     ],
     workers: Annotated[str, typer.Option(metavar="NUMBERS", help="Numbers of workers to try.")] = "0,1,2,4",
-    pin_memory: Annotated[bool | None, typer.Option(help="Measure with, or without, pinning alone. Default: both.")] = None,
-    prefetch: Annotated[str, typer.Option(metavar="NUMBERS", help="Batches each worker makes ahead, to try.")] = "2",
-    batch_size: Annotated[int, typer.Option(help="Samples of a batch, where the factory gives a dataset.")] = 1,
-    seconds: Annotated[float, typer.Option(help="Time for each combination, about.")] = 5.0,
+    pin_memory: Annotated[bool | None, typer.Option(help="Measure only with, or only without, pinning. Default: both.")] = None,
+    prefetch: Annotated[str, typer.Option(metavar="NUMBERS", help="Batches that each worker prefetches, to try.")] = "2",
+    batch_size: Annotated[int, typer.Option(help="Samples per batch, if the factory returns a dataset.")] = 1,
+    seconds: Annotated[float, typer.Option(help="Approximate time for each combination.")] = 5.0,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a data loader alone, over workers, pinning and prefetching, and say which to take.
+    """Measure a data loader over workers, pinning and prefetching, and recommend a setting.
 
-    Exit code 1: the loader failed. 2: the request itself is wrong.
+    Exit code 1: the loader failed. 2: wrong options.
     """
-    _run(
-        requests.DataLoaderRequest(
-            loader,
-            requests.integers_from(workers, "--workers"),
-            (False, True) if pin_memory is None else (pin_memory,),
-            requests.integers_from(prefetch, "--prefetch"),
-            batch_size,
-            seconds,
-        ),
-        output,
-        as_json=as_json,
-    )
+    counts, ahead = requests.integers_from(workers, "--workers"), requests.integers_from(prefetch, "--prefetch")
+    pinning = (False, True) if pin_memory is None else (pin_memory,)
+    _run(requests.DataLoaderRequest(loader, counts, pinning, ahead, batch_size, seconds), output, as_json=as_json)
 
 
 @bench.command()
 def step(
     step: Annotated[
-        str, typer.Option(metavar="MODULE:FACTORY", help="A function of your own code that gives a function: one iteration.")
+        str, typer.Option(metavar="MODULE:FACTORY", help="A function in your code that returns a function: one iteration.")
     ],
-    warmup: Annotated[int, typer.Option(help="Iterations before the first that counts.")] = 5,
-    iterations: Annotated[int, typer.Option(help="Iterations that count.")] = 30,
-    samples: Annotated[int | None, typer.Option(help="Samples that one iteration trains on, for samples/s.")] = None,
-    seconds: Annotated[float, typer.Option(help="Time for the iterations that count, at the most, about.")] = 60.0,
+    warmup: Annotated[int, typer.Option(help="Warm-up iterations, which do not count.")] = 5,
+    iterations: Annotated[int, typer.Option(help="Iterations to measure.")] = 30,
+    samples: Annotated[int | None, typer.Option(help="Samples per iteration, for samples/s.")] = None,
+    seconds: Annotated[float, typer.Option(help="Approximate time limit for the measured iterations.")] = 60.0,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a step's throughput, with warm-up and bounds of the median.
 
-    Exit code 1: the step failed. 2: the request itself is wrong.
+    Exit code 1: the step failed. 2: wrong options.
     """
     _run(requests.StepRequest(step, warmup, iterations, seconds, samples), output, as_json=as_json)
 
@@ -134,7 +124,7 @@ def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> No
     _check_output(output)
     result, code = _measured(request)
     if result is not None:
-        # Before it is written: what took minutes is not lost to a disk that has filled meanwhile.
+        # Printed before it is written, so that a full disk does not lose the result of minutes.
         if as_json:
             typer.echo(json.dumps(result, indent=1))
         else:
@@ -144,7 +134,7 @@ def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> No
 
             print_result(result, Console(highlight=False))
         if output is not None:
-            document.add(output, result)
+            results.add(output, result)
             if not as_json:
                 typer.echo(f"result: {output}")
     if code:
@@ -152,44 +142,37 @@ def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> No
 
 
 def _check_output(output: Path | None) -> None:
-    """Refuse a file that cannot take a result, before minutes are spent on one."""
+    """Refuse a file that cannot hold a result, before minutes are spent on one."""
     check_output(output)
     if output is None:
         return
-    if output.exists():
-        document.check_addable(output)
-    # The new file is made beside the old one.
+    results.check_addable(output)
+    # The file is replaced by a new one.
     if not os.access(output.parent, os.W_OK):
         raise typer.BadParameter(f"{output} cannot be written: its directory is read-only for you", param_hint="-o")
 
 
 def _measured(request: requests.Request) -> tuple[dict[str, Any] | None, int]:
-    """The result, which rank 0 alone has, and the exit code; what went wrong is on standard error by then."""
+    """The result, which only rank 0 has, and the exit code; error messages are on standard error."""
     with tempfile.TemporaryDirectory(prefix="bridge_profiling-bench-") as folder:
         path = Path(folder) / "result.json"
-        command = [
-            sys.executable,
-            "-m",
-            "bridge_profiling.bench",
-            requests.kind_of(request),
-            requests.to_text(request),
-            str(path),
-        ]
-        # Standard output is the answer's; what NCCL and the user's code print goes beside it.
+        arguments = [requests.kind_of(request), requests.to_text(request), str(path)]
+        command = [sys.executable, "-m", "bridge_profiling.bench", *arguments]
+        # Standard output is reserved for the result; NCCL and the user's code print to standard error.
         code = _wait(subprocess.Popen(command, stdout=sys.stderr.fileno(), env=_environment()))
         result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     return result, code
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:
-    """The child's exit code, as a shell would tell it. What is to end this process ends the child, and the ranks it started."""
-    told: list[int] = []
+    """The child's exit code, as a shell reports it. Signals that end this process end the child and its ranks first."""
+    received: list[int] = []
 
     def end(number: int, frame: object) -> None:
-        told.append(number)
+        received.append(number)
         child.terminate()
 
-    # What a background job or nohup has switched off stays so.
+    # Signals that a background job or nohup ignores stay ignored.
     numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
     before = {number: signal.signal(number, end) for number in numbers}
     try:
@@ -197,15 +180,15 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if told:
-        return 128 + told[0]
+    if received:
+        return 128 + received[0]
     if code < 0:
         print(f"error: the measuring process was killed by {signal.Signals(-code).name}", file=sys.stderr)
     return code if code >= 0 else 128 - code
 
 
 def _environment() -> dict[str, str]:
-    """The variables of the measuring process: it finds this package and the user's modules wherever Python was started."""
+    """Variables of the measuring process, which must find this package and the modules in the working directory."""
     package = str(Path(__file__).parents[2])
     paths = [os.getcwd(), os.environ.get("PYTHONPATH", ""), package]
     return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}

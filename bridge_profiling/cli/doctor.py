@@ -78,7 +78,7 @@ def doctor(
 
 
 def _requests(arguments: Sequence[str], files: Sequence[Path]) -> list[Request]:
-    from bridge_profiling.doctor.experiment import find_experiment, read_experiment
+    from bridge_profiling.doctor import find_experiment, read_experiment
     from bridge_profiling.doctor.request import Request, apply_arguments, apply_file
 
     # A path may hold a "=", a setting's name holds no "/".
@@ -89,8 +89,8 @@ def _requests(arguments: Sequence[str], files: Sequence[Path]) -> list[Request]:
         requests = [Request(name="the run" if settings or files else "")]
     for request in requests:
         for file in files:
-            apply_file(request.settings, file)
-        apply_arguments(request.settings, settings)
+            apply_file(request, file)
+        apply_arguments(request, settings)
     return requests
 
 
@@ -107,7 +107,7 @@ def _document(diagnoses: Sequence[tuple[Request, list[Verdict]]]) -> dict[str, o
 
 
 def _counts(diagnoses: Sequence[tuple[Request, list[Verdict]]]) -> dict[str, int]:
-    counted = Counter(verdict.status.value for _, verdicts in diagnoses for verdict in verdicts)
+    counted: Counter[str] = Counter(verdict.status for _, verdicts in diagnoses for verdict in verdicts)
     return {status: counted[status] for status in _STYLES}
 
 
@@ -121,9 +121,7 @@ def _print(diagnoses: Sequence[tuple[Request, list[Verdict]]]) -> None:
         if len(diagnoses) > 1:
             console.print(Text(request.name, style="bold"), soft_wrap=True)
         for verdict in verdicts:
-            line = Text.assemble(
-                (f"{verdict.status.value:<8}", _STYLES[verdict.status.value]), f"{verdict.check}: {verdict.found}"
-            )
+            line = Text.assemble((f"{verdict.status:<8}", _STYLES[verdict.status]), f"{verdict.check}: {verdict.found}")
             console.print(line, soft_wrap=True)
             if verdict.instead:
                 console.print(Text(f"        → {verdict.instead}", style="dim"), soft_wrap=True)

@@ -47,7 +47,7 @@ def readable(run: Path, hint: str = "RUN") -> Iterator[Path]:
 
 def _located(run: Path, hint: str) -> Path:
     from bridge_profiling.experiments.captures import captures_of
-    from bridge_profiling.experiments.find import experiment_of
+    from bridge_profiling.experiments.jobs import experiment_of
 
     experiment = experiment_of(run)
     if experiment is None:

@@ -88,31 +88,20 @@ def _user() -> str:
 
 def _located(run: Path) -> Path:
     """The directory that is meant: itself, or where the job of an experiment writes."""
-    from bridge_profiling.experiments.find import experiment_of, read_jobs
-    from bridge_profiling.experiments.places import chosen_output_dir, place_of
+    from bridge_profiling.experiments.jobs import experiment_of, locate_captures
 
     experiment = experiment_of(run)
     if experiment is None:
         return run
-    directory, wanted = experiment
-    jobs = [
-        job for job in read_jobs(directory) if wanted in (None, job.name, Path(str(job.executor.get("job_dir") or "")).name)
-    ]
-    places = {job.name: place for job in jobs if (place := place_of(job.executor, chosen_output_dir(job))) is not None}
-    if len(places) != 1:
-        raise ProfilingConfigError(
-            f"{directory.name} has {len(places) or 'no'} jobs that say where they write captures",
-            instead=f"Name one of them: {directory.name}/{next(iter(places), 'JOB')}; or the output directory itself",
-        )
-    (place,) = places.values()
-    if place.tunnel is not None:
-        there = f"{place.tunnel.get('user')}@{place.tunnel.get('host')}"
+    job, path = locate_captures(*experiment)
+    if job.ssh_tunnel is not None:
+        there = f"{job.ssh_tunnel.get('user')}@{job.ssh_tunnel.get('host')}"
         raise ProfilingConfigError(
             f"the job runs at the other end of a tunnel, {there}",
             why="a request is a file in the job's output directory, and that is there",
-            instead=f"Type it there: bridge-profiling trigger {shlex.quote(str(place.path))}",
+            instead=f"Type it there: bridge-profiling trigger {shlex.quote(path)}",
         )
-    return Path(place.path)
+    return Path(path)
 
 
 def _told(asked: Asked, root: Path) -> list[str]:

@@ -1,122 +1,85 @@
-"""Reads from a NeMo-Run experiment what each of its jobs would run, and where. Loads neither nemo_run nor the task."""
+"""Reads from a NeMo-Run experiment what each of its jobs runs, and where. Loads neither nemo_run nor the task's modules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from bridge_profiling.doctor.request import Request, Settings, apply_file, apply_mapping, apply_script_arguments
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.experiments.find import find_experiment, read_jobs
-from bridge_profiling.experiments.places import place_of
-from bridge_profiling.experiments.serialized import Built
+from bridge_profiling.doctor.request import Request, apply_arguments, apply_file, apply_known
+from bridge_profiling.errors import require
+from bridge_profiling.experiments.jobs import Built, Job, read_jobs
 
-__all__ = ["SETTINGS_KEY", "find_experiment", "read_experiment"]
-
-#: Under it, the metadata of a `run.Script` tell what settings it starts from, before its files and arguments:
-#: `section.field=value` with spaces between them. A recipe that the script names by an option is otherwise unknown here.
+#: Key in a `run.Script`'s metadata for the settings it starts from, before its files and arguments: `section.field=value`
+#: separated by spaces. Without it, the settings of a recipe that the script names by an option are unknown here.
 SETTINGS_KEY = "bridge_profiling.settings"
+
+#: NeMo-Run's launchers, by class and by name.
+_LAUNCHERS = {"Torchrun": "torchrun", "torchrun": "torchrun", "FaultTolerance": "ft", "ft": "ft", "Launcher": "none"}
 
 
 def read_experiment(directory: Path) -> list[Request]:
-    """What each job of an experiment would run.
+    """The request of each job of an experiment.
 
     Raises:
         ProfilingConfigError: the experiment cannot be read, or a setting in it is wrong.
     """
-    requests = [_request(f"{directory.name}/{job.name}", job.task, job.executor) for job in read_jobs(directory)]
-    if not requests:
-        raise ProfilingConfigError(f"the experiment {directory.name} has no jobs", instead="Add one with experiment.add(…)")
+    requests = [_request(f"{directory.name}/{job.name}", job) for job in read_jobs(directory)]
+    require(requests, f"the experiment {directory.name} has no jobs", instead="Add one with experiment.add(…)")
     return requests
 
 
-def _request(name: str, task: Built, executor: Built) -> Request:
-    settings = Settings()
-    if task.target.endswith(".Script"):
-        arguments = [argument for argument in task.get("args") or [] if isinstance(argument, str)]
-        told = (task.get("metadata") or {}).get(SETTINGS_KEY)
-        apply_script_arguments(settings, told.split() if isinstance(told, str) else ())
-        for file in _config_files(arguments):
-            if file.is_file():
-                apply_file(settings, file)
-        apply_script_arguments(settings, arguments)
-    else:
-        config = task.get("config")
-        if isinstance(config, Built):
-            apply_mapping(settings, config.nested(), strict=False)
-    launcher = executor.get("launcher")
-    options = launcher if isinstance(launcher, Built) else Built("")
-    kind = _launcher(launcher)
-    nodes = executor.get("nodes", 1)
-    return Request(
+def _request(name: str, job: Job) -> Request:
+    executor, nodes, launcher = job.executor, job.executor.get("nodes", 1), job.executor.get("launcher")
+    kind = _LAUNCHERS.get(launcher.name if isinstance(launcher, Built) else str(launcher)) if launcher is not None else "none"
+    request = Request(
         name=name,
-        settings=settings,
-        world_size=_world_size(executor, kind, is_script=task.target.endswith(".Script")),
+        world_size=_world_size(job, launched=kind in ("torchrun", "ft")),
         nodes=nodes if isinstance(nodes, int) else None,
         launcher=kind,
-        nsys_prefix=options.get("nsys_profile") is True,
-        nsys_options=_texts(options.get("nsys_extra_args")),
-        nsys_prefix_gpu_metrics=options.get("nsys_gpu_metrics") is True,
+        nsys_prefix=executor.get("launcher.nsys_profile") is True,
+        nsys_options=tuple(option for option in executor.get("launcher.nsys_extra_args") or () if isinstance(option, str)),
+        nsys_prefix_gpu_metrics=executor.get("launcher.nsys_gpu_metrics") is True,
         environment={str(key): str(value) for key, value in (executor.get("env_vars") or {}).items()},
-        output_dir=_output_dir(settings, executor),
-        elsewhere=_elsewhere(executor),
         srun=_srun(executor),
     )
+    if executor.name != "LocalExecutor":
+        ssh = f" at {job.ssh_tunnel.get('host')}" if job.ssh_tunnel is not None else ""
+        image = f" in the image {executor.get('container_image')}" if executor.get("container_image") else ""
+        request.elsewhere = f"{executor.name}{ssh} runs the job{image}, not this machine"
+    _apply_task(request, job.task)
+    path = job.captures_path(request.profiling.output_dir)
+    if path is not None and job.ssh_tunnel is None:
+        request.output_dir = Path(path)
+    return request
 
 
-def _config_files(arguments: list[str]) -> Iterator[Path]:
+def _apply_task(request: Request, task: Built) -> None:
+    if task.name != "Script":
+        apply_known(request, lambda key: task.get(f"config.{key}"))
+        return
+    recipe = (task.get("metadata") or {}).get(SETTINGS_KEY)
+    apply_arguments(request, recipe.split() if isinstance(recipe, str) else (), strict=False)
+    arguments = [argument for argument in task.get("args") or [] if isinstance(argument, str)]
     for option, value in pairwise([*arguments, ""]):
-        if option == "--config":
-            yield Path(value)
-        elif option.startswith("--config="):
-            yield Path(option.partition("=")[2])
+        name, _, text = option.partition("=")
+        if name == "--config" and (file := Path(text or value)).is_file():
+            apply_file(request, file)
+    apply_arguments(request, arguments, strict=False)
 
 
-def _launcher(launcher: Any) -> str | None:
-    if launcher is None:
-        return "none"
-    name = launcher.name if isinstance(launcher, Built) else str(launcher)
-    return {"Torchrun": "torchrun", "torchrun": "torchrun", "FaultTolerance": "ft", "ft": "ft", "Launcher": "none"}.get(name)
-
-
-def _world_size(executor: Built, launcher: str | None, *, is_script: bool) -> int | None:
-    """The number of ranks where the executor decides it; a script under no launcher may start its own."""
+def _world_size(job: Job, *, launched: bool) -> int | None:
+    """Number of ranks where the executor decides it; a script without a launcher may start ranks of its own."""
+    executor, is_script = job.executor, job.task.name == "Script"
     tasks, nodes = executor.get("ntasks_per_node", 1), executor.get("nodes", 1)
-    launched = launcher in ("torchrun", "ft")
-    if executor.name == "LocalExecutor":
+    if executor.name == "LocalExecutor" and (launched or not is_script):
         tasks = tasks if launched else 1
     elif executor.name == "SlurmExecutor" and not executor.get("heterogeneous"):
         tasks = executor.get("torchrun_nproc_per_node") or tasks
     else:
         return None
-    if is_script and not launched and executor.name == "LocalExecutor":
-        return None
     return tasks * nodes if isinstance(tasks, int) and isinstance(nodes, int) else None
 
 
-def _texts(values: Any) -> tuple[str, ...]:
-    return tuple(value for value in values or () if isinstance(value, str))
-
-
-def _output_dir(settings: Settings, executor: Built) -> Path | None:
-    """Where the job writes, as this machine calls that place; None where it is not known or not on this machine."""
-    place = place_of(executor, settings.profiling.output_dir)
-    return None if place is None or place.tunnel is not None else Path(place.path)
-
-
-def _elsewhere(executor: Built) -> str:
-    if executor.name == "LocalExecutor":
-        return ""
-    image = executor.get("container_image")
-    tunnel = executor.get("tunnel")
-    host = f" at {tunnel.get('host')}" if isinstance(tunnel, Built) and tunnel.name == "SSHTunnel" else ""
-    return f"{executor.name}{host} runs the job{f' in the image {image}' if image else ''}, not this machine"
-
-
 def _srun(executor: Built) -> tuple[str, ...]:
-    words = [f"--{name}={executor.get(name)}" for name in ("account", "partition", "qos") if executor.get(name)]
-    if executor.get("container_image"):
-        words.append(f"--container-image={executor.get('container_image')}")
-    return ("srun", *words)
+    options = {"account": "account", "partition": "partition", "qos": "qos", "container_image": "container-image"}
+    return ("srun", *(f"--{option}={executor.get(name)}" for name, option in options.items() if executor.get(name)))

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from bridge_profiling.doctor.machine import Machine, Unavailable
 from bridge_profiling.doctor.request import Request
-from bridge_profiling.doctor.verdict import Verdict, ok, warning
+from bridge_profiling.doctor.verdict import Verdict, checked, ok, warning
 from bridge_profiling.megatron_versions import tested_requirement, untested
 
-_CHECK = "megatron-core"
 
-
+@checked("megatron-core")
 def check_megatron_core(request: Request, machine: Machine) -> Iterator[Verdict]:
     """The installed release; nothing where there is none, since a job may train with another framework."""
     try:
@@ -20,6 +19,6 @@ def check_megatron_core(request: Request, machine: Machine) -> Iterator[Verdict]
         return
     problem = untested(version)
     if problem is None:
-        yield ok(_CHECK, f"megatron-core {version} belongs to a tested series")
+        yield ok(f"megatron-core {version} belongs to a tested series")
     else:
-        yield warning(_CHECK, problem, f"If the job fails, type pip install {tested_requirement()}")
+        yield warning(problem, f"If the job fails, type pip install {tested_requirement()}")

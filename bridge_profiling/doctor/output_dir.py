@@ -1,11 +1,12 @@
-"""The output directory: whether it can be written, whether all nodes see the same one, and whether the traces fit.
+"""The output directory: whether it is writable and visible to all nodes, and whether the traces fit.
 
-Writes only files of its own into it, and removes them again.
+Writes only files of its own to it, and removes them again.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import tempfile
 import uuid
@@ -16,202 +17,154 @@ from pathlib import Path
 from bridge_profiling.config import DEFAULT_OUTPUT_DIR, OUTPUT_DIR_VARIABLE
 from bridge_profiling.doctor.machine import Machine, Unavailable
 from bridge_profiling.doctor.request import Request
-from bridge_profiling.doctor.trace_size import estimate, readable
-from bridge_profiling.doctor.verdict import Status, Verdict, fails, ok, unknown, warning
+from bridge_profiling.doctor.trace_size import UNCERTAINTY_UNKNOWN_MODEL, estimate, readable
+from bridge_profiling.doctor.verdict import Verdict, checked, fails, ok, unknown, warning
+from bridge_profiling.errors import ProfilingConfigError
 
-#: File systems that every machine sees which mounts them.
-_SHARED = frozenset(
-    {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cephfs", "panfs", "wekafs", "pvfs2", "orangefs", "afs", "cifs"}
-    | {f"fuse.{name}" for name in ("ceph", "ceph-fuse", "glusterfs", "juicefs", "sshfs", "dfuse", "beegfs", "quobyte")}
-    | {"smb3"}
+#: File systems that all machines see which mount them.
+_NETWORK = re.compile(
+    r"nfs4?|lustre|gpfs|panfs|wekafs|pvfs2|orangefs|afs|cifs|smb3"
+    r"|(fuse\.)?(beegfs|ceph|ceph-fuse|cephfs|glusterfs|juicefs|sshfs|dfuse|quobyte)"
 )
-#: Those that end with the machine, the job or the container.
-_PASSING = frozenset({"tmpfs", "ramfs", "overlay", "devtmpfs", "squashfs"})
-#: A disk of the machine; it may be exported to others, which cannot be seen from here.
-_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "bcachefs"})
+#: File systems that end with the machine, the job or the container.
+_TEMPORARY = re.compile("tmpfs|ramfs|overlay|devtmpfs|squashfs")
+#: Disks of the machine; it may export them, which is not visible from here.
+_DISK = re.compile("ext[234]|xfs|btrfs|zfs|f2fs|jfs|reiserfs|bcachefs")
 
-#: Waiting for nodes: in an allocation srun starts at once, in an idle queue within seconds.
+#: Longest wait for nodes: srun starts at once in an allocation, and within seconds in an idle queue.
 _SRUN_SECONDS = 60
 
+_ANOTHER = "Type profiling.output_dir=DIRECTORY, or export BRIDGE_PROFILING_DIR, with one that every node can write"
 
-def directory_of(request: Request, machine: Machine) -> Path | None:
-    """Where the captures go; None where a job elsewhere decides it."""
-    if request.output_dir is not None:
-        chosen: str | Path = request.output_dir
-    else:
-        told = request.profiling.output_dir or request.environment.get(OUTPUT_DIR_VARIABLE)
-        if not told and request.elsewhere:
-            return None
-        chosen = told or machine.environ.get(OUTPUT_DIR_VARIABLE) or DEFAULT_OUTPUT_DIR
-    return Path(chosen).expanduser().absolute()
-
-
-def check_output_dir(request: Request, machine: Machine) -> Iterator[Verdict]:
-    """Writable, shared, and with room for the traces."""
-    directory = directory_of(request, machine)
-    if directory is None:
-        yield unknown(
-            "output directory",
-            "the job decides it, in a place that this machine does not know",
-            "Type --output-dir DIRECTORY, or set profiling.output_dir",
-        )
-        return
-    existing = _existing(directory)
-    problem = _write_problem(existing)
-    if problem:
-        yield fails("output directory", f"{existing} cannot be written: {problem}", _ELSEWHERE)
-        return
-    created = "" if existing == directory else f" (will be made in {existing})"
-    yield ok("output directory", f"{directory} can be written{created}")
-    yield from _check_shared(request, machine, existing)
-    if request.name and request.profiling.enabled:
-        yield from _check_space(request, machine, existing)
-
-
-_ELSEWHERE = "Type profiling.output_dir=DIRECTORY, or export BRIDGE_PROFILING_DIR, with one that every node can write"
-
-
-_TELL_THE_MODEL = (
+_STATE_THE_MODEL = (
     "Type model.num_layers=…, train.micro_batch_size=…, train.global_batch_size=… and --world-size N; for a recipe,"
     " `python launch/describe.py --recipe NAME --settings` prints them"
 )
 
 
-def _existing(directory: Path) -> Path:
-    """The directory, or what stands in its place, or the nearest one above it that exists."""
-    return next(place for place in (directory, *directory.parents) if os.path.lexists(place))
-
-
-def _write_problem(directory: Path) -> str:
-    """Why no file can be written there; empty when one could."""
-    if not directory.is_dir():
-        return "it is no directory"
+@checked("output directory")
+def check_output_dir(request: Request, machine: Machine) -> Iterator[Verdict]:
+    """Whether the directory is writable and shared, and has room for the traces."""
+    chosen = request.output_dir or request.profiling.output_dir or request.environment.get(OUTPUT_DIR_VARIABLE)
+    if not chosen and request.elsewhere:
+        instead = "Type --output-dir DIRECTORY, or set profiling.output_dir"
+        yield unknown("the job chooses it, in a place that is not known here", instead)
+        return
+    directory = Path(chosen or machine.environ.get(OUTPUT_DIR_VARIABLE) or DEFAULT_OUTPUT_DIR).expanduser().absolute()
+    existing = next(place for place in (directory, *directory.parents) if os.path.lexists(place))
     try:
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=".bridge-profiling-doctor-") as file:
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".bridge-profiling-doctor-") as file:
             file.write(b"?")
             file.flush()
     except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def _check_shared(request: Request, machine: Machine, directory: Path) -> Iterator[Verdict]:
-    check = "shared by the nodes"
-    if request.probe and machine.which(request.srun[0]):
-        seen = _look_from_nodes(request, machine, directory)
-        yield seen
-        if seen.status is not Status.unknown:
-            return
-    elif request.nodes == 1 and not request.elsewhere:
-        yield from _check_lasting(machine, directory)
+        yield fails(f"{existing} cannot be written: {error.strerror or error}", _ANOTHER)
         return
-    kind, shown = _file_system(machine, directory), _described(machine, directory)
-    look = "Type --nodes N where there is srun: it writes a file and looks for it from N nodes"
-    if not request.name and request.nodes is None:
-        yield unknown(check, shown, look)
-    elif kind in _SHARED:
-        yield ok(check, f"{shown}, a network file system")
-    elif kind in _PASSING:
-        report = fails if request.nodes and request.nodes > 1 else warning
-        yield report(check, f"{shown}: no other machine sees it, and what it holds goes with the job or container", _ELSEWHERE)
-    elif kind in _DISK:
+    created = "" if existing == directory else f" (will be created in {existing})"
+    yield ok(f"{directory} can be written{created}")
+    yield from _check_shared(request, machine, existing)
+    if request.name and request.profiling.enabled:
+        yield from _check_space(request, machine, existing)
+
+
+@checked("shared by the nodes")
+def _check_shared(request: Request, machine: Machine, directory: Path) -> Iterator[Verdict]:
+    if request.probe and machine.which(request.srun[0]):
+        seen = _probe_nodes(request, machine, directory)
+        yield seen
+        if seen.status != "unknown":
+            return
+    kind = _file_system(machine, directory)
+    shown = f"{directory} is on {kind or 'a file system that /proc/mounts does not name'}"
+    probe = "Type --nodes N where srun is available: doctor then writes a file and reads it from N nodes"
+    if request.nodes == 1 and not request.elsewhere and not request.probe:
+        if _TEMPORARY.fullmatch(kind):
+            found = f"{shown}: its content is lost with the container or the machine"
+            yield Verdict("lasting", "warning", found, _ANOTHER)
+    elif not request.name and request.nodes is None:
+        yield unknown(shown, probe)
+    elif _NETWORK.fullmatch(kind):
+        yield ok(f"{shown}, a network file system")
+    elif _TEMPORARY.fullmatch(kind):
+        found = f"{shown}: no other machine sees it, and its content is lost with the job or container"
+        yield fails(found, _ANOTHER, certain=request.nodes and request.nodes > 1)
+    elif _DISK.fullmatch(kind):
         found = f"{shown}: a disk of this machine, which others see only if it is exported"
-        yield warning(check, found, f"{_ELSEWHERE}. {look}")
+        yield warning(found, f"{_ANOTHER}. {probe}")
     else:
-        yield unknown(check, f"{shown}: not known whether other machines see it", look)
+        yield unknown(f"{shown}: not known whether other machines see it", probe)
 
 
-def _check_lasting(machine: Machine, directory: Path) -> Iterator[Verdict]:
-    if _file_system(machine, directory) in _PASSING:
-        yield warning(
-            "lasting", f"{_described(machine, directory)}: what it holds goes with the container or the machine", _ELSEWHERE
-        )
-
-
-def _look_from_nodes(request: Request, machine: Machine, directory: Path) -> Verdict:
-    """Write a file here and have every node read it, and have every node write one and look for it here."""
-    check, word, nodes = "shared by the nodes", uuid.uuid4().hex, request.nodes or 1
-    mine = directory / f".bridge-profiling-doctor-{word}"
-    script = (
-        f'printf %s "$SLURMD_NODENAME" > {shlex.quote(str(mine))}-node-"$SLURM_NODEID";'
-        f" cat {shlex.quote(str(mine))}; exit 0"  # what a node cannot do shows in what it has not done
-    )
-    # Whatever image the job has, the directory is the machine's.
+def _probe_nodes(request: Request, machine: Machine, directory: Path) -> Verdict:
+    """Write a file here and read it from every node; have every node write a file and look for it here."""
+    nodes, word = request.nodes or 1, uuid.uuid4().hex
+    file = directory / f".bridge-profiling-doctor-{word}"
+    quoted = shlex.quote(str(file))
+    # `exit 0`: a node that cannot write or read shows by the missing file or text.
+    script = f'printf %s "$SLURMD_NODENAME" > {quoted}-node-"$SLURM_NODEID"; cat {quoted}; exit 0'
+    # The directory belongs to the machine, whatever container image the job has.
     srun = [word for word in request.srun if not word.startswith("--container")]
-    where = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", f"--immediate={_SRUN_SECONDS}"]
+    srun += [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", f"--immediate={_SRUN_SECONDS}"]
     try:
-        mine.write_text(f"{word}\n")
-        printed = machine.run(*srun, *where, "--chdir=/", "sh", "-c", script, seconds=2 * _SRUN_SECONDS)
-        names = [path.read_text() for path in sorted(directory.glob(f"{mine.name}-node-*"))]
+        file.write_text(f"{word}\n")
+        printed = machine.run(*srun, "--chdir=/", "sh", "-c", script, seconds=2 * _SRUN_SECONDS)
+        names = [path.read_text() for path in sorted(directory.glob(f"{file.name}-node-*"))]
     except OSError as error:
-        return fails(check, f"{directory} cannot be written: {error.strerror}", _ELSEWHERE)
+        return fails(f"{directory} cannot be written: {error.strerror}", _ANOTHER)
     except Unavailable as reason:
         instead = "Run doctor inside an allocation (salloc), or export SLURM_ACCOUNT and SLURM_PARTITION"
-        return unknown(check, f"the nodes could not be asked: {reason}", instead)
+        return unknown(f"the nodes could not be reached: {reason}", instead)
     finally:
-        for path in (mine, *directory.glob(f"{mine.name}-node-*")):
+        for path in (file, *directory.glob(f"{file.name}-node-*")):
             with suppress(OSError):
                 path.unlink()
-    seen = printed.count(word) - sum(line.count(word) for line in printed.splitlines() if str(mine) in line)
-    if seen == len(names) == nodes:
-        return ok(check, f"{nodes} nodes ({', '.join(names)}) read a file written here, and theirs are seen here")
-    return fails(
-        check,
-        f"{directory}: {seen} of {nodes} nodes read what was written here, and {len(names)} of their files are seen here",
-        _ELSEWHERE,
-    )
+    # Error messages quote the file's name, which contains the word.
+    read = sum(line.count(word) for line in printed.splitlines() if str(file) not in line)
+    if read == len(names) == nodes:
+        return ok(f"{nodes} nodes ({', '.join(names)}) read a file written here, and this machine sees theirs")
+    found = f"{directory}: {read} of {nodes} nodes read a file written here, and this machine sees {len(names)} of theirs"
+    return fails(found, _ANOTHER)
 
 
+@checked("trace size")
 def _check_space(request: Request, machine: Machine, directory: Path) -> Iterator[Verdict]:
-    size, ranks = estimate(request), request.profiled_ranks()
-    shown = f"about {readable(size.kept)} a rank and {readable(size.peak)} while it is written"
-    margin = f"give or take a factor of {size.uncertainty}{f', assuming {size.assumed}' if size.assumed else ''}"
+    size, ranks = estimate(request), None
+    with suppress(ProfilingConfigError):  # the check of the ranks reports it
+        ranks = request.profiled_ranks()
+    shown = f"about {readable(size.kept)} per rank, and {readable(size.peak)} while it is written"
+    margin = f"within a factor of {size.uncertainty}{f', {size.caveat}' if size.caveat else ''}"
     if ranks is None:
-        yield unknown("trace size", f"{shown} ({margin}), and how many ranks is not known here", "Type --world-size N")
+        found = f"{shown} ({margin}); the number of profiled ranks is not known here"
+        yield unknown(found, "Type --world-size N")
         return
-    found = f"{shown}, {readable(ranks * size.kept)} for {ranks} {'rank' if ranks == 1 else 'ranks'} ({margin})"
-    yield unknown("trace size", found, _TELL_THE_MODEL) if size.guessed else ok("trace size", found)
-    places = {"output directory": (directory, ranks * size.peak)}
-    temporary = Path(request.environment.get("TMPDIR") or machine.environ.get("TMPDIR") or "/tmp")
+    found = f"{shown}, {readable(len(ranks) * size.kept)} for {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'} ({margin})"
+    yield unknown(found, _STATE_THE_MODEL) if size.uncertainty == UNCERTAINTY_UNKNOWN_MODEL else ok(found)
+    yield from _check_room("output directory", directory, len(ranks) * size.peak, size.uncertainty, machine)
+    temporary = request.temporary_directory(machine.environ)
     if request.wants_nsys and temporary.is_dir():
-        places["TMPDIR of nsys"] = temporary, ranks * size.peak
-    for name, (place, needed) in places.items():
-        yield _room(name, place, needed, size.uncertainty, machine)
+        yield from _check_room("TMPDIR of nsys", temporary, len(ranks) * size.peak, size.uncertainty, machine)
 
 
-def _room(name: str, place: Path, needed: int, uncertainty: int, machine: Machine) -> Verdict:
-    check, fewer = "free space", "Profile fewer ranks or iterations, leave out stacks and shapes, or choose another directory"
-    try:
-        free = machine.free_bytes(place)
-    except Unavailable as reason:
-        return unknown(check, str(reason))
+@checked("free space")
+def _check_room(name: str, place: Path, needed: int, uncertainty: int, machine: Machine) -> Iterator[Verdict]:
+    free = machine.free_bytes(place)
     found = f"{name} {place}: {readable(free)} free, about {readable(needed)} needed"
+    fewer = "Profile fewer ranks or iterations, leave out stacks and shapes, or choose another directory"
     if free < needed / uncertainty:
-        return fails(check, found, fewer)
-    if free < needed * uncertainty:
-        return warning(check, f"{found}, give or take a factor of {uncertainty}", fewer)
-    return ok(check, found)
-
-
-def _described(machine: Machine, directory: Path) -> str:
-    kind = _file_system(machine, directory)
-    return f"{directory} is on {kind}" if kind else f"{directory} is on a file system that /proc/mounts does not name"
+        yield fails(found, fewer)
+    elif free < needed * uncertainty:
+        yield warning(f"{found}, within a factor of {uncertainty}", fewer)
+    else:
+        yield ok(found)
 
 
 def _file_system(machine: Machine, directory: Path) -> str:
-    """The type of the file system a directory lies on; empty where that cannot be seen."""
-    try:
-        mounts = machine.read("/proc/mounts")
-    except Unavailable:
-        return ""
-    found, longest = "", -1
-    resolved = directory.resolve()
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        point = fields[1].encode().decode("unicode_escape")  # spaces are written \040
-        # Of two mounts on one point, the later one is seen.
-        if len(point) >= longest and resolved.is_relative_to(point):
-            found, longest = fields[2], len(point)
+    """The type of a directory's file system; empty where it is not visible."""
+    found, longest, resolved = "", -1, directory.resolve()
+    with suppress(Unavailable):
+        for line in machine.read("/proc/mounts").splitlines():
+            _, point, kind, *_ = [*line.split(" "), "", ""]
+            point = point.encode().decode("unicode_escape")  # spaces are written \040
+            # The later of two mounts on one point hides the other.
+            if len(point) >= longest and resolved.is_relative_to(point):
+                found, longest = kind, len(point)
     return found

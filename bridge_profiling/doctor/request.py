@@ -1,69 +1,51 @@
-"""What a user is about to run, as far as it can be known before the queue: the settings that profiling depends on.
+"""A run as far as it is known before it is submitted: its profiling settings, and the other settings that checks read.
 
-Reads YAML files and overrides of any ConfigContainer, ours or Megatron Bridge's; settings that say nothing about
-profiling are passed over. Imports no recipe, no nemo_run and no torch.
+Reads YAML files and overrides of any ConfigContainer, ours or Megatron Bridge's, and ignores all other settings in them.
+Imports no recipe, no nemo_run and no torch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.layout import ParallelLayout, select_ranks
-from bridge_profiling.overrides import apply_overrides, load_yaml, unquote
+from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.layout import ParallelLayout, normalize_ranks, select_ranks
+from bridge_profiling.overrides import load_yaml, parse_override
 from bridge_profiling.values import Given, convert
 
-#: A launcher's words on the command line, and what NeMo-Run calls them.
-LAUNCHERS = ("torchrun", "ft", "none")
+#: The settings outside `profiling` and `ft` that checks read, by type. Ours and Megatron Bridge's containers have them all.
+LOOKUPS: dict[str, Any] = {
+    "train.train_iters": int | None,
+    "train.start_iteration": int | None,
+    "train.micro_batch_size": int | None,
+    "train.global_batch_size": int | None,
+    "model.num_layers": int | None,
+    "model.tensor_model_parallel_size": int,
+    "model.pipeline_model_parallel_size": int,
+    "model.context_parallel_size": int,
+    "model.expert_model_parallel_size": int,
+    "model.position_embedding_type": str | None,
+    "model.gated_linear_unit": bool,
+    "model.qk_layernorm": bool,
+    "model.num_moe_experts": int | None,
+    "model.recompute_granularity": str | None,
+    "model.transformer_impl": str | None,
+    "model.torch_compile": bool,
+    "model.cuda_graph_impl": str | None,
+}
 
-_SETTING = re.compile(r"\+{0,2}(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
+#: Sections of which every field is read, and an unknown one refused.
+_WHOLE = {"profiling": ProfilingConfig, "ft": FaultToleranceConfig}
 
-
-@dataclass(kw_only=True)
-class Train:
-    """What is read of the `train` section; None is the recipe's value, which is not known here."""
-
-    train_iters: int | None = None
-    start_iteration: int = 0
-    micro_batch_size: int | None = None
-    global_batch_size: int | None = None
-
-
-@dataclass(kw_only=True)
-class Model:
-    """What is read of the `model` section."""
-
-    num_layers: int | None = None
-    tensor_model_parallel_size: int = 1
-    pipeline_model_parallel_size: int = 1
-    context_parallel_size: int = 1
-    expert_model_parallel_size: int = 1
-    position_embedding_type: str | None = None
-    gated_linear_unit: bool = False
-    qk_layernorm: bool = False
-    num_moe_experts: int | None = None
-    recompute_granularity: str | None = None
-    transformer_impl: str | None = None
-    torch_compile: bool = False
-    cuda_graph_impl: str | None = None
-
-
-@dataclass(kw_only=True)
-class Settings:
-    """The sections and fields that checks look at."""
-
-    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
-    ft: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
-    train: Train = field(default_factory=Train)
-    model: Model = field(default_factory=Model)
+_TYPES = LOOKUPS | {
+    f"{section}.{name}": hint for section, owner in _WHOLE.items() for name, hint in typing.get_type_hints(owner).items()
+}
 
 
 @dataclass(kw_only=True)
@@ -71,23 +53,27 @@ class Request:
     """A run that somebody is about to start.
 
     Attributes:
-        name: what to call it; empty when only this machine is asked about.
-        settings: of the run.
-        world_size: number of ranks, None where that is not known.
-        nodes: number of machines, None where that is not known.
-        launcher: `torchrun`, `ft`, `none`, or None where that is not known.
+        name: what to call it; empty when only this machine is checked.
+        profiling: the run's `profiling` section.
+        ft: the run's `ft` section.
+        settings: the settings among LOOKUPS that are known and not null.
+        world_size: number of ranks, None where it is not known.
+        nodes: number of machines, None where it is not known.
+        launcher: `torchrun`, `ft`, `none`, or None where it is not known.
         nsys_prefix: the launcher runs the whole job under nsys.
-        nsys_options: the options of `nsys profile` it gives it then.
-        nsys_prefix_gpu_metrics: it asks for GPU metrics, too.
+        nsys_options: options of `nsys profile` that the launcher passes.
+        nsys_prefix_gpu_metrics: the launcher asks for GPU metrics.
         environment: variables the executor sets for the job.
-        output_dir: where captures go, over what the settings say.
+        output_dir: directory of captures, overriding the settings.
         elsewhere: why the job does not run on this machine; empty where it does.
-        srun: how to get onto the job's nodes, as words of a command.
-        probe: look from all nodes whether they see the output directory.
+        srun: command that reaches the job's nodes, as words.
+        probe: check from all nodes whether they see the output directory.
     """
 
     name: str = ""
-    settings: Settings = field(default_factory=Settings)
+    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
+    ft: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
+    settings: dict[str, Any] = field(default_factory=dict)
     world_size: int | None = None
     nodes: int | None = None
     launcher: str | None = None
@@ -100,152 +86,130 @@ class Request:
     srun: tuple[str, ...] = ("srun",)
     probe: bool = False
 
-    @property
-    def profiling(self) -> ProfilingConfig:
-        """The `profiling` section."""
-        return self.settings.profiling
+    def integer(self, key: str) -> int | None:
+        """An integer among LOOKUPS; None where it is not known."""
+        return self.settings.get(key)
+
+    def parallel_size(self, dimension: str) -> int:
+        """`model.<dimension>_parallel_size`, 1 where it is not known."""
+        return self.settings.get(f"model.{dimension}_parallel_size", 1)
 
     @property
     def wants_nsys(self) -> bool:
-        """Whether nsys is asked for, by the settings or by the launcher."""
+        """Whether the settings or the launcher ask for nsys."""
         return self.profiling.use_nsys_profiler or self.nsys_prefix
 
     @property
     def wants_gpu_metrics(self) -> bool:
-        """Whether GPU metrics are asked for, by any of the three ways."""
-        asked = self.profiling.nsys_gpu_metrics or self.nsys_prefix_gpu_metrics
-        return asked or any(option.startswith("--gpu-metrics-device") for option in self.nsys_options)
+        """Whether the settings, the launcher or its nsys options ask for GPU metrics."""
+        options = any(option.startswith("--gpu-metrics-device") for option in self.nsys_options)
+        return self.profiling.nsys_gpu_metrics or self.nsys_prefix_gpu_metrics or options
 
-    @property
-    def fault_tolerant(self) -> bool:
-        """Whether the job runs under the fault-tolerance launcher."""
-        return self.launcher == "ft" or self.settings.ft.enable_ft_package
+    def temporary_directory(self, environ: Mapping[str, str]) -> Path:
+        """The directory that nsys collects in, for a job that inherits this environment."""
+        return Path(self.environment.get("TMPDIR") or environ.get("TMPDIR") or "/tmp")
 
-    def layout(self) -> ParallelLayout | None:
-        """The job's layout; None without a world size.
+    def profiled_ranks(self) -> list[int] | None:
+        """The ranks to profile; None where they depend on a world size that is not known.
 
         Raises:
-            ProfilingConfigError: the ranks cannot be laid out by these sizes.
+            ProfilingConfigError: malformed ranks, or a world size that cannot be split into these parallel sizes.
         """
+        ranks = normalize_ranks(self.profiling.profile_ranks)
         if self.world_size is None:
-            return None
-        model = self.settings.model
-        return ParallelLayout(
+            return ranks if isinstance(ranks, list) else None
+        layout = ParallelLayout(
             world_size=self.world_size,
-            tp=model.tensor_model_parallel_size,
-            pp=model.pipeline_model_parallel_size,
-            cp=model.context_parallel_size,
-            ep=model.expert_model_parallel_size,
+            tp=self.parallel_size("tensor_model"),
+            pp=self.parallel_size("pipeline_model"),
+            cp=self.parallel_size("context"),
+            ep=self.parallel_size("expert_model"),
         )
-
-    def profiled_ranks(self) -> int | None:
-        """How many ranks are profiled; None where that is not known, or the request is wrong."""
-        try:
-            if isinstance(self.profiling.profile_ranks, list):
-                return len(set(self.profiling.profile_ranks)) or None
-            layout = self.layout()
-            return None if layout is None else len(select_ranks(self.profiling.profile_ranks, layout))
-        except ProfilingConfigError:
-            return None
+        return select_ranks(ranks, layout)
 
 
-def apply_file(settings: Settings, path: str | Path) -> None:
-    """Take what is known from a YAML file of settings.
+def apply_known(request: Request, lookup: Callable[[str], Any]) -> None:
+    """Read every known setting into a request.
+
+    Args:
+        request: changed in place.
+        lookup: returns the value of a key such as `train.train_iters`, None where it is not set.
 
     Raises:
-        ProfilingConfigError: it cannot be read, or one of these settings is wrong in it.
+        ProfilingConfigError: a value of the wrong type.
+    """
+    for key in _TYPES:
+        if (value := lookup(key)) is not None:
+            _apply(request, key, Given(value))
+
+
+def apply_file(request: Request, path: str | Path) -> None:
+    """Read the known settings of a YAML file into a request.
+
+    Raises:
+        ProfilingConfigError: the file cannot be read, a value has the wrong type, or a key is misspelled.
     """
     try:
-        apply_mapping(settings, load_yaml(path))
+        for key, value in _flat(load_yaml(path)):
+            # Megatron Bridge writes sections that are off as null.
+            if "." in key:
+                _apply(request, key, Given(value))
     except ProfilingConfigError as error:
         raise ProfilingConfigError(f"{path}: {error.what}", why=error.why, instead=error.instead) from None
 
 
-def apply_mapping(settings: Settings, values: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Take what is known from nested sections.
+def apply_arguments(request: Request, arguments: Iterable[str], *, strict: bool = True) -> None:
+    """Read the known settings of `section.field=value` overrides into a request.
 
     Args:
-        settings: changed in place.
-        values: sections with their fields.
-        strict: refuse an unknown field of a section that is read whole; otherwise it is passed over.
+        request: changed in place.
+        arguments: overrides.
+        strict: refuse everything else; otherwise ignore it, as in a script's command line.
 
     Raises:
-        ProfilingConfigError: a value of the wrong type, an unknown field, or a section whose name is nearly known.
-    """
-    for key, value in _flat(values, ()):
-        section, _, name = key.partition(".")
-        hints = _hints(settings, section)
-        if not name:
-            continue  # A whole section that is null, as Megatron Bridge writes those that are off.
-        if name in hints:
-            setattr(getattr(settings, section), name, convert(Given(value), hints[name], key))
-        elif strict:
-            _check_passed_over(settings, key)
-
-
-def apply_arguments(settings: Settings, arguments: Iterable[str]) -> None:
-    """Take what is known from `section.field=value` overrides.
-
-    Raises:
-        ProfilingConfigError: as `apply_mapping`, or an argument that is no setting.
+        ProfilingConfigError: a value of the wrong type, a misspelled key, or an argument that is not a setting.
     """
     for argument in arguments:
-        match = _SETTING.fullmatch(unquote(argument).strip())
-        if match is None:
-            raise ProfilingConfigError(
-                f"{argument!r} is not a setting", instead="Type section.field=value, for example train.train_iters=10"
-            )
-        section, _, name = match["key"].partition(".")
-        if name in _hints(settings, section):
-            apply_overrides(settings, [f"{match['key']}={match['value']}"])
-        else:
-            _check_passed_over(settings, match["key"])
-
-
-def apply_script_arguments(settings: Settings, arguments: Iterable[str]) -> None:
-    """Take what is known from the command line of a script, whatever else stands in it.
-
-    Raises:
-        ProfilingConfigError: one of the known settings has a wrong value.
-    """
-    for argument in arguments:
-        match = _SETTING.fullmatch(unquote(argument).strip())
-        if match is not None:
-            section, _, name = match["key"].partition(".")
-            if name in _hints(settings, section):
-                apply_overrides(settings, [f"{match['key']}={match['value']}"])
-
-
-def _hints(settings: Settings, section: str) -> dict[str, Any]:
-    owner = getattr(settings, section, None) if section in _SECTIONS else None
-    return typing.get_type_hints(type(owner)) if owner is not None else {}
-
-
-def _check_passed_over(settings: Settings, key: str) -> None:
-    """Refuse what is most likely a misspelt setting: `profiling.profile_step_ends`, `profilng.…`, `train.train_iter`."""
-    section, _, name = key.partition(".")
-    near = difflib.get_close_matches(section, _SECTIONS, n=1, cutoff=0.8)
-    if not near:
-        return
-    read_whole = near[0] in ("profiling", "ft")
-    fields = list(_hints(settings, near[0]))
-    # A user's `train` and `model` have fields that mean nothing here; only one that is all but known is refused.
-    nearest = difflib.get_close_matches(name, fields, n=1, cutoff=0.6 if read_whole else 0.9)
-    if nearest or read_whole:
-        raise ProfilingConfigError(
-            f"{key} does not exist",
-            why=f"there is no such field in {section}" if section == near[0] else f"there is no section {section!r}",
-            instead=f"Type {near[0]}.{nearest[0]}" if nearest else f"Fields of {near[0]}: {', '.join(fields)}",
+        override = parse_override(argument)
+        require(
+            override is not None or not strict,
+            f"{argument!r} is not a setting",
+            instead="Type section.field=value, for example train.train_iters=10",
         )
+        if override is not None and (strict or override.key in _TYPES):
+            _apply(request, override.key, Given(override.value, override.text))
 
 
-def _flat(values: Mapping[Any, Any], where: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+def _apply(request: Request, key: str, given: Given) -> None:
+    if key not in _TYPES:
+        _refuse_misspelled(key)
+        return
+    value = convert(given, _TYPES[key], key)
+    section, _, name = key.partition(".")
+    if section in _WHOLE:
+        setattr(getattr(request, section), name, value)
+    elif value is None:
+        request.settings.pop(key, None)
+    else:
+        request.settings[key] = value
+
+
+def _refuse_misspelled(key: str) -> None:
+    """Raise for what is most likely a misspelled setting: `profiling.profile_step_ends`, `profilng.…`, `train.train_iter`."""
+    section = next(iter(difflib.get_close_matches(key.partition(".")[0], _WHOLE, n=1, cutoff=0.8)), "")
+    # `train` and `model` have many fields that are not read here; only a name that is nearly one of these is refused.
+    nearest = difflib.get_close_matches(key, _TYPES, n=1, cutoff=0.6 if section else 0.9)
+    fields = ", ".join(name.partition(".")[2] for name in _TYPES if name.startswith(f"{section}."))
+    require(
+        not section and not nearest,
+        f"{key} does not exist",
+        instead=f"Type {nearest[0]}" if nearest else f"Fields of {section}: {fields}",
+    )
+
+
+def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        path = (*where, str(key))
         if isinstance(value, Mapping):
-            yield from _flat(value, path)
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield ".".join(path), value
-
-
-_SECTIONS = tuple(field.name for field in dataclasses.fields(Settings))
+            yield f"{prefix}{key}", value

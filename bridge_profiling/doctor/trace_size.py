@@ -1,9 +1,9 @@
-"""How many bytes a profile will have, estimated from what such traces had on H200s.
+"""Estimates the size of a profile in bytes, from traces measured on H200s.
 
-A trace grows with the operators it holds. Most of them are those of a layer of one micro-batch, forward and backward; the
-rest are a micro-batch's own (embedding, loss), a layer's in each iteration (optimizer, buckets), and an iteration's. What
-each costs are the constants below, fitted to the captures in `benchmarks/trace_sizes.json`: `benchmarks/trace_size_fit.py`
-says how far each of them is from its estimate, and fits the constants anew.
+A trace grows with its number of operators. Most belong to a layer of one micro-batch, forward and backward; the others to a
+micro-batch (embedding, loss), to a layer in each iteration (optimizer, buckets), or to an iteration. The constants below
+are fitted to the captures in `benchmarks/trace_sizes.json`: `benchmarks/trace_size_fit.py` prints the error of each
+estimate, and fits the constants again.
 """
 
 from __future__ import annotations
@@ -11,49 +11,49 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from bridge_profiling.doctor.request import Model, Request
+from bridge_profiling.doctor.request import Request
 
-#: How far off either way the estimate may be: no capture was farther.
+#: Largest factor between the estimate and the real size, either way: no capture differed by more.
 UNCERTAINTY = 2
 
-#: The same for a model with what none of these captures had.
+#: The same for a model with features that none of these captures had.
 UNCERTAINTY_UNMEASURED = 4
 
-#: The same where the size of the model is not known, and the one below is taken instead.
+#: The same where the size of the model is not known, and the one below is assumed.
 UNCERTAINTY_UNKNOWN_MODEL = 30
 
 _UNKNOWN_LAYERS, _UNKNOWN_MICRO_BATCHES = 12, 8
 
-#: A memory history keeps its last 100,000 events; the largest snapshot seen had 150 bytes for each.
+#: A memory history keeps its last 100,000 events; the largest snapshot measured had 150 bytes per event.
 _MEMORY_HISTORY_LIMIT = 15_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What a rank's operators cost in bytes of the torch profiler's compressed trace; other files are in proportion to that.
+    """Cost of a rank's operators in bytes of the torch profiler's compressed trace; other files are in proportion to it.
 
     Attributes:
-        iteration: of one iteration, whatever the model.
-        layer: of each layer in an iteration.
-        micro_batch: of each micro-batch in an iteration.
-        layer_of_micro_batch: of each layer of each micro-batch, of a plain GPT's in megatron-core's own layers.
-        rope: share of that which rotary embeddings add; so the others up to `recompute`.
-        gated: SwiGLU and the like.
+        iteration: each iteration, whatever the model.
+        layer: each layer in an iteration.
+        micro_batch: each micro-batch in an iteration.
+        layer_of_micro_batch: each layer of each micro-batch, for a plain GPT with megatron-core's own layers.
+        rope: share of `layer_of_micro_batch` added by rotary embeddings; likewise the others up to `recompute`.
+        gated: SwiGLU and similar activations.
         qk_norm: norms of queries and keys.
         tensor_parallel: the layers' collectives.
         experts: routers, permutations and experts, where every layer has them.
         recompute: a second forward pass (`recompute_granularity=full`).
-        shapes: share of the whole trace that recording shapes adds; so the others up to `profiled_memory`.
-        stacks: Python's call stacks.
+        shapes: share of the whole trace added by recording shapes; likewise the others up to `profiled_memory`.
+        stacks: Python call stacks.
         profiled_memory: allocations as events.
-        raw: the JSON that is written before it is compressed, over the compressed trace.
-        chakra: the execution trace, over the compressed trace without options.
-        nsys: nsys' report beyond `nsys_file`, over the same.
-        nsys_file: bytes of a report that holds nothing.
-        sqlite: its export beyond `sqlite_file`, over the same.
-        sqlite_file: bytes of an export that holds nothing.
+        raw: the JSON that is written before compression, relative to the compressed trace.
+        chakra: the execution trace, relative to the compressed trace without options.
+        nsys: nsys' report beyond `nsys_file`, relative to the same.
+        nsys_file: bytes of an empty report.
+        sqlite: its SQLite export beyond `sqlite_file`, relative to the same.
+        sqlite_file: bytes of an empty export.
         nsys_shapes: share that operators' ranges with their shapes add to both.
-        history: an iteration of the memory history, over an iteration of the compressed trace.
+        history: an iteration of the memory history, relative to an iteration of the compressed trace.
     """
 
     iteration: float = 49_000
@@ -88,37 +88,39 @@ class TraceSize:
 
     Attributes:
         kept: bytes of one rank's files.
-        peak: bytes of one rank while it writes, the kept ones included.
+        peak: bytes of one rank while it writes, including `kept`.
         uncertainty: factor by which both may be wrong, either way.
-        assumed: what the estimate had to assume; empty where the request told all.
+        caveat: reason for an uncertainty above the smallest; else empty.
         files: bytes of each kind of file: `torch`, `torch_raw`, `chakra`, `nsys`, `sqlite`, `memory`.
     """
 
     kept: int
     peak: int
     uncertainty: int
-    assumed: str
+    caveat: str
     files: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def guessed(self) -> bool:
-        """Whether the size of the model was assumed, and with it the order of magnitude."""
-        return self.uncertainty >= UNCERTAINTY_UNKNOWN_MODEL
 
 
 def estimate(request: Request, costs: Costs = MEASURED) -> TraceSize:
     """The size of one rank's capture.
 
     Args:
-        request: what is to be run.
-        costs: what operators cost; those measured, unless they are being fitted.
+        request: the run.
+        costs: cost of its operators; the measured ones, except while they are fitted.
     """
     profiling = request.profiling
-    layers, micro_batches, assumed, uncertainty = _work(request)
-    iterations = max(profiling.profile_step_end - profiling.profile_step_start, 1)
-    # What a trace without options has; everything else is in proportion to it.
-    iteration = _iteration(request.settings.model, layers, micro_batches, costs)
-    plain = iterations * iteration
+    layers, micro_batches = _layers(request), _micro_batches(request)
+    stand_ins = {f"{_UNKNOWN_LAYERS} layers": layers, f"{_UNKNOWN_MICRO_BATCHES} micro-batches": micro_batches}
+    assumed = [text for text, known in stand_ins.items() if not known]
+    uncertainty, caveat = UNCERTAINTY, ""
+    if assumed:
+        uncertainty = UNCERTAINTY_UNKNOWN_MODEL
+        caveat = f"assuming {' and '.join(assumed)}, which the request does not state"
+    elif unmeasured := _unmeasured(request):
+        uncertainty, caveat = UNCERTAINTY_UNMEASURED, f"no measured trace had {' or '.join(unmeasured)}"
+    iteration = _iteration(request, layers or _UNKNOWN_LAYERS, micro_batches or _UNKNOWN_MICRO_BATCHES, costs)
+    # A trace without options; everything else is in proportion to it.
+    plain = max(profiling.profile_step_end - profiling.profile_step_start, 1) * iteration
     files: dict[str, float] = {}
     if profiling.use_pytorch_profiler:
         extra = costs.shapes if profiling.wants_shapes else 0.0
@@ -134,65 +136,59 @@ def estimate(request: Request, costs: Costs = MEASURED) -> TraceSize:
         if profiling.nsys_export_sqlite or any(option.startswith("--export") for option in request.nsys_options):
             files["sqlite"] = costs.sqlite_file + costs.sqlite * ranges
     if profiling.record_memory_history:
-        recorded = max(profiling.profile_step_end - request.settings.train.start_iteration, 1)
+        recorded = max(profiling.profile_step_end - (request.integer("train.start_iteration") or 0), 1)
         files["memory"] = min(costs.history * recorded * iteration, _MEMORY_HISTORY_LIMIT)
     kept = sum(size for name, size in files.items() if name != "torch_raw")
     # Kineto writes JSON that is compressed afterwards, and nsys collects in TMPDIR before it writes its report.
-    passing = files.get("torch_raw", 0.0) + files.get("nsys", 0.0)
-    return TraceSize(int(kept), int(kept + passing), uncertainty, assumed, {name: int(size) for name, size in files.items()})
+    temporary = files.get("torch_raw", 0.0) + files.get("nsys", 0.0)
+    sizes = {name: int(size) for name, size in files.items()}
+    return TraceSize(int(kept), int(kept + temporary), uncertainty, caveat, sizes)
 
 
-def _iteration(model: Model, layers: int, micro_batches: int, costs: Costs) -> float:
+def _iteration(request: Request, layers: int, micro_batches: int, costs: Costs) -> float:
     """Bytes of one iteration in the torch profiler's compressed trace without options."""
+    settings = request.settings
     shares = (
-        (model.position_embedding_type == "rope", costs.rope),
-        (model.gated_linear_unit, costs.gated),
-        (model.qk_layernorm, costs.qk_norm),
-        (model.tensor_model_parallel_size > 1, costs.tensor_parallel),
-        (model.num_moe_experts is not None, costs.experts),
-        (model.recompute_granularity == "full", costs.recompute),
+        (settings.get("model.position_embedding_type") == "rope", costs.rope),
+        (settings.get("model.gated_linear_unit"), costs.gated),
+        (settings.get("model.qk_layernorm"), costs.qk_norm),
+        (request.parallel_size("tensor_model") > 1, costs.tensor_parallel),
+        ("model.num_moe_experts" in settings, costs.experts),
+        (settings.get("model.recompute_granularity") == "full", costs.recompute),
     )
-    layer = costs.layer_of_micro_batch * (1 + sum(share for there, share in shares if there))
+    layer = costs.layer_of_micro_batch * (1 + sum(share for applies, share in shares if applies))
     return costs.iteration + layers * costs.layer + micro_batches * (costs.micro_batch + layers * layer)
 
 
-def _work(request: Request) -> tuple[int, int, str, int]:
-    """Layers and micro-batches of a rank in one iteration, what had to be assumed for that, and how far off it may be."""
-    model, train = request.settings.model, request.settings.train
-    assumed = []
-    layers, micro_batches = _UNKNOWN_LAYERS, _UNKNOWN_MICRO_BATCHES
-    if model.num_layers:
-        layers = math.ceil(model.num_layers / model.pipeline_model_parallel_size)
-    else:
-        assumed.append(f"{layers} layers")
-    if train.micro_batch_size and train.global_batch_size and request.world_size:
-        sharing = model.tensor_model_parallel_size * model.pipeline_model_parallel_size * model.context_parallel_size
-        data_parallel = max(request.world_size // max(sharing, 1), 1)
-        micro_batches = max(train.global_batch_size // (train.micro_batch_size * data_parallel), 1)
-    else:
-        assumed.append(f"{micro_batches} micro-batches")
-    if assumed:
-        return layers, micro_batches, f"{' and '.join(assumed)}, since the request does not tell", UNCERTAINTY_UNKNOWN_MODEL
-    unmeasured = _unmeasured(request)
-    if unmeasured:
-        return layers, micro_batches, f"{' and '.join(unmeasured)} as far as it was never measured", UNCERTAINTY_UNMEASURED
-    return layers, micro_batches, "", UNCERTAINTY
+def _layers(request: Request) -> int | None:
+    """Layers of a rank; None where the request does not state the model's."""
+    layers = request.integer("model.num_layers")
+    return math.ceil(layers / request.parallel_size("pipeline_model")) if layers else None
+
+
+def _micro_batches(request: Request) -> int | None:
+    """Micro-batches of a rank in one iteration; None where the request does not state the batch sizes and the world size."""
+    micro, whole = request.integer("train.micro_batch_size"), request.integer("train.global_batch_size")
+    if not (micro and whole and request.world_size):
+        return None
+    model_parallel = math.prod(request.parallel_size(name) for name in ("tensor_model", "pipeline_model", "context"))
+    return max(whole // (micro * max(request.world_size // max(model_parallel, 1), 1)), 1)
 
 
 def _unmeasured(request: Request) -> list[str]:
-    model, profiling = request.settings.model, request.profiling
-    cases = (
-        (model.num_moe_experts is not None, "what experts add"),
-        (model.transformer_impl == "transformer_engine", "what Transformer Engine's layers have"),
-        (model.torch_compile, "what is compiled"),
-        (model.cuda_graph_impl not in (None, "none"), "what CUDA graphs hold"),
-        (request.wants_nsys and (profiling.nsys_gpu_metrics or request.wants_gpu_metrics), "what GPU metrics add"),
-    )
-    return [what for there, what in cases if there]
+    settings = request.settings
+    features = {
+        "experts": "model.num_moe_experts" in settings,
+        "Transformer Engine's layers": settings.get("model.transformer_impl") == "transformer_engine",
+        "compiled code": settings.get("model.torch_compile"),
+        "CUDA graphs": settings.get("model.cuda_graph_impl", "none") != "none",
+        "GPU metrics": request.wants_nsys and request.wants_gpu_metrics,
+    }
+    return [feature for feature, present in features.items() if present]
 
 
 def readable(size: float) -> str:
-    """Bytes as one reads them: `350 MB`."""
+    """Bytes with a unit: `350 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if size >= 10 or unit == "bytes" else f"{size:.1f} {unit}"

@@ -1,20 +1,20 @@
-"""What a check has to say: one line, and what to do about it. Prints nothing."""
+"""The result of a check: one line and what to do about it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+from bridge_profiling.doctor.machine import Unavailable
 from bridge_profiling.errors import ProfilingConfigError
 
+#: `fails` for a certain failure; `unknown` for anything that could not be checked, never `ok`.
+Status = Literal["ok", "warning", "fails", "unknown"]
 
-class Status(StrEnum):
-    """How a check ended."""
-
-    ok = "ok"
-    warning = "warning"
-    fails = "fails"
-    unknown = "unknown"
+#: A check without its arguments: a request, a machine, and in parts of a check anything they share.
+Check = Callable[..., Iterator["Verdict"]]
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Verdict:
     """One line of the diagnosis.
 
     Attributes:
-        check: what was looked at, in one or two words.
-        status: `fails` for what will go wrong; `unknown` for what could not be looked at, never `ok`.
-        found: what is the case.
-        instead: what to do about it; empty where nothing is to be done.
+        check: name of the check, in one or two words.
+        status: how it ended.
+        found: the finding.
+        instead: what to do about it; empty where there is nothing to do.
     """
 
     check: str
@@ -34,26 +34,49 @@ class Verdict:
     instead: str = ""
 
 
-def ok(check: str, found: str) -> Verdict:
+def ok(found: str) -> Verdict:
     """Nothing to do."""
-    return Verdict(check, Status.ok, found)
+    return Verdict("", "ok", found)
 
 
-def warning(check: str, found: str, instead: str) -> Verdict:
-    """It will run, and the profile will be worse or lie elsewhere than one expects."""
-    return Verdict(check, Status.warning, found, instead)
+def warning(found: str, instead: str) -> Verdict:
+    """The job runs, but the profile is worse than expected or in an unexpected place."""
+    return Verdict("", "warning", found, instead)
 
 
-def fails(check: str, found: str, instead: str) -> Verdict:
-    """There will be no profile, or no training."""
-    return Verdict(check, Status.fails, found, instead)
+def fails(found: str, instead: str, *, certain: object = True) -> Verdict:
+    """The job writes no profile, or does not train; a warning unless this is certain."""
+    return Verdict("", "fails" if certain else "warning", found, instead)
 
 
-def unknown(check: str, found: str, instead: str = "") -> Verdict:
-    """It could not be looked at; `found` says why."""
-    return Verdict(check, Status.unknown, found, instead)
+def unknown(found: str, instead: str = "") -> Verdict:
+    """The check could not run; `found` is the reason."""
+    return Verdict("", "unknown", found, instead)
 
 
-def refused(check: str, error: ProfilingConfigError) -> Verdict:
-    """What the job itself would refuse, in the same words."""
-    return fails(check, f"{error.what}; {error.why}" if error.why else error.what, error.instead)
+def checked(name: str, *, instead: str = "") -> Callable[[Check], Check]:
+    """Name the verdicts of a check, and turn its errors into verdicts.
+
+    A setting that the job refuses `fails`; missing information is `unknown`.
+
+    Args:
+        name: name of the check.
+        instead: what to do where the information is missing.
+    """
+
+    def decorate(check: Check) -> Check:
+        @functools.wraps(check)
+        def run(*args: Any) -> Iterator[Verdict]:
+            try:
+                for verdict in check(*args):
+                    # A verdict that has a name comes from a check within this one.
+                    yield verdict if verdict.check else replace(verdict, check=name)
+            except ProfilingConfigError as error:
+                found = f"{error.what}; {error.why}" if error.why else error.what
+                yield Verdict(name, "fails", found, error.instead)
+            except Unavailable as reason:
+                yield Verdict(name, "unknown", str(reason), instead)
+
+        return run
+
+    return decorate

@@ -1,4 +1,4 @@
-"""The window against the run's length, and the ranks against the world."""
+"""Checks of the request itself, with the same result on every machine: its profilers, its window and its ranks."""
 
 from __future__ import annotations
 
@@ -7,78 +7,74 @@ from collections.abc import Iterator
 from bridge_profiling import config
 from bridge_profiling.doctor.machine import Machine, join
 from bridge_profiling.doctor.request import Request
-from bridge_profiling.doctor.verdict import Verdict, fails, ok, refused, unknown, warning
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.layout import normalize_ranks, select_ranks
+from bridge_profiling.doctor.verdict import Verdict, checked, fails, ok, unknown, warning
+from bridge_profiling.layout import normalize_ranks
 
-
-def check_window_fits(request: Request, machine: Machine) -> Iterator[Verdict]:
-    """Whether the training runs through the whole window."""
-    profiling, train = request.profiling, request.settings.train
-    if not request.name:
-        return
-    try:
-        config.check_window(profiling.profile_step_start, profiling.profile_step_end)
-        config.check_window_fits(profiling.profile_step_end, train.train_iters)
-    except ProfilingConfigError as error:
-        yield refused("window", error)
-        return
-    window = profiling.window
-    if train.train_iters is None:
-        yield unknown(
-            "window",
-            f"iterations {window.start} to {window.last}, and train.train_iters is not known here: the recipe sets it",
-            "Type train.train_iters=N with the recipe's number",
-        )
-    elif window.end <= train.start_iteration:
-        yield fails(
-            "window",
-            f"the training starts at train.start_iteration={train.start_iteration}, after the window {window}",
-            f"Set profiling.profile_step_start to {train.start_iteration + 2} or more",
-        )
-    elif window.start <= train.start_iteration:
-        yield warning(
-            "window",
-            f"iteration {train.start_iteration} is the run's first: it pays for lazy initialisation, and no step before it"
-            " can be compared with it",
-            f"Set profiling.profile_step_start to {train.start_iteration + 2} or more",
-        )
-    else:
-        yield ok("window", f"iterations {window.start} to {window.last} of 0 to {train.train_iters - 1}")
-
-
-def check_ranks_exist(request: Request, machine: Machine) -> Iterator[Verdict]:
-    """Whether the job has the ranks that are to be profiled."""
-    if not request.name:
-        return
-    try:
-        chosen = normalize_ranks(request.profiling.profile_ranks)
-        config.check_ranks_exist(chosen, request.world_size)
-        layout = request.layout()
-    except ProfilingConfigError as error:
-        yield refused("ranks", error)
-        return
-    if layout is None:
-        yield unknown(
-            "ranks",
-            f"profiling.profile_ranks={_shown(chosen)}, and the number of ranks is not known here",
-            "Type --world-size N",
-        )
-        return
-    ranks = select_ranks(chosen, layout)
-    if len(ranks) > _MANY:
-        yield warning(
-            "ranks",
-            f"{len(ranks)} ranks write a trace each, and those that do not are held up by them",
-            "Type profiling.profile_ranks=pp for one rank a pipeline stage, or list a few",
-        )
-    else:
-        yield ok("ranks", f"{join(ranks)} of {layout.world_size}")
-
-
-#: 128 ranks that dumped 150 MB each were somebody's trouble (slime #2397).
+#: In slime #2397, 128 ranks that wrote 150 MB each stalled the job.
 _MANY = 64
 
 
-def _shown(ranks: list[int] | str) -> str:
-    return ranks if isinstance(ranks, str) else f"[{','.join(map(str, ranks))}]"
+@checked("profilers")
+def check_profilers(request: Request, machine: Machine) -> Iterator[Verdict]:
+    """At most one profiler that needs CUPTI, and no nsys with fault tolerance."""
+    profiling = request.profiling
+    if not request.name:
+        return
+    config.check_exclusive(use_nsys_profiler=request.wants_nsys, use_pytorch_profiler=profiling.use_pytorch_profiler)
+    if request.wants_nsys and (request.launcher == "ft" or request.ft.enable_ft_package):
+        cause = "the launcher is ft" if request.launcher == "ft" else "ft.enable_ft_package is true"
+        found = f"nsys is on, and {cause}: Nsys not supported with the FaultTolerancePlugin, so it writes no report"
+        yield fails(found, "Use the torch profiler (profiling.use_pytorch_profiler=true), or no fault tolerance")
+    elif request.nsys_prefix and not profiling.use_nsys_profiler:
+        found = "the launcher starts nsys, but profiling.use_nsys_profiler is off: nothing marks the window for it"
+        yield warning(found, "Add NsysPlugin, which sets both, or type profiling.use_nsys_profiler=true")
+    elif not profiling.enabled:
+        instead = "Type profiling.use_pytorch_profiler=true or profiling.use_nsys_profiler=true, or add a plugin"
+        yield warning("no profiler is on, so nothing will be captured", instead)
+    else:
+        chosen = {
+            "nsys": request.wants_nsys,
+            "the torch profiler": profiling.use_pytorch_profiler,
+            "memory history": profiling.record_memory_history,
+        }
+        yield ok(" and ".join(name for name, on in chosen.items() if on))
+
+
+@checked("window")
+def check_window_fits(request: Request, machine: Machine) -> Iterator[Verdict]:
+    """Whether the training runs through the whole window."""
+    if not request.name:
+        return
+    window, train_iters = request.profiling.window, request.integer("train.train_iters")
+    first = request.integer("train.start_iteration") or 0
+    config.check_window(window.start, window.end)
+    config.check_window_fits(window.end, train_iters)
+    later = f"Set profiling.profile_step_start to {first + 2} or more"
+    if train_iters is None:
+        found = f"iterations {window.start} to {window.last}, and train.train_iters is not known here: the recipe sets it"
+        yield unknown(found, "Type train.train_iters=N with the recipe's number")
+    elif window.end <= first:
+        yield fails(f"training starts at train.start_iteration={first}, after the window {window}", later)
+    elif window.start <= first:
+        found = f"iteration {first} is the run's first: it includes lazy initialization and has no earlier one to compare with"
+        yield warning(found, later)
+    else:
+        yield ok(f"iterations {window.start} to {window.last} of 0 to {train_iters - 1}")
+
+
+@checked("ranks")
+def check_ranks_exist(request: Request, machine: Machine) -> Iterator[Verdict]:
+    """Whether the job has the ranks to profile."""
+    if not request.name:
+        return
+    setting = request.profiling.profile_ranks
+    config.check_ranks_exist(normalize_ranks(setting), request.world_size)
+    ranks = request.profiled_ranks()
+    if ranks is None or request.world_size is None:
+        found = f"profiling.profile_ranks={setting}, and the number of ranks is not known here"
+        yield unknown(found, "Type --world-size N")
+    elif len(ranks) > _MANY:
+        instead = "Type profiling.profile_ranks=pp for one rank per pipeline stage, or list a few"
+        yield warning(f"{len(ranks)} ranks write a trace each, and the others wait for them", instead)
+    else:
+        yield ok(f"{join(ranks)} of {request.world_size}")

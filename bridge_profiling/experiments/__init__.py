@@ -1,1 +1,1 @@
-"""NeMo-Run's experiments as data: found on this machine, read without what they import, their captures brought here."""
+"""NeMo-Run experiments on this machine: their jobs, read as data, and their captures, fetched where the job ran elsewhere."""

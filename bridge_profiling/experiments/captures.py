@@ -1,7 +1,7 @@
-"""Brings an experiment's captures to this machine, where they are not here: only what is needed, and only once.
+"""Fetches an experiment's captures to this machine where they are not on it yet: only the files needed, each once.
 
-Through the experiment's own SSH tunnel, as NeMo-Run makes it. Manifests come first; of the attempt that captured last, the
-files they list. Without manifests, files that are named like captures. Never checkpoints, logs or code.
+Uses the experiment's own SSH tunnel, as NeMo-Run makes it. Manifests are fetched first, then the files listed by those of
+the attempt that captured last. Without manifests, every file named like a capture. Never checkpoints, logs or code.
 """
 
 from __future__ import annotations
@@ -12,45 +12,48 @@ import posixpath
 import re
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import ProfilingConfigError, TraceError
-from bridge_profiling.experiments.find import Job, read_jobs
-from bridge_profiling.experiments.places import Place, chosen_output_dir, place_of
-from bridge_profiling.experiments.serialized import Built
-from bridge_profiling.manifest import Manifest, read_manifest
+from bridge_profiling.experiments.jobs import Built, locate_captures
+from bridge_profiling.manifest import read_manifest
 
-#: Called with how many files are done, and how many there are.
+#: Called with the number of files done and the number of files in all.
 OnProgress = Callable[[int, int], None]
 
-#: What a capture is named like where no manifest lists it.
+#: Names of captures that no manifest lists.
 _CAPTURE = re.compile(r"(?:\.json\.gz|\.trace\.json|\.nsys-rep|\.sqlite|\.pickle|\.pkl)(?:\.xz)?$")
 
 _MANIFEST = re.compile(r"^(?P<root>(?:.*/)?)manifest/(?P<folder>[^/]+)/rank-\d+\.json$")
 
-#: What of an SSHTunnel says where it leads.
+#: Arguments of a serialized SSHTunnel that a new one needs.
 _TUNNEL = ("host", "user", "job_dir", "port", "identity", "shell", "pre_command")
 
 
 class Tunnel(Protocol):
-    """What of NeMo-Run's tunnels is used."""
+    """The methods of NeMo-Run's tunnels that are used here."""
 
     def run(self, command: str, hide: bool = True, warn: bool = False) -> Any:
-        """A command there; its result has `stdout` and `ok`."""
+        """Run a command there; the result has `stdout` and `ok`."""
 
     def get(self, remote_path: str, local_path: str) -> None:
         """Copy a file from there."""
+
+    def cleanup(self) -> None:
+        """Close the connection."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
     """A file at the other end.
 
-    Args:
-        path: below the directory of captures; absolute when it lies elsewhere.
+    Attributes:
+        path: relative to the directory of captures; absolute for a file outside it.
         size: bytes.
         modified: seconds since 1970.
     """
@@ -62,142 +65,102 @@ class RemoteFile:
 
 def captures_of(
     experiment: Path,
-    job: str | None = None,
+    job_name: str | None = None,
     *,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda done, total: None,
     tunnel_to: Callable[[Built], Tunnel] | None = None,
 ) -> Path:
-    """Where the captures of an experiment's job are on this machine, fetched if they were not.
+    """The directory on this machine with the captures of an experiment's job, fetched first where the job ran elsewhere.
 
     Args:
         experiment: its directory.
-        job: which of its jobs; None where only one has captures.
-        on_progress: called as files come.
+        job_name: one of its jobs; None where only one has captures.
+        on_progress: called as files arrive.
         tunnel_to: makes the tunnel; None for NeMo-Run's own.
 
     Raises:
-        ProfilingConfigError: there is no such job, or several could be meant, or the tunnel does not lead anywhere.
+        ProfilingConfigError: there is no such job, several jobs were profiled, or the tunnel cannot be opened.
         TraceError: the job has written no captures.
     """
-    place, named = _chosen(experiment, job)
-    if place.tunnel is None:
-        if not Path(place.path).is_dir():
-            raise TraceError(f"the job {named} of {experiment.name} has written no captures: {place.path} is not there")
-        return Path(place.path)
-    target = experiment / named.partition("[")[0] / "profiles"
-    with _connected(place.tunnel, tunnel_to or ssh_tunnel) as tunnel:
-        fetch(tunnel, place.path, target, on_progress=on_progress)
+    job, path = locate_captures(experiment, job_name)
+    if job.ssh_tunnel is None:
+        if not Path(path).is_dir():
+            raise TraceError(f"the job {job.name} of {experiment.name} has written no captures: {path} does not exist")
+        return Path(path)
+    target = experiment / job.name.partition("[")[0] / "profiles"
+    tunnel = (tunnel_to or ssh_tunnel)(job.ssh_tunnel)
+    try:
+        fetch(tunnel, path, target, on_progress=on_progress)
+    finally:
+        tunnel.cleanup()
     return target
 
 
-def fetch(tunnel: Tunnel, source: str, target: Path, *, on_progress: OnProgress | None = None) -> list[Path]:
-    """Copy what is needed of a directory of captures; what is here with the same size is not copied again.
+def fetch(tunnel: Tunnel, source: str, target: Path, *, on_progress: OnProgress = lambda done, total: None) -> list[Path]:
+    """Copy the captures in a directory there to a directory here; files that are here with the same size are skipped.
 
     Args:
-        tunnel: leads there.
-        source: the directory there.
-        target: the directory here.
-        on_progress: called as files come.
+        tunnel: connection to the other machine.
+        source: directory there.
+        target: directory here.
+        on_progress: called as files arrive.
 
     Returns:
-        What was copied.
+        Files that were copied, manifests not included.
 
     Raises:
-        TraceError: the directory is not there, or holds no captures.
+        TraceError: the directory does not exist there, or has no captures.
     """
-    files = {file.path: file for file in _listing(tunnel, source)}
-    manifests = [file for file in files.values() if _MANIFEST.match(file.path)]
-    # A manifest changes in place as the job goes on, and is small: it comes each time.
+    # Hidden files are skipped below the directory only: it may itself be in a hidden one, such as NeMo-Run's ~/.nemo_run.
+    listing = tunnel.run(
+        f"find -L {shlex.quote(source)} -mindepth 1 -name '.*' -prune -o -type f -printf '%s %T@ %P\\n'", hide=True, warn=True
+    )
+    if not listing.ok and not listing.stdout.strip():
+        raise TraceError(f"{source} does not exist at the other end of the tunnel: the job has written no captures")
+    files = {file.path: file for file in _parse(listing.stdout)}
+    manifests = [file for path, file in files.items() if _MANIFEST.match(path)]
+    # A manifest changes in place while the job runs, and is small: it is fetched each time.
     for file in manifests:
         _get(tunnel, source, target, file)
-    wanted = _listed_by(target, manifests, files, tunnel) or [file for file in files.values() if _CAPTURE.search(file.path)]
+    wanted = _listed_by(target, manifests, files, tunnel) or [file for path, file in files.items() if _CAPTURE.search(path)]
     if not wanted and not manifests:
-        raise TraceError(f"{source} holds no captures at the other end of the tunnel")
-    missing = [file for file in wanted if not _is_here(target, file)]
-    copied = []
-    for count, file in enumerate(missing):
-        if on_progress is not None:
-            on_progress(count, len(missing))
+        raise TraceError(f"{source} at the other end of the tunnel holds no captures")
+    here = {path: path.stat().st_size for path in target.rglob("*") if path.is_file()}
+    missing = [file for file in wanted if here.get(_local(target, file)) != file.size]
+    copied: list[Path] = []
+    for file in missing:
+        on_progress(len(copied), len(missing))
         copied.append(_get(tunnel, source, target, file))
-    if on_progress is not None:
-        on_progress(len(missing), len(missing))
+    on_progress(len(missing), len(missing))
     return copied
 
 
 def ssh_tunnel(tunnel: Built) -> Tunnel:
-    """NeMo-Run's own tunnel to where a serialized one leads.
+    """Open NeMo-Run's own tunnel to the machine that a serialized one names.
 
     Args:
-        tunnel: of an executor.
+        tunnel: the executor's `tunnel`.
 
     Raises:
-        ProfilingConfigError: nobody answers there, or lets us in.
+        ProfilingConfigError: the machine does not answer, or refuses the login.
     """
     import nemo_run as run
 
-    arguments = {name: tunnel.get(name) for name in _TUNNEL if tunnel.get(name) is not None}
-    found = run.SSHTunnel(**arguments)
+    opened = run.SSHTunnel(**{name: tunnel.get(name) for name in _TUNNEL if tunnel.get(name) is not None})
     try:
-        # NeMo-Run says that it connects where our answer goes.
+        # NeMo-Run prints that it connects; standard output is for the command's answer.
         with contextlib.redirect_stdout(sys.stderr):
-            found.connect()
-    except (OSError, SystemExit) as error:  # NeMo-Run ends the program when nobody lets it in
+            opened.connect()
+    except (OSError, SystemExit) as error:  # NeMo-Run exits when the login is refused
         raise ProfilingConfigError(
             f"the tunnel to {tunnel.get('user')}@{tunnel.get('host')} cannot be opened",
             why=str(error) if isinstance(error, OSError) else "it refused the key and the password",
-            instead="Try ssh to that machine from here; or copy the captures yourself and name their directory",
+            instead="Try ssh to that machine from here; or copy the captures yourself and type their directory",
         ) from error
-    return found
+    return opened
 
 
-def _chosen(experiment: Path, wanted: str | None) -> tuple[Place, str]:
-    """The place of the job that is meant, and its name."""
-    jobs = read_jobs(experiment)
-    if wanted is not None:
-        jobs = [job for job in jobs if wanted in (job.name, _directory(job))]
-    places = {job.name: place for job in jobs if (place := place_of(job.executor, chosen_output_dir(job))) is not None}
-    if len(places) == 1:
-        ((name, place),) = places.items()
-        return place, name
-    if places:
-        raise ProfilingConfigError(
-            f"several jobs of {experiment.name} were profiled: {', '.join(places)}",
-            instead=f"Name one of them: {experiment.name}/{next(iter(places))}",
-        )
-    what = f"the experiment {experiment.name} has no job {wanted!r}" if wanted is not None and not jobs else ""
-    raise ProfilingConfigError(
-        what or f"no job of the experiment {experiment.name} says where it writes captures",
-        why="" if what else "none was submitted with a profiler's plugin",
-        instead="Name the directory of captures itself",
-    )
-
-
-def _directory(job: Job) -> str:
-    return Path(str(job.executor.get("job_dir") or "")).name
-
-
-@contextlib.contextmanager
-def _connected(built: Built, tunnel_to: Callable[[Built], Tunnel]) -> Iterator[Tunnel]:
-    tunnel = tunnel_to(built)
-    try:
-        yield tunnel
-    finally:
-        cleanup = getattr(tunnel, "cleanup", None)
-        if cleanup is not None:
-            cleanup()
-
-
-def _listing(tunnel: Tunnel, directory: str) -> Iterator[RemoteFile]:
-    """Every file under a directory there."""
-    # Hidden is what is so below the directory; it may itself lie in a hidden one, as NeMo-Run's own ~/.nemo_run.
-    command = f"find -L {shlex.quote(directory)} -mindepth 1 -name '.*' -prune -o -type f -printf '%s %T@ %P\\n'"
-    result = tunnel.run(command, hide=True, warn=True)
-    if not result.ok and not result.stdout.strip():
-        raise TraceError(f"{directory} is not there at the other end of the tunnel: the job has written no captures")
-    yield from _parsed(result.stdout)
-
-
-def _parsed(listing: str) -> Iterator[RemoteFile]:
+def _parse(listing: str) -> Iterator[RemoteFile]:
     for line in listing.splitlines():
         size, modified, path = line.split(" ", 2)
         if ".." not in path.split("/"):
@@ -205,8 +168,9 @@ def _parsed(listing: str) -> Iterator[RemoteFile]:
 
 
 def _listed_by(target: Path, manifests: list[RemoteFile], files: Mapping[str, RemoteFile], tunnel: Tunnel) -> list[RemoteFile]:
-    """The files that the manifests of the attempt which captured last list."""
-    by_folder: dict[tuple[str, str], list[tuple[RemoteFile, Manifest]]] = {}
+    """The files listed by the manifests of the attempt that captured last; none where no manifest lists any."""
+    paths: dict[tuple[str, str], list[str]] = defaultdict(list)
+    written: dict[tuple[str, str], float] = defaultdict(float)
     for file in manifests:
         match = _MANIFEST.match(file.path)
         assert match is not None
@@ -214,43 +178,34 @@ def _listed_by(target: Path, manifests: list[RemoteFile], files: Mapping[str, Re
             manifest = read_manifest(target / file.path)
         except TraceError:
             continue
-        by_folder.setdefault((match["root"], match["folder"]), []).append((file, manifest))
-    captured = {place: each for place, each in by_folder.items() if any(manifest.artifacts for _, manifest in each)}
+        attempt = match["root"], match["folder"]
+        paths[attempt] += [artifact.path for artifact in manifest.artifacts]
+        written[attempt] = max(written[attempt], file.modified)
+    captured = [attempt for attempt, listed in paths.items() if listed]
     if not captured:
         return []
-    root, _ = newest = max(captured, key=lambda place: max(file.modified for file, _ in captured[place]))
-    paths = [artifact.path for _, manifest in captured[newest] for artifact in manifest.artifacts]
-    # An exported report is read from its export.
-    paths = [path for path in paths if not (path.endswith(".nsys-rep") and path.removesuffix(".nsys-rep") + ".sqlite" in paths)]
-    inside = [files[root + path] for path in paths if root + path in files]
-    return inside + _elsewhere([path for path in paths if path.startswith("/")], tunnel)
+    newest = max(captured, key=lambda attempt: written[attempt])
+    listed = set(paths[newest])
+    # A report with an SQLite export is read from the export.
+    listed -= {path for path in listed if path.endswith(".nsys-rep") and path.removesuffix(".nsys-rep") + ".sqlite" in listed}
+    found = [files[newest[0] + path] for path in sorted(listed) if newest[0] + path in files]
+    # Files outside the directory of captures, such as a memory snapshot with a path of its own.
+    outside = " ".join(shlex.quote(path) for path in sorted(listed) if path.startswith("/"))
+    if outside:
+        found += _parse(tunnel.run(f"find -L {outside} -maxdepth 0 -printf '%s %T@ %p\\n'", hide=True, warn=True).stdout)
+    return found
 
 
-def _elsewhere(paths: list[str], tunnel: Tunnel) -> list[RemoteFile]:
-    """Files outside the directory of captures, as a memory snapshot with a path of its own."""
-    if not paths:
-        return []
-    names = " ".join(shlex.quote(path) for path in paths)
-    return list(_parsed(tunnel.run(f"find -L {names} -maxdepth 0 -printf '%s %T@ %p\\n'", hide=True, warn=True).stdout))
-
-
-def _here(target: Path, file: RemoteFile) -> Path:
+def _local(target: Path, file: RemoteFile) -> Path:
     return target / "elsewhere" / posixpath.basename(file.path) if file.path.startswith("/") else target / file.path
 
 
-def _is_here(target: Path, file: RemoteFile) -> bool:
-    place = _here(target, file)
-    return place.is_file() and place.stat().st_size == file.size
-
-
 def _get(tunnel: Tunnel, source: str, target: Path, file: RemoteFile) -> Path:
-    """Copy one file, with its time: which attempt is the newest is told by that."""
-    place = _here(target, file)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    # Hidden until it is whole, so that a capture that was cut off on its way is not taken for one.
-    part = place.with_name(f".{place.name}.part")
-    # The tunnel reads braces in a local path as fields to fill in.
-    tunnel.get(posixpath.join(source, file.path), str(part).replace("{", "{{").replace("}", "}}"))
-    os.utime(part, (file.modified, file.modified))
-    part.replace(place)
-    return place
+    """Copy one file with its modification time, which decides which attempt is the newest."""
+
+    def write(temporary: Path) -> None:
+        # The tunnel reads braces in a local path as fields to fill in.
+        tunnel.get(posixpath.join(source, file.path), str(temporary).replace("{", "{{").replace("}", "}}"))
+        os.utime(temporary, (file.modified, file.modified))
+
+    return write_atomically(_local(target, file), write)

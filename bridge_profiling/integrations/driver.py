@@ -50,8 +50,8 @@ _open_drivers: list[ProfilingDriver] = []
 class ProfilingDriver:
     """Drives a `ProfilingHook` from the calls of a framework.
 
-    Only `start` raises. A call without an open hook does nothing. The begin of an iteration ends an open one. Copies and pickles
-    have the settings and nothing of the capture, because a copied Trainer may train as well.
+    Only `start` raises. A call without an open hook does nothing. The begin of an iteration ends an open one. Copies and
+    pickles have the settings and nothing of the capture, because a copied Trainer may train as well.
 
     Args:
         config: the settings.

@@ -1,18 +1,16 @@
-"""What a training and its machine do while it runs: GPUs, processes, iterations; as JSON lines, for Prometheus and TensorBoard.
+"""Monitoring of a training and its machine: GPUs, processes and iterations, for JSON lines, Prometheus and TensorBoard.
 
-Runs in a rank or beside it, from a thread of its own. Imports no torch: it asks the one that the process has loaded. What
-cannot be read is missing together with the reason; it is never a zero.
+Sampling happens in a background thread, in a rank or in a process of its own. Nothing here imports torch; torch's memory
+statistics come from the torch that the process has already loaded. A metric that cannot be read is reported as unavailable,
+with the reason, never as zero.
 """
 
 from bridge_profiling.monitor.alerts import Alert, LeakAlert, SlowIterationAlert
-from bridge_profiling.monitor.counters import Counters
 from bridge_profiling.monitor.gpu_monitor import GPUMonitor
-from bridge_profiling.monitor.jsonl import JsonLines
-from bridge_profiling.monitor.monitor import Monitor
-from bridge_profiling.monitor.prometheus import Prometheus
-from bridge_profiling.monitor.readings import Readings, Sample
-from bridge_profiling.monitor.tensorboard import TensorBoard
-from bridge_profiling.monitor.training import Throughput, TrainingMonitor
+from bridge_profiling.monitor.metrics import Readings, Sample
+from bridge_profiling.monitor.outputs import JsonLines, Prometheus, TensorBoard
+from bridge_profiling.monitor.sampler import Monitor
+from bridge_profiling.monitor.training import Counters, Throughput, TrainingMonitor
 
 __all__ = [
     "Alert",

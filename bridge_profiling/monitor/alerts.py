@@ -1,4 +1,4 @@
-"""What a monitored training is warned of: memory that grows with the iterations, and iterations that have become slow."""
+"""Alerts of a monitored training: memory that grows with the iterations, and iterations that become slow."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
-#: Every kind of alert there is.
+from bridge_profiling.slow_iterations import slow_threshold
+
+#: Every kind of alert.
 ALERTS = ("device_memory_leak", "host_memory_leak", "slow_iteration", "sustained_slowdown")
 
-#: Memory is compared between so many stretches of iterations, each by its least.
+#: Number of stretches of iterations whose minimum memory is compared.
 _STRETCHES = 12
 
-#: The share of pairs of stretches that must have grown, as Kendall's tau: by chance one window in 200,000 has it.
+#: Share of pairs of stretches that must have grown, as Kendall's tau: by chance one window in 200,000 reaches it.
 _AGREEMENT = 0.85
 
 _MIB = 1 << 20
@@ -26,7 +28,7 @@ class Alert:
 
     Attributes:
         kind: one of ALERTS.
-        message: what was seen and what to look at, in a sentence or two.
+        message: the observation and where to look, in one or two sentences.
         evidence: the numbers behind it, with their units in their names.
     """
 
@@ -34,24 +36,20 @@ class Alert:
     message: str
     evidence: dict[str, float]
 
-    def as_json(self) -> dict:
-        """The alert, as a record of the JSON log has it."""
-        return {"alert": self.kind, "message": self.message, "evidence": self.evidence}
-
 
 class LeakAlert:
-    """Warns when memory grows from iteration to iteration, and goes on growing.
+    """Warns when memory grows from iteration to iteration without end.
 
-    A window of iterations is cut into twelve stretches. The least memory within each is what the allocator falls back to, so
-    neither the ups and downs within an iteration nor a sawtooth of the allocator count. The slope over these twelve is the
-    median of all pairs' slopes (Theil-Sen), and nearly every pair must have grown: a single step up, as a warm-up, an
-    evaluation or a checkpoint makes, is no leak. After an alert a whole new window has to be seen.
+    A window of iterations is divided into twelve stretches. The minimum of each stretch is the level that the allocator falls
+    back to, so neither variation within an iteration nor the sawtooth of an allocator counts. The slope over these twelve is
+    the median of the slopes of all pairs (Theil-Sen), and nearly every pair must have grown: a single step up, such as after a
+    warm-up, an evaluation or a checkpoint, is not a leak. After an alert a whole new window is needed for the next one.
 
     Args:
         memory: `device` or `host`.
-        bytes_per_iteration: growth from which it warns.
-        window: iterations that are looked at, at least 12.
-        warm_up: iterations at the beginning that are not.
+        bytes_per_iteration: smallest growth that leads to an alert.
+        window: iterations examined, at least 12.
+        warm_up: iterations ignored at the beginning.
     """
 
     def __init__(
@@ -61,13 +59,13 @@ class LeakAlert:
         self._stretch, self._warm_up = max(window // _STRETCHES, 1), warm_up
         self._first: int | None = None
         self._open: list[tuple[int, float]] = []
-        self._least: deque[tuple[int, float]] = deque(maxlen=_STRETCHES)
+        self._minima: deque[tuple[int, float]] = deque(maxlen=_STRETCHES)
 
     def feed(self, iteration: int, in_use: float) -> Alert | None:
-        """Note a reading, and warn when it completes a window that grew.
+        """Add a reading; returns an alert if it completes a window that grew.
 
         Args:
-            iteration: the last one that had ended when memory was read.
+            iteration: the last iteration completed when memory was read.
             in_use: bytes.
         """
         if self._first is None or iteration < self._first:
@@ -77,46 +75,47 @@ class LeakAlert:
         if self._open and iteration < self._open[-1][0]:
             # The loop has gone back: another training in the same process.
             self._open.clear()
-            self._least.clear()
-        # Two readings at least: one alone may have met the top of an iteration.
+            self._minima.clear()
+        # At least two readings: a single one may have been taken at the peak of an iteration.
         if len(self._open) >= 2 and iteration - self._open[0][0] >= self._stretch:
-            self._least.append(min(self._open, key=lambda reading: reading[1]))
+            self._minima.append(min(self._open, key=lambda reading: reading[1]))
             self._open.clear()
         self._open.append((iteration, in_use))
-        return self._judge() if len(self._open) == 1 and len(self._least) == _STRETCHES else None
+        return self._leak() if len(self._open) == 1 and len(self._minima) == _STRETCHES else None
 
-    def _judge(self) -> Alert | None:
-        pairs = list(combinations(self._least, 2))
+    def _leak(self) -> Alert | None:
+        pairs = list(combinations(self._minima, 2))
         slope = median((later - earlier) / max(at - before, 1) for (before, earlier), (at, later) in pairs)
         grown = sum((later > earlier) - (later < earlier) for (_, earlier), (_, later) in pairs)
         if slope < self.bytes_per_iteration or grown < _AGREEMENT * len(pairs):
             return None
-        (first, least), (last, most) = self._least[0], self._least[-1]
-        self._least.clear()
-        look = "profiling.record_memory_history=true shows by whom" if self.memory == "device" else "look for what a step keeps"
+        (first, first_bytes), (last, last_bytes) = self._minima[0], self._minima[-1]
+        self._minima.clear()
+        hint = "find its owner with profiling.record_memory_history=true"
         return Alert(
             f"{self.memory}_memory_leak",
-            f"{self.memory} memory grows by {slope / _MIB:.2f} MiB an iteration: from {least / _MIB:,.0f} to {most / _MIB:,.0f}"
-            f" MiB between iterations {first} and {last}; {look}",
+            f"{self.memory} memory grows by {slope / _MIB:.2f} MiB per iteration: from {first_bytes / _MIB:,.0f} to"
+            f" {last_bytes / _MIB:,.0f} MiB between iterations {first} and {last};"
+            f" {hint if self.memory == 'device' else 'look for objects that a step keeps'}",
             {
                 "bytes_per_iteration": round(slope),
                 "first_iteration": first,
                 "last_iteration": last,
-                "first_bytes": least,
-                "last_bytes": most,
+                "first_bytes": first_bytes,
+                "last_bytes": last_bytes,
             },
         )
 
 
 class SlowIterationAlert:
-    """Warns of an iteration that is slower than the recent ones, and of a training that has become slower as a whole.
+    """Warns when an iteration is slower than the recent ones, and when the training as a whole becomes slower.
 
     Args:
-        factor: an iteration is slow from so many times the median of the recent ones.
-        sustained_factor: a training is, when half a window takes so many times the best there has been; of each half, the
-            slowest tenth does not count. It is said once; again only after the pace has recovered.
-        window: recent iterations that count.
-        warm_up: iterations at the beginning that do not.
+        factor: an iteration is slow if it takes this many times the median of the recent ones.
+        sustained_factor: the training is slow if half a window takes this many times the best half so far; the slowest tenth
+            of each half does not count. Reported once, and again only after the training has recovered.
+        window: number of recent iterations.
+        warm_up: iterations ignored at the beginning.
     """
 
     def __init__(self, *, factor: float = 2.0, sustained_factor: float = 1.3, window: int = 50, warm_up: int = 10) -> None:
@@ -129,7 +128,7 @@ class SlowIterationAlert:
         self._slow = False
 
     def feed(self, iterations: Sequence[tuple[int, float]]) -> list[Alert]:
-        """Note iterations, oldest first, and warn of those that are slow.
+        """Add iterations, oldest first; returns alerts for the slow ones.
 
         Args:
             iterations: number and seconds of each.
@@ -137,27 +136,26 @@ class SlowIterationAlert:
         skipped = min(self._warm_up, len(iterations))
         self._warm_up -= skipped
         found: list[Alert | None] = []
-        # A median for each few iterations and not for each: thousands may come at a time.
+        # One median per group instead of one per iteration: thousands may arrive at a time.
         for start in range(skipped, len(iterations), self._enough):
-            some = iterations[start : start + self._enough]
-            found.append(self._slow_one(some))
-            for iteration, seconds in some:
+            group = iterations[start : start + self._enough]
+            found.append(self._slow_iteration(group))
+            for iteration, seconds in group:
                 self._recent.append(seconds)
                 self._half.append(seconds)
                 if len(self._half) == self._half_length:
-                    found.append(self._sustained(iteration))
+                    found.append(self._slowdown(iteration))
                     self._half.clear()
         return [alert for alert in found if alert is not None]
 
-    def _slow_one(self, some: Sequence[tuple[int, float]]) -> Alert | None:
-        if len(self._recent) < self._enough:
+    def _slow_iteration(self, group: Sequence[tuple[int, float]]) -> Alert | None:
+        limit = slow_threshold(self._recent, factor=self.factor, at_least=self._enough)
+        slow = [timed for timed in group if limit is not None and timed[1] > limit.above]
+        if limit is None or not slow:
             return None
-        usual = median(self._recent)
-        iteration, seconds = max(some, key=lambda one: one[1])
-        if seconds <= self.factor * usual:
-            return None
-        others = sum(1 for one in some if one[1] > self.factor * usual) - 1
-        also = f", and {others} more of these {len(some)}" if others else ""
+        iteration, seconds = max(slow, key=lambda timed: timed[1])
+        usual = limit.median
+        also = f", and {len(slow) - 1} more of these {len(group)}" if len(slow) > 1 else ""
         return Alert(
             "slow_iteration",
             f"iteration {iteration} took {seconds * 1e3:,.1f} ms, {seconds / usual:.1f} times the recent median of"
@@ -165,8 +163,8 @@ class SlowIterationAlert:
             {"iteration": iteration, "seconds": seconds, "median_seconds": usual, "ratio": round(seconds / usual, 3)},
         )
 
-    def _sustained(self, iteration: int) -> Alert | None:
-        # No median: where long and short steps take turns, it would be now of the ones, now of the others.
+    def _slowdown(self, iteration: int) -> Alert | None:
+        # No median: if long and short steps alternate, it would jump from the one kind to the other.
         now = fmean(sorted(self._half)[: -(-9 * len(self._half) // 10)])
         best = self._best = now if self._best is None else min(self._best, now)
         if now < (1 + self.sustained_factor) / 2 * best:
@@ -177,17 +175,13 @@ class SlowIterationAlert:
         return Alert(
             "sustained_slowdown",
             f"the last {self._half_length} iterations took {now * 1e3:,.1f} ms each, {now / best:.2f} times the"
-            f" {best * 1e3:,.1f} ms that this training has reached before",
+            f" {best * 1e3:,.1f} ms that this training reached before",
             {"iteration": iteration, "mean_seconds": now, "best_mean_seconds": best, "ratio": round(now / best, 3)},
         )
 
 
-class Bounded:
-    """Lets through one alert of a kind in a while, and counts the others.
-
-    Args:
-        seconds: the least time between two of a kind.
-    """
+class AlertLimiter:
+    """Counts alerts, and passes on at most one of each kind within `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -195,11 +189,11 @@ class Bounded:
         self.counts = dict.fromkeys(ALERTS, 0)
 
     def admit(self, alert: Alert, now: float) -> bool:
-        """Count an alert, and say whether it is due.
+        """Count an alert; returns whether to pass it on.
 
         Args:
             alert: the alert.
-            now: seconds of any clock that only goes forward.
+            now: seconds of a monotonic clock.
         """
         self.counts[alert.kind] += 1
         if now - self._last.get(alert.kind, -self._seconds) < self._seconds:

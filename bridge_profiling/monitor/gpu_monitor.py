@@ -1,4 +1,4 @@
-"""What the GPUs did while a block of code ran."""
+"""GPU statistics of a block of code."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from types import TracebackType
 from typing import Any
 
 from bridge_profiling.monitor.gpus import Gpus
-from bridge_profiling.monitor.readings import GPU_METRICS, Readings
-from bridge_profiling.monitor.ticking import Ticking, check_interval
+from bridge_profiling.monitor.metrics import GPU_METRICS, Readings
+from bridge_profiling.monitor.sampler import PeriodicThread
 
-#: Samples of each GPU that are kept: more than an hour at the default interval. The summary counts all.
+#: Samples kept: more than 40 minutes at the default interval. The summary covers all samples.
 _KEPT = 10_000
 
 
 class GPUMonitor:
-    """Samples the GPUs from a thread of its own while the block runs.
+    """Samples the GPUs from a background thread while the block runs.
 
         with GPUMonitor() as monitor:
             train()
@@ -28,62 +28,61 @@ class GPUMonitor:
     Without a GPU it does nothing, and `unavailable` says why.
 
     Args:
-        gpus: indices as nvidia-smi shows them, or UUIDs; None is all of the machine's.
+        gpus: indices as nvidia-smi shows them, or UUIDs; None selects all GPUs of the machine.
         interval: seconds between two samples.
 
     Attributes:
-        unavailable: why no GPU can be read; None where one can, or before the block.
+        unavailable: the reason why no GPU can be read; None if one can, and before the block.
     """
 
     def __init__(self, gpus: Sequence[int | str] | None = None, *, interval: float = 0.25) -> None:
-        check_interval(interval)
-        self._asked, self._interval = gpus, interval
+        PeriodicThread.check_interval(interval)
+        self._selected, self._interval = gpus, interval
         self._lock = Lock()
         self._gpus: Gpus | None = None
-        self._ticking: Ticking | None = None
+        self._thread: PeriodicThread | None = None
         self._kept: deque[tuple[float, tuple[Readings, ...]]] = deque(maxlen=_KEPT)
-        self._statistics: dict[str | int | None, _OfOneGpu] = {}
+        self._statistics: dict[str | int | None, _Statistics] = {}
         self._began = self._ended = 0.0
         self.unavailable: str | None = None
 
     def __enter__(self) -> GPUMonitor:
         self._kept.clear()
         self._statistics.clear()
-        self._gpus = Gpus(self._asked)
+        self._gpus = Gpus(self._selected)
         self.unavailable = self._gpus.unavailable
         self._began = self._ended = monotonic()
         if self.unavailable is None:
-            self._ticking = Ticking(self._sample, self._interval, "bridge_profiling GPU monitor")
-            self._ticking.start()
+            self._thread = PeriodicThread(self._sample, self._interval, "bridge_profiling GPU monitor")
+            self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        ticking, self._ticking = self._ticking, None
-        stopped = ticking is None or ticking.stop()
-        if ticking is not None and stopped:
-            # So that the end of the block counts, however short it was.
-            ticking.call()
-        self._ended = monotonic()
-        if self._gpus is not None and stopped:
+        thread, self._thread = self._thread, None
+        if self._gpus is not None and (thread is None or thread.stop()):
+            if thread is not None:
+                # The end of the block is sampled even if the block is shorter than the interval.
+                thread.call()
             self._gpus.close()
+        self._ended = monotonic()
 
     @property
     def samples(self) -> list[tuple[float, tuple[Readings, ...]]]:
-        """Seconds since the block began, and each GPU's readings; the last 10,000."""
+        """Seconds since the start of the block, and the readings of each GPU; the last 10,000 samples."""
         with self._lock:
             return list(self._kept)
 
     def summary(self) -> dict[str, Any]:
-        """Mean, least and most of each metric of each GPU, over the whole block.
+        """Mean, minimum and maximum of each metric of each GPU over the whole block.
 
         Returns:
-            `seconds` that the block took; `gpus`, None where none can be read, else for each one `gpu`, `uuid`, `name`,
-            `metrics` (`mean`, `min`, `max`, `samples` of each) and `unavailable` (metrics that were never read, with the
-            reason); `unavailable`, why no GPU can be read.
+            `seconds`, the duration of the block; `gpus`, None if none can be read, else for each one `gpu`, `uuid`, `name`,
+            `metrics` (`mean`, `min`, `max`, `samples` of each) and `unavailable` (metrics without any value, with the
+            reason); `unavailable`, the reason why no GPU can be read.
         """
         with self._lock:
             gpus = [one.summary() for one in self._statistics.values()]
-        seconds = (monotonic() if self._ticking is not None else self._ended) - self._began
+        seconds = (monotonic() if self._thread is not None else self._ended) - self._began
         return {"seconds": seconds, "gpus": gpus if self.unavailable is None else None, "unavailable": self.unavailable}
 
     def _sample(self) -> None:
@@ -92,10 +91,12 @@ class GPUMonitor:
         with self._lock:
             self._kept.append((monotonic() - self._began, readings))
             for gpu in readings:
-                self._statistics.setdefault(gpu.identity["gpu"], _OfOneGpu()).add(gpu)
+                self._statistics.setdefault(gpu.identity["gpu"], _Statistics()).add(gpu)
 
 
-class _OfOneGpu:
+class _Statistics:
+    """Running statistics of one GPU."""
+
     def __init__(self) -> None:
         self._identity: dict[str, str | int | None] = {}
         self._metrics: dict[str, dict[str, float]] = {}

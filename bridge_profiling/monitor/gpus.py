@@ -1,239 +1,204 @@
-"""GPUs, through NVIDIA's management library. Reads alone: no setting of a device is changed."""
+"""GPU readings through NVIDIA's management library (NVML). Read-only: no device setting is changed."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic, thread_time
 from typing import Any
 
-from bridge_profiling.monitor.readings import GPU_METRICS, Readings, nothing
+from bridge_profiling.monitor.metrics import GPU_METRICS, Readings
 
 logger = logging.getLogger(__name__)
 
-#: The scope of an NVLink field that means all links together.
+#: NVML functions, the constant that each takes, and the metrics in its answer: attribute (None: the answer itself) and unit.
+_QUERIES: tuple[tuple[str, str | None, dict[str, tuple[str | None, float]]], ...] = (
+    ("nvmlDeviceGetUtilizationRates", None, {"utilization_ratio": ("gpu", 0.01), "memory_utilization_ratio": ("memory", 0.01)}),
+    # Version 2 leaves out the memory that the driver reserves for itself, as nvidia-smi does.
+    ("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2", {"memory_used_bytes": ("used", 1), "memory_total_bytes": ("total", 1)}),
+    ("nvmlDeviceGetPowerUsage", None, {"power_watts": (None, 1e-3)}),
+    ("nvmlDeviceGetEnforcedPowerLimit", None, {"power_limit_watts": (None, 1e-3)}),
+    ("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU", {"temperature_celsius": (None, 1)}),
+    ("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM", {"sm_clock_hertz": (None, 1e6)}),
+    ("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM", {"memory_clock_hertz": (None, 1e6)}),
+    # In KB/s. The driver measures PCIe for 20 ms while this thread waits without holding Python's lock.
+    ("nvmlDeviceGetPcieThroughput", "NVML_PCIE_UTIL_TX_BYTES", {"pcie_transmit_bytes_per_second": (None, 1e3)}),
+    ("nvmlDeviceGetPcieThroughput", "NVML_PCIE_UTIL_RX_BYTES", {"pcie_receive_bytes_per_second": (None, 1e3)}),
+)
+
+#: Fields that count the bytes sent and received over NVLink.
+_LINK_COUNTERS = {
+    "nvlink_transmit_bytes_per_second": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX",
+    "nvlink_receive_bytes_per_second": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX",
+}
+
+#: Scope of an NVLink field that covers all links together.
 _ALL_LINKS = 0xFFFFFFFF
 
-#: Fields of nvmlValue_t by the value's type.
+#: Fields of nvmlValue_t by value type.
 _VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-
-_PCIE = ("pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second")
-_NVLINK = ("nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second")
 
 
 class Gpus:
     """This machine's GPUs and their MIG devices.
 
     Args:
-        gpus: which ones: indices, in the driver's order as nvidia-smi shows them (CUDA_VISIBLE_DEVICES does not renumber
-            them), or UUIDs. None is all.
+        gpus: indices in the driver's order, as nvidia-smi shows them (CUDA_VISIBLE_DEVICES does not renumber them), or UUIDs.
+            None selects all.
 
     Attributes:
-        unavailable: why no GPU can be read; None where one can.
-        driver_seconds: what reading has cost a processor so far. The driver computes without Python's lock, so a training that
-            has a processor of its own does not pay for it.
+        unavailable: the reason why no GPU can be read; None if one can.
+        driver_seconds: CPU time of the last `read`. The driver computes without Python's lock, so a training with a CPU core
+            of its own does not pay for it.
     """
 
     def __init__(self, gpus: Sequence[int | str] | None = None) -> None:
-        self.unavailable: str | None = None
         self.driver_seconds = 0.0
         self._devices: list[_Device] = []
         self._nvml: Any = None
+        self.unavailable = self._open(gpus)
+
+    def _open(self, gpus: Sequence[int | str] | None) -> str | None:
+        """Load NVML and find the devices; returns the reason if there is none."""
         if gpus is not None and not gpus:
-            self.unavailable = "no GPU was asked for"
-            return
+            return "no GPU was selected"
         try:
-            self._nvml = importlib.import_module("pynvml")
+            nvml = importlib.import_module("pynvml")
         except ModuleNotFoundError:
-            self.unavailable = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
-            return
+            return "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
         try:
-            self._nvml.nvmlInit()
-        except self._nvml.NVMLError as error:
-            self.unavailable = f"NVIDIA's driver does not answer here: {error}"
-            self._nvml = None
-            return
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            return f"NVIDIA's driver does not respond: {error}"
+        self._nvml = nvml
+        wanted = {str(gpu) for gpu in gpus} if gpus is not None else None
         try:
-            self._devices = self._find(gpus)
-        except self._nvml.NVMLError as error:
-            self.unavailable = f"NVIDIA's driver does not list its GPUs: {error}"
-        else:
-            if not self._devices:
-                self.unavailable = "the driver shows no GPU" if gpus is None else f"the driver shows no GPU {_listed(gpus)}"
+            for index in range(nvml.nvmlDeviceGetCount()):
+                device = _Device(nvml, str(index), partial(nvml.nvmlDeviceGetHandleByIndex, index))
+                family = [device, *device.mig_devices()]
+                if wanted is not None and not wanted & {device.index, device.uuid}:
+                    family = [each for each in family if wanted & {each.index, each.uuid}]
+                self._devices += family
+        except nvml.NVMLError as error:
+            return f"NVIDIA's driver does not list its GPUs: {error}"
+        if self._devices:
+            return None
+        return "the driver reports no GPU" + ("" if gpus is None else f" {', '.join(str(gpu) for gpu in gpus)}")
 
     def read(self) -> tuple[Readings, ...]:
-        """Every GPU once."""
+        """Read every GPU once."""
         before = thread_time()
         try:
             return tuple(device.read() for device in self._devices)
         finally:
-            self.driver_seconds += thread_time() - before
+            self.driver_seconds = thread_time() - before
 
     def processes(self) -> list[int]:
-        """Processes that compute on these GPUs, as far as the driver tells."""
+        """Ids of the compute processes on these GPUs that the driver reports."""
         return sorted({pid for device in self._devices for pid in device.processes()})
 
     def close(self) -> None:
-        """Let go of the library; may be called again."""
+        """Release NVML; may be called again."""
         nvml, self._nvml, self._devices = self._nvml, None, []
         if nvml is not None:
             nvml.nvmlShutdown()
 
-    def _find(self, gpus: Sequence[int | str] | None) -> list[_Device]:
-        found = []
-        wanted = {str(gpu) for gpu in gpus} if gpus is not None else None
-        for index in range(self._nvml.nvmlDeviceGetCount()):
-            device = _Device(self._nvml, str(index), partial(self._nvml.nvmlDeviceGetHandleByIndex, index))
-            if wanted is None or device.index in wanted or device.uuid in wanted:
-                found += [device, *device.parts()]
-            else:
-                found += [part for part in device.parts() if part.index in wanted or part.uuid in wanted]
-        return found
-
 
 class _Device:
-    """One GPU, or a part of it that MIG has made a device.
+    """One GPU or MIG device.
 
     Args:
         nvml: the library.
         index: as nvidia-smi shows it; `0:1` is the second MIG device of GPU 0.
-        find: gives the library's handle.
+        find: returns the library's handle.
     """
 
     def __init__(self, nvml: Any, index: str, find: Callable[[], Any]) -> None:
         self._nvml, self.index, self._find = nvml, index, find
         self._handle: Any = None
-        self._link_bytes: dict[int, tuple[float, float]] = {}
+        self._link_bytes: dict[str, tuple[float, int]] = {}
         self._lost = False
         self.uuid: str | None = None
         self.name: str | None = None
-        try:
+        # Each sample tries again and reports the reason.
+        with suppress(nvml.NVMLError):
             self._open()
-        except nvml.NVMLError:
-            # Said with every sample, and asked for again with each.
-            self._handle = None
 
     def _open(self) -> None:
-        self._handle = self._find()
-        self.uuid = _text(self._nvml.nvmlDeviceGetUUID(self._handle))
-        self.name = _text(self._nvml.nvmlDeviceGetName(self._handle))
+        handle = self._find()
+        self.uuid, self.name = self._nvml.nvmlDeviceGetUUID(handle), self._nvml.nvmlDeviceGetName(handle)
+        self._handle = handle
 
-    def parts(self) -> list[_Device]:
-        """Its MIG devices."""
-        nvml = self._nvml
-        try:
+    def mig_devices(self) -> list[_Device]:
+        """The MIG devices of this GPU."""
+        nvml, found = self._nvml, []
+        with suppress(nvml.NVMLError):
             if self._handle is None or nvml.nvmlDeviceGetMigMode(self._handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
                 return []
-            most = nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle)
-        except nvml.NVMLError:
-            return []
-        found = []
-        for part in range(most):
-            try:
-                nvml.nvmlDeviceGetMigDeviceHandleByIndex(self._handle, part)
-            except nvml.NVMLError:
-                continue
-            find = partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, self._handle, part)
-            found.append(_Device(nvml, f"{self.index}:{part}", find))
+            for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle)):
+                find = partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, self._handle, number)
+                with suppress(nvml.NVMLError):
+                    find()
+                    found.append(_Device(nvml, f"{self.index}:{number}", find))
         return found
 
     def processes(self) -> list[int]:
-        """Processes that compute on it."""
+        """Ids of the compute processes on this device."""
         try:
             return [process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)]
         except self._nvml.NVMLError:
             return []
 
     def read(self) -> Readings:
-        """Ask for every metric; what the driver refuses is missing, with its reason."""
+        """Query every metric; those that the driver refuses are unavailable with its reason."""
         try:
             if self._handle is None:
                 self._open()
-            values, unavailable = self._ask()
+            answers = self._query()
+            self._lost = False
         except self._nvml.NVMLError as error:
             if not self._lost:
-                logger.warning("GPU %s (%s) answers nothing any more: %s", self.index, self.uuid or "no UUID", error)
+                logger.warning("GPU %s (%s) stopped responding: %s", self.index, self.uuid or "UUID unknown", error)
             self._lost = True
-            return nothing(self._identity, GPU_METRICS, f"the GPU does not answer: {error}")
-        self._lost = False
-        return Readings(self._identity, values, unavailable)
+            answers = dict.fromkeys(GPU_METRICS, f"the GPU does not respond: {error}")
+        return Readings.of({"gpu": self.index, "uuid": self.uuid, "name": self.name}, answers)
 
-    @property
-    def _identity(self) -> dict[str, str | int | None]:
-        return {"gpu": self.index, "uuid": self.uuid, "name": self.name}
-
-    def _ask(self) -> tuple[dict[str, float], dict[str, str]]:
+    def _query(self) -> dict[str, float | str]:
         nvml = self._nvml
-        values: dict[str, float] = {}
-        unavailable: dict[str, str] = {}
-        questions: list[tuple[tuple[str, ...], Callable[[], tuple[float, ...]]]] = [
-            (("utilization_ratio", "memory_utilization_ratio"), self._utilization),
-            (("memory_used_bytes", "memory_total_bytes"), self._memory),
-            (("power_watts",), self._number(1e-3, nvml.nvmlDeviceGetPowerUsage)),
-            (("power_limit_watts",), self._number(1e-3, nvml.nvmlDeviceGetEnforcedPowerLimit)),
-            (("temperature_celsius",), self._number(1, nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)),
-            (("sm_clock_hertz",), self._number(1e6, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)),
-            (("memory_clock_hertz",), self._number(1e6, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM)),
-            # In KB/s. The driver counts for 20 ms while this thread waits, without Python's lock.
-            ((_PCIE[0],), self._number(1e3, nvml.nvmlDeviceGetPcieThroughput, nvml.NVML_PCIE_UTIL_TX_BYTES)),
-            ((_PCIE[1],), self._number(1e3, nvml.nvmlDeviceGetPcieThroughput, nvml.NVML_PCIE_UTIL_RX_BYTES)),
-            ((_NVLINK[0],), partial(self._link_rate, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)),
-            ((_NVLINK[1],), partial(self._link_rate, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)),
-        ]
-        for metrics, question in questions:
+        answers: dict[str, float | str] = {}
+        for function, constant, metrics in _QUERIES:
+            arguments = () if constant is None else (getattr(nvml, constant),)
             try:
-                values.update(zip(metrics, question(), strict=True))
+                answer = getattr(nvml, function)(self._handle, *arguments)
             except nvml.NVMLError_GpuIsLost:
                 raise
             except nvml.NVMLError as error:
-                unavailable.update(dict.fromkeys(metrics, f"the driver says: {error}"))
-            except _NotYet as reason:
-                unavailable.update(dict.fromkeys(metrics, str(reason)))
-        return values, unavailable
+                answers |= dict.fromkeys(metrics, f"the driver says: {error}")
+                continue
+            for metric, (attribute, unit) in metrics.items():
+                # 57 * 0.01 is 0.5700000000000001.
+                answers[metric] = round((answer if attribute is None else getattr(answer, attribute)) * unit, 6)
+        return answers | {metric: self._link_rate(metric, field) for metric, field in _LINK_COUNTERS.items()}
 
-    def _number(self, unit: float, function: Callable[..., int], *arguments: object) -> Callable[[], tuple[float]]:
-        """Asks a function of the library that answers one number, in multiples of `unit`."""
-        return lambda: (function(self._handle, *arguments) * unit,)
-
-    def _utilization(self) -> tuple[float, float]:
-        rates = self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
-        return rates.gpu / 100, rates.memory / 100
-
-    def _memory(self) -> tuple[int, int]:
+    def _link_rate(self, metric: str, field: str) -> float | str:
+        """Bytes per second over all NVLinks since the last call, or the reason why there is no rate."""
         nvml = self._nvml
         try:
-            # As nvidia-smi shows it: without what the driver reserves for itself.
-            memory = nvml.nvmlDeviceGetMemoryInfo(self._handle, version=nvml.nvmlMemory_v2)
-        except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotSupported, AttributeError):
-            # An older driver, or an older library.
-            memory = nvml.nvmlDeviceGetMemoryInfo(self._handle)
-        return memory.used, memory.total
-
-    def _link_rate(self, field: int) -> tuple[float]:
-        """Bytes per second over all NVLinks since it was asked before; the driver counts KiB since it was loaded."""
-        (answer,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS)])
-        if answer.nvmlReturn != self._nvml.NVML_SUCCESS:
-            raise self._nvml.NVMLError(answer.nvmlReturn)
+            (answer,) = nvml.nvmlDeviceGetFieldValues(self._handle, [(getattr(nvml, field), _ALL_LINKS)])
+            if answer.nvmlReturn != nvml.NVML_SUCCESS:
+                raise nvml.NVMLError(answer.nvmlReturn)
+        except nvml.NVMLError_GpuIsLost:
+            raise
+        except nvml.NVMLError as error:
+            return f"the driver says: {error}"
+        # The driver counts KiB since it was loaded.
         now, count = monotonic(), getattr(answer.value, _VALUE_FIELDS[answer.valueType]) * 1024
-        before = self._link_bytes.get(field)
-        self._link_bytes[field] = (now, count)
+        before, self._link_bytes[metric] = self._link_bytes.get(metric), (now, count)
         if before is None:
-            raise _NotYet("it takes two samples")
+            return "needs two samples"
         if count < before[1] or now <= before[0]:
-            raise _NotYet("the driver's counter started anew")
-        return ((count - before[1]) / (now - before[0]),)
-
-
-class _NotYet(Exception):
-    """A rate that cannot be told from the readings so far."""
-
-
-def _text(answer: str | bytes) -> str:
-    # Before 12.535 nvidia-ml-py answered in bytes.
-    return answer.decode() if isinstance(answer, bytes) else answer
-
-
-def _listed(gpus: Sequence[int | str]) -> str:
-    return ", ".join(str(gpu) for gpu in gpus)
+            return "the driver's counter was reset"
+        return (count - before[1]) / (now - before[0])

@@ -1,28 +1,46 @@
-"""How a training loop goes: durations, tokens and samples per second, waiting for data, device memory."""
+"""Progress of a training loop: durations, tokens and samples per second, waiting for data, counters, device memory."""
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from math import isfinite
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import takewhile
+from math import inf, isfinite
 from statistics import median
 from threading import Lock
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from bridge_profiling.monitor.readings import TRAINING_METRICS, Readings
-from bridge_profiling.monitor.torch_memory import MEMORY_METRICS, device_memory
+from bridge_profiling.errors import one_line, require
+from bridge_profiling.monitor.metrics import TRAINING_METRICS, Readings
 
 T = TypeVar("T")
 
-#: How many iterations wait for someone to read them.
+#: Iterations kept until someone reads them.
 _KEPT = 1000
+
+_NO_ITERATION = "no iteration has ended yet"
+
+#: Metrics of quantities that only the loop can report, and the reason while it does not.
+_REPORTED = {
+    "tokens_per_second": ("tokens", "the loop does not report tokens"),
+    "samples_per_second": ("samples", "the loop does not report samples"),
+    "data_loading_ratio": ("loading", "the loop does not report when it waits for data"),
+}
+
+#: Memory metrics, and where torch's statistics hold them.
+_MEMORY = {
+    "allocated_bytes": ("allocated_bytes", "current"),
+    "allocated_peak_bytes": ("allocated_bytes", "peak"),
+    "reserved_bytes": ("reserved_bytes", "current"),
+}
 
 
 class TimesIterations(Protocol):
-    """What times iterations already: a ProfilingHook."""
+    """An object that times iterations already: a ProfilingHook."""
 
     @property
     def durations(self) -> Iterable[tuple[int, int]]:
@@ -30,7 +48,7 @@ class TimesIterations(Protocol):
 
 
 class _Totals(NamedTuple):
-    """What has come together up to one moment; `busy` and `loading` in nanoseconds."""
+    """Totals up to one moment; `busy` and `loading` in nanoseconds."""
 
     iterations: int = 0
     busy: int = 0
@@ -40,7 +58,7 @@ class _Totals(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """Rates over the recent iterations; None where the loop does not tell, or has not come far enough.
+    """Rates over the recent iterations; None if the loop does not report the quantity, or no iteration was timed.
 
     Attributes:
         iterations_per_second: iterations.
@@ -48,13 +66,13 @@ class Throughput(NamedTuple):
         samples_per_second: samples, as the loop counts them.
     """
 
-    iterations_per_second: float | None
-    tokens_per_second: float | None
-    samples_per_second: float | None
+    iterations_per_second: float | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
 
 
 class TrainingMonitor:
-    """Watches a loop, which says when a step has ended:
+    """Follows a loop, which reports the end of each step:
 
         with TrainingMonitor() as training:
             for batch in training.loading(data):
@@ -62,13 +80,13 @@ class TrainingMonitor:
                 training.record_step(tokens=batch.numel())
         print(training.summary())
 
-    A step lasts from the one before to its `record_step`. With a hook the loop need not call: the hook times its iterations.
+    A step lasts from the previous `record_step` to its own. With a hook the loop need not report steps: the hook times them.
     Any thread may call, and nothing waits for a device.
 
     Args:
         hook: a ProfilingHook around the loop's iterations.
-        tokens_per_iteration: tokens in each iteration, for a loop that does not tell them to `record_step`.
-        window: how many of the last iterations rates and medians are of.
+        tokens_per_iteration: tokens in each iteration, for a loop that does not pass them to `record_step`.
+        window: number of recent iterations that rates and medians cover.
     """
 
     def __init__(
@@ -78,20 +96,19 @@ class TrainingMonitor:
         self._lock = Lock()
         self._recent: deque[int] = deque(maxlen=window)
         self._unread: deque[tuple[int, int]] = deque(maxlen=_KEPT)
-        self._iterations = self._busy = self._waiting = 0
-        self._tokens = self._samples = 0.0
+        self._totals = _Totals()
         self._marks: deque[_Totals] = deque(maxlen=window + 1)
         self._begin: _Totals | None = None
         self._ended: int | None = None
         self._iteration: int | None = None
-        self._loss: float | str = "the loop does not tell it"
-        self._told = {"tokens"} if tokens_per_iteration is not None else set()
+        self._loss: float | str = "the loop does not report it"
+        self._reported = {"tokens"} if tokens_per_iteration is not None else set()
         self._refused: dict[str, str] = {}
-        self._memory: tuple[dict[str, float], dict[str, str]] | None = None
+        self._memory: dict[str, float | str] | None = None
         self._memory_due = False
         self._last_of_hook: tuple[int, int] | None = None
         if hook is not None:
-            # What ran before is not this monitor's.
+            # Earlier iterations are not part of this monitor.
             self._last_of_hook = next(reversed(tuple(hook.durations)), None)
             self._mark()
 
@@ -103,10 +120,10 @@ class TrainingMonitor:
         with self._lock:
             self._read_hook()
 
-    # -- what a loop calls -------------------------------------------------------------------------------------------
+    # -- called by the loop ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The first step begins now. Without this call it begins at the first `record_step`, which then times nothing."""
+        """Start the first step. Without this call it starts at the first `record_step`, which then times nothing."""
         with self._lock:
             if self._hook is None:
                 self._ended = perf_counter_ns()
@@ -115,74 +132,75 @@ class TrainingMonitor:
     def record_step(
         self, *, tokens: float | None = None, samples: float | None = None, loss: Any = None, iteration: int | None = None
     ) -> None:
-        """A step has ended.
+        """Report the end of a step.
 
         Args:
-            tokens: tokens trained on in it, by this process or by the whole job: rates are of what is told.
+            tokens: tokens trained on in this step, by this process or by the whole job: rates refer to what is passed.
             samples: samples likewise.
-            loss: a number, or a tensor on the CPU. One on a GPU is not read, since that would wait for the GPU; neither are
-                tokens or samples.
-            iteration: the step's number; counted from 0 where it is not given.
+            loss: a number, or a tensor on the CPU. A tensor on a GPU is not read, since that would wait for the GPU; the same
+                holds for tokens and samples.
+            iteration: number of the step; counted from 0 by default.
         """
         now = perf_counter_ns()
+        if tokens is None and self._hook is None:
+            tokens = self._tokens_per_iteration
         with self._lock:
             if loss is not None:
                 self._loss = _number("loss", loss)
-            if tokens is not None:
-                self._tokens += self._amount("tokens", tokens)
-            elif self._hook is None and self._tokens_per_iteration is not None:
-                self._tokens += self._tokens_per_iteration
-            if samples is not None:
-                self._samples += self._amount("samples", samples)
-            if self._hook is None:
-                self._end_step(now, iteration)
+            counted = self._amount("tokens", tokens), self._amount("samples", samples)
+            if self._hook is not None:
+                self._add(0, 0, *counted)
+            else:
+                number = iteration if iteration is not None else 0 if self._iteration is None else self._iteration + 1
+                self._end_iterations([(number, None if self._ended is None else now - self._ended)], now, *counted)
         if self._memory_due:
-            # Here, where each step has come equally far, a step's own ups and downs do not show.
+            # Read at the end of a step, so that variation within a step does not show.
             self._memory_due, self._memory = False, device_memory()
 
     @contextmanager
     def data_loading(self) -> Iterator[None]:
-        """Around what waits for data."""
+        """Mark a block as waiting for data."""
         began = perf_counter_ns()
         try:
             yield
         finally:
-            self._waited(perf_counter_ns() - began)
+            waited = perf_counter_ns() - began
+            with self._lock:
+                self._reported.add("loading")
+                self._add(0, 0, 0, 0, waited)
 
     def loading(self, data: Iterable[T]) -> Iterator[T]:
-        """The same elements, with the time that each takes to come counted as waiting for data."""
+        """Yield the same elements; the time to fetch each of them counts as waiting for data."""
         iterator = iter(data)
         while True:
-            began = perf_counter_ns()
-            try:
-                element = next(iterator)
-            except StopIteration:
-                return
-            finally:
-                self._waited(perf_counter_ns() - began)
+            with self.data_loading():
+                try:
+                    element = next(iterator)
+                except StopIteration:
+                    return
             yield element
 
-    # -- what is read ------------------------------------------------------------------------------------------------
+    # -- called by readers -------------------------------------------------------------------------------------------
 
     @property
     def throughput(self) -> Throughput:
         """Rates over the recent iterations."""
         with self._lock:
             self._read_hook()
-            return self._rates(self._marks[0]) if self._marks else Throughput(None, None, None)
+            return self._rates(self._marks[0]) if self._marks else Throughput()
 
     def read(self) -> Readings:
-        """What the loop does now."""
+        """The current values of all training metrics."""
         with self._lock:
             self._read_hook()
-            values, unavailable = self._pace()
-        # Asked for here when no step has told it meanwhile, as when a hook times the iterations.
-        (memory, lacking), self._memory = self._memory or device_memory(), None
+            answers = self._progress()
+        # Read here if no step has done it since the last call, for example when a hook times the iterations.
+        memory, self._memory = self._memory or device_memory(), None
         self._memory_due = True
-        return Readings({}, values | memory, unavailable | lacking)
+        return Readings.of({}, answers | memory)
 
     def new_iterations(self) -> list[tuple[int, float]]:
-        """Iterations that have ended since this was asked before, as number and seconds; the last 1,000 at most."""
+        """Number and seconds of the iterations that ended since the last call; at most the last 1,000."""
         with self._lock:
             self._read_hook()
             new = list(self._unread)
@@ -190,136 +208,180 @@ class TrainingMonitor:
         return [(iteration, duration / 1e9) for iteration, duration in new]
 
     def summary(self) -> dict[str, Any]:
-        """The whole training so far: what `read` tells, with totals, and with rates and durations over all of it.
+        """The whole training so far: the metrics of `read`, totals, and rates and durations over all iterations.
 
-        What is not known is None, with the reason under `unavailable`.
+        Unknown values are None, with the reason under `unavailable`.
         """
         readings = self.read()
         with self._lock:
-            totals, told = self._totals(), set(self._told)
-            begin = self._begin or totals
+            totals, begin, reported = self._totals, self._begin or self._totals, set(self._reported)
             rates = self._rates(begin)
         timed = totals.iterations - begin.iterations
-        whole = {
+        return {
             "iterations": totals.iterations,
             "seconds": totals.busy / 1e9,
             "iteration_mean_seconds": totals.busy / 1e9 / timed if timed else None,
-            "tokens": totals.tokens if "tokens" in told else None,
-            "samples": totals.samples if "samples" in told else None,
+            "tokens": totals.tokens if "tokens" in reported else None,
+            "samples": totals.samples if "samples" in reported else None,
+            **readings.as_json(),
+            **rates._asdict(),
         }
-        return {**whole, **readings.as_json(), **rates._asdict()}
 
-    # -- inside: the lock is held --------------------------------------------------------------------------------------
+    # -- private; the lock is held -----------------------------------------------------------------------------------
 
-    def _totals(self) -> _Totals:
-        return _Totals(self._iterations, self._busy, self._tokens, self._samples, self._waiting)
+    def _add(self, iterations: int, busy: int, tokens: float, samples: float, loading: int = 0) -> None:
+        so_far = self._totals
+        self._totals = _Totals(
+            so_far[0] + iterations, so_far[1] + busy, so_far[2] + tokens, so_far[3] + samples, so_far[4] + loading
+        )
 
     def _mark(self) -> None:
-        self._marks.append(self._totals())
+        self._marks.append(self._totals)
         if self._begin is None:
-            self._begin = self._marks[-1]
+            self._begin = self._totals
 
-    def _amount(self, name: str, told: Any) -> float:
-        """What to add to a total; nothing, and the reason is kept, where it is no number."""
-        amount = told if type(told) is int else _number(name, told)
+    def _amount(self, name: str, reported: Any) -> float:
+        """The amount to add to a total; 0 if there is none or it is not a number, whose reason is kept."""
+        if reported is None:
+            return 0
+        amount = reported if type(reported) is int else _number(name, reported)
         if isinstance(amount, str):
             self._refused[name] = amount
             return 0
-        self._told.add(name)
+        self._reported.add(name)
         return amount
 
-    def _end_step(self, now: int, told: int | None) -> None:
-        # A NumPy number or a tensor would be none in JSON.
-        iteration = int(told) if told is not None else 0 if self._iteration is None else self._iteration + 1
-        self._iteration = iteration
-        began, self._ended = self._ended, now
-        self._iterations += 1
-        if began is not None:
-            self._add(iteration, now - began)
+    def _end_iterations(self, ended: Sequence[tuple[int, int | None]], now: int, tokens: float = 0, samples: float = 0) -> None:
+        """Add iterations that have ended, oldest first; a duration of None is unknown."""
+        busy = 0
+        for iteration, duration in ended:
+            # A NumPy number or a tensor could not be written as JSON.
+            self._iteration = int(iteration)
+            if duration is not None:
+                self._recent.append(duration)
+                self._unread.append((self._iteration, duration))
+                busy += duration
+        self._ended = now
+        self._add(len(ended), busy, tokens, samples)
         self._mark()
 
     def _read_hook(self) -> None:
-        """Take over what the hook has timed since it was asked before."""
-        if self._hook is None:
-            return
-        new = []
-        for one in reversed(tuple(self._hook.durations)):
-            if one == self._last_of_hook:
-                break
-            new.append(one)
-        if not new:
-            return
-        new.reverse()
-        self._last_of_hook, self._ended = new[-1], perf_counter_ns()
-        self._iteration = int(new[-1][0])
-        self._iterations += len(new)
-        self._tokens += (self._tokens_per_iteration or 0) * len(new)
-        for iteration, duration in new:
-            self._add(int(iteration), duration)
-        self._mark()
-
-    def _add(self, iteration: int, duration: int) -> None:
-        self._recent.append(duration)
-        self._unread.append((iteration, duration))
-        self._busy += duration
-
-    def _waited(self, nanoseconds: int) -> None:
-        with self._lock:
-            self._told.add("loading")
-            self._waiting += nanoseconds
+        """Add the iterations that the hook has timed since the last call."""
+        durations = reversed(tuple(self._hook.durations)) if self._hook is not None else ()
+        new = list(takewhile(lambda timed: timed != self._last_of_hook, durations))[::-1]
+        if new:
+            self._last_of_hook = new[-1]
+            self._end_iterations(new, perf_counter_ns(), (self._tokens_per_iteration or 0) * len(new))
 
     def _rates(self, since: _Totals) -> Throughput:
-        totals = self._marks[-1] if self._marks else since
-        seconds = (totals.busy - since.busy) / 1e9
+        until = self._marks[-1] if self._marks else since
+        seconds = (until.busy - since.busy) / 1e9
         if seconds <= 0:
-            return Throughput(None, None, None)
+            return Throughput()
         return Throughput(
-            (totals.iterations - since.iterations) / seconds,
-            (totals.tokens - since.tokens) / seconds if "tokens" in self._told else None,
-            (totals.samples - since.samples) / seconds if "samples" in self._told else None,
+            (until.iterations - since.iterations) / seconds,
+            (until.tokens - since.tokens) / seconds if "tokens" in self._reported else None,
+            (until.samples - since.samples) / seconds if "samples" in self._reported else None,
         )
 
-    def _pace(self) -> tuple[dict[str, float], dict[str, str]]:
-        values: dict[str, float] = {}
-        unavailable: dict[str, str] = {}
+    def _progress(self) -> dict[str, float | str]:
+        """Every metric except those of device memory."""
+        answers: dict[str, float | str] = {metric: _NO_ITERATION for metric in TRAINING_METRICS if metric not in _MEMORY}
+        answers["loss"] = self._loss
         if self._iteration is not None:
-            values["iteration"] = self._iteration
+            answers["iteration"] = self._iteration
         if self._ended is not None:
-            values["seconds_since_iteration"] = (perf_counter_ns() - self._ended) / 1e9
+            answers["seconds_since_iteration"] = (perf_counter_ns() - self._ended) / 1e9
         if self._recent:
-            values["iteration_seconds"] = self._recent[-1] / 1e9
-            values["iteration_median_seconds"] = median(self._recent) / 1e9
             since, until = self._marks[0], self._marks[-1]
-            rates = self._rates(since)
-            values |= {name: rate for name, rate in rates._asdict().items() if name in TRAINING_METRICS and rate is not None}
-            if "loading" in self._told:
-                values["data_loading_ratio"] = min((until.loading - since.loading) / max(until.busy - since.busy, 1), 1.0)
-        if isinstance(self._loss, str):
-            unavailable["loss"] = self._loss
-        else:
-            values["loss"] = self._loss
-        for metric in TRAINING_METRICS.keys() - values.keys() - unavailable.keys() - MEMORY_METRICS:
-            unavailable[metric] = self._why_no(metric)
-        return values, unavailable
-
-    def _why_no(self, metric: str) -> str:
-        untold = {
-            "tokens_per_second": ("tokens", "the loop does not tell its tokens"),
-            "samples_per_second": ("samples", "the loop does not tell its samples"),
-            "data_loading_ratio": ("loading", "the loop does not tell when it waits for data"),
-        }
-        name, reason = untold.get(metric, ("", ""))
-        reason = self._refused.get(name, reason)
-        return reason if name and name not in self._told else "no iteration has ended yet"
+            rates = self._rates(since)._asdict()
+            answers |= {
+                "iteration_seconds": self._recent[-1] / 1e9,
+                "iteration_median_seconds": median(self._recent) / 1e9,
+                "data_loading_ratio": min((until.loading - since.loading) / max(until.busy - since.busy, 1), 1.0),
+                **{metric: rate for metric, rate in rates.items() if metric in answers and rate is not None},
+            }
+        unreported = {metric: reason for metric, reason in _REPORTED.items() if reason[0] not in self._reported}
+        return answers | {metric: self._refused.get(name, reason) for metric, (name, reason) in unreported.items()}
 
 
-def _number(name: str, told: Any) -> float | str:
-    """What a loop tells as a number, or why it is none."""
-    if getattr(getattr(told, "device", None), "type", "cpu") != "cpu":
-        when = " now and then" if name == "loss" else ""
-        return f"it is on the GPU, and reading it would wait for the GPU: give record_step({name}={name}.item()){when}"
+class Counters:
+    """Named counters for a loop: skipped tokens, dropped samples, retries.
+
+        counters = Counters()
+        counters.add("skipped_batches")
+        counters.add("padding_tokens", 128)
+
+    They only grow, like Prometheus counters. Any thread may call any method.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._counts: dict[str, float] = {}
+
+    def add(self, name: str, amount: float = 1) -> None:
+        """Add to a counter; the first addition creates it.
+
+        Args:
+            name: name of the counter.
+            amount: at least 0; 0 creates the counter. A tensor's value is read, which waits for its GPU.
+
+        Raises:
+            ProfilingConfigError: `amount` is negative, infinite or not a number.
+        """
+        item = getattr(amount, "item", None)
+        if item is not None:
+            # A tensor or a NumPy number, which JSON does not support.
+            with suppress(RuntimeError, ValueError):
+                amount = item()
+        require(
+            isinstance(amount, int | float) and 0 <= amount < inf,
+            f"counter {name!r} cannot be changed by {amount!r}",
+            why="a counter only grows",
+            instead="Add a positive number, or count the opposite under another name",
+        )
+        with self._lock:
+            self._counts[name] = self._counts.get(name, 0) + amount
+
+    def __getitem__(self, name: str) -> float:
+        """Value of a counter, 0 if nothing was added to it."""
+        with self._lock:
+            return self._counts.get(name, 0)
+
+    def snapshot(self) -> dict[str, float]:
+        """All counters at one moment, by name."""
+        with self._lock:
+            return dict(sorted(self._counts.items()))
+
+
+def device_memory() -> dict[str, float | str]:
+    """Bytes of torch's caching allocator over all devices of this process, or the reason why they are unknown, by metric.
+
+    Never imports torch or initializes CUDA. Calls no CUDA function, so any thread may call it, also during the capture of a
+    CUDA graph.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return dict.fromkeys(_MEMORY, "this process has not loaded torch")
     try:
-        value = float(told.detach() if hasattr(told, "detach") else told)
+        if not torch.cuda.is_initialized():
+            return dict.fromkeys(_MEMORY, "this process uses no GPU")
+        devices = [torch.cuda.memory_stats_as_nested_dict(device) for device in range(torch.cuda.device_count())]
+        return {
+            metric: sum(device[group]["all"][kind] for device in devices if device) for metric, (group, kind) in _MEMORY.items()
+        }
+    except (AttributeError, KeyError, RuntimeError) as error:
+        # Another allocator, or torch is only half imported.
+        return dict.fromkeys(_MEMORY, f"torch does not report its memory: {one_line(error)}")
+
+
+def _number(name: str, reported: Any) -> float | str:
+    """A value passed to `record_step` as a number, or the reason why it cannot be."""
+    if getattr(getattr(reported, "device", None), "type", "cpu") != "cpu":
+        when = " now and then" if name == "loss" else ""
+        return f"it is on the GPU, and reading it would wait for the GPU: pass {name}={name}.item() to record_step{when}"
+    try:
+        value = float(reported.detach() if hasattr(reported, "detach") else reported)
     except (TypeError, ValueError, RuntimeError):
-        return f"a {type(told).__name__} is no number"
+        return f"a {type(reported).__name__} is not a number"
     return value if isfinite(value) else f"it is {value}"

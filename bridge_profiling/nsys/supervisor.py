@@ -180,17 +180,17 @@ class Supervisor:
         """Move a capture's report to its place, export it, and announce both."""
         # nsys numbers the reports if it makes several.
         written = self._report if self._spec.captures == 1 else self._report.with_suffix(f".{number}{self._report.suffix}")
-        report, sqlite, error = Path(capture.report), None, None
+        target, report, sqlite, error = Path(capture.report), None, None, None
         try:
             self._await_whole_report()
-            report.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(written, report)
-        except OSError as failure:
-            delivery = Delivery(error=f"nsys left no report: {failure}")
-        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(written, target)
+            report = str(target)
             if self._spec.export_sqlite:
-                sqlite, error = self._export(report)
-            delivery = Delivery(str(report), sqlite, error)
+                sqlite = self._export(target)
+        except (OSError, CaptureError, subprocess.SubprocessError) as failure:
+            error = f"nsys left no report: {failure}" if report is None else f"no SQLite file: {failure}"
+        delivery = Delivery(report, sqlite, error)
         self._channel.write(delivery, number)
         return delivery
 
@@ -218,19 +218,15 @@ class Supervisor:
                 raise OSError(f"nsys was idle for {_IDLE_SECONDS:.0f} s after the window's end, and had written nothing")
             time.sleep(_POLL_SECONDS)
 
-    def _export(self, report: Path) -> tuple[str | None, str | None]:
-        """Export a report to an SQLite file, here, so that the training does not wait for it: the file, or the error."""
+    def _export(self, report: Path) -> str:
+        """Export a report to an SQLite file: here, so that the training does not wait for it."""
         target, partial = report.with_suffix(".sqlite"), self._report.with_suffix(".sqlite")
-        try:
-            command = ["nice", *export_command(self._spec.nsys[0], report, partial)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_EXPORT_SECONDS, check=False)
-            if not partial.exists():
-                reason = _one_line(done.stderr or done.stdout) or f"nsys export ended with {done.returncode}"
-                return None, f"no SQLite file: {reason}"
-            os.replace(partial, target)
-        except (OSError, CaptureError, subprocess.SubprocessError) as failure:
-            return None, f"no SQLite file: {failure}"
-        return str(target), None
+        command = ["nice", *export_command(self._spec.nsys[0], report, partial)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_EXPORT_SECONDS, check=False)
+        if not partial.exists():
+            raise OSError(_one_line(done.stderr or done.stdout) or f"nsys export ended with {done.returncode}")
+        os.replace(partial, target)
+        return str(target)
 
     def _processes(self) -> Iterator[int]:
         """The processes of nsys and the training."""

@@ -1,10 +1,10 @@
-"""Where checkpoints lie, and how one becomes the one to resume from. Knows names and files; never what is in a tensor.
+"""Names and files of checkpoints, and which one to resume from.
 
-    <save>/iter_0000010/                        the state after 10 iterations; `training.json` says of which training
+    <save>/iter_0000010/                        the state after 10 iterations; `training.json` describes the training
     <save>/latest_checkpointed_iteration.txt    10
 
-A checkpoint is written into a hidden folder, which is renamed when every rank is done; the pointer follows, in one step as
-well. So a folder named `iter_…` is whole, whenever the job was killed, and the pointer names one that exists.
+A checkpoint is written into a hidden folder, which is renamed when every rank is done; then the pointer is replaced
+atomically. So whenever the job is killed, a folder named `iter_…` is complete, and the pointer names one that exists.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import os
 import shutil
 from pathlib import Path
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.atomic import write_atomically, write_json
+from bridge_profiling.errors import ProfilingConfigError, require
 
-#: Names the newest whole checkpoint by its number of completed iterations, as Megatron's own tools expect it.
+#: Holds the number of iterations of the newest complete checkpoint, as Megatron's own tools expect it.
 POINTER = "latest_checkpointed_iteration.txt"
 
-#: What a training must share with the one that wrote the checkpoint.
+#: The settings that a training must share with the one that wrote the checkpoint.
 DESCRIPTION = "training.json"
 
 
@@ -29,10 +30,10 @@ def checkpoint_folder(root: str | Path, iteration: int) -> Path:
 
 
 def latest_iteration(root: str | Path) -> int | None:
-    """The number of iterations that the newest checkpoint under `root` holds, or None where there is none yet.
+    """The number of iterations in the newest checkpoint under `root`, or None if it holds none yet.
 
     Raises:
-        ProfilingConfigError: the pointer says something else, or names a checkpoint that is not there.
+        ProfilingConfigError: the pointer is invalid, or names a checkpoint that does not exist.
     """
     pointer = Path(root) / POINTER
     try:
@@ -43,31 +44,28 @@ def latest_iteration(root: str | Path) -> int | None:
         raise ProfilingConfigError(
             f"{pointer} cannot be read", why=str(error), instead="Name a directory of checkpoints"
         ) from None
-    if not text.isdecimal():
-        raise ProfilingConfigError(
-            f"{pointer} holds {text[:40]!r}",
-            why="it must be the number of iterations that the newest checkpoint holds",
-            instead=_mend_pointer(pointer),
-        )
+    found = sorted(folder.parent.name for folder in pointer.parent.glob(f"iter_*/{DESCRIPTION}"))
+    fix = (
+        f"Write the number of one of these into it: {', '.join(found)}" if found else f"Remove {pointer} to start from scratch"
+    )
+    require(
+        text.isdecimal(),
+        f"{pointer} holds {text[:40]!r}",
+        why="it must be the number of iterations that the newest checkpoint holds",
+        instead=fix,
+    )
     folder = checkpoint_folder(root, int(text))
-    if not (folder / DESCRIPTION).is_file():
-        raise ProfilingConfigError(
-            f"{pointer} names iteration {text}, and there is no checkpoint of this loop at {folder}",
-            why=f"{DESCRIPTION} is not in it",
-            instead=_mend_pointer(pointer),
-        )
+    require(
+        (folder / DESCRIPTION).is_file(),
+        f"{pointer} names iteration {text}, and {folder} is not a checkpoint of this loop",
+        why=f"{DESCRIPTION} is not in it",
+        instead=fix,
+    )
     return int(text)
 
 
-def _mend_pointer(pointer: Path) -> str:
-    found = sorted(folder.parent.name for folder in pointer.parent.glob(f"iter_*/{DESCRIPTION}"))
-    if not found:
-        return f"Remove {pointer} to start from scratch"
-    return f"Write the number of one of these into it: {', '.join(found)}"
-
-
 def read_description(folder: Path) -> dict[str, object]:
-    """What the checkpoint says of the training that wrote it.
+    """The description of the training that wrote the checkpoint.
 
     Raises:
         ProfilingConfigError: the file cannot be read.
@@ -80,7 +78,7 @@ def read_description(folder: Path) -> dict[str, object]:
 
 def broken(folder: Path, error: BaseException) -> ProfilingConfigError:
     """The error for a checkpoint that cannot be read back."""
-    # The last line says what happened; those before it, where in torch.
+    # The last line says what happened; the lines before it are a traceback in torch.
     reason = str(error).strip().rpartition("\n")[2][:400]
     return ProfilingConfigError(
         f"the checkpoint {folder} cannot be loaded",
@@ -103,7 +101,7 @@ def prepare(root: str | Path, iteration: int) -> None:
 
 
 def publish(root: str | Path, iteration: int, description: dict[str, object]) -> Path:
-    """Give the checkpoint that `prepare` began its final name, and point at it. To be called when all ranks have written.
+    """Rename the checkpoint that `prepare` began and point to it, once all ranks have written.
 
     A checkpoint of the same iteration is replaced.
 
@@ -111,28 +109,29 @@ def publish(root: str | Path, iteration: int, description: dict[str, object]) ->
         The final folder.
     """
     written, folder = unfinished(root, iteration), checkpoint_folder(root, iteration)
-    (written / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    write_json(written / DESCRIPTION, description)
     _remove(folder)
     written.rename(folder)
-    pointer = Path(root) / POINTER
-    temporary = pointer.with_name(f".{POINTER}.incomplete")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(str(iteration))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(pointer)
+
+    def write_pointer(path: Path) -> None:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(str(iteration))
+            file.flush()
+            os.fsync(file.fileno())
+
+    write_atomically(Path(root) / POINTER, write_pointer)
     return folder
 
 
 def keep_most_recent(root: str | Path, count: int) -> None:
-    """Remove all checkpoints but the `count` written last; the pointer names the last of them."""
+    """Remove all but the last `count` checkpoints written; the pointer names the last one."""
     written = sorted(Path(root).glob(f"iter_*/{DESCRIPTION}"), key=lambda file: file.stat().st_mtime_ns)
     for file in written[:-count]:
         _remove(file.parent)
 
 
 def _remove(folder: Path) -> None:
-    """Delete a checkpoint, so that an interrupted deletion leaves no half of it under its name."""
+    """Delete a checkpoint; an interrupted deletion leaves nothing under its name."""
     if not folder.exists():
         return
     hidden = folder.with_name(f".{folder.name}.deleted")

@@ -1,8 +1,8 @@
-"""What an unmodified megatron-core needs to train without a GPU. Nothing here takes effect where CUDA is available.
+"""Lets an unmodified megatron-core train without a GPU. Has no effect where CUDA is available.
 
-megatron-core names the device "cuda" in its code. While the context manager is open, a TorchFunctionMode turns that name
-into "cpu", three functions of torch.cuda answer for the CPU, and optimizers are torch's own. What the mode rewrote is
-counted: a count that changes with a new megatron-core shows that its code did.
+megatron-core names the device "cuda" in its code. While `megatron_on_cpu` is open, a TorchFunctionMode turns that name into
+"cpu", three functions of torch.cuda return the CPU's answers, and optimizers are torch's own. The mode counts its rewrites: a
+count that changes with a new megatron-core shows that its code has changed.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core.extensions.transformer_engine import HAVE_TE
 from torch.overrides import TorchFunctionMode
 
-from bridge_profiling.errors import ProfilingConfigError
-
-if TYPE_CHECKING:
-    from recipes.config import ConfigContainer
+from bridge_profiling.errors import require
+from recipes.config import ConfigContainer
 
 _CPU = torch.device("cpu")
 
-#: Settings of the model that need CUDA, and what they become without it.
+#: Settings of the model that need CUDA, with their values without it.
 _WITHOUT_CUDA: dict[str, object] = {
     "use_cpu_initialization": True,
     # Batched point-to-point messages end in torch.cuda.synchronize().
@@ -43,7 +41,7 @@ class CudaToCpu(TorchFunctionMode):
     """Lets `device="cuda"`, `Tensor.cuda()` and `Tensor.type()` mean the CPU. Costs some 5 ms in a step of `gpt_tiny`.
 
     Attributes:
-        rewrites: how often each function was answered for the CPU.
+        rewrites: number of rewritten calls of each function.
     """
 
     def __init__(self) -> None:
@@ -51,9 +49,9 @@ class CudaToCpu(TorchFunctionMode):
         self.rewrites: Counter[str] = Counter()
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> object:
-        """Answer one call of a torch function."""
+        """Handle one call of a torch function."""
         if kwargs:
-            if _is_cuda(kwargs.get("device")):
+            if str(kwargs.get("device")).startswith("cuda"):
                 self.rewrites[func.__name__] += 1
                 kwargs = {**kwargs, "device": _CPU}
             return func(*args, **kwargs)
@@ -67,21 +65,15 @@ class CudaToCpu(TorchFunctionMode):
         return func(*args)
 
 
-def _is_cuda(device: object) -> bool:
-    return (isinstance(device, str) and device.startswith("cuda")) or (
-        isinstance(device, torch.device) and device.type == "cuda"
-    )
-
-
 @contextmanager
 def megatron_on_cpu() -> Iterator[CudaToCpu | None]:
-    """Let megatron-core run on the CPU inside; where CUDA is available nothing is changed and None is given."""
+    """Let megatron-core run on the CPU in the block. If CUDA is available, change nothing and yield None."""
     if torch.cuda.is_available():
         yield None
         return
     originals = []
     try:
-        for module, name, value in [*_cuda_functions(), *_optimizer_functions()]:
+        for module, name, value in list(_replacements()):
             originals.append((module, name, getattr(module, name)))
             setattr(module, name, value)
         with CudaToCpu() as mode:
@@ -91,21 +83,15 @@ def megatron_on_cpu() -> Iterator[CudaToCpu | None]:
             setattr(module, name, value)
 
 
-def _cuda_functions() -> Iterator[tuple[ModuleType, str, object]]:
-    """Functions of torch.cuda that megatron-core calls on every rank, and their CPU counterparts."""
+def _replacements() -> Iterator[tuple[ModuleType, str, object]]:
+    """Functions of torch.cuda that megatron-core calls on every rank, and the base of its optimizers."""
     yield torch.cuda, "current_device", lambda: _CPU
     yield torch.cuda, "synchronize", lambda device=None: None
     # Since 0.19, before each reduction of gradients.
     yield torch.cuda, "current_stream", lambda device=None: torch.cpu.current_stream()
-
-
-def _optimizer_functions() -> Iterator[tuple[ModuleType, str, object]]:
-    """What megatron-core's optimizers are built on where Transformer Engine cannot be imported.
-
-    Where it can, they are built on its CUDA kernels, whether there is a GPU or not.
-    """
     if not HAVE_TE:
         return
+    # If Transformer Engine can be imported, megatron-core's optimizers use its CUDA kernels, with or without a GPU.
     from megatron.core import optimizer
     from megatron.core.optimizer import clip_grads, distrib_optimizer
     from megatron.core.optimizer import optimizer as base
@@ -127,26 +113,23 @@ def _optimizer_functions() -> Iterator[tuple[ModuleType, str, object]]:
 
 
 def adapt_to_cpu(config: ConfigContainer) -> list[str]:
-    """Set CUDA-only settings to what works without it.
+    """Set CUDA-only settings to values that work without it.
 
     Returns:
-        The settings changed, in the form of overrides, to be told to the user.
+        The settings changed, in the form of overrides, to show to the user.
 
     Raises:
-        ProfilingConfigError: a setting that would change what is trained, and has no form that works on a CPU.
+        ProfilingConfigError: a setting that affects the training and has no equivalent on a CPU.
     """
     model = config.model
-    for asked, setting, value in (
+    for used, setting, value in (
         (model.recompute_granularity is not None, "model.recompute_granularity", "null"),
-        # It works, but compiles for a minute: the counts that CudaToCpu keeps are part of what is compiled.
+        # It works, but compiles for a minute, since the counts of CudaToCpu are compiled too.
         (model.torch_compile, "model.torch_compile", "false"),
         (model.cuda_graph_impl != "none", "model.cuda_graph_impl", "none"),
         (config.optimizer.optimizer_cpu_offload, "optimizer.optimizer_cpu_offload", "false"),
     ):
-        if asked:
-            raise ProfilingConfigError(
-                f"{setting} is set, and there is no GPU here", why="it is made for CUDA", instead=f"Type {setting}={value}"
-            )
+        require(not used, f"{setting} is set, and there is no GPU here", why="it needs CUDA", instead=f"Type {setting}={value}")
     settings = dict(_WITHOUT_CUDA)
     if model.tensor_model_parallel_size > 1:
         # Without CUDA's generators the ranks of a tensor-parallel group would drop the same units.

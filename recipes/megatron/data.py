@@ -1,6 +1,6 @@
-"""Batches by the number of samples consumed, so that iteration k sees the same data wherever a run starts.
+"""Batches selected by the number of samples consumed, so iteration k sees the same data wherever a run starts.
 
-Samples are megatron-core's: mock ones, or those of indexed token files. Reads token files, and never writes them.
+Samples come from megatron-core: mock samples, or those of indexed token files, which are never written here.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -24,23 +24,22 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.tokenizers import MegatronTokenizerBase
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import require
 from recipes.config import ConfigContainer, DatasetConfig
 
 Batch = dict[str, torch.Tensor]
 
-#: Tokens at the beginning of a data set that are compared with the vocabulary before the training starts.
-_TOKENS_LOOKED_AT = 1_000_000
+#: Number of tokens at the beginning of a data set that are checked against the vocabulary before training.
+_TOKENS_CHECKED = 1_000_000
 
-# It warns of every mock data set that it cannot save its index, which takes a tenth of a second to make.
+# It warns for every mock data set that it cannot save the index, which takes a tenth of a second to build.
 logging.getLogger("megatron.core.datasets.gpt_dataset").setLevel(logging.ERROR)
 
 
 class TokenIds(MegatronTokenizerBase):
-    """What megatron-core's data sets ask of a tokenizer, for data that are token ids already.
+    """The tokenizer that megatron-core's data sets require, for data that already consist of token ids.
 
-    megatron-core has one for that too. It comes with those for text, and makes each rank load `transformers` where that is
-    installed.
+    megatron-core's own is in a module with tokenizers for text, which makes each rank import `transformers` if installed.
 
     Args:
         vocab_size: distinct tokens; the id after them ends a document.
@@ -49,57 +48,56 @@ class TokenIds(MegatronTokenizerBase):
     def __init__(self, vocab_size: int) -> None:
         super().__init__("", {})
         self.eod = vocab_size
-        #: Goes into the names under which megatron-core keeps sample indices.
+        #: Part of the names of the sample indices that megatron-core saves.
         self.unique_identifiers = {"class": f"{type(self).__module__}.{type(self).__qualname__}", "eod": vocab_size}
 
     @property
     def vocab_size(self) -> int:
-        """Distinct tokens, the one that ends a document among them."""
+        """Distinct tokens, including the one that ends a document."""
         return self.eod + 1
 
     @property
     def vocab(self) -> NoReturn:
-        """There are no texts."""
-        raise NotImplementedError("the data are token ids, and have no vocabulary")
+        """Not available: the data contain no text."""
+        raise NotImplementedError("the data are token ids without a vocabulary")
 
     tokenize = detokenize = apply_chat_template = vocab
 
 
 @dataclass(frozen=True)
 class Data:
-    """The training and evaluation samples of a run, and how they are dealt out to data-parallel ranks."""
+    """The training and evaluation samples of a run, and their division among data-parallel ranks."""
 
     train: torch.utils.data.Dataset
     evaluation: torch.utils.data.Dataset | None
-    global_batch_size: int
-    micro_batch_size: int
-    settings: DatasetConfig
-    workers_ignore: signal.Signals | None = None
+    config: ConfigContainer
 
     def train_batches(self, start_iteration: int) -> Iterator[Batch]:
-        """This rank's microbatches from the first of `start_iteration` on."""
-        return self._batches(self.train, consumed=start_iteration * self.global_batch_size)
+        """This rank's microbatches, starting with the first of `start_iteration`."""
+        return self._batches(self.train, consumed=start_iteration * self.config.train.global_batch_size)
 
     def evaluation_batches(self) -> Iterator[Batch]:
         """This rank's microbatches of an evaluation: the same samples every time."""
         return self._batches(self.evaluation, consumed=0)
 
     def _batches(self, dataset: torch.utils.data.Dataset, consumed: int) -> Iterator[Batch]:
+        train, settings = self.config.train, self.config.dataset
+        ignored = signal.Signals[train.exit_signal] if train.exit_signal_handler_for_dataloader else None
         sampler = ConsumedSampler(
             total=len(dataset),
             consumed=consumed,
-            micro_batch_size=self.micro_batch_size,
+            micro_batch_size=train.micro_batch_size,
             rank=parallel_state.get_data_parallel_rank(),
             ranks=parallel_state.get_data_parallel_world_size(),
         )
         loader = torch.utils.data.DataLoader(
             dataset,
             batch_sampler=sampler,
-            num_workers=self.settings.num_workers,
-            prefetch_factor=self.settings.prefetch_factor,
-            worker_init_fn=None if self.workers_ignore is None else partial(_ignore, self.workers_ignore),
-            pin_memory=self.settings.pin_memory and torch.cuda.is_available(),
-            # A generator of its own: the loader would draw a seed from the one that dropout uses.
+            num_workers=settings.num_workers,
+            prefetch_factor=settings.prefetch_factor,
+            worker_init_fn=None if ignored is None else partial(_ignore, ignored),
+            pin_memory=settings.pin_memory and torch.cuda.is_available(),
+            # With a separate generator, since the loader would draw its seed from the one that dropout uses.
             generator=torch.Generator(),
         )
         return iter(loader)
@@ -111,10 +109,10 @@ def _ignore(number: signal.Signals, worker: int) -> None:
 
 @dataclass(frozen=True)
 class ConsumedSampler:
-    """Yields one microbatch of sample numbers after another, starting behind the samples consumed.
+    """Yields the sample numbers of one microbatch after another, starting after the samples consumed.
 
-    Each round takes `micro_batch_size * ranks` consecutive samples, of which rank r gets the r-th share. So an iteration
-    uses the same samples however many ranks there are.
+    Each round takes `micro_batch_size * ranks` consecutive samples, and rank r gets the r-th share, so an iteration uses
+    the same samples for any number of ranks.
     """
 
     total: int
@@ -124,7 +122,7 @@ class ConsumedSampler:
     ranks: int
 
     def __iter__(self) -> Iterator[list[int]]:
-        """From the first sample not consumed to the last whole round."""
+        """Iterate from the first sample not consumed to the last complete round."""
         share = self.micro_batch_size
         for first in range(self.consumed + self.rank * share, self.total - share + 1, share * self.ranks):
             yield list(range(first, first + share))
@@ -135,14 +133,13 @@ def build_data(config: ConfigContainer) -> Data:
 
     Every rank calls it; for indexed data, global rank 0 builds the sample indices while the others wait.
     """
-    train, dataset = config.train, config.dataset
-    # A blend with weights cannot be asked for as many samples as there are, which is what None means.
-    kind, unused = (MockGPTDataset, None) if dataset.blend is None else (GPTDataset, 1)
+    train = config.train
+    # None requests all samples, which a blend with weights does not support.
+    kind, unused = (MockGPTDataset, None) if config.dataset.blend is None else (GPTDataset, 1)
     evaluated = train.eval_iters * train.global_batch_size if train.eval_interval is not None else unused
     sizes = [train.train_iters * train.global_batch_size, evaluated, unused]
     samples, evaluation, _ = BlendedMegatronDatasetBuilder(kind, sizes, lambda: True, _megatron_settings(config)).build()
-    ignored = signal.Signals[train.exit_signal] if train.exit_signal_handler_for_dataloader else None
-    return Data(samples, evaluation, train.global_batch_size, train.micro_batch_size, dataset, ignored)
+    return Data(samples, evaluation, config)
 
 
 def _megatron_settings(config: ConfigContainer) -> GPTDatasetConfig:
@@ -166,69 +163,62 @@ def _weights(dataset: DatasetConfig) -> list[float] | None:
     assert dataset.blend is not None
     if dataset.blend_weights is not None or len(dataset.blend) == 1:
         return dataset.blend_weights
-    # Without weights, megatron-core ends a blend after one pass over it, however long the training.
+    # Without weights, megatron-core ends a blend after one pass over it, even if the training is longer.
     return [float(os.path.getsize(f"{prefix}.bin")) for prefix in dataset.blend]
 
 
 def check_data(config: ConfigContainer) -> None:
-    """Refuse indexed data that this machine does not have, or whose tokens the model does not know.
+    """Refuse indexed data that are not on this machine, or whose tokens the model does not know.
 
     Raises:
-        ProfilingConfigError: says which data set, and what to type.
+        ProfilingConfigError: names the data set and says what to type.
     """
-    rows, parts = config.model.vocab_size, _parts(config)
-    for prefix in config.dataset.blend or ():
-        missing = [name for name in (f"{prefix}.bin", f"{prefix}.idx") if not os.path.isfile(name)]
-        if missing:
-            raise ProfilingConfigError(
-                f"dataset.blend names {prefix}, and there is no {' and no '.join(missing)}",
-                why="an indexed data set is a .bin and an .idx file, and dataset.blend their path without the ending",
-                instead=f"Type python launch/build_indexed_data.py --text FILE --output {prefix} to make them from a text",
-            )
-        sequences = IndexedDataset(prefix)
-        _check_parts(config.dataset, parts, len(sequences), prefix)
-        highest = _highest_token(sequences)
-        if highest >= rows:
-            raise ProfilingConfigError(
-                f"{prefix} holds token {highest}, and model.vocab_size={rows}",
-                why="every token needs a row of the embedding",
-                instead=f"Type model.vocab_size={highest + 1} or more",
-            )
-
-
-def _parts(config: ConfigContainer) -> list[tuple[float, float] | None]:
-    """Where training, evaluation and test begin and end in the documents, as shares of them; None has no share."""
-    dataset = config.dataset
+    dataset, rows = config.dataset, config.model.vocab_size
+    if dataset.blend is None:
+        return
+    # Where training, evaluation and test begin and end in the documents, as shares of them; None for a share of 0.
     parts = convert_split_vector_to_split_matrix(parse_and_normalize_split(dataset.split))
-    wanted = {"training": parts[0]} | ({"evaluation": parts[1]} if config.train.eval_interval is not None else {})
-    for name, part in wanted.items():
-        if dataset.blend is not None and part is None:
-            raise ProfilingConfigError(
-                f"dataset.split={dataset.split} leaves nothing for {name}",
-                why="it gives the shares of training, evaluation and test in the documents",
-                instead="Type dataset.split=90,10,0",
-            )
-    return parts
-
-
-def _check_parts(dataset: DatasetConfig, parts: Sequence[tuple[float, float] | None], documents: int, prefix: str) -> None:
-    for part in parts:
-        # megatron-core rounds so, and looks for samples in a part without documents for ever.
-        if part is not None and round(part[0] * documents) == round(part[1] * documents):
-            raise ProfilingConfigError(
+    needed = {"training": parts[0]} | ({"evaluation": parts[1]} if config.train.eval_interval is not None else {})
+    for name, part in needed.items():
+        require(
+            part is not None,
+            f"dataset.split={dataset.split} leaves nothing for {name}",
+            why="it gives the shares of training, evaluation and test in the documents",
+            instead="Type dataset.split=90,10,0",
+        )
+    for prefix in dataset.blend:
+        missing = [name for name in (f"{prefix}.bin", f"{prefix}.idx") if not os.path.isfile(name)]
+        require(
+            not missing,
+            f"dataset.blend names {prefix}, and {' and '.join(missing)} cannot be found",
+            why="an indexed data set is a .bin and an .idx file, and dataset.blend their path without the ending",
+            instead=f"Type python launch/build_indexed_data.py --text FILE --output {prefix} to make them from a text",
+        )
+        sequences = IndexedDataset(prefix)
+        for part in parts:
+            # megatron-core rounds like this, and searches forever for samples in a part without documents.
+            require(
+                part is None or round(part[0] * len(sequences)) != round(part[1] * len(sequences)),
                 f"dataset.split={dataset.split} gives a part of {prefix} no document",
-                why=f"it has {documents}",
+                why=f"it has {len(sequences)}",
                 instead="Type dataset.split=100,0,0 to train on all of them, without evaluation",
             )
+        highest = _highest_token(sequences)
+        require(
+            highest < rows,
+            f"{prefix} holds token {highest}, and model.vocab_size={rows}",
+            why="every token needs a row of the embedding",
+            instead=f"Type model.vocab_size={highest + 1} or more",
+        )
 
 
 def _highest_token(sequences: IndexedDataset) -> int:
-    """The highest token id among the first ones of an indexed data set, 0 if it is empty."""
+    """The highest of the first `_TOKENS_CHECKED` token ids of an indexed data set, 0 if it is empty."""
     highest, seen = 0, 0
     for index in range(len(sequences)):
-        if seen >= _TOKENS_LOOKED_AT:
+        if seen >= _TOKENS_CHECKED:
             break
-        tokens = sequences.get(index, length=min(int(sequences.sequence_lengths[index]), _TOKENS_LOOKED_AT - seen))
+        tokens = sequences.get(index, length=min(int(sequences.sequence_lengths[index]), _TOKENS_CHECKED - seen))
         seen += len(tokens)
         highest = max(highest, int(tokens.max(initial=0)))
     return highest

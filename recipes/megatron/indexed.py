@@ -1,6 +1,6 @@
-"""Small indexed data sets, as Megatron trains on: from a text, one token a byte, or from made-up token ids.
+"""Small indexed data sets for Megatron: from a text, one token per byte, or from made-up token ids.
 
-For tests and first runs; it is no tokenizer for a real training.
+For tests and first runs; not a tokenizer for a real training.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-#: Distinct tokens of a text: the values of a byte.
+#: Distinct tokens of a text: the values of one byte.
 BYTES = 256
 
 
@@ -23,7 +23,7 @@ def paragraphs(file: str) -> Iterator[numpy.ndarray]:
 
 
 def made_up(documents: int, vocab_size: int, seed: int) -> Iterator[numpy.ndarray]:
-    """Documents of 20 to 299 tokens that count upwards in steps of their own, so that there is something to learn."""
+    """Documents of 20 to 299 tokens, each an arithmetic sequence with a step of its own, which a model can learn."""
     random = numpy.random.default_rng(seed)
     for _ in range(documents):
         length, first, step = int(random.integers(20, 300)), int(random.integers(vocab_size)), int(random.integers(1, 7))
@@ -35,7 +35,7 @@ def write(documents: Iterable[numpy.ndarray], prefix: str, *, end_of_document: i
 
     Args:
         documents: token ids below `end_of_document`.
-        prefix: path without an ending; directories are made.
+        prefix: path without an ending; missing directories are created.
         end_of_document: the token id that ends a document; `tokenizer.vocab_size` in a training.
 
     Returns:
@@ -45,7 +45,7 @@ def write(documents: Iterable[numpy.ndarray], prefix: str, *, end_of_document: i
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=DType.optimal_dtype(end_of_document + 1))
     count = tokens = 0
     for document in documents:
-        # The bytes of a text end at 255; the token behind them is 256.
+        # A text's bytes end at 255, so its end-of-document token is 256.
         builder.add_document(numpy.append(document.astype(numpy.int64), end_of_document), [len(document) + 1])
         count, tokens = count + 1, tokens + len(document) + 1
     builder.finalize(f"{prefix}.idx")

@@ -1,6 +1,6 @@
-"""Whose layers a rank trains: Transformer Engine's where it can, megatron-core's own elsewhere; and what that excludes.
+"""The choice of layers: Transformer Engine's if this rank can use them, else megatron-core's own, which exclude some settings.
 
-Only the job's machines can answer this, so nothing here runs on a submit host; `finalize()` checks what needs no machine.
+The choice depends on the job's machines, so nothing here runs on a submit host.
 """
 
 from __future__ import annotations
@@ -14,67 +14,62 @@ from megatron.core.tensor_parallel import random
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import require
 from recipes.config import ConfigContainer, GPTModelConfig
 
-#: What megatron-core does with Transformer Engine's layers only, in all supported releases.
+#: Features that need Transformer Engine's layers, in all supported releases of megatron-core.
 _EXCLUDED = "no sequence, context or expert parallelism, no mixture of experts, no fp8, no TP communication overlap"
 
 
 def choose_transformer_impl(config: ConfigContainer, device: torch.device) -> None:
-    """Set `model.transformer_impl` to what this rank trains with.
+    """Set `model.transformer_impl` for this rank.
 
     Args:
         config: changed in that field only.
         device: this rank's; Transformer Engine works on GPUs only.
 
     Raises:
-        ProfilingConfigError: Transformer Engine is asked for, by name or by a setting that needs it, and is not here.
+        ProfilingConfigError: Transformer Engine is requested, by name or by a setting that needs it, and not available.
     """
     model, available = config.model, HAVE_TE and device.type == "cuda"
     if model.transformer_impl is None:
         model.transformer_impl = "transformer_engine" if available else "local"
     if model.transformer_impl == "transformer_engine":
-        if not available:
-            raise ProfilingConfigError(
-                "model.transformer_impl=transformer_engine cannot be had here",
-                why="this machine has no GPU" if HAVE_TE else "transformer_engine cannot be imported",
-                instead="Type model.transformer_impl=null to take what there is, or run in a container that has it",
-            )
+        require(
+            available,
+            "model.transformer_impl=transformer_engine is not available here",
+            why="this machine has no GPU" if HAVE_TE else "transformer_engine cannot be imported",
+            instead="Type model.transformer_impl=null to use the layers available, or run in a container that has it",
+        )
         return
-    for needed, setting, value in _needing_transformer_engine(model):
-        if needed:
-            raise ProfilingConfigError(
-                f"{setting} needs Transformer Engine's layers",
-                why="megatron-core's own cannot do it, and they are what "
-                + ("model.transformer_impl=local asks for" if available else "this machine has"),
-                instead=f"Type {setting.partition('=')[0]}={value}, or run where transformer_engine can be imported, on GPUs",
-            )
-
-
-def _needing_transformer_engine(model: GPTModelConfig) -> tuple[tuple[bool, str, str], ...]:
-    """Whether each setting is on that needs Transformer Engine; its name and value; the value that switches it off."""
+    owner = "model.transformer_impl=local asks for" if available else "this machine has"
     backend = model.attention_backend.name
-    return (
-        (model.num_moe_experts is not None, f"model.num_moe_experts={model.num_moe_experts}", "null"),
-        (model.sequence_parallel, "model.sequence_parallel=true", "false"),
-        (model.context_parallel_size > 1, f"model.context_parallel_size={model.context_parallel_size}", "1"),
-        (model.fp8 is not None, f"model.fp8={model.fp8}", "null"),
-        (model.tp_comm_overlap, "model.tp_comm_overlap=true", "false"),
-        (model.apply_rope_fusion, "model.apply_rope_fusion=true", "false"),
-        (backend in ("flash", "fused"), f"model.attention_backend={backend}", "auto"),
-    )
+    for used, setting, value, off in (
+        (model.num_moe_experts is not None, "num_moe_experts", model.num_moe_experts, "null"),
+        (model.sequence_parallel, "sequence_parallel", "true", "false"),
+        (model.context_parallel_size > 1, "context_parallel_size", model.context_parallel_size, "1"),
+        (model.fp8 is not None, "fp8", model.fp8, "null"),
+        (model.tp_comm_overlap, "tp_comm_overlap", "true", "false"),
+        (model.apply_rope_fusion, "apply_rope_fusion", "true", "false"),
+        (backend in ("flash", "fused"), "attention_backend", backend, "auto"),
+    ):
+        require(
+            not used,
+            f"model.{setting}={value} needs Transformer Engine's layers",
+            why=f"megatron-core's own layers, which {owner}, do not support it",
+            instead=f"Type model.{setting}={off}, or run where transformer_engine can be imported, on GPUs",
+        )
 
 
 def describe_layers(model: GPTModelConfig) -> str:
-    """The line of the log that says which layers were chosen, and what that excludes."""
+    """The line of the log that names the chosen layers and what they exclude."""
     if model.transformer_impl == "transformer_engine":
         return "layers: Transformer Engine's"
     return f"layers: megatron-core's own (local spec), which exclude: {_EXCLUDED}"
 
 
 def layer_spec(model: GPTModelConfig, stage: int | None) -> TransformerBlockSubmodules:
-    """The layers of one model chunk, and the norm behind them.
+    """The layers of one model chunk, and the norm after them.
 
     Args:
         model: a finalized model section.
@@ -85,23 +80,23 @@ def layer_spec(model: GPTModelConfig, stage: int | None) -> TransformerBlockSubm
         model, use_transformer_engine=not local, normalization=model.normalization, vp_stage=stage
     )
     if local and model.normalization == "RMSNorm":
-        # Where Apex is installed this would be its fused LayerNorm, which cannot do RMSNorm.
+        # With Apex installed, this would be its fused LayerNorm, which does not support RMSNorm.
         spec.layer_norm = WrappedTorchNorm
     return spec
 
 
 def compile_layers(layers: torch.nn.ModuleList) -> None:
-    """Let torch.compile take over each layer, one by one: they are alike, so what is compiled for one serves all."""
-    _leave_random_states_out()
+    """Compile each layer with torch.compile, one by one: they are alike, so all share the code compiled for the first."""
+    _exclude_random_states()
     for layer in layers:
         layer.compile()
 
 
 @cache
-def _leave_random_states_out() -> None:
-    """Have dynamo compile nothing of what sets a GPU's random state.
+def _exclude_random_states() -> None:
+    """Exclude functions that set a GPU's random state from compilation.
 
-    torch (2.11 to 2.13 at least) sets it under a lock of `torch.cuda`, and dynamo, when it compiles what runs under that lock,
-    sets it again: the first forward pass never ends (pytorch/pytorch#182948).
+    torch (2.11 to 2.13 at least) sets it under a lock of `torch.cuda`, and dynamo sets it again while compiling code that
+    runs under the lock: the first forward pass never ends (pytorch/pytorch#182948).
     """
     random._set_cuda_rng_state = torch.compiler.disable(random._set_cuda_rng_state)

@@ -1,4 +1,4 @@
-"""What stands before the first iteration: process groups, seeds, the model, its optimizer and its schedule."""
+"""Setup before the first iteration: process groups, seeds, the model, its optimizer and its schedule."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module, MegatronModule
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import require
 from bridge_profiling.launch_env import LaunchEnv
 from recipes.config import ConfigContainer
 from recipes.megatron.layers import compile_layers, layer_spec
 
-#: Loaded only where it is needed: it takes a GPU.
+#: Imported only when needed: it requires a GPU.
 _USERBUFFERS = "transformer_engine.pytorch.module.base"
 
 
@@ -36,14 +36,14 @@ def rank_device(env: LaunchEnv) -> torch.device:
 
 @contextmanager
 def distributed(config: ConfigContainer, env: LaunchEnv) -> Iterator[None]:
-    """Process groups and seeds, for as long as the block lasts. A default group that exists already is used, and kept.
+    """Open process groups and set seeds for the block. A default group that exists already is used, and kept.
 
     Args:
         config: a finalized configuration.
         env: this rank's place in the job.
 
     Raises:
-        ProfilingConfigError: nccl is asked for where there is no GPU, or there are more local ranks than GPUs.
+        ProfilingConfigError: nccl is asked for without a GPU, or there are more local ranks than GPUs.
     """
     backend = _backend(config, env)
     ours = not torch.distributed.is_initialized()
@@ -52,13 +52,12 @@ def distributed(config: ConfigContainer, env: LaunchEnv) -> Iterator[None]:
     try:
         _initialize_model_parallel(config)
         _seed(config)
-        _initialize_userbuffers(config)
-        yield
+        with _userbuffers(config):
+            yield
     except BaseException:
-        # NCCL waits for peers when it is taken down, and after an error they may never come.
+        # Closing NCCL waits for peers, and after an error they may never arrive.
         _destroy(process_group=ours and backend != "nccl")
         raise
-    _destroy_userbuffers(config)
     _destroy(process_group=ours)
 
 
@@ -67,42 +66,44 @@ def _init_process_group(backend: str, config: ConfigContainer, env: LaunchEnv) -
     if backend == "nccl":
         options["device_id"] = rank_device(env)
     if env.world_size == 1:
-        # Alone, nobody needs an address or a port.
+        # A single rank needs no address or port.
         options |= {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}
     elif env.launcher != "torchrun" and env.rendezvous is not None:
-        # torchrun sets what torch reads itself; srun and mpirun do not.
+        # torchrun sets the variables that torch reads; srun and mpirun do not.
         host, port = env.rendezvous
         options |= {"init_method": f"tcp://{host}:{port}", "rank": env.rank, "world_size": env.world_size}
     torch.distributed.init_process_group(**options)
 
 
 def _backend(config: ConfigContainer, env: LaunchEnv) -> str:
+    """The backend to use; on a GPU, also selects the device and sets CUDA's environment."""
     asked = config.dist.distributed_backend
     if rank_device(env).type == "cpu":
-        if asked == "nccl":
-            raise ProfilingConfigError(
-                "dist.distributed_backend=nccl needs GPUs",
-                why="there are none here",
-                instead="Type dist.distributed_backend=gloo",
-            )
-        return "gloo"
-    if env.device_index >= torch.cuda.device_count():
-        raise ProfilingConfigError(
-            f"local rank {env.device_index} has no GPU",
-            why=f"this machine shows {torch.cuda.device_count()}",
-            instead=f"Start at most {torch.cuda.device_count()} ranks on it",
+        require(
+            asked != "nccl",
+            "dist.distributed_backend=nccl needs GPUs",
+            why="this machine has none",
+            instead="Type dist.distributed_backend=gloo",
         )
+        return "gloo"
+    count = torch.cuda.device_count()
+    require(
+        env.device_index < count,
+        f"local rank {env.device_index} has no GPU",
+        why=f"this machine has {count}",
+        instead=f"Start at most {count} ranks on it",
+    )
     _set_cuda_environment(config)
     torch.cuda.set_device(rank_device(env))
     return asked or "nccl"
 
 
 def _set_cuda_environment(config: ConfigContainer) -> None:
-    """What CUDA and its profiler read when they start; what the user has set stays."""
+    """Set variables that CUDA and its profiler read when they start, unless the user has set them."""
     # With one hardware queue, communication starts in the order in which it was launched.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if config.model.cuda_graph_impl != "none":
-        # A profiler that takes CUPTI down at the end of its window breaks the graphs that were captured.
+        # A profiler that tears CUPTI down at the end of its window breaks the captured graphs.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
 
 
@@ -123,7 +124,7 @@ def _initialize_model_parallel(config: ConfigContainer) -> None:
 
 
 def _seed(config: ConfigContainer) -> None:
-    # Stages draw their layers' weights from different seeds; otherwise each would start as a copy of the first.
+    # Each pipeline stage has its own seed; otherwise their layers would start with equal weights.
     seed = config.rng.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     random.seed(seed)
     numpy.random.seed(seed)
@@ -131,9 +132,9 @@ def _seed(config: ConfigContainer) -> None:
     graphs = config.model.cuda_graph_impl != "none"
     model_parallel_cuda_manual_seed(
         seed,
-        # While a graph is captured, Transformer Engine's attention accepts no other tracker.
+        # During graph capture, Transformer Engine's attention accepts no other tracker.
         te_rng_tracker=graphs and config.model.transformer_impl == "transformer_engine",
-        # megatron-core's training tracker reads CUDA's generators; the inference one does without.
+        # megatron-core's training tracker reads CUDA's generators; the inference one does not.
         inference_rng_tracker=not torch.cuda.is_available(),
         use_cudagraphable_rng=graphs,
         # An earlier training of this process may have had another tracker.
@@ -141,10 +142,12 @@ def _seed(config: ConfigContainer) -> None:
     )
 
 
-def _initialize_userbuffers(config: ConfigContainer) -> None:
-    """Buffers through which Transformer Engine overlaps tensor-parallel communication with matrix products."""
+@contextmanager
+def _userbuffers(config: ConfigContainer) -> Iterator[None]:
+    """Buffers with which Transformer Engine overlaps tensor-parallel communication with matrix products."""
     model = config.model
     if not model.tp_comm_overlap:
+        yield
         return
     base = importlib.import_module(_USERBUFFERS)
     modes = getattr(base, "UserBufferQuantizationMode", None)
@@ -154,7 +157,7 @@ def _initialize_userbuffers(config: ConfigContainer) -> None:
     elif model.fp8 is None:
         quantization = {"quantization_modes": [modes.NONE]}
     else:
-        # The first and last layers may stay in bf16, and need buffers of their own then.
+        # If the first and last layers stay in bf16, they need buffers of their own.
         quantization = {"quantization_modes": [modes.FP8, *([modes.NONE] if model.first_last_layers_bf16 else [])]}
     tokens = model.seq_length * config.train.micro_batch_size // model.context_parallel_size
     base.initialize_ub(
@@ -163,12 +166,9 @@ def _initialize_userbuffers(config: ConfigContainer) -> None:
         bootstrap_backend=model.tp_comm_bootstrap_backend,
         **quantization,
     )
-
-
-def _destroy_userbuffers(config: ConfigContainer) -> None:
-    if config.model.tp_comm_overlap:
-        # Another training in this process could not initialize them otherwise.
-        importlib.import_module(_USERBUFFERS).destroy_ub()
+    yield
+    # Otherwise another training in this process could not initialize them.
+    base.destroy_ub()
 
 
 def _destroy(*, process_group: bool) -> None:
@@ -178,7 +178,7 @@ def _destroy(*, process_group: bool) -> None:
 
 
 def build_model(config: ConfigContainer, device: torch.device) -> list[DistributedDataParallel]:
-    """This rank's part of the model: one chunk, or one for each virtual pipeline stage; gradients reduced by Megatron's DDP."""
+    """This rank's part of the model under Megatron's DDP: one chunk, or one per virtual pipeline stage."""
     virtual = config.model.virtual_pipeline_model_parallel_size
     chunks = []
     for index, stage in enumerate(range(virtual) if virtual else [None]):
@@ -187,7 +187,7 @@ def build_model(config: ConfigContainer, device: torch.device) -> list[Distribut
             compile_layers(module.decoder.layers)
         if config.model.bf16 or config.model.fp16:
             module = Float16Module(config.model, module)
-        # Only the first chunk's buckets overlap with its own backward; the others' do with the chunks before them.
+        # Only the first chunk's buckets overlap with its own backward; the others overlap with the chunks before them.
         chunk = DistributedDataParallel(config.model, config.ddp, module, disable_bucketing=index > 0)
         chunk.broadcast_params()
         chunks.append(chunk)
@@ -217,7 +217,7 @@ def build_chunk(config: ConfigContainer, stage: int | None) -> GPTModel:
 def build_optimizer(
     config: ConfigContainer, model: list[DistributedDataParallel]
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
-    """The optimizer and its schedule, standing at `train.start_iteration`; the model's config learns how to use them."""
+    """The optimizer and its schedule at `train.start_iteration`; also connects them to the model's config."""
     optimizer = get_megatron_optimizer(config.optimizer, model)
     settings = config.scheduler
     scheduler = OptimizerParamScheduler(
@@ -239,16 +239,25 @@ def build_optimizer(
 
 
 def _connect(config: ConfigContainer, model: list[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
-    """Give the pipeline schedules the functions they call around a step."""
+    """Set the functions that the pipeline schedules call around a step."""
     config.model.grad_scale_func = optimizer.scale_loss
     config.model.finalize_model_grads_func = finalize_model_grads
     hooks: dict[str, list] = {}
     if config.ddp.overlap_grad_reduce:
-        hooks |= {
-            "no_sync_func": [chunk.no_sync for chunk in model],
-            "grad_sync_func": [chunk.start_grad_sync for chunk in model],
-        }
+        hooks["no_sync_func"] = [chunk.no_sync for chunk in model]
+        hooks["grad_sync_func"] = [chunk.start_grad_sync for chunk in model]
     if config.ddp.overlap_param_gather and config.ddp.align_param_gather:
         hooks["param_sync_func"] = [chunk.start_param_sync for chunk in model]
     for name, functions in hooks.items():
         setattr(config.model, name, functions if len(functions) > 1 else functions[0])
+
+
+@contextmanager
+def parameters_gathered(config: ConfigContainer, model: list[DistributedDataParallel]) -> Iterator[None]:
+    """Gather parameters now that `ddp.overlap_param_gather` would gather in the next forward pass of a step."""
+    overlapped = config.ddp.overlap_param_gather
+    for chunk in model if overlapped else ():
+        chunk.disable_forward_pre_hook()
+    yield
+    for chunk in model if overlapped else ():
+        chunk.enable_forward_pre_hook()

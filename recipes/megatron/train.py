@@ -1,4 +1,4 @@
-"""The training loop: real megatron-core steps under tensor, pipeline and data parallelism, with evaluations between them."""
+"""The training loop: megatron-core's steps under tensor, pipeline and data parallelism, with evaluations between them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from time import monotonic, perf_counter
 import megatron.core
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer.optimizer import MegatronOptimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model
 
@@ -22,18 +19,15 @@ from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.megatron_versions import tested_requirement, untested
 from bridge_profiling.monitor import Monitor
 from recipes.config import ConfigContainer
+from recipes.counts import iteration_work
 from recipes.finalize import finalize
-from recipes.flops import iteration_work
 from recipes.megatron import checkpoint
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
-from recipes.megatron.data import Batch, Data, build_data, check_data
-from recipes.megatron.exits import Exits
-from recipes.megatron.fault_tolerance import RankMonitor, check_installed, tell_finished
-from recipes.megatron.garbage import manual_gc
+from recipes.megatron.data import Batch, build_data, check_data
+from recipes.megatron.fault_tolerance import RankMonitor, check_installed, mark_finished
 from recipes.megatron.layers import choose_transformer_impl, describe_layers
-from recipes.megatron.monitoring import monitored
-from recipes.megatron.progress import Progress
-from recipes.megatron.setup import build_model, build_optimizer, distributed, rank_device
+from recipes.megatron.loop_tools import Exits, Progress, manual_gc, monitored
+from recipes.megatron.setup import build_model, build_optimizer, distributed, parameters_gathered, rank_device
 from recipes.releases import context_parallel_share
 
 
@@ -49,22 +43,20 @@ def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[floa
         stage.
 
     Raises:
-        ProfilingConfigError: the configuration does not fit together, or not to this job. Nothing has started then.
+        ProfilingConfigError: the configuration does not fit together, or does not fit this job. Nothing has started then.
     """
     started = monotonic()
     config, env = copy.deepcopy(config), LaunchEnv.read()
-    changed = adapt_to_cpu(config) if rank_device(env).type == "cpu" else []
-    choose_transformer_impl(config, rank_device(env))
+    device = rank_device(env)
+    changed = adapt_to_cpu(config) if device.type == "cpu" else []
+    choose_transformer_impl(config, device)
+    finalize(config, env.world_size)
     check_data(config)
     check_installed(config.ft)
-    finalize(config, env.world_size)
+    train, layout = config.train, config.layout(env.world_size)
     if may_restart:
         start_under_nsys(
-            config.profiling,
-            rank=env.rank,
-            layout=config.layout(env.world_size),
-            local_rank=env.device_index,
-            cuda=rank_device(env).type == "cuda",
+            config.profiling, rank=env.rank, layout=layout, local_rank=env.device_index, cuda=device.type == "cuda"
         )
     with ExitStack() as stack:
         stack.enter_context(megatron_on_cpu())
@@ -72,43 +64,48 @@ def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[floa
         resumed = checkpoint.iteration_to_resume(config)
         if resumed is not None:
             # Data, learning rate, progress and the profiler's window all count from here.
-            config.train.start_iteration = resumed
-        monitor = stack.enter_context(RankMonitor(config, rank=env.rank, resumed=resumed is not None))
+            train.start_iteration = resumed
+        heartbeats = stack.enter_context(RankMonitor(config, rank=env.rank, resumed=resumed is not None))
         if env.rank == 0:
-            print("\n".join(_opening_lines(config, env, changed, monitor)), flush=True)
-        progress = stack.enter_context(_progress(config))
+            print("\n".join(_opening_lines(config, env, changed, heartbeats)), flush=True)
+        progress = stack.enter_context(Progress(config))
         hook = stack.enter_context(
             ProfilingHook(
                 config.profiling,
                 rank=env.rank,
                 world_size=env.world_size,
-                layout=config.layout(env.world_size),
+                layout=layout,
                 work=iteration_work(config, env.world_size),
-                train_iters=config.train.train_iters,
+                train_iters=train.train_iters,
             )
         )
-        watch = stack.enter_context(monitored(config, env, hook))
-        completed = config.train.start_iteration
-        if completed < config.train.train_iters:
-            loop = Loop(config, env, hook, progress, monitor, watch)
+        monitor = stack.enter_context(monitored(config, env, hook))
+        completed = train.start_iteration
+        if completed < train.train_iters:
+            loop = Loop(config, env, hook, progress, heartbeats, monitor)
             if resumed is not None:
                 checkpoint.load(config, loop.state, resumed)
-            with Exits(config.train, rank_device(env), started) as exits:
+            with Exits(train, device, started) as exits:
                 completed = loop.run(exits)
-    if completed >= config.train.train_iters:
-        tell_finished(env.rank)
+    if completed >= train.train_iters:
+        mark_finished(env.rank)
     return progress.losses
 
 
 def _opening_lines(config: ConfigContainer, env: LaunchEnv, changed_for_cpu: list[str], monitor: RankMonitor) -> Iterator[str]:
-    """What a run says before its first iteration."""
-    layout, train = config.layout(env.world_size), config.train
+    """The lines that a run prints before its first iteration."""
+    layout, train, root = config.layout(env.world_size), config.train, config.checkpoint.load
     if (problem := untested(megatron.core.__version__)) is not None:
         yield f"warning: {problem}; if the training fails, type pip install {tested_requirement()}"
-    if config.checkpoint.load is not None:
-        yield _resume_line(config)
     if train.start_iteration >= train.train_iters:
+        yield f"nothing is left to train: the checkpoint under {root} holds {train.start_iteration} iterations"
         return
+    if root is not None:
+        yield (
+            f"resuming at iteration {train.start_iteration}, from the checkpoint under {root}"
+            if train.start_iteration
+            else f"there is no checkpoint under {root} yet: training starts from scratch"
+        )
     yield (
         f"training iterations {train.start_iteration} to {train.train_iters - 1} on {env.world_size}"
         f" {rank_device(env).type} rank(s): tp={layout.tp} pp={layout.pp} dp={layout.dp},"
@@ -122,31 +119,6 @@ def _opening_lines(config: ConfigContainer, env: LaunchEnv, changed_for_cpu: lis
         yield watched
 
 
-def _resume_line(config: ConfigContainer) -> str:
-    root, train = config.checkpoint.load, config.train
-    if train.start_iteration >= train.train_iters:
-        return f"nothing is left to train: the checkpoint under {root} holds {train.start_iteration} iterations"
-    if train.start_iteration:
-        return f"resuming at iteration {train.start_iteration}, from the checkpoint under {root}"
-    return f"there is no checkpoint under {root} yet: training starts from scratch"
-
-
-def _progress(config: ConfigContainer) -> Progress:
-    first_of_last_stage = (
-        parallel_state.is_pipeline_last_stage()
-        and parallel_state.get_tensor_model_parallel_rank() == 0
-        and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
-    )
-    return Progress(
-        train_iters=config.train.train_iters,
-        tokens=config.train.global_batch_size * config.model.seq_length,
-        log_interval=config.logger.log_interval,
-        loss_file=config.logger.loss_file,
-        speaks=first_of_last_stage,
-        append=config.train.start_iteration > 0,
-    )
-
-
 class Loop:
     """The state of one training: model, optimizer, schedule and data, and the steps over them.
 
@@ -154,9 +126,9 @@ class Loop:
         config: a finalized configuration.
         env: this rank's place in the job.
         hook: an open profiling hook; opened before the model is built, so that memory histories hold the weights.
-        progress: where losses go.
-        monitor: who is told that this rank is alive.
-        watch: who is told how long it waits for data, or None.
+        progress: receives the losses.
+        heartbeats: reports to the fault-tolerance launcher's monitor that this rank is alive.
+        monitor: measures how long the loop waits for data, or None.
     """
 
     def __init__(
@@ -165,33 +137,31 @@ class Loop:
         env: LaunchEnv,
         hook: ProfilingHook,
         progress: Progress,
-        monitor: RankMonitor,
-        watch: Monitor | None,
+        heartbeats: RankMonitor,
+        monitor: Monitor | None,
     ) -> None:
         self.config, self.device, self.hook, self.progress = config, rank_device(env), hook, progress
-        self.monitor, self.watch = monitor, watch
+        self.heartbeats, self.monitor = heartbeats, monitor
         self.num_microbatches = config.num_microbatches(env.world_size)
-        self.model: list[DistributedDataParallel] = build_model(config, rank_device(env))
-        self.optimizer: MegatronOptimizer
-        self.scheduler: OptimizerParamScheduler
+        self.model = build_model(config, self.device)
         self.optimizer, self.scheduler = build_optimizer(config, self.model)
-        self.data: Data = build_data(config)
+        self.data = build_data(config)
         self.forward_backward = get_forward_backward_func()
 
     @property
     def state(self) -> checkpoint.TrainingState:
-        """What a checkpoint holds of this training."""
+        """The part of this training that a checkpoint holds."""
         return checkpoint.TrainingState(self.model, self.optimizer, self.scheduler)
 
     def run(self, exits: Exits) -> int:
-        """Every iteration from `train.start_iteration` to the last, or to one after which `exits` says to stop.
+        """Every iteration from `train.start_iteration` to the last, or until `exits` gives a reason to stop.
 
         Returns:
             The number of iterations that are complete then.
         """
         train = self.config.train
         completed = train.start_iteration
-        iterators = self._iterators(lambda: self._watched(self.data.train_batches(train.start_iteration)))
+        iterators = self._iterators(self._training_batches)
         with manual_gc(train) as collect_garbage:
             for iteration in range(train.start_iteration, train.train_iters):
                 with self.hook.iteration(iteration):
@@ -199,13 +169,13 @@ class Loop:
                     loss = self._step(iterators)
                     self.progress.iteration(iteration, loss, perf_counter() - started)
                     collect_garbage(iteration)
-                self.monitor.iteration_done()
+                self.heartbeats.iteration_done()
                 if train.eval_interval is not None and (iteration + 1) % train.eval_interval == 0:
                     with self.hook.range("evaluation"):
                         self.progress.evaluation(iteration, self._evaluate())
-                    self.monitor.evaluation_done()
+                    self.heartbeats.evaluation_done()
                 completed = iteration + 1
-                exit_reason = exits.due(completed)
+                exit_reason = exits.reason(completed)
                 self._save_if_due(completed, exiting=exit_reason is not None)
                 if exit_reason is not None:
                     if torch.distributed.get_rank() == 0:
@@ -221,7 +191,7 @@ class Loop:
         if exiting or regular or completed == self.config.train.train_iters:
             with self.hook.range("checkpoint"):
                 checkpoint.save(self.config, self.state, completed)
-            self.monitor.checkpoint_done(completed)
+            self.heartbeats.checkpoint_done(completed)
 
     def _step(self, iterators: Sequence[Iterator[Batch] | None]) -> torch.Tensor | None:
         for chunk in self.model:
@@ -236,25 +206,20 @@ class Loop:
         return _mean_loss(reports)
 
     def _evaluate(self) -> torch.Tensor | None:
-        overlapped = self.config.ddp.overlap_param_gather
         for chunk in self.model:
             chunk.eval()
-            if overlapped:
-                # Outside a training step nothing would start the gathers that these hooks wait for.
-                chunk.disable_forward_pre_hook()
         iterators = self._iterators(self.data.evaluation_batches)
         reports = []
-        with torch.no_grad():
+        # Outside a training step, nothing starts the overlapped gathers that the forward pass would wait for.
+        with parameters_gathered(self.config, self.model), torch.no_grad():
             for _ in range(self.config.train.eval_iters):
                 reports += self._run_schedule(iterators, forward_only=True)
         for chunk in self.model:
             chunk.train()
-            if overlapped:
-                chunk.enable_forward_pre_hook()
         return _mean_loss(reports)
 
     def _run_schedule(self, iterators: Sequence[Iterator[Batch] | None], *, forward_only: bool) -> list[torch.Tensor]:
-        """All microbatches of one global batch; gives their (summed loss, tokens) on the last pipeline stage."""
+        """Run all microbatches of one global batch; returns their (summed loss, tokens) on the last pipeline stage."""
         return self.forward_backward(
             forward_step_func=self._forward_step,
             data_iterator=list(iterators) if len(iterators) > 1 else iterators[0],
@@ -265,11 +230,12 @@ class Loop:
             forward_only=forward_only,
         )
 
-    def _watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        return batches if self.watch is None else self.watch.training.loading(batches)
+    def _training_batches(self) -> Iterator[Batch]:
+        batches = self.data.train_batches(self.config.train.start_iteration)
+        return batches if self.monitor is None else self.monitor.training.loading(batches)
 
     def _iterators(self, batches: Callable[[], Iterator[Batch]]) -> list[Iterator[Batch] | None]:
-        """One iterator a model chunk; chunks in the pipeline's middle get none, unless they need an attention mask."""
+        """One iterator per model chunk; chunks in the middle of the pipeline need none, except for an attention mask."""
         everywhere = self.config.dataset.reset_attention_mask
         ends = [
             get_attr_wrapped_model(chunk, "pre_process") or get_attr_wrapped_model(chunk, "post_process")
@@ -278,7 +244,7 @@ class Loop:
         return [batches() if end or everywhere else None for end in ends]
 
     def _forward_step(self, batches: Iterator[Batch] | None, chunk: torch.nn.Module) -> tuple[torch.Tensor, Callable]:
-        """One microbatch through one chunk, and the function that turns its output into a loss."""
+        """Run one microbatch through one chunk; returns the output and the function that turns it into a loss."""
         batch: Batch = {}
         if batches is not None:
             with self.hook.range("data-loading"):
@@ -296,7 +262,7 @@ def _loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 def _mean_loss(reports: list[torch.Tensor]) -> torch.Tensor | None:
-    """The loss a token, over all microbatches of all data-parallel ranks; None where the pipeline's last stage is not."""
+    """The loss per token over all microbatches of all data-parallel ranks; None outside the last pipeline stage."""
     if not reports:
         return None
     total = torch.stack(reports).double().sum(dim=0)

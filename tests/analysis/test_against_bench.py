@@ -8,7 +8,7 @@ import pytest
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.against_bench import interpolated
-from bridge_profiling.bench import document
+from bridge_profiling.bench import results as bench_results
 from bridge_profiling.errors import ProfilingConfigError
 from tests.analysis.findings.simulated_jobs import Here
 from tests.planted.cases import CASES
@@ -52,7 +52,7 @@ def captures(tmp_path_factory):
 def compared(captures, tmp_path):
     def compare(*results):
         path = tmp_path / "results.json"
-        document.write(path, list(results))
+        bench_results.write(path, list(results))
         with Run(captures, bench=path, engine=Here()) as run:
             return run.against_bench
 
@@ -144,7 +144,7 @@ def test_the_reason_is_that_of_the_result_which_fits_best(compared):
 def test_a_file_beside_the_captures_is_taken_and_one_of_something_else_is_told(captures):
     path = captures / "bench.json"
     try:
-        document.write(path, [collectives(2)])
+        bench_results.write(path, [collectives(2)])
         with Run(captures, engine=Here()) as run:
             assert run.against_bench is not None
             assert run.against_bench.found
@@ -168,7 +168,7 @@ def test_the_finding_about_a_slow_link_says_whether_it_is_slow_alone(captures, t
             for operation in ("all_reduce", "all_gather", "reduce_scatter")
             for size in (1024, 256 * MIB)
         ]
-        document.write(tmp_path / name, [collectives(2) | {"rows": rows}])
+        bench_results.write(tmp_path / name, [collectives(2) | {"rows": rows}])
         with Run(captures, bench=tmp_path / name, engine=Here()) as run:
             found = next(finding for finding in run.findings() if finding.id == "exposed_communication")
             actions[name] = found.action
@@ -194,7 +194,7 @@ def test_copies_steps_and_loaders_are_compared_too(captures, tmp_path):
         "subject": "train:data",
         "rows": [{"batches_per_s": {"mean": 50.0}}, {"batches_per_s": None}],
     }
-    document.write(tmp_path / "results.json", [copies, step, loader])
+    bench_results.write(tmp_path / "results.json", [copies, step, loader])
     with Run(captures, bench=tmp_path / "results.json", engine=Here()) as run:
         bench = run.against_bench
         captured = [row for row in run.copies().to_pylist() if row["direction"] in ("HtoD", "DtoH")]

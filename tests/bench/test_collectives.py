@@ -13,9 +13,9 @@ import torch
 
 from bridge_profiling.bench import collectives, requests
 from bridge_profiling.bench.__main__ import main
-from bridge_profiling.bench.failures import MeasurementError, UnavailableError
-from bridge_profiling.bench.ranks import Place
-from bridge_profiling.bench.world import World, joined
+from bridge_profiling.bench.ranks import World, joined
+from bridge_profiling.bench.results import MeasurementError, UnavailableError
+from bridge_profiling.launch_env import LaunchEnv
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,10 +75,10 @@ def test_the_result_says_where_it_was_measured(result):
 
 def test_a_message_that_finds_no_memory_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(collectives, "_row", lambda *_: torch.empty(1 << 62))
-    monkeypatch.setattr(collectives, "circumstances_of", lambda world: {"limitations": []})
+    monkeypatch.setattr(collectives, "world_conditions", lambda world: {"limitations": []})
     request = requests.CollectivesRequest(("all_reduce",), (1 << 36,))
     with pytest.raises(MeasurementError, match="all_reduce of 68,719,476,736 bytes: RuntimeError: ") as raised:
-        collectives.measure(request, World(Place(0, 2), "gloo", torch.device("cpu"), ["here", "here"]))
+        collectives.measure_in(World(0, 2, "gloo", torch.device("cpu"), ["here", "here"]), request)
     assert "\n" not in str(raised.value)
 
 
@@ -87,11 +87,11 @@ def test_one_rank_of_a_launcher_has_nobody_to_communicate_with(tmp_path, monkeyp
         monkeypatch.setenv(name, value)
     request = requests.CollectivesRequest(("all_reduce",), (1024,), backend="gloo")
     assert main(["collectives", requests.to_text(request), str(tmp_path / "result.json")]) == 2
-    assert "the launcher started one rank" in capsys.readouterr().err
+    assert "the launcher started only one rank" in capsys.readouterr().err
 
 
 def test_without_a_device_of_ones_own_nccl_is_unavailable():
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
-    with pytest.raises(UnavailableError, match="unavailable"), joined(Place(0, 2, 0), "nccl"):
+    with pytest.raises(UnavailableError, match="unavailable"), joined(LaunchEnv(world_size=2), "nccl"):
         pytest.fail("it has joined")

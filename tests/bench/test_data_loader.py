@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from bridge_profiling.bench import data_loader, factories
-from bridge_profiling.bench.failures import MeasurementError
+from bridge_profiling.bench import data_loader, step
 from bridge_profiling.bench.requests import DataLoaderRequest
+from bridge_profiling.bench.results import MeasurementError
 from bridge_profiling.errors import ProfilingConfigError
 
 
@@ -164,10 +164,10 @@ def test_what_is_no_loader_is_measured_as_it_is_where_it_cannot_be_batched():
     ("name", "error", "said"),
     [
         ("broken", MeasurementError, "num_workers=0.*OSError: disk on fire.*test_data_loader.py"),
-        ("once", MeasurementError, "no batch, or only once"),
+        ("once", MeasurementError, "no batch, or can be iterated over only once"),
         ("greedy", MeasurementError, r"OSError: no shared memory \(.*test_data_loader.py:\d+\)$"),
         ("leaves", MeasurementError, "SystemExit: usage: train.py"),
-        ("nothing_at_all", ProfilingConfigError, "gives NoneType, which cannot be iterated over"),
+        ("nothing_at_all", ProfilingConfigError, "returns NoneType, which cannot be iterated over"),
         ("needy", ProfilingConfigError, "missing a required argument: 'path'"),
         ("nothing", ProfilingConfigError, "has no function nothing"),
     ],
@@ -180,20 +180,20 @@ def test_what_fails_says_what_and_where(name, error, said):
 def test_a_module_that_is_not_there_is_told_apart_from_one_that_fails(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "fails_when_imported.py").write_text("import surely_no_such_module\n")
-    with pytest.raises(ProfilingConfigError, match="there is no module nowhere_to_be_found"):
-        factories.factory_of("nowhere_to_be_found:make", "--loader")
+    with pytest.raises(ProfilingConfigError, match="module nowhere_to_be_found not found"):
+        step.load_factory("nowhere_to_be_found:make", "--loader")
     with pytest.raises(ProfilingConfigError, match=r"importing fails_when_imported fails: .*surely_no_such_module"):
-        factories.factory_of("fails_when_imported:make", "--loader")
+        step.load_factory("fails_when_imported:make", "--loader")
 
 
 def test_a_batch_that_never_comes_ends_the_cell(monkeypatch):
-    monkeypatch.setattr(data_loader, "_LEAST_START_S", 0.2)
+    monkeypatch.setattr(data_loader, "_MIN_START_S", 0.2)
     monkeypatch.setattr(Squares, "__getitem__", lambda self, index: time.sleep(30))
     assert measure("dataset", seconds=0.05)["rows"][0]["status"].startswith("too slow")
 
 
 def test_a_batch_that_never_comes_ends_even_a_dataset_that_tries_again(monkeypatch):
-    monkeypatch.setattr(data_loader, "_LEAST_START_S", 0.2)
+    monkeypatch.setattr(data_loader, "_MIN_START_S", 0.2)
     assert measure("stubborn", seconds=0.05)["rows"][0]["status"].startswith("too slow")
 
 
@@ -208,8 +208,8 @@ def test_what_fewer_workers_gave_stays_an_answer_when_more_fail():
 
 def test_workers_that_stay_from_epoch_to_epoch_do_so_in_every_cell_that_has_some():
     cell = {"pin_memory": False, "prefetch_factor": None}
-    assert data_loader._like(kept(), cell | {"num_workers": 2}).persistent_workers
-    assert not data_loader._like(kept(), cell | {"num_workers": 0}).persistent_workers
+    assert data_loader._rebuilt(kept(), cell | {"num_workers": 2}).persistent_workers
+    assert not data_loader._rebuilt(kept(), cell | {"num_workers": 0}).persistent_workers
 
 
 def row(workers, rate, *, pin=False, prefetch=2):

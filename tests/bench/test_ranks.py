@@ -1,36 +1,58 @@
-"""Where a process stands among ranks, as launchers say it; and what becomes of ranks that fail."""
+"""Ranks started on this machine, and wrong launchers."""
 
 from __future__ import annotations
 
-import pytest
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
-from bridge_profiling.bench import ranks
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.bench import requests
+from bridge_profiling.bench.__main__ import main
+from bridge_profiling.bench.ranks import run_locally
 
+ROOT = Path(__file__).parents[2]
 
-def test_torchrun_says_rank_and_world():
-    place = ranks.place_from({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
-    assert (place.rank, place.size, place.local_rank, place.store) == (3, 8, 1, None)
-
-
-def test_srun_says_it_in_its_own_words():
-    environment = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "5", "SLURM_JOB_ID": "77"}
-    place = ranks.place_from(environment)
-    assert (place.rank, place.size, place.local_rank) == (5, 16, 5)
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {},
-        {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},  # a batch script
-        {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8"},
-    ],
-)
-def test_without_a_launcher_nobody_says_it(environment):
-    assert ranks.place_from(environment) is None
+#: Stands in for the benchmark: rank 1 fails at once, and rank 0 would run for minutes.
+MODULE = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit("error: rank 1 of " + os.environ["WORLD_SIZE"])
+print("waiting", file=sys.stderr, flush=True)
+time.sleep(600)
+"""
 
 
-def test_half_a_launcher_is_refused():
-    with pytest.raises(ProfilingConfigError, match="WORLD_SIZE is not set"):
-        ranks.place_from({"RANK": "0"})
+def test_the_first_rank_that_fails_ends_the_others_and_is_reported(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bridge_profiling" / "bench").mkdir(parents=True)
+    for folder in ("bridge_profiling", "bridge_profiling/bench"):
+        (tmp_path / folder / "__init__.py").write_text("")
+    (tmp_path / "bridge_profiling" / "bench" / "__main__.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    began = time.monotonic()
+    assert run_locally([], 2, "gloo") == 1
+    assert capsys.readouterr().err == "error: rank 1 of 2\n"
+    assert time.monotonic() - began < 60
+
+
+def test_half_a_launcher_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    request = requests.CopiesRequest((1024,))
+    assert main(["copies", requests.to_text(request), str(tmp_path / "result.json")]) == 2
+    assert "WORLD_SIZE is not set" in capsys.readouterr().err
+
+
+def test_a_wrong_request_is_refused_before_torch_is_loaded(tmp_path):
+    code = (
+        "import sys; from bridge_profiling.bench.__main__ import main\n"
+        "code = main(sys.argv[1:]); sys.exit(code + 10 * ('torch' in sys.modules))"
+    )
+    arguments = ["step", '{"step": "train"}', str(tmp_path / "result.json")]
+    command = [sys.executable, "-c", code, *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "does not name a factory" in done.stderr

@@ -38,18 +38,18 @@ def test_operations_are_typed_with_hyphens_and_all_are_the_default():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: requests.CollectivesRequest(("all_red",), (1,)), "no operation 'all-red'.*all-reduce, all-gather"),
-        (lambda: requests.CollectivesRequest(("send",), (1,), dtype="int3"), "no dtype 'int3'"),
-        (lambda: requests.CollectivesRequest(("send",), (1,), backend="mpi"), "no backend 'mpi'"),
-        (lambda: requests.CollectivesRequest(("send",), (1,), processes=1), "--nproc 1 leaves nobody"),
+        (lambda: requests.CollectivesRequest(("all_red",), (1,)), "unknown operation 'all-red'.*all-reduce, all-gather"),
+        (lambda: requests.CollectivesRequest(("send",), (1,), dtype="int3"), "unknown dtype 'int3'"),
+        (lambda: requests.CollectivesRequest(("send",), (1,), backend="mpi"), "unknown backend 'mpi'"),
+        (lambda: requests.CollectivesRequest(("send",), (1,), processes=1), "--nproc 1 is too small"),
         (lambda: requests.CopiesRequest((1,), seconds=0), "--seconds 0"),
-        (lambda: requests.DataLoaderRequest("train"), "names no factory.*--loader module:factory"),
+        (lambda: requests.DataLoaderRequest("train"), "does not name a factory.*--loader module:factory"),
         (lambda: requests.DataLoaderRequest("train:make", workers=(-1,)), "--workers -1"),
         (lambda: requests.DataLoaderRequest("train:make", prefetch=(0,)), "--prefetch 0"),
-        (lambda: requests.StepRequest("a b:c"), "names no factory"),
+        (lambda: requests.StepRequest("a b:c"), "does not name a factory"),
         (lambda: requests.StepRequest("train:make", iterations=0), "--iterations 0"),
         (lambda: requests.StepRequest("train:make", samples=0), "--samples 0"),
-        (lambda: requests.integers_from("0,two", "--workers"), "--workers '0,two' is no list"),
+        (lambda: requests.integers_from("0,two", "--workers"), "--workers '0,two' is not a list"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(make, said):

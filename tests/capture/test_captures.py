@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bridge_profiling.capture import IterationWork, ParallelLayout
-from bridge_profiling.capture.attempt import choose_attempt
+from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.capture.work import Device, device_of_this_process, model_tflops_per_gpu, peak_tflops, utilizations
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
@@ -244,7 +244,7 @@ def test_connected_ranks_take_rank_zeros_choice(tmp_path):
     script.write_text(
         textwrap.dedent("""
         import os, pathlib, sys, torch
-        from bridge_profiling.capture.attempt import choose_attempt
+        from bridge_profiling.capture.files import choose_attempt
         from bridge_profiling.config import Window
         torch.distributed.init_process_group("gloo")
         rank = torch.distributed.get_rank()

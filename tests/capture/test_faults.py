@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.capture.torch_profiler import TorchProfilerBackend
+from bridge_profiling.capture.torch_profiler import TorchProfiler
 
 
 def raise_at(wanted, error):
@@ -107,7 +107,7 @@ def test_a_profiler_that_fails_leaves_the_losses_alone(run, monkeypatch, caplog,
     def fail(self, *arguments):
         raise RuntimeError("the profiler broke")
 
-    monkeypatch.setattr(TorchProfilerBackend, method, fail)
+    monkeypatch.setattr(TorchProfiler, method, fail)
     run.train(run.config(2, 5), range(8))
     assert run.losses == plain
     manifest = run.manifest("iter-2-5")
@@ -275,7 +275,7 @@ def test_a_process_that_the_training_forked_ends_without_a_word_about_the_captur
         for iteration in range(5):
             with hook.iteration(iteration):
                 pass
-        hook._agenda.captures[0]._writer.join()
+        hook._schedule.windows[0]._writer.join()
         before = run.manifest("iter-1-3")
         child = os.fork()
         if child == 0:

@@ -12,7 +12,7 @@ from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.capture.control.coordinator import RequestDecider
 from bridge_profiling.capture.control.mailbox import Mailbox
 from bridge_profiling.capture.control.request import CaptureRequest
-from bridge_profiling.capture.window_capture import NEVER
+from bridge_profiling.capture.window import NEVER
 from tests.capture.conftest import Training
 
 
@@ -229,7 +229,7 @@ def test_windows_posted_while_iterations_pass_are_all_captured(run):
     config = run.config(1, 2, on_demand=True, use_pytorch_profiler=False)
 
     with ProfilingHook(config, rank=0, output_dir=run.root) as hook:
-        from bridge_profiling.capture.window_capture import WindowPlan
+        from bridge_profiling.capture.window import WindowPlan
         from bridge_profiling.manifest import Trigger
 
         def post():
@@ -254,6 +254,6 @@ def test_windows_posted_while_iterations_pass_are_all_captured(run):
         with hook.iteration(iteration + 1):
             pass
         assert not errors
-        assert len(hook._agenda.captures) == count
-        assert not hook._agenda.posted
+        assert len(hook._schedule.windows) == count
+        assert not hook._schedule.posted
         assert hook._edge == NEVER

@@ -102,7 +102,7 @@ def test_a_run_that_dies_inside_a_later_window_leaves_the_earlier_ones_complete(
 
 
 def wait_for_writers(hook):
-    for one in hook._agenda.captures:
+    for one in hook._schedule.windows:
         if one._writer is not None:
             one._writer.join()
 
@@ -113,7 +113,7 @@ def test_what_was_recorded_is_let_go_of_when_the_next_window_comes(run):
     def look(iteration, hook):
         # What is not written yet is held on to.
         wait_for_writers(hook)
-        held.append(sum(one.profilers.outcomes[0].backend._profile is not None for one in hook._agenda.captures))
+        held.append(sum(one.profilers[0]._profile is not None for one in hook._schedule.windows))
 
     run.train(repeated(run), range(40), between=look)
     assert max(held) == 1

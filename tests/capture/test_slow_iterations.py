@@ -7,7 +7,7 @@ import torch
 
 from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.capture.slow_iterations import COOL_DOWN, SlowWatch
-from bridge_profiling.capture.window_capture import NEVER
+from bridge_profiling.capture.window import NEVER
 from tests.capture.conftest import Training
 
 

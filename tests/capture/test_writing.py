@@ -57,7 +57,7 @@ def test_a_process_killed_while_it_compresses_leaves_the_whole_trace_and_tells_w
 
     def killed(raw, *arguments):
         manifest = run.manifest("iter-1-9")
-        where = Path(manifest["reason"].partition("all of it lies in ")[2])
+        where = Path(manifest["reason"].partition("the whole trace is in ")[2])
         left.append((manifest["status"], where == raw, iterations_in(json.loads(where.read_text()))))
         compress(raw, *arguments)
 
@@ -91,13 +91,13 @@ def test_an_export_that_is_cut_off_is_refused(run, tmp_path, kept):
 
 def test_a_signal_during_writing_is_delivered_after_it(run, monkeypatch):
     """Ctrl-C while the last iteration's trace is written: the trace is whole, and the interrupt arrives all the same."""
-    stop = torch_profiler.TorchProfilerBackend.stop
+    stop = torch_profiler.TorchProfiler.stop
 
     def interrupted(self, cut):
         os.kill(os.getpid(), signal.SIGINT)
         return stop(self, cut)
 
-    monkeypatch.setattr(torch_profiler.TorchProfilerBackend, "stop", interrupted)
+    monkeypatch.setattr(torch_profiler.TorchProfiler, "stop", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.train(run.config(1, 3), range(6))
     assert run.manifest("iter-1-3")["status"] == "complete"

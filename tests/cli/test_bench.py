@@ -103,12 +103,12 @@ def test_under_a_launcher_the_first_rank_alone_answers(bench, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("collectives", "--sizes", "huge"), "'huge' is no size"),
-        (("collectives", "--operations", "all-red"), "there is no operation 'all-red'"),
-        (("step", "--step", "mine"), "names no factory"),
-        (("data-loader", "--loader", "mine:Data", "--workers", "many"), "'many' is no list of numbers"),
-        (("step", "--step", "mine:make", "-o", "mine.py"), "mine.py is no result of bridge-profiling bench"),
-        (("step", "--step", "mine:make", "-o", "mine.py"), "Name another file with -o, or remove this one"),
+        (("collectives", "--sizes", "huge"), "'huge' is not a size"),
+        (("collectives", "--operations", "all-red"), "unknown operation 'all-red'"),
+        (("step", "--step", "mine"), "does not name a factory"),
+        (("data-loader", "--loader", "mine:Data", "--workers", "many"), "'many' is not a list of numbers"),
+        (("step", "--step", "mine:make", "-o", "mine.py"), "mine.py is not a result file of bridge-profiling bench"),
+        (("step", "--step", "mine:make", "-o", "mine.py"), "Use another file with -o, or remove this one"),
     ],
 )
 def test_a_wrong_request_is_refused_before_anything_starts(arguments, said, tmp_path, monkeypatch):
@@ -137,7 +137,7 @@ def test_a_result_that_cannot_be_kept_is_printed_all_the_same(tmp_path, monkeypa
     def full(*_):
         raise ProfilingConfigError("bench.json cannot be written: No space left on device")
 
-    monkeypatch.setattr("bridge_profiling.bench.document.write", full)
+    monkeypatch.setattr("bridge_profiling.bench.results.write", full)
     done = CliRunner().invoke(app, ["bench", "copies", "-o", "bench.json"])
     assert isinstance(done.exception, ProfilingConfigError)
     assert "copies, NVIDIA H200" in done.output

@@ -59,7 +59,7 @@ def test_this_machine_alone(doctor, tmp_path):
     done = doctor()
     assert done.returncode == 0, done.stderr
     found = lines(done)
-    assert found["output directory"] == ("ok", f"{tmp_path}/profiles can be written (will be made in {tmp_path})")
+    assert found["output directory"] == ("ok", f"{tmp_path}/profiles can be written (will be created in {tmp_path})")
     assert found["nsys"][0] == "warning"
     assert found["GPUs"][0] == "unknown"
     assert found["NCCL settings"][0] == "ok"
@@ -136,7 +136,7 @@ def test_json_holds_the_same_verdicts(doctor, tmp_path):
 def test_piped_it_is_plain_and_no_line_is_broken(doctor):
     done = doctor(*RUN, "--output-dir", "/tmp/" + "a" * 150)
     assert "\x1b" not in done.stdout
-    assert any("a" * 150 in line and "will be made in /tmp" in line for line in done.stdout.splitlines())
+    assert any("a" * 150 in line and "will be created in /tmp" in line for line in done.stdout.splitlines())
 
 
 def test_where_the_job_runs_elsewhere_this_machine_proves_nothing(doctor):

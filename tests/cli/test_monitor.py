@@ -48,7 +48,7 @@ def test_without_a_gpu_it_says_so_and_watches_processes():
     assert done.returncode == 0
     if "GPUs are unavailable" not in done.stderr:
         pytest.skip("this machine has a GPU")
-    assert "name others with --pids" in done.stderr
+    assert "select others with --pids" in done.stderr
     assert re.search(r"GPUs unavailable: .*\n.* process \d+ .* GiB", done.stdout)
 
 
@@ -79,11 +79,11 @@ def test_it_prints_the_dashboard(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--pids", "1,x"], "'x' is no process number"),
-        (["--interval", "0"], "interval=0.0 is no time between two samples"),
+        (["--pids", "1,x"], "'x' is not a process id"),
+        (["--interval", "0"], "interval=0.0 is not a valid time"),
         (["--jsonl", "/proc/nowhere/file"], "/proc/nowhere/file cannot be written"),
         (["--port", "99999"], "--port"),
-        (["--duration", "inf"], "inf is no time to stop after"),
+        (["--duration", "inf"], "inf is not a valid number of seconds"),
     ],
 )
 def test_a_wrong_request_is_refused(options, message, monkeypatch, capsys):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.doctor.machine import Machine, Process, Unavailable
-from bridge_profiling.doctor.request import Request, Settings, apply_arguments
+from bridge_profiling.doctor.request import Request, apply_arguments
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -73,8 +73,8 @@ def request_for() -> Callable[..., Request]:
     """A request for a run with these settings; further fields by name."""
 
     def make(*arguments: str, **fields: object) -> Request:
-        settings = Settings()
-        apply_arguments(settings, arguments)
-        return Request(**{"name": "run", "settings": settings, **fields})
+        request = Request(**{"name": "run", **fields})
+        apply_arguments(request, arguments)
+        return request
 
     return make

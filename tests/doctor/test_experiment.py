@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.doctor.experiment import find_experiment, read_experiment
+from bridge_profiling.doctor import find_experiment, read_experiment
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.experiments.serialized import load
+from bridge_profiling.experiments.jobs import load
 
 pytestmark = pytest.mark.needs("nemo_run")
 
@@ -107,8 +107,8 @@ def test_a_partial_on_slurm_is_read_with_its_config_and_its_executor(requests, h
     assert request.profiling.profile_ranks == [0, 3]
     assert request.wants_nsys
     assert request.wants_gpu_metrics
-    assert request.settings.train.train_iters == 20
-    assert request.settings.model.tensor_model_parallel_size == 2
+    assert request.integer("train.train_iters") == 20
+    assert request.parallel_size("tensor_model") == 2
     assert (request.world_size, request.nodes, request.launcher) == (8, 2, "torchrun")
     assert request.environment["NCCL_P2P_DISABLE"] == "1"
     assert "image.sqsh" in request.elsewhere
@@ -122,9 +122,9 @@ def test_a_script_under_torchrun_is_read_with_its_overrides(requests):
     request = requests["torch"]
     assert request.profiling.use_pytorch_profiler
     assert request.profiling.profile_ranks == [0, 1]
-    assert request.settings.train.train_iters == 25
+    assert request.integer("train.train_iters") == 25
     # What the recipe behind its options sets is in the script's metadata; its arguments win over that.
-    assert (request.settings.model.num_layers, request.settings.train.micro_batch_size) == (7, 3)
+    assert (request.integer("model.num_layers"), request.integer("train.micro_batch_size")) == (7, 3)
     assert (request.world_size, request.nodes, request.launcher) == (2, 1, "torchrun")
     assert request.elsewhere == ""
 

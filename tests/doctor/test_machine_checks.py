@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bridge_profiling.doctor.gpus import check_gpus, check_nccl_settings, parse_nvlink, parse_topology
+from bridge_profiling.doctor.environment import check_nccl_settings, check_other_profilers
+from bridge_profiling.doctor.gpus import check_gpus, parse_nvlink, parse_topology
 from bridge_profiling.doctor.machine import Process
 from bridge_profiling.doctor.megatron import check_megatron_core
-from bridge_profiling.doctor.neighbours import check_other_profilers
 from bridge_profiling.doctor.nsys import check_cpu_sampling, check_gpu_metrics_permission, check_nsys
 from bridge_profiling.doctor.request import Request
 
@@ -56,14 +56,14 @@ def h200x2(recorded, machine, **more):
 
 
 def shown(verdicts):
-    return [f"{verdict.status.value} {verdict.check}: {verdict.found}" for verdict in verdicts]
+    return [f"{verdict.status} {verdict.check}: {verdict.found}" for verdict in verdicts]
 
 
 def test_two_linked_h200s_are_well(recorded, machine):
     assert shown(check_gpus(Request(), h200x2(recorded, machine))) == [
         "ok GPUs: 2 × NVIDIA H200, driver 580.159.04",
         "ok GPU topology: each of 1 pair: NV18",
-        "ok NVLink: all 36 links active, 478 GB/s a GPU and direction",
+        "ok NVLink: all 36 links active, 478 GB/s per GPU and direction",
     ]
 
 
@@ -170,11 +170,11 @@ def test_cpu_sampling_needs_the_kernels_leave(machine, request_for, level, argum
         ("NCCL_P2P_DISABLE=1", "through host memory"),
         ("NCCL_SHM_DISABLE=1", "through the network"),
         ("NCCL_IB_DISABLE=1", "TCP sockets"),
-        ("NCCL_DEBUG=TRACE", "logs while it works"),
+        ("NCCL_DEBUG=TRACE", "logs all the time"),
         ("NCCL_DEBUG_SUBSYS=INIT,COLL", "logs every collective"),
-        ("NCCL_ALGO=Ring", "for every size"),
+        ("NCCL_ALGO=Ring", "for every message size"),
         ("CUDA_LAUNCH_BLOCKING=1", "nothing overlaps"),
-        ("TORCH_DISTRIBUTED_DEBUG=DETAIL", "every collective is checked"),
+        ("TORCH_DISTRIBUTED_DEBUG=DETAIL", "checks every collective"),
     ],
 )
 def test_a_setting_known_to_hurt_is_found_in_the_environment_the_job_and_nccls_file(machine, request_for, setting, told):

@@ -37,12 +37,12 @@ def by_check(verdicts):
         ("lustre", None, "ok", "on lustre"),
         ("two words", 2, "ok", "on gpfs"),
         ("shm", 2, "fails", "no other machine sees it"),
-        ("over", 2, "fails", "goes with the job or container"),
+        ("over", 2, "fails", "lost with the job or container"),
         ("shm", None, "warning", "no other machine sees it"),
         ("disk", 2, "warning", "only if it is exported"),
         ("odd", 2, "unknown", "on oddfs"),
         ("nfs", 1, None, ""),
-        ("shm", 1, "warning", "goes with the container or the machine"),
+        ("shm", 1, "warning", "lost with the container or the machine"),
     ],
 )
 def test_the_file_system_tells_who_sees_it(tmp_path, machine, request_for, folder, nodes, status, told):
@@ -60,14 +60,14 @@ def test_the_file_system_tells_who_sees_it(tmp_path, machine, request_for, folde
 def test_a_directory_still_to_be_made_is_looked_for_above(tmp_path, machine, request_for):
     verdict = next(check_output_dir(request_for(*TORCH, output_dir=tmp_path / "a" / "b"), machine()))
     assert verdict.status == "ok"
-    assert f"will be made in {tmp_path}" in verdict.found
+    assert f"will be created in {tmp_path}" in verdict.found
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_in_its_place_fails(tmp_path, machine, request_for):
     (tmp_path / "profiles").write_text("")
     (verdict,) = check_output_dir(request_for(*TORCH, output_dir=tmp_path / "profiles"), machine())
-    assert (verdict.status, "it is no directory" in verdict.found) == ("fails", True)
+    assert (verdict.status, "Not a directory" in verdict.found) == ("fails", True)
 
 
 @pytest.mark.needs("mount")
@@ -121,7 +121,7 @@ CAPTURES = json.loads((Path(__file__).parents[2] / "benchmarks" / "trace_sizes.j
 def test_no_estimate_is_farther_off_than_said_from_what_was_measured_on_h200s(request_for, capture):
     arguments = f"{capture['settings']} {capture['options']}".split()
     size = estimate(request_for(*arguments, world_size=capture["world_size"]))
-    assert (size.uncertainty, size.assumed) == (2, "")
+    assert (size.uncertainty, size.caveat) == (2, "")
     for kind, measured in capture["bytes"].items():
         assert measured / 2 < size.files[kind] < measured * 2
 
@@ -163,7 +163,7 @@ def test_what_has_more_operators_or_says_more_of_them_is_larger(request_for, mor
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ("model.num_moe_experts=8", "what experts add"),
+        ("model.num_moe_experts=8", "experts"),
         ("model.transformer_impl=transformer_engine", "Transformer Engine"),
         ("model.torch_compile=true", "compiled"),
         ("model.cuda_graph_impl=local", "CUDA graphs"),
@@ -171,7 +171,7 @@ def test_what_has_more_operators_or_says_more_of_them_is_larger(request_for, mor
 )
 def test_what_was_never_measured_is_said(request_for, more, told):
     size = estimate(request_for(*MODEL, PROFILED, more, world_size=1))
-    assert (size.uncertainty, told in size.assumed) == (4, True)
+    assert (size.uncertainty, told in size.caveat) == (4, True)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,6 @@ for i in range(1000):
     written = manifest(tmp_path / "profiles", folder="iter-3-900")
     assert written["status"] == "partial"
     assert written["captured"]["iterations"][:3] == [3, 4, 5]
-    assert "told to exit" in written["reason"]
+    assert "the process exited (code" in written["reason"]
     assert "ProfilerStep#5" in ranges(tmp_path / "profiles", folder="iter-3-900")
     assert "partial" in stderr

@@ -13,8 +13,7 @@ import pytest
 
 from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.experiments.captures import captures_of, fetch
-from bridge_profiling.experiments.find import experiment_of, read_jobs
-from bridge_profiling.experiments.places import chosen_output_dir, place_of
+from bridge_profiling.experiments.jobs import experiment_of, read_jobs
 
 pytestmark = pytest.mark.needs("nemo_run")
 
@@ -51,6 +50,7 @@ class FarSide:
 
     def __init__(self) -> None:
         self.copied: list[str] = []
+        self.closed = False
 
     def run(self, command: str, hide: bool = True, warn: bool = False) -> SimpleNamespace:
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
@@ -59,6 +59,9 @@ class FarSide:
     def get(self, remote_path: str, local_path: str) -> None:
         self.copied.append(Path(remote_path).name)
         Path(local_path.format()).write_bytes(Path(remote_path).read_bytes())
+
+    def cleanup(self) -> None:
+        self.closed = True
 
 
 @pytest.fixture(scope="module")
@@ -172,27 +175,28 @@ def test_a_directory_that_is_not_there_or_empty_is_one_error(tmp_path: Path) -> 
 
 def test_each_job_says_where_it_writes(home: Path) -> None:
     experiment, _ = experiment_of(Path("far"), {"NEMORUN_HOME": str(home)})
-    places = {job.name: place_of(job.executor, chosen_output_dir(job)) for job in read_jobs(experiment)}
+    jobs = {job.name: job for job in read_jobs(experiment)}
     far = home.parent / "far" / "far" / experiment.name
-    assert places["bare"].path == str(far / "bare" / "profiles")
-    assert places["contained"].path == str(far / "contained" / "profiles")
-    assert places["chosen"].path == "/scratch/mine"
-    assert places["bare"].tunnel.get("host") == "login"
-    assert places["unprofiled"] is None
+    assert jobs["bare"].captures_path() == str(far / "bare" / "profiles")
+    assert jobs["contained"].captures_path() == str(far / "contained" / "profiles")
+    assert jobs["chosen"].captures_path() == "/scratch/mine"
+    assert jobs["bare"].ssh_tunnel.get("host") == "login"
+    assert jobs["unprofiled"].captures_path() is None
 
 
 def test_a_jobs_captures_come_below_the_experiment(home: Path) -> None:
     experiment, job = experiment_of(Path("far/contained"), {"NEMORUN_HOME": str(home)})
     far = home.parent / "far" / "far" / experiment.name / "contained" / "profiles"
     _attempt(far, "iter-2-4", "content")
-    reached = []
+    reached, tunnel = [], FarSide()
 
     def tunnel_to(built) -> FarSide:
         reached.append((built.get("user"), built.get("host"), built.get("port")))
-        return FarSide()
+        return tunnel
 
     found = captures_of(experiment, job, tunnel_to=tunnel_to)
     assert reached == [("me", "login", 2222)]
+    assert tunnel.closed
     assert found == experiment / "contained" / "profiles"
     assert (found / "torch/iter-2-4/rank-0.pt.trace.json.gz").read_text() == "content"
 
@@ -229,7 +233,7 @@ def test_a_tunnel_that_leads_nowhere_is_one_error(home: Path) -> None:
 import socket
 from pathlib import Path
 from bridge_profiling.experiments.captures import captures_of, ssh_tunnel
-from bridge_profiling.experiments.serialized import Built
+from bridge_profiling.experiments.jobs import Built
 with socket.create_server(("127.0.0.1", 0)) as server:
     port = server.getsockname()[1]
 arguments = {{"host": "127.0.0.1", "user": "me", "port": port, "job_dir": "/nowhere"}}

@@ -20,18 +20,18 @@ from unittest import mock
 
 import torch
 
-from bridge_profiling.capture.memory import MemoryBackend
-from bridge_profiling.capture.nsys_profiler import NsysBackend
-from bridge_profiling.capture.torch_profiler import TorchProfilerBackend
+from bridge_profiling.capture.memory import MemoryProfiler
+from bridge_profiling.capture.nsys_profiler import NsysProfiler
+from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.overrides import apply_overrides
 from launch.pretrain import pretrain
-from recipes.gpt import gpt_tiny
 from recipes.megatron.train import Loop
+from recipes.models import gpt_tiny
 
 PROFILERS = {
-    "torch": ("profiling.use_pytorch_profiler=true", TorchProfilerBackend),
-    "nsys": ("profiling.use_nsys_profiler=true", NsysBackend),
-    "memory": ("profiling.record_memory_history=true", MemoryBackend),
+    "torch": ("profiling.use_pytorch_profiler=true", TorchProfiler),
+    "nsys": ("profiling.use_nsys_profiler=true", NsysProfiler),
+    "memory": ("profiling.record_memory_history=true", MemoryProfiler),
 }
 
 #: The window is 2-5 and the fault strikes in iteration 3, unless its name says otherwise.

@@ -90,7 +90,7 @@ def test_sigterm_inside_the_window_leaves_what_every_rank_captured(job):
     for rank in (0, 1):
         manifest = job.manifests[rank]
         assert manifest["status"] == "partial"
-        assert "told to exit (code 143)" in manifest["reason"]
+        assert "the process exited (code 143)" in manifest["reason"]
         captured = manifest["captured"]["iterations"]
         assert captured == list(range(4, captured[-1] + 1))
 

@@ -85,12 +85,12 @@ def test_sigterm_to_the_launcher_ends_the_job_and_nothing_hangs(job):
 def test_sigterm_to_the_launcher_leaves_what_every_rank_captured(job):
     for rank in job.spec.selected:
         check_capture(job, rank)
-        assert "told to exit (code 143)" in job.manifests[rank]["reason"]
+        assert "the process exited (code 143)" in job.manifests[rank]["reason"]
 
 
 @pytest.mark.parametrize("job", ALONE, indirect=True)
 def test_sigterm_to_a_rank_leaves_what_it_captured_and_exit_code_143(job):
     assert job.returncode == 143, job.tail
     check_capture(job, 0)
-    assert "told to exit (code 143)" in job.manifests[0]["reason"]
+    assert "the process exited (code 143)" in job.manifests[0]["reason"]
     assert left_running(job.folder) == []

@@ -150,7 +150,7 @@ def test_a_sigterm_inside_the_window_writes_the_partial_trace(train):
     training = train(ranks=2, config=TORCH, settings=ALL, fault={"signal": 5})
     assert training.exit_codes == [143, 143], training.log()
     assert [ending[:2] for ending in training.endings()] == [("partial", [4])] * 2
-    assert all("told to exit (code 143)" in ending[2] for ending in training.endings())
+    assert all("the process exited (code 143)" in ending[2] for ending in training.endings())
 
 
 def test_with_the_exit_handler_megatron_bridge_finishes_the_iteration_and_leaves_on_all_ranks(train):
@@ -159,14 +159,14 @@ def test_with_the_exit_handler_megatron_bridge_finishes_the_iteration_and_leaves
     assert training.exit_codes == [0, 0], training.log()
     assert "exiting program after receiving SIGTERM" in training.log()
     assert [ending[:2] for ending in training.endings()] == [("partial", [4])] * 2
-    assert all("told to exit (code 0)" in ending[2] for ending in training.endings())
+    assert all("the process exited (code 0)" in ending[2] for ending in training.endings())
 
 
 def test_an_exit_interval_which_no_callback_hears_of_leaves_what_was_captured(train):
     training = train(ranks=2, config={**TORCH, "train.exit_interval": 5}, settings=ALL)
     assert training.exit_codes == [0, 0], training.log()
     assert [ending[:2] for ending in training.endings()] == [("partial", [4])] * 2
-    assert all("told to exit (code 0)" in ending[2] for ending in training.endings())
+    assert all("the process exited (code 0)" in ending[2] for ending in training.endings())
 
 
 def test_an_exception_on_one_rank_leaves_what_every_rank_captured(train):

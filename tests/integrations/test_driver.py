@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bridge_profiling.capture.attempt import choose_attempt
+from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.config import Window
 from bridge_profiling.integrations.driver import name_launch
 from bridge_profiling.launch_env import LAUNCH_VARIABLE

@@ -131,7 +131,7 @@ def test_a_report_that_fails_is_told_and_is_not_the_trainings_failure(tmp_path):
     options = ["--executor", "local", "--nproc-per-node", "1", "--env", f"BRIDGE_PROFILING_DIR={tmp_path}/profiles", "--report"]
     done = experiment(tmp_path, *options, "--steps", "2:4", "train.train_iters=5")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("there is no report: its job failed")
+    assert done.stdout.splitlines()[-1].startswith("no report: its job failed")
     assert "window 2-4" in done.stdout
 
 

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.needs("megatron", "nemo_run")
 
 from bridge_profiling.doctor import read_experiment  # noqa: E402
-from bridge_profiling.doctor.request import Settings, apply_arguments  # noqa: E402
+from bridge_profiling.doctor.request import Request, apply_arguments  # noqa: E402
 from bridge_profiling.doctor.trace_size import UNCERTAINTY, estimate  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,11 +46,12 @@ def requests(tmp_path_factory):
 @pytest.mark.system
 @pytest.mark.parametrize("kind", ["script", "partial"])
 def test_an_experiment_tells_what_its_recipe_sets(requests, kind):
-    settings, size = requests[kind].settings, estimate(requests[kind])
+    request, size = requests[kind], estimate(requests[kind])
     # The recipe's own, by default the section's own, and set over the recipe.
-    assert (settings.train.train_iters, settings.train.micro_batch_size, settings.train.global_batch_size) == (50, 2, 8)
-    assert settings.model.num_layers == 6
-    assert (size.assumed, size.uncertainty) == ("", UNCERTAINTY)
+    batches = [request.integer(f"train.{name}") for name in ("train_iters", "micro_batch_size", "global_batch_size")]
+    assert batches == [50, 2, 8]
+    assert request.integer("model.num_layers") == 6
+    assert (size.caveat, size.uncertainty) == ("", UNCERTAINTY)
 
 
 @pytest.mark.system
@@ -62,9 +63,10 @@ def test_a_description_prints_the_settings_as_doctors_arguments(capsys):
     from launch import describe
 
     assert describe.main(["--recipe", "llama3_8b", "--settings", "train.global_batch_size=64"]) == 0
-    settings = Settings()
-    apply_arguments(settings, capsys.readouterr().out.split())
-    assert (settings.model.num_layers, settings.model.tensor_model_parallel_size) == (32, 2)
-    assert (settings.model.position_embedding_type, settings.model.gated_linear_unit) == ("rope", True)
-    assert (settings.train.train_iters, settings.train.global_batch_size) == (50, 64)
-    assert settings.model.num_moe_experts is None
+    request = Request()
+    apply_arguments(request, capsys.readouterr().out.split())
+    known = request.settings
+    assert (known["model.num_layers"], known["model.tensor_model_parallel_size"]) == (32, 2)
+    assert (known["model.position_embedding_type"], known["model.gated_linear_unit"]) == ("rope", True)
+    assert (known["train.train_iters"], known["train.global_batch_size"]) == (50, 64)
+    assert "model.num_moe_experts" not in known

@@ -57,7 +57,7 @@ def test_a_dry_run_applies_the_plugins(tmp_path):
 
 #: Requests that are refused, and what the refusal names.
 REFUSED = [
-    (["--factory=gpt_tiny", "run.plugins=nsys"], "there is no executor"),
+    (["--factory=gpt_tiny", "run.plugins=nsys"], "no executor is given"),
     (["--factory=gpt_tini", "run.executor=local"], "gpt_tiny"),
     (["--factory=gpt_tiny", "run.executor=local", "run.plugins=[nsys,pytorch_profiler]"], "exclude each other"),
     (["--factory=gpt_tiny", "run.executor=local", "config.train.train_itrs=4"], "train_iters"),

@@ -9,11 +9,12 @@ import signal
 import pytest
 
 from bridge_profiling import ProfilingConfigError
+from bridge_profiling.capture.signals import unwind_on
 
 pytestmark = pytest.mark.needs("megatron")
 pytest.importorskip("megatron.core")
 
-from launch.pretrain import build_config, main, pretrain, unwinding_on_sigterm  # noqa: E402
+from launch.pretrain import build_config, main, pretrain  # noqa: E402
 
 
 def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
@@ -26,7 +27,7 @@ def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--recipe", "gpt_tny"], "there is no recipe 'gpt_tny'"),
+        (["--recipe", "gpt_tny"], "unknown recipe 'gpt_tny'"),
         (["--recip", "gpt_tiny"], "--recip"),
         (["--steps", "3"], "unrecognized arguments: --steps"),
         (["--config"], "--config: expected one argument"),
@@ -126,7 +127,7 @@ def test_the_first_sigterm_unwinds_the_second_is_ignored_and_the_handler_is_rest
             os.kill(os.getpid(), signal.SIGTERM)
             written.append("trace")
 
-    with pytest.raises(SystemExit) as caught, unwinding_on_sigterm():
+    with pytest.raises(SystemExit) as caught, unwind_on(signal.SIGTERM, replace=True):
         training()
     assert (caught.value.code, written) == (143, ["trace"])
     assert signal.getsignal(signal.SIGTERM) is before

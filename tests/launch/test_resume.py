@@ -145,7 +145,7 @@ def test_a_checkpoint_with_a_file_missing_is_refused(capsys, tmp_path, saved):
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["checkpoint.load=/x", "train.start_iteration=1"], "where to start is what the checkpoint says"),
+        (["checkpoint.load=/x", "train.start_iteration=1"], "the checkpoint determines where to start"),
         (["checkpoint.save_interval=2"], "Type checkpoint.save=DIRECTORY as well"),
         (["checkpoint.save=/x", "checkpoint.save_interval=0"], "Type checkpoint.save_interval=null"),
         (["checkpoint.save=/x", "checkpoint.most_recent_k=0"], "Type checkpoint.most_recent_k=null"),

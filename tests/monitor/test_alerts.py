@@ -7,7 +7,7 @@ from itertools import count, pairwise
 
 import pytest
 
-from bridge_profiling.monitor.alerts import Alert, Bounded, LeakAlert, SlowIterationAlert
+from bridge_profiling.monitor.alerts import Alert, AlertLimiter, LeakAlert, SlowIterationAlert
 
 MIB = 1 << 20
 
@@ -26,7 +26,7 @@ def slow(seconds, **settings) -> list[Alert]:
 
 
 def sawtooth(iteration: int) -> float:
-    """What an allocator gives back every now and then: it gains 5 MiB an iteration and drops all 100 after twenty."""
+    """What an allocator gives back every now and then: it gains 5 MiB per iteration and drops all 100 after twenty."""
     return (1000 + 5 * (iteration % 20)) * MIB
 
 
@@ -37,7 +37,7 @@ def test_steady_growth_is_a_leak_and_says_how_much():
     found = leaks((1000 + 0.5 * iteration) * MIB for iteration in range(300))
     assert found[0].kind == "device_memory_leak"
     assert found[0].evidence["bytes_per_iteration"] == pytest.approx(0.5 * MIB, rel=0.05)
-    assert "grows by 0.50 MiB an iteration" in found[0].message
+    assert "grows by 0.50 MiB per iteration" in found[0].message
 
 
 def test_a_leak_under_the_noise_of_an_iteration_is_found():
@@ -141,10 +141,10 @@ def test_many_iterations_at_a_time_are_compared_with_those_before_them():
 
 
 def test_one_alert_of_a_kind_is_let_through_in_a_while_and_all_are_counted():
-    bounded = Bounded(60)
+    limiter = AlertLimiter(60)
     one, other = Alert("slow_iteration", "", {}), Alert("host_memory_leak", "", {})
-    said = [bounded.admit(one, now) for now in range(0, 200, 10)]
+    said = [limiter.admit(one, now) for now in range(0, 200, 10)]
     assert [now * 10 for now, due in zip(count(), said, strict=False) if due] == [0, 60, 120, 180]
-    assert bounded.admit(other, 5)
-    assert bounded.counts["slow_iteration"] == 20
-    assert bounded.counts["host_memory_leak"] == 1
+    assert limiter.admit(other, 5)
+    assert limiter.counts["slow_iteration"] == 20
+    assert limiter.counts["host_memory_leak"] == 1

@@ -10,7 +10,7 @@ import pytest
 
 from bridge_profiling.monitor import GPUMonitor, gpus
 from bridge_profiling.monitor.gpus import Gpus
-from bridge_profiling.monitor.readings import GPU_METRICS
+from bridge_profiling.monitor.metrics import GPU_METRICS
 
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 REFUSED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -83,11 +83,11 @@ def test_a_link_has_no_rate_before_the_second_sample_nor_when_its_counter_starts
     gpu = driver.add(nvlink={SENT: 1000, RECEIVED: 1000})
     found = Gpus()
     (first,) = found.read()
-    assert first.unavailable["nvlink_transmit_bytes_per_second"] == "it takes two samples"
+    assert first.unavailable["nvlink_transmit_bytes_per_second"] == "needs two samples"
     clock[0] += 1
     gpu["nvlink"] = {SENT: 10, RECEIVED: 2000}
     (second,) = found.read()
-    assert second.unavailable == {"nvlink_transmit_bytes_per_second": "the driver's counter started anew"}
+    assert second.unavailable == {"nvlink_transmit_bytes_per_second": "the driver's counter was reset"}
     clock[0] += 1
     gpu["nvlink"] = {SENT: 20, RECEIVED: 2000}
     (third,) = found.read()
@@ -105,8 +105,8 @@ def test_a_gpu_that_falls_off_the_bus_is_unavailable_as_a_whole_and_the_others_g
         assert well.values["temperature_celsius"] == 61
         assert gone.values == {}
         assert gone.identity["uuid"] == "GPU-bbbbbbbb"
-        assert gone.unavailable == dict.fromkeys(GPU_METRICS, "the GPU does not answer: GPU is lost")
-    assert [record.getMessage() for record in caplog.records] == ["GPU 1 (GPU-bbbbbbbb) answers nothing any more: GPU is lost"]
+        assert gone.unavailable == dict.fromkeys(GPU_METRICS, "the GPU does not respond: GPU is lost")
+    assert [record.getMessage() for record in caplog.records] == ["GPU 1 (GPU-bbbbbbbb) stopped responding: GPU is lost"]
     lost["nvmlDeviceGetTemperature"] = 50
     assert found.read()[1].values["temperature_celsius"] == 50
 
@@ -116,7 +116,7 @@ def test_a_gpu_that_was_lost_before_is_listed_and_does_not_hide_the_others(drive
     driver.add(nvmlDeviceGetUUID="GPU-bbbbbbbb")
     gone, well = Gpus().read()
     assert gone.identity == {"gpu": "0", "uuid": None, "name": None}
-    assert gone.unavailable["power_watts"] == "the GPU does not answer: GPU is lost"
+    assert gone.unavailable["power_watts"] == "the GPU does not respond: GPU is lost"
     assert well.values["power_watts"] == 512.0
 
 
@@ -144,18 +144,18 @@ def test_gpus_are_chosen_by_index_or_by_uuid(driver):
     for letter in "abc":
         driver.add(nvmlDeviceGetUUID=f"GPU-{letter}")
     assert [gpu.identity["uuid"] for gpu in Gpus([2, "GPU-a"]).read()] == ["GPU-a", "GPU-c"]
-    assert Gpus(["GPU-z"]).unavailable == "the driver shows no GPU GPU-z"
+    assert Gpus(["GPU-z"]).unavailable == "the driver reports no GPU GPU-z"
 
 
 def test_without_a_driver_no_gpu_is_read_and_the_reason_is_told(no_driver):
     found = Gpus()
     assert found.read() == ()
-    assert found.unavailable == f"NVIDIA's driver does not answer here: {no_driver}"
+    assert found.unavailable == f"NVIDIA's driver does not respond: {no_driver}"
     found.close()
 
 
 def test_a_driver_without_gpus_says_so(driver):
-    assert Gpus().unavailable == "the driver shows no GPU"
+    assert Gpus().unavailable == "the driver reports no GPU"
 
 
 def test_without_the_library_the_reason_is_what_to_install(monkeypatch):

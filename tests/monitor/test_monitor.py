@@ -15,8 +15,7 @@ import pytest
 
 from bridge_profiling import ProfilingConfig, ProfilingConfigError
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.monitor import GPUMonitor, LeakAlert, Monitor, SlowIterationAlert, TrainingMonitor, ticking
-from bridge_profiling.monitor import monitor as module
+from bridge_profiling.monitor import GPUMonitor, LeakAlert, Monitor, SlowIterationAlert, TrainingMonitor, sampler
 
 
 def records(path, kind="sample") -> list[dict]:
@@ -98,7 +97,7 @@ def test_an_output_that_cannot_be_opened_is_logged_and_the_training_goes_on(tmp_
     (tmp_path / "file").write_text("")
     with Monitor(jsonl=tmp_path / "file" / "monitor.jsonl", interval=60, gpus=[]) as monitor:
         monitor.training.record_step()
-    assert "monitoring goes on without one of its outputs" in caplog.text
+    assert "monitoring continues without one of its outputs" in caplog.text
     assert monitor.sample.training.values["iteration"] == 0
 
 
@@ -122,7 +121,7 @@ def test_a_reading_that_fails_does_not_end_the_monitor(tmp_path, monkeypatch, ca
     path = tmp_path / "monitor.jsonl"
     with Monitor(jsonl=path, interval=0.01, gpus=[]):
         wait_for(path.exists)
-        monkeypatch.setattr(module.Processes, "read", broken)
+        monkeypatch.setattr(sampler.Processes, "read", broken)
         wait_for(lambda: "planted" in caplog.text)
         monkeypatch.undo()
         seen = len(records(path))
@@ -161,7 +160,7 @@ def test_a_loops_own_monitor_is_used():
 @pytest.mark.parametrize("interval", [0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("monitor", [Monitor, GPUMonitor])
 def test_an_interval_that_is_none_is_refused(monitor, interval):
-    with pytest.raises(ProfilingConfigError, match="is no time between two samples"):
+    with pytest.raises(ProfilingConfigError, match="is not a valid time"):
         monitor(interval=interval)
 
 
@@ -193,11 +192,11 @@ def test_monitoring_loads_no_torch_and_none_of_the_outputs_packages():
 
 def test_a_driver_that_hangs_does_not_keep_the_training_from_ending(monkeypatch, caplog):
     hanging = Event()
-    monkeypatch.setattr(ticking, "_PATIENCE", 0.1)
-    monkeypatch.setattr(module.Gpus, "read", lambda self: hanging.wait(60) and ())
+    monkeypatch.setattr(sampler, "_PATIENCE", 0.1)
+    monkeypatch.setattr(sampler.Gpus, "read", lambda self: hanging.wait(60) and ())
     with Monitor(interval=60) as monitor:
         monitor.training.record_step()
-    assert "is left behind" in caplog.text
+    assert "is abandoned" in caplog.text
     hanging.set()
 
 
@@ -210,8 +209,8 @@ def test_sampling_that_costs_more_than_its_share_comes_more_rarely(most, seconds
         now[0] += time
         return len(waited) == 3
 
-    monkeypatch.setattr(ticking.Event, "wait", wait)
-    monkeypatch.setattr(ticking, "monotonic", lambda: now[0])
-    monkeypatch.setattr(ticking, "thread_time", lambda: next(computed))
-    ticking.Ticking(lambda: None, 1.0, "test", most)._run()
+    monkeypatch.setattr(sampler.Event, "wait", wait)
+    monkeypatch.setattr(sampler, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sampler, "thread_time", lambda: next(computed))
+    sampler.PeriodicThread(lambda: None, 1.0, "test", most)._run()
     assert waited == pytest.approx([seconds] * 3)

@@ -13,7 +13,7 @@ import pytest
 
 from bridge_profiling import ProfilingConfigError
 from bridge_profiling.monitor import Alert, JsonLines, Readings, Sample, TensorBoard
-from bridge_profiling.monitor.lines import Lines
+from bridge_profiling.monitor.outputs import Terminal
 
 GPU = Readings({"gpu": "0", "uuid": "GPU-a", "name": "H100"}, {"power_watts": 500.0}, {"utilization_ratio": "refused"})
 PROCESS = Readings({"pid": 7, "name": "python"}, {"cpu_ratio": 0.5, "resident_memory_bytes": 3 << 30})
@@ -121,7 +121,7 @@ def test_an_output_whose_package_is_missing_says_what_to_type(tmp_path, monkeypa
 
 def test_people_read_unavailable_where_there_is_no_value():
     stream = io.StringIO()
-    lines = Lines(stream)
+    lines = Terminal(stream)
     lines.write(SAMPLE)
     lines.write(BARE)
     gpu, process, no_gpus, no_processes = stream.getvalue().splitlines()

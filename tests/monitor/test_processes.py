@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from bridge_profiling.monitor import processes
+from bridge_profiling.monitor.metrics import PROCESS_METRICS
 from bridge_profiling.monitor.processes import Processes
-from bridge_profiling.monitor.readings import PROCESS_METRICS
 
 BUSY = "import time\nheld = bytearray(100 << 20)\nprint(flush=True)\nwhile True: pass"
 IDLE = "import time\nprint(flush=True)\ntime.sleep(600)"
@@ -40,7 +40,7 @@ def test_a_busy_process_is_told_from_an_idle_one(start):
     busy, idle = start(BUSY), start(IDLE)
     watched = Processes([busy.pid, idle.pid])
     first = watched.read()
-    assert [one.unavailable["cpu_ratio"] for one in first] == ["it takes two samples"] * 2
+    assert [one.unavailable["cpu_ratio"] for one in first] == ["needs two samples"] * 2
     until = monotonic() + 1
     while monotonic() < until:
         sleep(0.05)
@@ -69,12 +69,12 @@ def test_a_process_that_has_ended_is_unavailable_and_not_zero(start):
 
 def test_a_name_that_is_no_text_can_be_written_all_the_same(monkeypatch):
     monkeypatch.setattr(psutil.Process, "name", lambda self: b"tr\xe4in".decode(errors="surrogateescape"))
-    (own,) = Processes(children=False).read()
+    own, *_ = Processes().read()
     assert own.identity["name"] == "tr?in"
 
 
 def test_children_come_and_go(start, monkeypatch):
-    monkeypatch.setattr(processes, "_RARELY", 0)
+    monkeypatch.setattr(processes, "_COST_MULTIPLE", 0)
     watched = Processes()
     child = start(IDLE)
     found = {one.identity["pid"]: one.identity for one in watched.read()}

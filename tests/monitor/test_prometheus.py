@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bridge_profiling import ProfilingConfigError
 from bridge_profiling.monitor import Alert, Monitor, Prometheus, Readings, Sample
-from bridge_profiling.monitor.readings import GPU_METRICS, PROCESS_METRICS, TRAINING_METRICS
+from bridge_profiling.monitor.metrics import GPU_METRICS, PROCESS_METRICS, TRAINING_METRICS
 
 GPU = Readings({"gpu": "0", "uuid": "GPU-a", "name": "H100"}, dict.fromkeys(GPU_METRICS, 0.5))
 LOST = Readings({"gpu": "1", "uuid": None, "name": None}, {}, dict.fromkeys(GPU_METRICS, "the GPU does not answer"))
@@ -119,7 +119,7 @@ def test_it_is_served_at_the_loopback_address_alone_unless_told_otherwise(server
 
 
 def test_a_port_that_is_taken_is_refused_with_the_mend(server):
-    with pytest.raises(ProfilingConfigError, match=f"port {server.port} of 127.0.0.1 cannot be served.*Name another port"):
+    with pytest.raises(ProfilingConfigError, match=f"port {server.port} of 127.0.0.1 cannot be served.*Use another port"):
         Prometheus(server.port)
 
 

@@ -12,8 +12,8 @@ import pytest
 from bridge_profiling import ProfilingConfigError
 from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.monitor import Counters, TrainingMonitor, training
-from bridge_profiling.monitor.readings import TRAINING_METRICS
-from bridge_profiling.monitor.torch_memory import device_memory
+from bridge_profiling.monitor.metrics import TRAINING_METRICS
+from bridge_profiling.monitor.training import device_memory
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_what_the_loop_does_not_tell_is_unavailable_with_the_reason():
     readings = TrainingMonitor().read()
     assert readings.values == {}
     assert readings.unavailable.keys() == TRAINING_METRICS.keys()
-    assert readings.unavailable["tokens_per_second"] == "the loop does not tell its tokens"
-    assert readings.unavailable["data_loading_ratio"] == "the loop does not tell when it waits for data"
+    assert readings.unavailable["tokens_per_second"] == "the loop does not report tokens"
+    assert readings.unavailable["data_loading_ratio"] == "the loop does not report when it waits for data"
     assert readings.unavailable["iteration_seconds"] == "no iteration has ended yet"
 
 
@@ -150,7 +150,7 @@ def test_data_comes_unchanged_and_waiting_for_it_counts(clock):
     [
         (float("nan"), "it is nan"),
         (float("inf"), "it is inf"),
-        ("much", "a str is no number"),
+        ("much", "a str is not a number"),
         (SimpleNamespace(device=SimpleNamespace(type="cuda")), "it is on the GPU"),
     ],
 )
@@ -165,7 +165,7 @@ def test_a_loss_that_cannot_be_told_is_unavailable_and_nothing_waits_for_a_gpu(l
     [
         (float("nan"), "it is nan"),
         (float("inf"), "it is inf"),
-        (SimpleNamespace(device=SimpleNamespace(type="cuda")), "it is on the GPU, and reading it would wait for the GPU: give"),
+        (SimpleNamespace(device=SimpleNamespace(type="cuda")), "it is on the GPU, and reading it would wait for the GPU: pass"),
     ],
 )
 def test_tokens_that_are_no_number_are_not_counted_and_the_rest_is(clock, tokens, reason):
@@ -196,7 +196,7 @@ def test_tensors_on_the_cpu_and_numpys_numbers_are_numbers():
 
 def test_memory_is_asked_of_the_torch_that_is_loaded_and_none_is_loaded_for_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert device_memory() == ({}, dict.fromkeys(device_memory()[1], "this process has not loaded torch"))
+    assert device_memory() == dict.fromkeys(device_memory(), "this process has not loaded torch")
     assert "torch" not in sys.modules
 
 
@@ -204,7 +204,7 @@ def test_a_process_without_cuda_has_no_device_memory():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_initialized():
         pytest.skip("this process uses CUDA")
-    assert set(device_memory()[1].values()) == {"this process uses no GPU"}
+    assert set(device_memory().values()) == {"this process uses no GPU"}
 
 
 def test_memory_of_all_devices_of_the_process_adds_up(monkeypatch):
@@ -214,12 +214,12 @@ def test_memory_of_all_devices_of_the_process_adds_up(monkeypatch):
 
     cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 2, memory_stats_as_nested_dict=statistics)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert device_memory() == ({"allocated_bytes": 21, "allocated_peak_bytes": 200, "reserved_bytes": 100}, {})
+    assert device_memory() == {"allocated_bytes": 21, "allocated_peak_bytes": 200, "reserved_bytes": 100}
 
 
 def test_memory_is_read_where_a_step_ends_once_a_sample(monkeypatch):
     asked = []
-    monkeypatch.setattr(training, "device_memory", lambda: (asked.append(1) or {"allocated_bytes": len(asked)}, {}))
+    monkeypatch.setattr(training, "device_memory", lambda: asked.append(1) or {"allocated_bytes": len(asked)})
     monitor = TrainingMonitor()
     monitor.read()
     for _ in range(5):

@@ -16,7 +16,7 @@ pytest.importorskip("megatron.core")
 
 from recipes.config import ConfigContainer  # noqa: E402
 from recipes.finalize import finalize  # noqa: E402
-from recipes.gpt import gpt_tiny  # noqa: E402
+from recipes.models import gpt_tiny  # noqa: E402
 
 
 def tiny(*overrides: str) -> ConfigContainer:
@@ -104,8 +104,8 @@ def test_microbatches_divide_the_global_batch_among_data_parallel_ranks():
         (1, ["train.start_iteration=20"], "leaves nothing to train.*iterations run from 0 to 19"),
         (1, ["train.start_iteration=-1"], "leaves nothing to train"),
         (3, ["model.tensor_model_parallel_size=2"], "a world of 3 cannot be split"),
-        (3, ["model.tensor_model_parallel_size=3"], "model.num_attention_heads=4 is no multiple.*num_attention_heads=6"),
-        (4, ["model.pipeline_model_parallel_size=4"], "model.num_layers=2 is no multiple.*model.num_layers=4"),
+        (3, ["model.tensor_model_parallel_size=3"], "model.num_attention_heads=4 is not a multiple.*num_attention_heads=6"),
+        (4, ["model.pipeline_model_parallel_size=4"], "model.num_layers=2 is not a multiple.*model.num_layers=4"),
         (
             2,
             ["model.pipeline_model_parallel_size=2", "model.virtual_pipeline_model_parallel_size=2"],
@@ -122,12 +122,12 @@ def test_microbatches_divide_the_global_batch_among_data_parallel_ranks():
             ],
             "3 microbatches cannot be interleaved over 2.*train.global_batch_size=8",
         ),
-        (1, ["model.hidden_size=66"], "model.hidden_size=66 is no multiple of model.num_attention_heads"),
+        (1, ["model.hidden_size=66"], "model.hidden_size=66 is not a multiple of model.num_attention_heads"),
         (1, ["model.bf16=true", "model.fp16=true"], "both on"),
         (1, ["optimizer.bf16=true"], "model.bf16=true"),
         (1, ["model.params_dtype=bfloat16"], "model.params_dtype=torch.bfloat16 contradicts.*model.bf16"),
-        (1, ["optimizer.lr=null"], "optimizer.lr=None is no learning rate"),
-        (1, ["optimizer.lr=1e-3", "optimizer.min_lr=1"], "optimizer.min_lr=1.0 does not lie"),
+        (1, ["optimizer.lr=null"], "optimizer.lr=None is not above 0"),
+        (1, ["optimizer.lr=1e-3", "optimizer.min_lr=1"], "optimizer.min_lr=1.0 is not between 0"),
         (1, ["scheduler.lr_warmup_iters=20"], "scheduler.lr_warmup_iters=20 does not end before"),
         (1, ["tokenizer.vocab_size=128"], "tokenizer.vocab_size=128 does not fit model.vocab_size=128"),
         (1, ["ddp.overlap_param_gather=true"], "ddp.overlap_grad_reduce=true as well"),
@@ -142,7 +142,7 @@ def test_microbatches_divide_the_global_batch_among_data_parallel_ranks():
         (1, ["model.cuda_graph_impl=local", "model.torch_compile=true"], "model.cuda_graph_impl=none"),
         (1, ["dataset.blend=[]"], "dataset.blend=null"),
         (1, ["dataset.blend=[a]", "dataset.blend_weights=[1,2]"], "has 2 entries and dataset.blend 1"),
-        (1, ["dataset.blend=[a,b]", "dataset.blend_weights=[0,0]"], "are no shares"),
+        (1, ["dataset.blend=[a,b]", "dataset.blend_weights=[0,0]"], "are not shares"),
         (1, ["dataset.split=0,0,0"], "dataset.split=90,10,0"),
         (1, ["dataset.split=1,2,3,4"], "up to three numbers"),
         (1, ["dataset.num_workers=-1"], "dataset.num_workers=0 or more"),

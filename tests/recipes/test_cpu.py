@@ -10,10 +10,10 @@ pytestmark = pytest.mark.needs("megatron")
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
-from recipes.gpt import gpt_125m, gpt_tiny  # noqa: E402
 from recipes.megatron import cpu  # noqa: E402
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu  # noqa: E402
 from recipes.megatron.train import pretrain  # noqa: E402
+from recipes.models import gpt_125m, gpt_tiny  # noqa: E402
 from tests.forked_ranks import LAUNCHER_VARIABLES  # noqa: E402
 
 

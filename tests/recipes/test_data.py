@@ -14,9 +14,9 @@ pytest.importorskip("megatron.core")
 from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from launch import build_indexed_data  # noqa: E402
 from recipes.finalize import finalize  # noqa: E402
-from recipes.gpt import gpt_tiny  # noqa: E402
 from recipes.megatron import indexed  # noqa: E402
 from recipes.megatron.data import ConsumedSampler, check_data  # noqa: E402
+from recipes.models import gpt_tiny  # noqa: E402
 
 #: A learning rate so small that no weight changes: what is left of a loss is its data.
 FROZEN = ["optimizer.lr=1e-30", "optimizer.weight_decay=0"]
@@ -107,7 +107,7 @@ def test_two_ranks_share_one_index_and_see_what_one_rank_sees(losses, folder, ru
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["dataset.blend=[{folder}/none]"], r"there is no .*/none\.bin and no .*/none\.idx.*--output .*/none"),
+        (["dataset.blend=[{folder}/none]"], r"none\.bin and .*/none\.idx cannot be found.*--output .*/none"),
         (["dataset.blend=[{folder}/long]", "model.vocab_size=100"], "long holds token 127.*model.vocab_size=128"),
         (["dataset.blend=[{folder}/long]", "dataset.split=999,1,0"], "gives a part of .*long no document; it has 120"),
         (["dataset.blend=[{folder}/long]", "dataset.split=1", "train.eval_interval=2"], "leaves nothing for evaluation"),

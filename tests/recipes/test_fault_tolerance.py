@@ -20,8 +20,8 @@ resiliency = pytest.importorskip("nvidia_resiliency_ext.fault_tolerance", reason
 import torch  # noqa: E402
 
 from recipes.finalize import finalize  # noqa: E402
-from recipes.gpt import gpt_tiny  # noqa: E402
 from recipes.megatron.fault_tolerance import MONITOR_SOCKET, RankMonitor, check_installed  # noqa: E402
+from recipes.models import gpt_tiny  # noqa: E402
 
 ON = ["ft.enable_ft_package=true", "ft.calc_ft_timeouts=true"]
 
@@ -98,7 +98,7 @@ def test_without_a_monitor_training_goes_on_and_the_line_says_who_would_start_on
     monkeypatch.delenv(MONITOR_SOCKET, raising=False)
     with opened(*ON) as rank:
         train(rank, 20, save_at=[20])
-        assert "nobody watches these ranks" in rank.describe()
+        assert "these ranks are not monitored" in rank.describe()
         assert "FaultTolerancePlugin" in rank.describe()
 
 

@@ -12,9 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from recipes.catalog import RANKS, get_recipe  # noqa: E402
+from recipes.counts import (  # noqa: E402
+    count_parameters,
+    flops_per_token,
+    iteration_work,
+)
 from recipes.finalize import finalize  # noqa: E402
-from recipes.flops import flops_per_token, iteration_work  # noqa: E402
-from recipes.parameters import count_parameters  # noqa: E402
 from tests.recipes.small_models import LLAMA  # noqa: E402
 
 

@@ -18,8 +18,8 @@ from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from recipes.catalog import get_recipe  # noqa: E402
 from recipes.config import ConfigContainer  # noqa: E402
 from recipes.finalize import finalize  # noqa: E402
-from recipes.gpt import gpt_tiny  # noqa: E402
 from recipes.megatron import layers, setup  # noqa: E402
+from recipes.models import gpt_tiny  # noqa: E402
 
 #: Transformer Engine's, from 2.7 on.
 MODES = SimpleNamespace(NONE="none", FP8="fp8")
@@ -124,9 +124,8 @@ def test_tp_communication_overlap_gets_its_buffers(monkeypatch, modes, overrides
     split = ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.tp_comm_overlap=true"]
     config = tiny("model.bf16=true", *split, *overrides)
     finalize(config, 2)
-    setup._initialize_userbuffers(config)
-    assert given == {"shape": [2 * 64, 64], "tp_size": 2, "bootstrap_backend": "nccl", **quantization}
-    setup._destroy_userbuffers(config)
+    with setup._userbuffers(config):
+        assert given == {"shape": [2 * 64, 64], "tp_size": 2, "bootstrap_backend": "nccl", **quantization}
     assert given == {}
 
 

@@ -158,8 +158,8 @@ def test_profiling_changes_no_bit_of_any_loss(one):
 def test_what_is_rewritten_for_the_cpu_is_what_megatron_core_is_known_to_need(monkeypatch):
     import torch
 
-    from recipes.gpt import gpt_tiny
     from recipes.megatron import cpu, train
+    from recipes.models import gpt_tiny
 
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -176,8 +176,8 @@ def test_what_is_rewritten_for_the_cpu_is_what_megatron_core_is_known_to_need(mo
 def test_pretrain_returns_the_losses_and_leaves_config_and_process_as_they_were(monkeypatch):
     import torch
 
-    from recipes.gpt import gpt_tiny
     from recipes.megatron.train import pretrain
+    from recipes.models import gpt_tiny
 
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -215,8 +215,8 @@ def test_nccl_without_a_gpu_is_refused(monkeypatch):
     import torch
 
     from bridge_profiling import ProfilingConfigError
-    from recipes.gpt import gpt_tiny
     from recipes.megatron.train import pretrain
+    from recipes.models import gpt_tiny
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     config = gpt_tiny()

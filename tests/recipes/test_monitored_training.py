@@ -13,7 +13,7 @@ pytest.importorskip("megatron.core")
 
 from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from recipes.finalize import finalize  # noqa: E402
-from recipes.gpt import gpt_tiny  # noqa: E402
+from recipes.models import gpt_tiny  # noqa: E402
 
 MONITORED = ["monitor.jsonl=true", "monitor.tensorboard=true", "monitor.interval=0.1"]
 
@@ -45,7 +45,10 @@ def test_it_changes_no_loss(losses):
 
 @pytest.mark.parametrize(
     ("override", "message"),
-    [("monitor.interval=0", "is no time between two samples"), ("monitor.port=70000", "monitor.port=70000 is no port")],
+    [
+        ("monitor.interval=0", "monitor.interval=0.0 is too small.*seconds between two samples"),
+        ("monitor.port=70000", "monitor.port=70000 is not a port"),
+    ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(override, message):
     config = gpt_tiny()

@@ -9,8 +9,8 @@ pytest.importorskip("megatron.core")
 
 from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from recipes.catalog import RANKS, RECIPES, get_recipe  # noqa: E402
+from recipes.counts import count_parameters  # noqa: E402
 from recipes.finalize import finalize  # noqa: E402
-from recipes.parameters import count_parameters  # noqa: E402
 from tests.recipes.small_models import LLAMA, SMALL  # noqa: E402
 
 #: What the publishers of each model say: total, and active a token.

@@ -17,8 +17,8 @@ from launch import describe  # noqa: E402
 from recipes.catalog import RANKS, RECIPES, get_recipe  # noqa: E402
 from recipes.config import TrainConfig  # noqa: E402
 from recipes.finalize import finalize  # noqa: E402
-from recipes.gpt import gpt_tiny  # noqa: E402
-from recipes.megatron.garbage import manual_gc  # noqa: E402
+from recipes.megatron.loop_tools import manual_gc  # noqa: E402
+from recipes.models import gpt_tiny  # noqa: E402
 
 #: layers, hidden, heads, groups, head's width, feed-forward, vocabulary, tied, rotary base: as published.
 ARCHITECTURES = {

@@ -15,8 +15,8 @@ pytest.importorskip("megatron.core")
 from bridge_profiling import ProfilingConfigError, megatron_versions  # noqa: E402
 from bridge_profiling.overrides import apply_overrides  # noqa: E402
 from recipes import checks, releases  # noqa: E402
-from recipes.gpt import gpt_tiny  # noqa: E402
 from recipes.megatron import train  # noqa: E402
+from recipes.models import gpt_tiny  # noqa: E402
 from tests.forked_ranks import run_ranks  # noqa: E402
 
 

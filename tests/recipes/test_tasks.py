@@ -76,7 +76,7 @@ def test_a_recipe_survives_the_way_to_the_job(name):
 @megatron
 def test_a_recipe_finalized_already_can_be_sent_and_built_again():
     from recipes.finalize import finalize
-    from recipes.gpt import gpt_tiny
+    from recipes.models import gpt_tiny
 
     config = gpt_tiny()
     finalize(config, 1)
@@ -91,7 +91,7 @@ def test_what_cannot_be_sent_to_the_job_is_refused():
 
     from bridge_profiling.errors import ProfilingConfigError
     from launch.tasks import pretrain_partial
-    from recipes.gpt import gpt_tiny
+    from recipes.models import gpt_tiny
 
     def recipe():
         config = gpt_tiny()
@@ -108,7 +108,7 @@ def test_a_partial_and_a_script_end_in_the_same_training(plugin):
     from bridge_profiling.overrides import apply_overrides
     from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
     from launch.tasks import pretrain_partial
-    from recipes.gpt import gpt_tiny
+    from recipes.models import gpt_tiny
 
     window = {"profile_step_start": 4, "profile_step_end": 6, "profile_ranks": [0, 1]}
     make = {

@@ -40,7 +40,7 @@ def cluster(slurm_cluster):
 def test_a_directory_that_both_nodes_see_is_ok(cluster, tmp_path):
     done = doctor("--nodes", "2", "--output-dir", str(tmp_path), **cluster)
     assert line(done, "shared by the nodes") == (
-        "ok      shared by the nodes: 2 nodes (n1, n2) read a file written here, and theirs are seen here"
+        "ok      shared by the nodes: 2 nodes (n1, n2) read a file written here, and this machine sees theirs"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -53,13 +53,13 @@ def test_a_directory_that_only_this_process_sees_fails(cluster, tmp_path):
     around = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {place} && exec "$@"', "sh")
     done = doctor("--nodes", "2", "--output-dir", str(place), around=around, **cluster)
     assert done.returncode == 1
-    assert "0 of 2 nodes read what was written here, and 0 of their files are seen here" in line(done, "shared by the nodes")
+    assert "0 of 2 nodes read a file written here, and this machine sees 0 of theirs" in line(done, "shared by the nodes")
 
 
 @pytest.mark.needs("slurm")
 def test_more_nodes_than_there_are_is_unknown_with_slurms_reason(cluster, tmp_path):
     done = doctor("--nodes", "3", "--output-dir", str(tmp_path), **cluster)
-    assert line(done, "shared by the nodes").startswith("unknown shared by the nodes: the nodes could not be asked: `srun")
+    assert line(done, "shared by the nodes").startswith("unknown shared by the nodes: the nodes could not be reached: `srun")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,11 +19,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from bridge_profiling.capture.attempt import claim_attempt
 from bridge_profiling.capture.control.listener import Training
 from bridge_profiling.capture.control.mailbox import ACCEPTED, PROGRESS, REQUEST, Mailbox
 from bridge_profiling.capture.control.planning import JobState, admit, open_request
 from bridge_profiling.capture.control.request import CaptureRequest, new_id, parse_request
+from bridge_profiling.capture.files import claim_attempt
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.launch_env import LaunchEnv

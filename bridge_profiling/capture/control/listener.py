@@ -16,7 +16,7 @@ from bridge_profiling.capture.control.mailbox import ACCEPTED, PROGRESS, REQUEST
 from bridge_profiling.capture.control.request import CaptureRequest
 from bridge_profiling.capture.nsys_profiler import check_armed
 from bridge_profiling.capture.slow_iterations import COOL_DOWN, SlowWatch
-from bridge_profiling.capture.window_capture import WindowPlan
+from bridge_profiling.capture.window import WindowPlan
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import CaptureError, one_line
 from bridge_profiling.manifest import Trigger

@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -20,8 +21,9 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
+from bridge_profiling.capture.signals import unwind_on
 from bridge_profiling.nsys.launch import report_exit_code
-from launch.pretrain import build_config, unwinding_on_sigterm
+from launch.pretrain import build_config
 from tests.planted.cases import CASES, RECIPE
 
 #: What makes a case run on a CPU in seconds: the plumbing is the same, the numbers mean nothing.
@@ -62,7 +64,7 @@ def main() -> None:
     Path(options.go).with_name(f"ready-{rank}").touch()
     while not os.path.exists(options.go):
         time.sleep(0.02)
-    with unwinding_on_sigterm(), report_exit_code():
+    with unwind_on(signal.SIGTERM, replace=True), report_exit_code():
         # A rank that nsys profiles starts again here, and comes back to this line.
         train.pretrain(config, may_restart=True)
     if rank == (case.planted_ranks or [0])[0]:

@@ -1,4 +1,4 @@
-"""What repeated measurements say, by hand and against many draws."""
+"""Statistics of repeated measurements, by hand and against many draws."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bridge_profiling.bench.samples import LEVEL, estimate
+from bridge_profiling.bench.statistics import LEVEL, estimate
 
 
 def test_median_mean_and_bounds_of_ten_samples_are_those_of_the_tables():

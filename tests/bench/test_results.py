@@ -1,10 +1,10 @@
-"""The file of results: what is kept beside what, and what is no such file."""
+"""The file of results: which results it keeps, and which files are refused; and bus bandwidth, by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from bridge_profiling.bench import document
+from bridge_profiling.bench import results
 from bridge_profiling.errors import ProfilingConfigError
 
 
@@ -18,11 +18,11 @@ def row(gbs):
 
 def test_a_new_result_replaces_that_of_the_same_circumstances_and_leaves_the_others(tmp_path):
     path = tmp_path / "bench.json"
-    document.add(path, result(rows=[row(1.0)]))
-    document.add(path, result(world_size=4))
-    document.add(path, result("copies"))
-    document.add(path, result(rows=[row(2.0)]))
-    found = document.read(path)
+    results.add(path, result(rows=[row(1.0)]))
+    results.add(path, result(world_size=4))
+    results.add(path, result("copies"))
+    results.add(path, result(rows=[row(2.0)]))
+    found = results.read(path)
     assert [(each["kind"], each["world_size"]) for each in found.results] == [
         ("collectives", 4),
         ("copies", 2),
@@ -35,9 +35,9 @@ def test_a_new_result_replaces_that_of_the_same_circumstances_and_leaves_the_oth
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("no json", "it is no JSON"),
-        ("[]", "does not say that it is one"),
-        ('{"traceEvents": []}', "does not say that it is one"),
+        ("no json", "it is not JSON"),
+        ("[]", "it lacks the format"),
+        ('{"traceEvents": []}', "it lacks the format"),
         ('{"format": "bridge-profiling bench", "schema_version": 9, "results": []}', "schema version 9"),
         ('{"format": "bridge-profiling bench", "schema_version": 1, "results": [{"kind": "step"}]}', "damaged"),
     ],
@@ -46,9 +46,9 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path, text, s
     path = tmp_path / "bench.json"
     path.write_text(text)
     with pytest.raises(ProfilingConfigError, match=said):
-        document.read(path)
+        results.read(path)
     with pytest.raises(ProfilingConfigError, match=said):
-        document.add(path, result())
+        results.add(path, result())
     assert path.read_text() == text
 
 
@@ -66,24 +66,41 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path, text, s
 )
 def test_a_result_without_what_is_read_of_it_is_damaged(tmp_path, damaged):
     path = tmp_path / "bench.json"
-    document.write(path, [damaged])
+    results.write(path, [damaged])
     with pytest.raises(ProfilingConfigError, match="its results are damaged"):
-        document.read(path)
+        results.read(path)
 
 
 def test_a_kind_of_a_later_version_is_left_alone(tmp_path):
     path = tmp_path / "bench.json"
-    document.write(path, [{"kind": "disks", "rows": [{}]}])
-    document.add(path, result())
-    assert [each["kind"] for each in document.read(path).results] == ["disks", "collectives"]
+    results.write(path, [{"kind": "disks", "rows": [{}]}])
+    results.add(path, result())
+    assert [each["kind"] for each in results.read(path).results] == ["disks", "collectives"]
 
 
 def test_what_is_not_there_is_told_with_what_makes_it(tmp_path):
     with pytest.raises(ProfilingConfigError, match="bridge-profiling bench collectives -o"):
-        document.read(tmp_path / "nowhere.json")
+        results.read(tmp_path / "nowhere.json")
 
 
 def test_what_json_cannot_hold_is_never_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
-        document.write(tmp_path / "bench.json", [result(rows=[row(float("inf"))])])
+        results.write(tmp_path / "bench.json", [result(rows=[row(float("inf"))])])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "factor"),
+    [
+        ("all_reduce", 2, 1.0),
+        ("all_reduce", 8, 1.75),
+        ("all_gather", 2, 0.5),
+        ("all_gather", 4, 0.75),
+        ("reduce_scatter", 8, 0.875),
+        ("all_to_all", 4, 0.75),
+        ("send", 2, 1.0),
+        ("send_recv", 8, 1.0),
+    ],
+)
+def test_bus_bandwidth_over_algorithm_bandwidth(operation, ranks, factor):
+    assert results.bus_factor(operation, ranks) == factor

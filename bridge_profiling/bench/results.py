@@ -1,0 +1,167 @@
+"""Results of benchmarks: the file that holds them, bus bandwidth, and the errors of a measurement. Imports no torch.
+
+The fields of the file are stable: times are in microseconds, sizes in bytes, bandwidths in 10⁹ bytes per second. Keys may be
+added; none changes its meaning within a `schema_version`. One file holds results of several benchmarks: a new result replaces
+the one of its kind measured under the same conditions, and leaves the others.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge_profiling.atomic import write_atomically
+from bridge_profiling.errors import ProfilingConfigError
+
+SCHEMA_VERSION = 1
+
+#: Name of a result file that is found automatically in a directory of captures.
+NAME = "bench.json"
+
+#: Identifies a result file.
+_FORMAT = "bridge-profiling bench"
+
+#: Two results of a kind with equal values of these were measured under the same conditions.
+_CONDITIONS = ("kind", "world_size", "hosts", "backend", "dtype", "device", "subject")
+
+_NUMBER = (int, float)
+
+#: Fields that a comparison with a capture reads, by kind: those of a result, and those of each of its rows.
+_FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "collectives": (
+        {"world_size": int, "hosts": int, "backend": str, "device": str},
+        {"operation": str, "message_bytes": int, "algorithm_bandwidth_gbs": _NUMBER, "correct": bool},
+    ),
+    "copies": (
+        {"device": str},
+        {"direction": str, "host_memory": str, "bytes": int, "bandwidth_gbs": _NUMBER, "correct": bool},
+    ),
+    "step": ({"device": str, "subject": str}, {"time_us": {"median": _NUMBER}}),
+    # A setting that could not be measured has no rate.
+    "data_loader": ({"subject": str}, {"batches_per_s": (dict, type(None))}),
+}
+
+
+class MeasurementError(RuntimeError):
+    """The measured code or operation failed. The message has its error and where it was raised."""
+
+    exit_code = 1
+
+
+class UnavailableError(RuntimeError):
+    """This machine lacks the required hardware or backend. The message says which."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class BenchDocument:
+    """Results of benchmarks.
+
+    Args:
+        path: the file.
+        results: each with its `kind`, its conditions and its `rows`.
+    """
+
+    path: Path
+    results: list[dict[str, Any]]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """Results of one benchmark, a key of `requests.KINDS`."""
+        return [result for result in self.results if result.get("kind") == kind]
+
+
+def bus_factor(operation: str, ranks: int) -> float:
+    """Ratio of bus bandwidth to algorithm bandwidth of an operation among at least one rank.
+
+    2(n-1)/n for all_reduce, whose every byte is sent out and comes back reduced; (n-1)/n for operations that leave one part in
+    n where it is; 1 between two ranks. Source: nccl-tests,
+    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
+    """
+    if operation == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if operation in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
+
+
+def read(path: Path) -> BenchDocument:
+    """Read a file of results.
+
+    Raises:
+        ProfilingConfigError: the file does not exist, or is not a file of results.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        made_by = f"bridge-profiling bench collectives -o {path / NAME if path.is_dir() else path}"
+        raise ProfilingConfigError(f"{path} cannot be read: {error.strerror}", instead=f"Type {made_by}") from error
+    except ValueError as error:
+        raise _not_results(path, f"it is not JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        raise _not_results(path, f"it lacks the format {_FORMAT!r}")
+    if found.get("schema_version") != SCHEMA_VERSION:
+        raise _not_results(path, f"it has schema version {found.get('schema_version')}; this version reads {SCHEMA_VERSION}")
+    results = found.get("results")
+    if not isinstance(results, list) or not all(_is_result(result) for result in results):
+        raise _not_results(path, "its results are damaged")
+    return BenchDocument(path, results)
+
+
+def check_addable(path: Path) -> list[dict[str, Any]]:
+    """The results in a file to which one can be added; empty if there is no file.
+
+    Raises:
+        ProfilingConfigError: the file is not a file of results.
+    """
+    try:
+        return read(path).results if path.exists() else []
+    except ProfilingConfigError as error:
+        raise ProfilingConfigError(error.what, why=error.why, instead="Use another file with -o, or remove this one") from error
+
+
+def add(path: Path, result: dict[str, Any]) -> None:
+    """Write a result into a file, which is created if missing and keeps results of other conditions.
+
+    Raises:
+        ProfilingConfigError: the file is not a file of results, or cannot be written.
+    """
+
+    def conditions(of: dict[str, Any]) -> list[str]:
+        return [json.dumps(of.get(name)) for name in _CONDITIONS]
+
+    write(path, [each for each in check_addable(path) if conditions(each) != conditions(result)] + [result])
+
+
+def write(path: Path, results: list[dict[str, Any]]) -> None:
+    """Write a file that holds exactly these results.
+
+    Raises:
+        ProfilingConfigError: it cannot be written.
+    """
+    text = json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION, "results": results}, indent=1, allow_nan=False)
+    try:
+        write_atomically(path, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
+    except OSError as error:
+        raise ProfilingConfigError(f"{path} cannot be written: {error.strerror}", instead="Use another file with -o") from error
+
+
+def _is_result(result: Any) -> bool:
+    if not _has(result, {"kind": str, "rows": list}):
+        return False
+    # Kinds of a later version have fields that are unknown here, and are never read.
+    of_result, of_row = _FIELDS.get(result["kind"], ({}, {}))
+    return _has(result, of_result) and all(_has(row, of_row) for row in result["rows"])
+
+
+def _has(found: Any, fields: dict[str, Any]) -> bool:
+    """Whether a mapping has fields of these types; a mapping in place of a type has fields of its own."""
+    return isinstance(found, dict) and all(
+        name in found and (_has(found[name], kind) if isinstance(kind, dict) else isinstance(found[name], kind))
+        for name, kind in fields.items()
+    )
+
+
+def _not_results(path: Path, why: str) -> ProfilingConfigError:
+    what = f"{path} is not a result file of bridge-profiling bench"
+    return ProfilingConfigError(what, why=why, instead="Name a file made with bridge-profiling bench -o")

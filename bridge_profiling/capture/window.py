@@ -1,0 +1,428 @@
+"""The windows of one rank: the schedule of those to come, and the capture of each one from its plan to its manifest.
+
+At most one window records at a time. Windows come from the config when the hook opens, and from requests while the training
+runs. Those of requests are posted by another thread; everything else here happens in the training's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from threading import Thread
+
+from bridge_profiling.capture.files import CaptureFiles, give_up_attempt
+from bridge_profiling.capture.memory import MemoryProfiler
+from bridge_profiling.capture.nsys_profiler import NsysProfiler
+from bridge_profiling.capture.profiler import Profiler, guarded, synchronize_device
+from bridge_profiling.capture.record import CaptureRecord, Rank
+from bridge_profiling.capture.signals import signals_held
+from bridge_profiling.capture.torch_profiler import TorchProfiler
+from bridge_profiling.config import ProfilingConfig, Window
+from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.manifest import Status, Trigger
+
+logger = logging.getLogger(__name__)
+
+#: Later than every iteration: there is nothing more to do.
+NEVER = sys.maxsize
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """A window to capture.
+
+    Attributes:
+        config: the settings: its window, ranks and profilers.
+        trigger: its origin.
+        attempt: the number of its folder, where that is agreed already.
+    """
+
+    config: ProfilingConfig
+    trigger: Trigger
+    attempt: int | None = None
+
+    @property
+    def window(self) -> Window:
+        """The iterations."""
+        return self.config.window
+
+
+class CaptureWindow:
+    """The capture of one window: its profilers, its files and its manifest.
+
+    Its state is `waiting`, then `armed` (a profiler warms up), `capturing` and `closed`. Creating one writes its manifest and
+    touches no profiler, so another thread than the training's may create it.
+
+    Args:
+        plan: the window and its settings.
+        files: where to write.
+        rank: the rank.
+
+    Raises:
+        OSError: the manifest cannot be written.
+    """
+
+    def __init__(self, plan: WindowPlan, files: CaptureFiles, rank: Rank) -> None:
+        self.plan, self.window, self.files, self._rank = plan, plan.window, files, rank
+        self.state = "waiting"
+        self.profilers = _profilers(plan.config, files, rank)
+        self.record = CaptureRecord(plan.config, files, rank, self.profilers, plan.trigger)
+        self.record.reason = f"the process ended before it reached iteration {self.window.start}"
+        self.record.write()
+        self._unwritten: list[tuple[Profiler, Callable[[], None]]] = []
+        self._writer: Thread | None = None
+        self._finished = self._skipped = False
+
+    @property
+    def active(self) -> list[Profiler]:
+        """The profilers that have neither failed nor finished."""
+        return [profiler for profiler in self.profilers if profiler.active]
+
+    @property
+    def edge(self) -> int:
+        """The first iteration that needs more than timing: the one before the window, when a profiler warms up in it."""
+        if self.state == "waiting" and any(profiler.needs_warm_up for profiler in self.active):
+            return max(self.window.start - 1, 0)
+        return self.window.start
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether `advance` changes the state before `iteration` runs."""
+        return iteration not in self.window if self.state == "capturing" else iteration >= self.edge
+
+    # -- in the training's thread, signals held ------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Prepare the profilers; memory history records from here on."""
+        for profiler in self.active:
+            with profiler.guarded("open"):
+                profiler.open()
+        if not self.active:
+            self.close(None)
+
+    def advance(self, iteration: int) -> None:
+        """Bring the window to the state that it has while `iteration` runs: warm up, start recording, or close."""
+        if not self.is_due(iteration):
+            return
+        if self.state == "capturing":
+            self.close(f"iteration {iteration} came before the window {self.window} was complete")
+            return
+        if iteration >= self.window.end:
+            self.close(f"training started at iteration {iteration}, past the window {self.window}")
+            return
+        # Without the warm-up in the iteration before the window, this is a resume.
+        self._skipped = self.state == "armed" and iteration > self.window.start
+        if self.state == "waiting":
+            self.state = "armed"
+            for profiler in self.active:
+                if profiler.needs_warm_up:
+                    with profiler.guarded("warm up"):
+                        profiler.warm_up()
+        if iteration not in self.window:
+            return
+        # Before anything records: writing must not be in the capture, and starting may kill the process.
+        self.record.reason = "the process died inside the window, before the capture was written"
+        for profiler in self.active:
+            profiler.status = "failed"
+        self.write_manifest()
+        synchronize_device(self._rank.number)
+        for profiler in self.active:
+            with profiler.guarded("start"):
+                profiler.start()
+        if not self.active:
+            self.close(None)
+            return
+        self.state = "capturing"
+        logger.info(
+            "rank %d: capturing iterations %d to %d with %s",
+            self._rank.number, iteration, self.window.last, " and ".join(profiler.name for profiler in self.active),
+        )  # fmt: skip
+
+    def iteration_ended(self, iteration: int, error: BaseException | None) -> None:
+        """Note an iteration that ran while this window records, and close the window after its last one."""
+        (self.record.interrupted if error is not None else self.record.captured).append(iteration)
+        if error is None and iteration == self.window.last:
+            self.close(None)
+
+    # -- the end of the window -----------------------------------------------------------------------------------------
+
+    def close(self, ending: str | None) -> None:
+        """Stop recording and write; a thread writes whatever need not hold up the training.
+
+        Args:
+            ending: why the window ends before its last iteration, or None.
+        """
+        state, self.state = self.state, "closed"
+        if state == "closed":
+            return
+        status: Status = "missed"
+        reason = ending
+        with signals_held():
+            if state == "capturing":
+                status, reason = self._completeness(ending)
+                self.record.durations = [one for one in self._rank.durations() if one[0] in self.window]
+                interrupted = [iteration for iteration in self.record.interrupted if iteration not in self.record.captured]
+                synchronize_device(self._rank.number)
+                for profiler in self.active:
+                    with profiler.guarded("stop"):
+                        rest = profiler.stop(interrupted)
+                        self._unwritten += [(profiler, rest)] if rest is not None else []
+            self._close_profilers()
+            if not (self._unwritten and self._start_writer(status, reason)):
+                self._finish(status, reason)
+
+    def _start_writer(self, status: Status, reason: str | None) -> bool:
+        # Not a daemon: an interpreter that exits waits for it.
+        writer = Thread(target=self._finish, args=(status, reason), name="bridge_profiling writer")
+        try:
+            writer.start()
+        except RuntimeError:
+            # From Python 3.12 on an exiting interpreter starts no threads; nor does a process at its limit of them.
+            return False
+        self._writer = writer
+        return True
+
+    def _close_profilers(self) -> None:
+        for profiler in self.profilers:
+            with profiler.guarded("close"):
+                profiler.close()
+
+    def _finish(self, status: Status, reason: str | None) -> None:
+        """Write the rest, and say in the manifest only afterwards that it is there. May run in another thread."""
+        unpacked = [profiler.unpacked for profiler, _ in self._unwritten if profiler.unpacked is not None]
+        if unpacked:
+            # True for a process that a launcher kills because it takes too long to end.
+            where = " and ".join(str(path) for path in unpacked)
+            self.record.reason = f"the process died while it compressed its trace; the whole trace is in {where}"
+            self.write_manifest()
+        for profiler, write in self._unwritten:
+            with profiler.guarded("write"):
+                write()
+        self._unwritten = []
+        for profiler in self.active:
+            profiler.finish(status, reason)
+        self.record.reason = None
+        self.write_manifest()
+        self._finished = True
+        for profiler in self.profilers:
+            profiler.log_outcome(self.record.captured)
+
+    def _completeness(self, ending: str | None) -> tuple[Status, str | None]:
+        captured = self.record.captured
+        if captured == list(range(self.window.start, self.window.end)):
+            return "complete", None
+        if ending is not None:
+            return "partial", ending
+        if self.record.interrupted:
+            return "partial", f"iteration {self.record.interrupted[0]} was interrupted"
+        if self.plan.trigger.request is not None:
+            return "partial", f"this rank received the request for the window {self.window} in iteration {captured[0]}"
+        if self._skipped:
+            return "partial", f"the training skipped iteration {self.window.start}"
+        return "partial", f"the run's first iteration was {captured[0]}, inside the window {self.window}"
+
+    def ended(self, ending: str) -> None:
+        """Close the window at the end of the training.
+
+        Args:
+            ending: how the training ended, and after which iteration.
+        """
+        where = "inside" if self.state == "capturing" else "before"
+        self.close(f"{ending}, {where} the window {self.window}")
+
+    def fail(self, reason: str) -> None:
+        """Mark everything failed after an error in profiling itself, unless it is written or being written."""
+        if self._finished or self._writer is not None:
+            return
+        self.state, self._finished = "closed", True
+        self.record.reason = None
+        for profiler in self.profilers:
+            profiler.fail(reason)
+        self._close_profilers()
+        self.write_manifest()
+
+    def give_up(self) -> None:
+        """Remove a repeated window that the run resumed after; a later one is captured in its place."""
+        self.state = "closed"
+        self._close_profilers()
+        give_up_attempt(self.files.manifest)
+
+    def release(self) -> None:
+        """Free the memory of what is written: the next window's recording needs it."""
+        if self._writer is None or not self._writer.is_alive():
+            for profiler in self.profilers:
+                with profiler.guarded("release"):
+                    profiler.release()
+
+    def settle(self) -> None:
+        """Wait until everything is written, and write the manifest for the last time."""
+        if self._writer is not None:
+            self._writer.join()
+        self.write_manifest()
+
+    def write_manifest(self) -> None:
+        """Write the manifest; log it when that fails."""
+        with guarded("the manifest could not be written", self._rank.number):
+            self.record.write()
+
+
+class WindowSchedule:
+    """The windows of one rank that are still to come, and those that are closed.
+
+    Args:
+        rank: global rank, for the log.
+        build: creates the capture of a planned window; may raise OSError.
+    """
+
+    def __init__(self, rank: int, build: Callable[[WindowPlan], CaptureWindow]) -> None:
+        self._rank, self._build = rank, build
+        #: Windows that are not closed: the one at work first, then by their iterations.
+        self._live: list[CaptureWindow] = []
+        self._closed: list[CaptureWindow] = []
+        #: Windows of the config that are built in the iteration before they start.
+        self._plans: deque[WindowPlan] = deque()
+        self._posted: deque[CaptureWindow] = deque()
+
+    def add(self, window: CaptureWindow) -> None:
+        """Add a window and prepare its profilers."""
+        for earlier in self._closed:
+            earlier.release()
+        window.open()
+        self._live.append(window)
+        self._sort()
+
+    def plan(self, plans: Iterable[WindowPlan]) -> None:
+        """Add windows that need nothing until the iteration before them."""
+        self._plans.extend(plans)
+
+    def post(self, window: CaptureWindow) -> None:
+        """Add a window from another thread; the training's next iteration takes it up."""
+        self._posted.append(window)
+
+    @property
+    def posted(self) -> bool:
+        """Whether a window is posted and not yet taken up."""
+        return bool(self._posted)
+
+    @property
+    def windows(self) -> list[CaptureWindow]:
+        """All windows built so far, the closed ones first, in the order of their ends."""
+        return [*self._closed, *self._live]
+
+    @property
+    def capturing(self) -> CaptureWindow | None:
+        """The window that records now."""
+        return next((window for window in self._live[:1] if window.state == "capturing"), None)
+
+    @property
+    def recorded(self) -> list[Window]:
+        """The iterations of the windows that record or have recorded."""
+        return [one.window for one in self.windows if one.state == "capturing" or one.record.captured]
+
+    def next_edge(self) -> int:
+        """The first iteration that needs more than timing, now that windows may have closed."""
+        self._sort()
+        planned = self._plans[0].window.start - 1 if self._plans else NEVER
+        return min(self._live[0].edge if self._live else NEVER, planned)
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether `due` has work before `iteration` runs."""
+        return self.posted or self._plan_is_due(iteration) or any(window.is_due(iteration) for window in self._live[:1])
+
+    def due(self, iteration: int) -> Iterator[CaptureWindow]:
+        """Yield each window that the caller must advance to `iteration`: another one only when the one before it closed."""
+        while self._posted:
+            self.add(self._posted.popleft())
+        while self._plan_is_due(iteration):
+            plan = self._plans.popleft()
+            if iteration < plan.window.end or not self._plans:
+                with guarded(f"window {plan.window} will not be captured", self._rank):
+                    self.add(self._build(plan))
+        while self._live:
+            first = self._live[0]
+            later = self._plans or len(self._live) > 1
+            if first.plan.trigger.kind == "repeat" and first.state == "waiting" and iteration >= first.window.end and later:
+                # The run resumed after it.
+                first.give_up()
+                self._live.remove(first)
+                continue
+            yield first
+            self._sort()
+            if self._live[:1] == [first]:
+                return
+
+    def _plan_is_due(self, iteration: int) -> bool:
+        return bool(self._plans) and iteration >= self._plans[0].window.start - 1
+
+    def _sort(self) -> None:
+        self._closed += [window for window in self._live if window.state == "closed"]
+        live = [window for window in self._live if window.state != "closed"]
+        # First the window whose profiler is armed: a second one cannot be armed at the same time.
+        self._live = sorted(live, key=lambda window: (window.state == "waiting", window.window.start))
+
+    def ended(self, ending: str) -> None:
+        """Close every window at the end of the training, and wait until everything is written."""
+        while self._posted:
+            self._live.append(self._posted.popleft())
+        for window in self._live:
+            window.ended(ending)
+        self._sort()
+        for window in self.windows:
+            window.settle()
+        last_of_a_kind = {profiler.name: profiler for window in self.windows for profiler in window.profilers}
+        for profiler in last_of_a_kind.values():
+            with profiler.guarded("leave"):
+                profiler.leave()
+
+    def fail(self, reason: str) -> None:
+        """Capture nothing more after an error in profiling itself."""
+        self._plans.clear()
+        while self._posted:
+            self._live.append(self._posted.popleft())
+        for window in self.windows:
+            window.fail(reason)
+        self._sort()
+
+
+def planned_windows(config: ProfilingConfig, attempt: int | None, train_iters: int | None) -> list[WindowPlan]:
+    """The windows that a config asks for; of repeated ones, those that the training is known to reach.
+
+    Args:
+        config: the settings.
+        attempt: the number of the first window's folder.
+        train_iters: iterations the training runs, when known.
+    """
+    if config.profile_every is None:
+        return [WindowPlan(config, Trigger(), attempt)]
+    windows = config.windows
+    return [
+        WindowPlan(
+            replace(config, profile_step_start=window.start, profile_step_end=window.end),
+            Trigger(
+                kind="repeat",
+                reason=f"one every {config.profile_every} iterations, number {number} of at most {config.profile_at_most}",
+                number=number,
+            ),
+            attempt if number == 1 else None,
+        )
+        for number, window in enumerate(windows, 1)
+        if number == 1 or train_iters is None or window.end <= train_iters
+    ]
+
+
+def _profilers(config: ProfilingConfig, files: CaptureFiles, rank: Rank) -> list[Profiler]:
+    metadata: dict[str, object] = {
+        "rank": rank.number,
+        "window": [files.window.start, files.window.end],
+        "attempt": files.attempt,
+        "job": LaunchEnv.read().job_id,
+        "coordinates": rank.layout.coordinates(rank.number),
+    }
+    wanted: list[tuple[bool, type[Profiler]]] = [
+        (config.record_memory_history, MemoryProfiler),
+        (config.use_nsys_profiler, NsysProfiler),
+        (config.use_pytorch_profiler, TorchProfiler),
+    ]
+    return [profiler(config, files, metadata) for asked, profiler in wanted if asked]

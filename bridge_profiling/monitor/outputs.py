@@ -1,0 +1,289 @@
+"""Outputs of samples and alerts: JSON lines, the terminal, Prometheus and TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.monitor.alerts import ALERTS, Alert
+from bridge_profiling.monitor.metrics import GPU_METRICS, PROCESS_METRICS, TRAINING_METRICS, Readings, Sample
+
+#: Size at which a log becomes `<name>.1`, replacing an older one: a day of samples of eight GPUs, one per second.
+MAX_BYTES = 512 << 20
+
+#: Prefix of the name of every Prometheus metric.
+PREFIX = "bridge_profiling_"
+
+_GIB = 1 << 30
+
+
+class Sink(Protocol):
+    """An output of samples: JsonLines, Prometheus, TensorBoard, Terminal, or any object with these three methods."""
+
+    def write(self, sample: Sample) -> None:
+        """Receive a sample."""
+
+    def alert(self, alert: Alert, sample: Sample) -> None:
+        """Receive an alert that `sample` led to."""
+
+    def close(self) -> None:
+        """Release all resources; no call follows."""
+
+
+class JsonLines:
+    """Appends one JSON document per line to a file. A crash loses at most the last line.
+
+    Args:
+        path: the file, or `-` for standard output. Missing directories are created.
+        max_bytes: size at which the file is renamed to `<name>.1` and a new one started.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> None:
+        self._path = None if os.fspath(path) == "-" else Path(path)
+        self._max_bytes = max_bytes
+        self._file: TextIO = sys.stdout if self._path is None else _open_log(self._path)
+
+    def write(self, sample: Sample) -> None:
+        """Append a sample."""
+        self._append(sample.as_json())
+
+    def alert(self, alert: Alert, sample: Sample) -> None:
+        """Append an alert that `sample` led to."""
+        what = {"alert": alert.kind, "message": alert.message, "evidence": alert.evidence}
+        self._append({"kind": "alert", **sample.origin(), **what})
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._path is not None:
+            self._file.close()
+
+    def _append(self, record: dict) -> None:
+        # One write per line: processes that append to the same file do not mix their lines.
+        self._file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+        if self._path is not None and self._file.tell() >= self._max_bytes:
+            self._file.close()
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+            self._file = _open_log(self._path)
+
+
+def _open_log(path: Path) -> TextIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+b") as file:
+        # A killed process may have left half a line.
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+    return open(path, "a", encoding="utf-8")
+
+
+class Terminal:
+    """Writes a line of text for each GPU and each process to a stream. Alerts go to the log only."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, sample: Sample) -> None:
+        """Write a sample."""
+        time = datetime.fromtimestamp(sample.unix_seconds).strftime("%H:%M:%S")
+        gpus, processes = map(_gpu_line, sample.gpus), map(_process_line, sample.processes)
+        for key, title, lines in (("gpus", "GPUs", gpus), ("processes", "processes", processes)):
+            reason = sample.unavailable.get(key)
+            for line in lines if reason is None else [f"{title} unavailable: {reason}"]:
+                self._stream.write(f"{time}  {line}\n")
+        self._stream.flush()
+
+    def alert(self, alert: Alert, sample: Sample) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing: the stream belongs to the caller."""
+
+
+def _gpu_line(gpu: Readings) -> str:
+    links = []
+    for link in ("pcie", "nvlink"):
+        sent, received = (_text(gpu, f"{link}_{way}_bytes_per_second", "{:.2f}", 1e-9) for way in ("transmit", "receive"))
+        links.append(f"{sent} out {received} in GB/s")
+    total = _text(gpu, "memory_total_bytes", "{:.1f}", 1 / _GIB)
+    return _line(
+        f"GPU {gpu.identity['gpu']}  {gpu.identity['name'] or 'unnamed'}",
+        gpu,
+        _text(gpu, "utilization_ratio", "{:4.0%} busy"),
+        f"{_text(gpu, 'memory_used_bytes', '{:6.1f}', 1 / _GIB)} of {total} GiB",
+        _text(gpu, "power_watts", "{:5.0f} W"),
+        _text(gpu, "temperature_celsius", "{:3.0f} °C"),
+        _text(gpu, "sm_clock_hertz", "{:5.0f} MHz", 1e-6),
+        f"PCIe {links[0]}",
+        f"NVLink {links[1]}",
+    )
+
+
+def _process_line(process: Readings) -> str:
+    return _line(
+        f"process {process.identity['pid']} {process.identity['name'] or ''}".rstrip(),
+        process,
+        _text(process, "cpu_ratio", "{:5.0%} of a core"),
+        _text(process, "resident_memory_bytes", "{:6.2f} GiB", 1 / _GIB),
+    )
+
+
+def _line(head: str, readings: Readings, *parts: str) -> str:
+    reason = next(iter(readings.unavailable.values()), "") if not readings.values else None
+    return "  ".join((head, *parts) if reason is None else (head, f"unavailable: {reason}"))
+
+
+def _text(readings: Readings, metric: str, form: str, scale: float = 1.0) -> str:
+    return form.format(readings.values[metric] * scale) if metric in readings.values else "unavailable"
+
+
+class Prometheus:
+    """Serves the last sample at `http://bind:port/metrics`, from its own threads and registry.
+
+    A GPU or process that is gone is also gone from the next response. An unavailable metric is left out, and the gauge
+    `…_metric_available` is 0 for it.
+
+    Args:
+        port: the port; 0 selects a free one.
+        bind: the address. Anyone who can reach it can read the metrics; by default only this machine can.
+
+    Attributes:
+        port: the port served.
+
+    Raises:
+        ProfilingConfigError: prometheus_client is not installed, or the port or address cannot be used.
+    """
+
+    def __init__(self, port: int, bind: str = "127.0.0.1") -> None:
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ModuleNotFoundError:
+            raise ProfilingConfigError(
+                "serving Prometheus needs prometheus_client, which is not installed",
+                instead="Type pip install prometheus_client",
+            ) from None
+        self._sample: Sample | None = None
+        self._alerts = dict.fromkeys(ALERTS, 0)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, bind, registry)
+        except (OSError, OverflowError) as error:
+            raise ProfilingConfigError(
+                f"port {port} of {bind} cannot be served: {error}", instead="Use another port, or 0 for any free one"
+            ) from None
+        self.port = int(self._server.server_port)
+
+    def write(self, sample: Sample) -> None:
+        """Serve a sample from now on."""
+        self._sample = sample
+
+    def alert(self, alert: Alert, sample: Sample) -> None:
+        """Count an alert."""
+        self._alerts[alert.kind] += 1
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def collect(self) -> Iterator[Any]:
+        """The metric families that have a value; prometheus_client calls this for each request."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        sample = self._sample
+        if sample is None:
+            return
+        common = {"host": sample.host, "rank": "" if sample.rank is None else str(sample.rank)}
+        for name, text, labels, values in self._metrics(sample):
+            make = CounterMetricFamily if name in ("counter", "alerts") else GaugeMetricFamily
+            family = make(PREFIX + name, text, labels=(*common, *labels))
+            for identity, value in values:
+                own = ("" if identity.get(label) is None else str(identity[label]) for label in labels)
+                family.add_metric([*common.values(), *own], value)
+            if family.samples:
+                yield family
+
+    def _metrics(self, sample: Sample) -> Iterator[tuple[str, str, Sequence[str], Iterable[tuple[Mapping, float]]]]:
+        """Name, help text, labels and labelled values of every metric."""
+        yield "sample_timestamp_seconds", "Unix time of the sample", (), [({}, sample.unix_seconds)]
+        available = float("gpus" not in sample.unavailable)
+        yield "gpu_available", "1 if a GPU can be read, else 0", (), [({}, available)]
+        groups: tuple[tuple[str, Mapping[str, str], Sequence[Readings], tuple[str, ...]], ...] = (
+            ("gpu", GPU_METRICS, sample.gpus, ("gpu", "uuid", "name")),
+            ("process", PROCESS_METRICS, sample.processes, ("pid", "name")),
+            ("training", TRAINING_METRICS, [sample.training] if sample.training else [], ()),
+        )
+        for group, metrics, readings, labels in groups:
+            for metric, text in metrics.items():
+                yield (
+                    f"{group}_{metric}",
+                    text,
+                    labels,
+                    [(r.identity, r.values[metric]) for r in readings if metric in r.values],
+                )
+            known = [({**r.identity, "metric": metric}, float(metric in r.values)) for r in readings for metric in metrics]
+            yield f"{group}_metric_available", "1 if a metric can be read, else 0", (*labels, "metric"), known
+        counters = [({"name": name}, count) for name, count in sample.counters.items()]
+        yield "counter", "Counters of the training loop, by name", ("name",), counters
+        yield "alerts", "Alerts, by kind", ("alert",), [({"alert": kind}, count) for kind, count in self._alerts.items()]
+
+
+class TensorBoard:
+    """Writes an event file with one scalar per metric, such as `gpu/0/power_watts` or `training/iteration_seconds`.
+
+    Uses tensorboard's own writer, without torch or TensorFlow. The step of a scalar is the training's iteration; without a
+    training, the seconds since the first sample.
+
+    Args:
+        directory: the directory for `tensorboard --logdir`; it is created.
+
+    Raises:
+        ProfilingConfigError: tensorboard is not installed.
+        OSError: the directory cannot be written.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ModuleNotFoundError:
+            raise ProfilingConfigError(
+                "TensorBoard scalars need tensorboard, which is not installed", instead="Type pip install tensorboard"
+            ) from None
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(os.fspath(directory), flush_secs=10)
+        self._alerts = dict.fromkeys(ALERTS, 0)
+        self._first: float | None = None
+
+    def write(self, sample: Sample) -> None:
+        """Write every value of a sample."""
+        self._first = sample.unix_seconds if self._first is None else self._first
+        training = dict(sample.training.values) if sample.training is not None else {}
+        step = training.pop("iteration", sample.unix_seconds - self._first)
+        groups = [(f"gpu/{gpu.identity['gpu']}", gpu.values) for gpu in sample.gpus]
+        groups += [(f"process/{process.identity['pid']}", process.values) for process in sample.processes]
+        groups += [("training", training), ("counter", sample.counters), ("alerts", self._alerts)]
+        scalars = {f"{group}/{name}": value for group, values in groups for name, value in values.items()}
+        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()])
+        self._writer.add_event(self._event(wall_time=sample.unix_seconds, step=int(step), summary=summary))
+
+    def alert(self, alert: Alert, sample: Sample) -> None:
+        """Count an alert; later samples write the count of its kind."""
+        self._alerts[alert.kind] += 1
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._writer.close()

@@ -1,0 +1,255 @@
+"""The monitor: a background thread that samples GPUs, processes and the training, feeds the outputs and raises alerts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from threading import TIMEOUT_MAX, Event, Thread
+from time import monotonic, thread_time, time
+from types import TracebackType
+from typing import Any, Literal
+
+from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.monitor.alerts import Alert, AlertLimiter, LeakAlert, SlowIterationAlert
+from bridge_profiling.monitor.gpus import Gpus
+from bridge_profiling.monitor.metrics import Readings, Sample
+from bridge_profiling.monitor.outputs import JsonLines, Prometheus, Sink, TensorBoard
+from bridge_profiling.monitor.processes import Processes
+from bridge_profiling.monitor.training import Counters, TimesIterations, TrainingMonitor
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two alerts of a kind: a lasting condition is reported once a minute.
+_BETWEEN_ALERTS = 60.0
+
+#: Share of the time that sampling may compute at the default interval.
+MAX_CPU_SHARE = 0.0005
+
+#: Seconds to wait for a reading at the end: many times the duration of any reading.
+_PATIENCE = 10.0
+
+
+class PeriodicThread:
+    """Calls `function` every `interval` seconds from a daemon thread, for the first time at once.
+
+    The first failure of a call is logged; the next call comes all the same. A call that takes longer than the interval delays
+    the next one, and missed calls are not made up for.
+
+    Args:
+        function: returns the CPU seconds that do not count towards `max_share`, or None.
+        interval: seconds from the start of one call to the start of the next.
+        name: name of the thread.
+        max_share: share of the time that the thread may compute; above it, calls become rarer. None sets no limit.
+    """
+
+    def __init__(
+        self, function: Callable[[], float | None], interval: float, name: str, max_share: float | None = None
+    ) -> None:
+        self._function, self._interval, self._max_share, self._failed = function, interval, max_share, False
+        self._stopped = Event()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+
+    @staticmethod
+    def check_interval(interval: float) -> None:
+        """Raise ProfilingConfigError unless a thread can wait for `interval` seconds."""
+        require(0 < interval <= TIMEOUT_MAX, f"interval={interval} is not a valid time", instead="Use seconds, such as 1.0")
+
+    def start(self) -> None:
+        """Start calling."""
+        self._thread.start()
+
+    def stop(self) -> bool:
+        """Stop calling, and wait a limited time for a running call: a driver that hangs must not block the end of a training.
+
+        Returns:
+            Whether the thread has ended.
+        """
+        self._stopped.set()
+        if self._thread.ident is not None:
+            self._thread.join(_PATIENCE)
+        if self._thread.is_alive():
+            logger.warning("monitoring: a reading did not end within %.0f s and is abandoned", _PATIENCE)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        due = monotonic()
+        while True:
+            before = thread_time()
+            excluded = self.call()
+            now, computed = monotonic(), thread_time() - before - excluded
+            due = max(due + self._interval, now if self._max_share is None else now + computed / self._max_share)
+            if self._stopped.wait(due - now):
+                return
+
+    def call(self) -> float:
+        """Call the function once, now; returns the CPU seconds to exclude."""
+        try:
+            return self._function() or 0.0
+        except Exception as error:
+            if not self._failed:
+                logger.warning("monitoring: %s: %s. Training continues.", type(error).__name__, error)
+            self._failed = True
+            return 0.0
+
+
+class Monitor:
+    """Watches a training and its machine while the block runs; one line enables it in any loop:
+
+        with ProfilingHook(config.profiling, rank=rank) as hook, Monitor(hook=hook, jsonl="monitor.jsonl", port=9400):
+            for iteration in range(train_iters):
+                with hook.iteration(iteration):
+                    ...
+
+    Without a hook the loop calls `monitor.training.record_step(tokens=…)`. Monitoring never harms the training: an output that
+    cannot be opened or a reading that fails is logged, and the training continues.
+
+    Args:
+        hook: the training's open ProfilingHook.
+        training: a TrainingMonitor that the loop already has; created by default.
+        tokens_per_iteration: tokens in each iteration, for a loop that does not pass them to `record_step`.
+        counters: the loop's counters; created by default.
+        jsonl: a file for JSON lines.
+        port: a port for Prometheus.
+        bind: its address.
+        tensorboard: a directory for TensorBoard.
+        sinks: further outputs; they are closed at the end.
+        interval: seconds between two samples. None is one second, and more if the thread would otherwise hold Python's lock for
+            more than 0.05% of the time.
+        gpus: indices as nvidia-smi shows them, or UUIDs; None selects all GPUs of the machine, `[]` none.
+        pids: the processes, or `gpu` for those that compute on the GPUs; None selects this one. Children are included.
+        rank: global rank; by default that of the launcher, if there is one.
+        in_training: False in a process without a training: samples then hold only GPUs and processes.
+        slow_iterations: when to warn of slow iterations.
+        leaks: when to warn of growing memory.
+
+    Attributes:
+        training: where the loop reports steps and waiting for data.
+        counters: where the loop counts.
+        sample: the last sample, None before the first.
+        ended: set when the reader of an output, such as a pipe, has closed it.
+    """
+
+    def __init__(
+        self,
+        *,
+        hook: TimesIterations | None = None,
+        training: TrainingMonitor | None = None,
+        tokens_per_iteration: float | None = None,
+        counters: Counters | None = None,
+        jsonl: str | os.PathLike[str] | None = None,
+        port: int | None = None,
+        bind: str = "127.0.0.1",
+        tensorboard: str | os.PathLike[str] | None = None,
+        sinks: Sequence[Sink] = (),
+        interval: float | None = None,
+        gpus: Sequence[int | str] | None = None,
+        pids: Sequence[int] | Literal["gpu"] | None = None,
+        rank: int | None = None,
+        in_training: bool = True,
+        slow_iterations: SlowIterationAlert | None = None,
+        leaks: Sequence[LeakAlert] | None = None,
+    ) -> None:
+        if interval is not None:
+            PeriodicThread.check_interval(interval)
+        self.training = training or TrainingMonitor(hook=hook, tokens_per_iteration=tokens_per_iteration)
+        self.counters = counters or Counters()
+        self.sample: Sample | None = None
+        self.ended = Event()
+        self._selected, self._in_training = gpus, in_training
+        self._gpus: Gpus | None = None
+        self._gpu_processes, self._processes = pids == "gpu", Processes([] if pids == "gpu" else pids)
+        env = LaunchEnv.read()
+        self._host = socket.gethostname()
+        self._rank = env.rank if rank is None and env.launcher != "none" else rank
+        self._sinks: list[Sink] = list(sinks)
+        serve = partial(Prometheus, bind=bind)
+        outputs: tuple[tuple[Callable[..., Sink], Any], ...] = ((JsonLines, jsonl), (serve, port), (TensorBoard, tensorboard))
+        self._to_open = [partial(make, where) for make, where in outputs if where is not None]
+        self._failed_sinks: set[int] = set()
+        self._slow = slow_iterations or SlowIterationAlert()
+        self._leaks = leaks if leaks is not None else (LeakAlert("device"), LeakAlert("host"))
+        self._limiter = AlertLimiter(_BETWEEN_ALERTS)
+        seconds, max_share = (1.0, MAX_CPU_SHARE) if interval is None else (interval, None)
+        self._thread = PeriodicThread(self._take_sample, seconds, "bridge_profiling monitor", max_share)
+
+    def __enter__(self) -> Monitor:
+        self._process_id = os.getpid()
+        for open_sink in self._to_open:
+            try:
+                self._sinks.append(open_sink())
+            except (OSError, ProfilingConfigError) as error:
+                logger.error("monitoring continues without one of its outputs: %s", error)
+        self._gpus = Gpus(self._selected)
+        if self._gpus.unavailable is not None:
+            logger.info("monitoring: GPUs are unavailable: %s", self._gpus.unavailable)
+        self.training.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # In a process forked inside the block no thread samples, and the outputs belong to the parent.
+        if os.getpid() != self._process_id or not self._thread.stop():
+            return
+        # Covers the last iterations, and a training shorter than the interval.
+        self._thread.call()
+        for sink in self._sinks:
+            self._send(sink, sink.close)
+        if self._gpus is not None:
+            self._gpus.close()
+
+    @property
+    def alerts(self) -> dict[str, int]:
+        """Number of alerts of each kind, including those not reported because they repeated within a minute."""
+        return dict(self._limiter.counts)
+
+    def _take_sample(self) -> float:
+        """Read everything once and send it to the outputs; returns the CPU seconds that the GPU driver computed."""
+        assert self._gpus is not None
+        if self._gpu_processes:
+            self._processes.watch(self._gpus.processes())
+        missing = {"gpus": self._gpus.unavailable, "processes": self._processes.unavailable}
+        self.sample = sample = Sample(
+            unix_seconds=time(),
+            host=self._host,
+            rank=self._rank,
+            gpus=self._gpus.read(),
+            processes=self._processes.read(),
+            training=self.training.read() if self._in_training else None,
+            counters=self.counters.snapshot(),
+            unavailable={name: reason for name, reason in missing.items() if reason is not None},
+        )
+        for sink in self._sinks:
+            self._send(sink, sink.write, sample)
+        for alert in self._new_alerts(sample.training, sample.processes):
+            if self._limiter.admit(alert, monotonic()):
+                logger.warning("monitoring: %s", alert.message)
+                for sink in self._sinks:
+                    self._send(sink, sink.alert, alert, sample)
+        return self._gpus.driver_seconds
+
+    def _new_alerts(self, training: Readings | None, processes: Sequence[Readings]) -> Iterator[Alert]:
+        yield from self._slow.feed(self.training.new_iterations())
+        if training is None or "iteration" not in training.values:
+            return
+        in_use = {"device": training.values.get("allocated_bytes")}
+        in_use["host"] = processes[0].values.get("anonymous_memory_bytes") if processes else None
+        for leak in self._leaks:
+            reading = in_use[leak.memory]
+            alert = leak.feed(int(training.values["iteration"]), reading) if reading is not None else None
+            if alert is not None:
+                yield alert
+
+    def _send(self, sink: Sink, call: Callable[..., None], *arguments: object) -> None:
+        """Call a method of an output. A failure, such as a full disk, is logged once; the next sample tries again."""
+        try:
+            call(*arguments)
+        except BrokenPipeError:
+            self.ended.set()
+        except Exception as error:
+            if id(sink) not in self._failed_sinks:
+                self._failed_sinks.add(id(sink))
+                logger.error("monitoring: %s does not accept samples: %s", type(sink).__name__, error)
