@@ -41,7 +41,8 @@ END: Any = object()
 #: How long torchrun's store may take to answer. It runs before the first rank starts.
 _STORE_TIMEOUT = timedelta(seconds=30)
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(ProfilingConfig))
+#: Names of the settings.
+SETTINGS = tuple(field.name for field in dataclasses.fields(ProfilingConfig))
 
 #: Drivers of this process with an open hook, the latest last.
 _open_drivers: list[ProfilingDriver] = []
@@ -378,14 +379,14 @@ def config_from(
     Raises:
         ProfilingConfigError: an unknown setting, or an invalid request.
     """
-    unknown = sorted(settings.keys() - set(_FIELDS))
+    unknown = sorted(settings.keys() - set(SETTINGS))
     require(
         not unknown,
         f"{caller} got {', '.join(map(repr, unknown))}",
-        why=f"the settings are {', '.join(_FIELDS)}",
+        why=f"the settings are {', '.join(SETTINGS)}",
         instead="Pass one of these, or leave it out",
     )
-    theirs = {name: getattr(given, name) for name in _FIELDS if hasattr(given, name)}
+    theirs = {name: getattr(given, name) for name in SETTINGS if hasattr(given, name)}
     config = ProfilingConfig(**(theirs | dict(settings)))
     env = LaunchEnv.read()
     config.finalize(train_iters=train_iters, world_size=None if env.launcher == "none" else env.world_size)

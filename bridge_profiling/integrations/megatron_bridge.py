@@ -16,8 +16,8 @@ import signal
 import threading
 from typing import Any
 
-from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, ProfilingConfig
-from bridge_profiling.integrations.driver import Closing, ProfilingDriver, config_from
+from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH
+from bridge_profiling.integrations.driver import SETTINGS, Closing, ProfilingDriver, config_from
 from bridge_profiling.integrations.parallel_layout import world_size
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 #: Switches of Megatron Bridge's own profiling, which would run next to ours.
 _BUILT_IN = ("use_nsys_profiler", "use_pytorch_profiler", "record_memory_history")
 
-_KNOWN = {field.name for field in dataclasses.fields(ProfilingConfig)}
 
 
 class ProfilingCallback(Closing):
@@ -50,7 +49,7 @@ class ProfilingCallback(Closing):
 
     def __init__(self, config: Any, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         changed = _changed(config.profiling)
-        for name in changed.keys() - _KNOWN if LaunchEnv.read().rank == 0 else ():
+        for name in changed.keys() - set(SETTINGS) if LaunchEnv.read().rank == 0 else ():
             # Only a newer release of Bridge has this field.
             logger.warning("profiling.%s=%r has no effect: ProfilingCallback does not know this field", name, changed[name])
         if "memory_snapshot_path" not in changed:

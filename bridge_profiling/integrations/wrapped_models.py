@@ -5,6 +5,7 @@ Reads the model and changes nothing. The description leaves out settings that a 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -149,15 +150,14 @@ def _parameters(model: torch.nn.Module) -> int:
 
 
 def _is_fully_sharded(module: torch.nn.Module) -> bool:
-    from torch.distributed.fsdp import FSDPModule
-
-    return isinstance(module, FSDPModule)
+    # A wrapper exists only if its package is imported, which takes a moment.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def _is_fsdp(module: torch.nn.Module) -> bool:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return isinstance(module, FullyShardedDataParallel)
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
 
 
 def _fields(settings: Any, *names: str) -> dict[str, object] | None:

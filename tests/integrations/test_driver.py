@@ -1,15 +1,67 @@
-"""Which rank a process is, and what its launch is called."""
+"""The driver of all integrations: its copies, its failures, its hook, and the name of a launch."""
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 
+import pytest
+
 from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.config import Window
-from bridge_profiling.integrations.driver import name_launch
+from bridge_profiling.easy import phase
+from bridge_profiling.integrations.driver import ProfilingDriver, config_from, current_hook, name_launch
 from bridge_profiling.launch_env import LAUNCH_VARIABLE
 from tests.forked_ranks import run_ranks
+from tests.integrations.captured import Captured
+
+
+def driver_of(folder: Path) -> ProfilingDriver:
+    window = {"use_pytorch_profiler": True, "profile_step_start": 3, "profile_step_end": 5}
+    return ProfilingDriver(config_from("Test", window), folder)
+
+
+def test_a_phase_of_the_easy_package_is_a_range_in_any_integrations_capture(tmp_path: Path) -> None:
+    driver = driver_of(tmp_path)
+    assert current_hook() is None
+    assert driver.open()
+    for iteration in range(6):
+        with driver.step(iteration), phase("logging"):
+            pass
+    assert current_hook() is driver.hook
+    driver.close()
+    assert current_hook() is None
+    assert Captured(tmp_path, "iter-3-5").phases() == {3: ["logging"], 4: ["logging"]}
+
+
+def test_an_iteration_that_is_open_at_the_end_does_not_count(tmp_path: Path) -> None:
+    driver = driver_of(tmp_path)
+    driver.open()
+    for iteration in range(5):
+        driver.begin_iteration(iteration)
+    driver.close()
+    manifest = Captured(tmp_path, "iter-3-5").manifest()
+    assert (manifest["captured"]["iterations"], manifest["interrupted"]) == ([3], [4])
+
+
+def test_a_copy_has_the_settings_and_no_hook(tmp_path: Path) -> None:
+    driver = driver_of(tmp_path)
+    driver.open()
+    copied = copy.deepcopy(driver)
+    assert (copied.config, copied.hook) == (driver.config, None)
+    driver.close()
+
+
+def test_a_failure_of_an_adapter_is_logged_and_the_capture_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    driver = driver_of(tmp_path)
+    assert driver.open(watch=lambda phases: phases.function(None, "missing", "forward"))
+    assert "AttributeError" in caplog.text
+    for iteration in range(6):
+        with driver.step(iteration):
+            pass
+    driver.close()
+    assert Captured(tmp_path, "iter-3-5").manifest()["status"] == "complete"
 
 
 def test_ranks_of_one_launch_agree_and_launches_differ(tmp_path: Path) -> None:
