@@ -1,4 +1,4 @@
-"""How far doctor's estimates of a trace's size are from the sizes of real captures, and what constants would fit them best.
+"""Compares doctor's estimates of trace sizes with real captures, and fits the constants to them.
 
     python benchmarks/trace_size_fit.py                        # the captures in benchmarks/trace_sizes.json
     python benchmarks/trace_size_fit.py mine.json --fit        # and constants to put into doctor/trace_size.py
@@ -22,12 +22,12 @@ from bridge_profiling.doctor.trace_size import MEASURED, Costs, estimate, readab
 
 CAPTURES = Path(__file__).with_name("trace_sizes.json")
 
-#: What a constant that no capture speaks about costs for leaving its place: it stays.
+#: Penalty for moving a constant, so that one without captures stays.
 _INERTIA = 1e-3
 
 
 def load(path: Path = CAPTURES) -> list[tuple[dict[str, Any], Request]]:
-    """Each capture, and the request that it was."""
+    """Each capture with its request."""
     return [(capture, _request(capture)) for capture in json.loads(path.read_text(encoding="utf-8"))]
 
 
@@ -40,7 +40,7 @@ def _request(capture: dict[str, Any]) -> Request:
 def ratios(
     captures: Sequence[tuple[dict[str, Any], Request]], costs: Costs = MEASURED
 ) -> Iterator[tuple[str, str, int, float]]:
-    """Of each file: the capture's name, its kind, its measured bytes, and the estimate over them."""
+    """For each file: the capture's name, its kind, its measured bytes, and the estimate relative to them."""
     for capture, request in captures:
         estimated = estimate(request, costs).files
         for kind, size in capture["bytes"].items():

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from bridge_profiling.atomic import write_json
 from bridge_profiling.errors import TraceError
+from bridge_profiling.typed_json import read_typed
 
 SCHEMA_VERSION = 1
 
@@ -225,7 +223,7 @@ def parse_manifest(content: object) -> Manifest:
     Raises:
         ValueError: a required key is missing, or an entry has another type. `true` is not a number.
     """
-    return _parsed(content, Manifest, "manifest")
+    return read_typed(content, Manifest, "manifest")
 
 
 def amend_manifest(path: Path, profiler: str, *, artifacts: Sequence[Path], reason: str | None) -> None:
@@ -267,44 +265,3 @@ def list_artifacts(paths: Sequence[Path], root: Path) -> list[Artifact]:
         Artifact(path=str(path.relative_to(root) if path.is_relative_to(root) else path), bytes=path.stat().st_size)
         for path in paths
     ]
-
-
-def _parsed(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the annotated type, dataclasses built recursively."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if dataclasses.is_dataclass(hint):
-        _expect(isinstance(value, dict), where, "an object", value)
-        hints, known = _hints(typing.cast(type, hint)), {}
-        for each in dataclasses.fields(hint):
-            if each.name in value:
-                known[each.name] = _parsed(value[each.name], hints[each.name], f"{where}.{each.name}")
-            elif each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
-                raise ValueError(f"{where} has no {each.name!r}")
-        return hint(**known)  # type: ignore[operator]
-    if origin is types.UnionType:
-        return None if value is None else _parsed(value, arguments[0], where)
-    if origin is Literal:
-        _expect(value in arguments, where, f"one of {', '.join(arguments)}", value)
-        return value
-    if origin is list:
-        _expect(isinstance(value, list), where, "a list", value)
-        return [_parsed(item, arguments[0], f"{where}[{index}]") for index, item in enumerate(value)]
-    if origin is dict:
-        _expect(isinstance(value, dict), where, "an object", value)
-        return {name: _parsed(item, arguments[1], f"{where}.{name}") for name, item in value.items()}
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    _expect(isinstance(value, hint) and (hint is bool or not isinstance(value, bool)), where, f"of type {hint.__name__}", value)
-    return value
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _expect(condition: bool, where: str, expected: str, value: object) -> None:
-    if not condition:
-        raise ValueError(f"{where} is {str(value)[:50]!r}, not {expected}")

@@ -80,6 +80,19 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process runs; a zombie does not. True if that cannot be determined."""
+    try:
+        process = WatchedProcess(pid)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    has_ended = process.ended()
+    process.close()
+    return not has_ended
+
+
 class InactivityTimer:
     """Expires when a group of processes has been idle for a while, judged by processor time.
 

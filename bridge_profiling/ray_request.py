@@ -25,6 +25,8 @@ EXTRA_OPTIONS_VARIABLE = "NRL_NSYS_EXTRA_OPTIONS"
 #: The profiler, one of PROFILERS; ours, since NeMo RL knows nsys alone.
 PROFILER_VARIABLE = "BRIDGE_PROFILING_RAY_PROFILER"
 
+VARIABLES = (STEP_RANGE_VARIABLE, PATTERNS_VARIABLE, PROFILER_VARIABLE, EXTRA_OPTIONS_VARIABLE)
+
 PROFILERS = ("nsys", "torch")
 
 #: What a shell leaves as it is: Ray passes options to nsys itself when it tries them, and through a shell when it uses them.

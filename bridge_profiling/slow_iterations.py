@@ -1,4 +1,4 @@
-"""The rule for slow iterations: longer than the recent median by a factor. Captures and the monitor's alerts share it."""
+"""The rule for slow iterations: longer than the recent median by a factor. Captures, alerts and findings share it."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ import typer  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 from bridge_profiling import plugins  # noqa: E402
+from bridge_profiling.config import parse_ranks, parse_steps  # noqa: E402
 from bridge_profiling.errors import ProfilingConfigError, TraceError  # noqa: E402
 from bridge_profiling.report.terminal import print_captures  # noqa: E402
 from bridge_profiling.traces.run_dir import find_captures  # noqa: E402
@@ -75,7 +76,13 @@ def main(
         os.environ.setdefault("COLUMNS", "200")
     try:
         request.check_options(profiler, memory=memory, nsys_only=sqlite or gpu_metrics or bool(nsys_arg), report=report)
-        window = request.window(steps, ranks, record_shapes)
+        start, end = parse_steps(steps)
+        window = {
+            "profile_step_start": start,
+            "profile_step_end": end,
+            "profile_ranks": parse_ranks(ranks),
+            "record_shapes": record_shapes,
+        }
         # Imported late, with NeMo-Run: --help and wrong options are answered at once.
         from launch.submission import make_executor, make_task, submit
 

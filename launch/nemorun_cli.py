@@ -90,11 +90,17 @@ class ProfilingRunContext(run.cli.RunContext):
         require(self.factory, "no recipe is given", instead=f"Type --factory {' or --factory '.join(RECIPES)}")
         if "." not in self.factory:  # a dotted path is a factory of the user's
             get_recipe(self.factory)
-        settings = [_setting(arg) for arg in args]
+        for arg in args:
+            require(
+                arg.startswith("config."),
+                f"{arg!r} is not a setting of the training",
+                why="its argument is `config`",
+                instead=f"Type config.{arg}",
+            )
         task = super().parse_fn(fn, [], **default_kwargs)
-        if settings:
+        if args:
             config = fdl.build(task.config)
-            apply_overrides(config, settings)
+            apply_overrides(config, [arg.removeprefix("config.") for arg in args])
             task.config = training_config(config)
         return task
 
@@ -141,16 +147,6 @@ def check_arguments(args: list[str]) -> None:
             why="NeMo-Run cuts it at the second '='",
             instead=f"Type {name}={value.partition('(')[0]} and then {name}.<field>=<value>",
         )
-
-
-def _setting(arg: str) -> str:
-    require(
-        arg.startswith("config."),
-        f"{arg!r} is not a setting of the training",
-        why="its argument is `config`",
-        instead=f"Type config.{arg}",
-    )
-    return arg.removeprefix("config.")
 
 
 @contextlib.contextmanager

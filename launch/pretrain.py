@@ -49,7 +49,7 @@ def pretrain(config: ConfigContainer) -> None:
         train(config, may_restart=_starts_the_process())
 
 
-#: The plugins look for this: a task that starts a function marked so needs no nsys around all of its processes.
+#: NsysPlugin reads this mark: nsys does not run around all processes of a task that starts this function.
 pretrain.starts_nsys_itself = True  # type: ignore[attr-defined]
 
 

@@ -8,9 +8,7 @@ import shutil
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from bridge_profiling.config import parse_ranks, parse_steps
 from bridge_profiling.errors import require
 
 #: Modules of the extra `analysis`, which make a report.
@@ -108,18 +106,3 @@ def parse_env(entries: list[str] | None) -> dict[str, str]:
         require(name and equals, f"--env {entry} is not NAME=VALUE", instead="Type for example --env NCCL_DEBUG=INFO")
         variables[name] = value
     return variables
-
-
-def window(steps: str, ranks: str, record_shapes: bool) -> dict[str, Any]:
-    """The arguments that both profilers' plugins take.
-
-    Raises:
-        ProfilingConfigError: steps or ranks cannot be parsed.
-    """
-    start, end = parse_steps(steps)
-    return {
-        "profile_step_start": start,
-        "profile_step_end": end,
-        "profile_ranks": parse_ranks(ranks),
-        "record_shapes": record_shapes,
-    }

@@ -6,7 +6,6 @@ Submit host only. Refuses settings that NeMo-Run or Slurm would change or lose.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shlex
@@ -23,13 +22,15 @@ from torchx.specs import AppState
 
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE
 from bridge_profiling.errors import require
+from bridge_profiling.plugins.batch_script import path_in_job
+from launch.pretrain import build_config
 from launch.request import ExecutorName, TaskKind
 from launch.shown_log import without_the_profilers_own_lines
+from launch.tasks import pretrain_partial, pretrain_script
 from recipes import executors
-from recipes.batch_script import RUNDIR
 from recipes.executor_checks import check_submission
 
-ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parent.parent
 
 #: The report's page, next to the folders of the captures.
 PAGE = "report.html"
@@ -109,24 +110,8 @@ def make_task(
         packaged: the job gets a copy of this checkout, and starts in it.
     """
     if kind is TaskKind.partial:
-        from launch.pretrain import build_config
-        from launch.tasks import pretrain_partial
-
         return pretrain_partial(lambda: build_config(recipe, [str(config)] if config else [], overrides))
-    arguments = ["--recipe", recipe, *(["--config", str(config.resolve())] if config else []), *overrides]
-    # A cluster gets a copy of this checkout and starts there; this machine has the checkout itself.
-    path = Path("launch", "pretrain.py") if packaged else ROOT / "launch" / "pretrain.py"
-    return run.Script(path=str(path), entrypoint="python", args=arguments, metadata=_recipe_settings(recipe))
-
-
-def _recipe_settings(recipe: str) -> dict[str, str]:
-    """The recipe's own settings as metadata, for `bridge-profiling doctor`, which cannot import recipes."""
-    if importlib.util.find_spec("megatron") is None:
-        return {}
-    from bridge_profiling.doctor.experiment import SETTINGS_KEY
-    from recipes.catalog import get_recipe, known_settings
-
-    return {SETTINGS_KEY: " ".join(known_settings(get_recipe(recipe)()))}
+    return pretrain_script(recipe, overrides, config=config, packaged=packaged)
 
 
 def submit(
@@ -175,14 +160,14 @@ def _checkout_as_working_directory(executor: run.Executor) -> Iterator[None]:
     if not isinstance(executor, run.SlurmExecutor):
         yield
         return
-    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    changed = subprocess.run(["git", "status", "--porcelain"], cwd=_ROOT, capture_output=True, text=True, check=False).stdout
     if changed:
         print(
             f"{len(changed.splitlines())} files of this checkout are not committed: the job gets the last commit, without them",
             file=sys.stderr,
         )
     # NeMo-Run packages the git repository of the working directory.
-    with contextlib.chdir(ROOT):
+    with contextlib.chdir(_ROOT):
         yield
 
 
@@ -203,10 +188,11 @@ def _add_report(experiment: run.Experiment, training: Any, executor: run.Executo
         where.gpus_per_node = where.gpus_per_task = where.torchrun_nproc_per_node = None
         where.time = _REPORT_TIME
         where.dependency_type = "afterany"
-        if training.executor.container_image is not None and captures.startswith(RUNDIR):
+        below = path_in_job(captures) if training.executor.container_image is not None else None
+        if below is not None:
             # Each job sees its own directory under that name, so the training's is mounted under another.
             where.container_mounts = [*where.container_mounts, f"{_job_directory(training.executor)}:{_TRAINING}"]
-            captures = _TRAINING + captures.removeprefix(RUNDIR)
+            captures = os.path.join(_TRAINING, below)
     else:
         where = executors.local(env=executor.env_vars)
     arguments = ["report", captures, "-o", os.path.join(captures, PAGE)]
@@ -236,8 +222,9 @@ def _local_captures(job: Any) -> Path | None:
     if captures is None:
         return None
     if isinstance(job.executor, run.SlurmExecutor):
-        if captures.startswith(f"{RUNDIR}/"):  # as a container sees the job's directory
-            captures = os.path.join(_job_directory(job.executor), captures[len(RUNDIR) + 1 :])
+        below = path_in_job(captures)
+        if below is not None:
+            captures = os.path.join(_job_directory(job.executor), below)
         if isinstance(job.executor.tunnel, run.SSHTunnel):
             print(f"the captures are on {job.executor.tunnel.host}, in {captures}")
             return None

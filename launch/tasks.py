@@ -1,11 +1,13 @@
-"""Recipes as NeMo-Run tasks: `run.Partial(pretrain, config=…)`, which can be edited and submitted.
+"""Recipes as NeMo-Run tasks: a `run.Script` of launch/pretrain.py, or a `run.Partial(pretrain, config=…)` to edit and submit.
 
 Submit host only; on the NeMo-Run command line they are `--factory gpt_tiny`, `llama3_8b` and so on.
 """
 
 # No `from __future__ import annotations`: NeMo-Run reads the return annotations of factories.
 
+import importlib.util
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import nemo_run as run
@@ -13,9 +15,35 @@ from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import apply_overrides
+from bridge_profiling.plugins.task import STARTS_NSYS_KEY
 from launch.pretrain import pretrain
-from recipes.catalog import get_recipe
 from recipes.tasks import training_config
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def pretrain_script(
+    recipe: str, overrides: Sequence[str] = (), *, config: Path | None = None, packaged: bool = False
+) -> run.Script:
+    """launch/pretrain.py as a task for an experiment; its metadata says that it starts nsys itself. Needs no megatron-core.
+
+    Args:
+        recipe: a recipe's name.
+        overrides: Hydra-style settings, for example `train.train_iters=8`.
+        config: YAML file of settings, applied before the overrides.
+        packaged: the job gets a copy of this checkout and starts in it, as on a cluster.
+    """
+    from bridge_profiling.doctor.experiment import SETTINGS_KEY
+
+    metadata: dict[str, Any] = {STARTS_NSYS_KEY: True}
+    if importlib.util.find_spec("megatron") is not None:
+        from recipes.catalog import get_recipe, known_settings
+
+        # `bridge-profiling doctor` reads the recipe's settings here, since it imports no recipe.
+        metadata[SETTINGS_KEY] = " ".join(known_settings(get_recipe(recipe)()))
+    path = Path("launch", "pretrain.py") if packaged else _ROOT / "launch" / "pretrain.py"
+    arguments = ["--recipe", recipe, *(["--config", str(config.resolve())] if config else []), *overrides]
+    return run.Script(path=str(path), entrypoint="python", args=arguments, metadata=metadata)
 
 
 def pretrain_partial(recipe: str | Callable[[], Any], overrides: Sequence[str] = ()) -> run.Partial:
@@ -28,6 +56,8 @@ def pretrain_partial(recipe: str | Callable[[], Any], overrides: Sequence[str] =
     Raises:
         ProfilingConfigError: an unknown recipe or setting, or a value that cannot be sent to the job.
     """
+    from recipes.catalog import get_recipe
+
     config = (get_recipe(recipe) if isinstance(recipe, str) else recipe)()
     apply_overrides(config, overrides)
     task = run.Partial(pretrain, config=training_config(config))

@@ -11,8 +11,8 @@ from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.overrides import format_override
 from recipes.config import CheckpointConfig, ConfigContainer, DatasetConfig, GPTModelConfig, MonitorConfig, TrainConfig
 
-#: Sizes and counts that have no meaning below 1.
-_AT_LEAST_ONE = (
+#: Sizes and counts, integers of at least 1.
+_REQUIRED = (
     "model.num_layers",
     "model.hidden_size",
     "model.num_attention_heads",
@@ -30,15 +30,15 @@ _AT_LEAST_ONE = (
     "dist.distributed_timeout_minutes",
 )
 
-#: Optional intervals and limits, each with its meaning. None switches them off.
-_OPTIONAL = {
-    "train.eval_interval": "iterations between two evaluations",
-    "train.exit_interval": "iterations after which training stops",
-    "train.exit_duration_in_mins": "minutes after which training stops",
-    "checkpoint.save_interval": "iterations between two checkpoints",
-    "checkpoint.most_recent_k": "number of checkpoints to keep",
-    "monitor.interval": "seconds between two samples",
-}
+#: Optional intervals and limits; null leaves them unset.
+_OPTIONAL = (
+    "train.eval_interval",
+    "train.exit_interval",
+    "train.exit_duration_in_mins",
+    "checkpoint.save_interval",
+    "checkpoint.most_recent_k",
+    "monitor.interval",
+)
 
 #: Settings that this loop supports in part: the supported values, the one to suggest first.
 _SUPPORTED = {
@@ -78,22 +78,14 @@ _SHARE = re.compile(r"\s*\d+(\.\d+)?\s*")
 
 
 def check_counts(config: ConfigContainer) -> None:
-    """Refuse sizes and intervals that are too small."""
-    for setting in _AT_LEAST_ONE:
-        value = attrgetter(setting)(config)
-        require(
-            value >= 1,
-            f"{setting}={value} is too small",
-            why="it must be at least 1",
-            instead=f"Type {setting}=1 or more, or start from a recipe",
-        )
-    for setting, meaning in _OPTIONAL.items():
+    """Refuse sizes, counts and intervals of 0 or less."""
+    for setting in (*_REQUIRED, *_OPTIONAL):
         value = attrgetter(setting)(config)
         require(
             value is None or value > 0,
             f"{setting}={value} is too small",
-            why=f"it is the {meaning}, and must be greater than 0",
-            instead=f"Type {setting}=null to leave it unset",
+            why="it must be greater than 0",
+            instead=f"Type {setting}={'null' if setting in _OPTIONAL else '1 or more, or start from a recipe'}",
         )
 
 

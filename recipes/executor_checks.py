@@ -11,8 +11,8 @@ import nemo_run as run
 from nemo_run.config import get_nemorun_home
 
 from bridge_profiling.errors import require
-from bridge_profiling.plugins.launchers import check_launcher
-from recipes.batch_script import RUNDIR, arrives_as_it_is, exports, names_another_path
+from bridge_profiling.plugins.batch_script import RUNDIR, arrives_unchanged, exports, names_another_path
+from bridge_profiling.plugins.executors import check_launcher
 
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -105,7 +105,7 @@ def _check_slurm(executor: run.SlurmExecutor) -> None:
     )
     for name, value in executor.env_vars.items():
         require(
-            arrives_as_it_is(name, value, container=not bare),
+            arrives_unchanged(name, value, container=not bare),
             f"the environment variable {name}={value!r} would not arrive in the job unchanged",
             why="NeMo-Run writes its name in capitals and its value unquoted, and replaces the text /nemo_run in it",
             instead=f"Type slurm(env={{{name!r}: {value!r}}}), which quotes it, or setup_lines={exports({name: value})[0]!r}",

@@ -17,7 +17,7 @@ from typing import Any, Optional
 import nemo_run as run
 
 from bridge_profiling.errors import require
-from recipes.batch_script import RUNDIR, arrives_as_it_is, exports, quoted
+from bridge_profiling.plugins.batch_script import RUNDIR, arrives_unchanged, exports, quoted
 from recipes.executor_checks import check_executor, check_variable
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -142,7 +142,7 @@ def slurm(
         instead='Type for example venv="/shared/me/venv"',
     )
     lines = [_path_line(venv)] if venv is not None and container_image is None and "PATH" not in variables else []
-    lines += exports({name: value for name, value in variables.items() if not arrives_as_it_is(name, value)})
+    lines += exports({name: value for name, value in variables.items() if not arrives_unchanged(name, value)})
     lines += [setup_lines] if setup_lines else []
     executor = run.SlurmExecutor(
         account=account,
@@ -153,7 +153,7 @@ def slurm(
         time=time,
         container_image=container_image,
         container_mounts=list(mounts),
-        env_vars={name: value for name, value in variables.items() if arrives_as_it_is(name, value)},
+        env_vars={name: value for name, value in variables.items() if arrives_unchanged(name, value)},
         tunnel=_tunnel(tunnel, host=host, user=user, job_dir=job_dir, identity=identity),
         launcher=launcher,
         setup_lines="\n".join(lines) or None,

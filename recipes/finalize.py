@@ -49,10 +49,9 @@ def finalize(config: ConfigContainer, world_size: int) -> None:
         config.model.batch_p2p_comm = False
     with _megatron_errors("model"), _without_checks_of_a_local_transformer_engine(config.model):
         TransformerConfig.__post_init__(config.model)
-    with _megatron_errors("optimizer"):
-        config.optimizer.__post_init__()
-    with _megatron_errors("ddp"):
-        config.ddp.__post_init__()
+    for section in ("optimizer", "ddp"):
+        with _megatron_errors(section):
+            getattr(config, section).__post_init__()
     if config.optimizer.min_lr is None:
         # megatron-core's parameter groups hold it, and its schedules other than `constant` calculate with it.
         config.optimizer.min_lr = 0.0

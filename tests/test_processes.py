@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from bridge_profiling import processes
-from bridge_profiling.processes import InactivityTimer, cpu_seconds
+from bridge_profiling.processes import InactivityTimer, cpu_seconds, is_running
 
 
 def test_processor_time_is_what_a_process_has_used_until_it_ends():
@@ -68,3 +69,14 @@ def test_so_does_a_reset(used):
     timer.reset()
     assert not after(timer, used, 119)
     assert after(timer, used, 2)
+
+
+def test_a_process_runs_until_it_has_ended_even_if_nobody_has_waited_for_it():
+    assert is_running(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    deadline = time.monotonic() + 30
+    while is_running(child.pid):
+        assert time.monotonic() < deadline
+    assert child.returncode is None, "a zombie"
+    child.wait()
+    assert not is_running(child.pid)

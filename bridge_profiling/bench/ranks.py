@@ -93,15 +93,13 @@ def _first_failure(running: Sequence[subprocess.Popen[bytes]]) -> int | None:
 
 def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in running:
-        if process.poll() is None:
-            process.terminate()
+        process.terminate()
     deadline = time.monotonic() + _PATIENCE_S
+    while any(process.poll() is None for process in running) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     for process in running:
-        try:
-            process.wait(max(deadline - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
 @dataclass(frozen=True)

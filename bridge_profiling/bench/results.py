@@ -109,7 +109,7 @@ def read(path: Path) -> BenchDocument:
 
 
 def check_addable(path: Path) -> list[dict[str, Any]]:
-    """The results in a file to which one can be added; empty if there is no file.
+    """The results in a file to which one can be added; empty if the file does not exist.
 
     Raises:
         ProfilingConfigError: the file is not a file of results.

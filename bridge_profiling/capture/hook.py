@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -20,18 +21,15 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
 
-from bridge_profiling.capture.control.mailbox import Mailbox
 from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_attempt
 from bridge_profiling.capture.profiler import Profiler, guarded
 from bridge_profiling.capture.ranges import standing_ranges
 from bridge_profiling.capture.record import Rank
-from bridge_profiling.capture.signals import exit_is_pending, raise_pending_exit, signals_held, wake_on_exit
-from bridge_profiling.capture.slow_iterations import SlowWatch
+from bridge_profiling.capture.signals import exit_is_pending, raise_pending_exit, signals_held, unwind_on, wake_on_exit
 from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowPlan, WindowSchedule, planned_windows
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import one_line, require
-from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout, select_ranks
 
 if TYPE_CHECKING:
@@ -41,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 #: How many iterations' durations are kept, and go into a manifest.
 _KEPT_DURATIONS = 1000
-
-#: A limit that every iteration exceeds.
-_EVERY = -1
 
 #: Phases that make no iteration count as slow.
 _LONG_PHASES = frozenset({"checkpoint", "evaluation"})
@@ -62,7 +57,9 @@ class ProfilingHook:
                     with hook.range("forward-backward"):
                         ...
 
-    Leaving the outer `with` in any way (the loop's end, `break`, an exception, SystemExit) writes the capture.
+    Leaving the outer `with` in any way (the loop's end, `break`, an exception, SystemExit) writes the capture. So does a
+    SIGTERM inside the window: where the process has no handler for it, the loop unwinds with SystemExit, and the hook raises
+    the signal again once the capture is written. Outside the window the hook leaves the signal's disposition alone.
 
     Args:
         config: the `profiling` section; None profiles nothing.
@@ -72,6 +69,8 @@ class ProfilingHook:
         output_dir: root of all files; wins over the config's and over BRIDGE_PROFILING_DIR.
         work: the computation of one iteration of the whole job; adds each iteration's model TFLOP/s and MFU to the manifest.
         train_iters: iterations the training runs, when known: then a request for a later one is refused at once.
+        owns_process: the process exists only for this training: SIGTERM inside the window ends it with exit code 143, and the
+            signal is not raised again.
 
     Raises:
         ProfilingConfigError: the config contradicts itself, or `rank` is outside the world.
@@ -87,6 +86,7 @@ class ProfilingHook:
         output_dir: str | os.PathLike[str] | None = None,
         work: IterationWork | None = None,
         train_iters: int | None = None,
+        owns_process: bool = False,
     ) -> None:
         self._config = replace(config) if config is not None else ProfilingConfig(on_demand=False)
         world_is_known = layout is not None or world_size > 1
@@ -105,11 +105,9 @@ class ProfilingHook:
         self._window: CaptureWindow | None = None
         self._edge = 0 if self._config.nvtx_ranges else NEVER
         self._timer = _IterationTimer(self._end_iteration)
-        #: Nanoseconds above which an iteration is slow; set by the listener's thread.
-        self._slow_above = NEVER
         self._iteration_ranges: ExitStack | None = None
+        self._sigterm = unwind_on(signal.SIGTERM, reraise=not owns_process)
         self._listener: Listener | None = None
-        self._watch: SlowWatch | None = None
         #: The last iterations with a long phase.
         self._with_long_phase: deque[int] = deque(maxlen=100)
         #: Facts that a framework reports about itself: an integration fills it while the hook is open, for the manifests.
@@ -132,7 +130,8 @@ class ProfilingHook:
             with self._guarded():
                 raise_pending_exit()
                 if self._schedule.is_due(iteration):
-                    # A handler that raises while a profiler starts would leave it half started.
+                    # Installed first, and then held: a handler that raises while a profiler starts leaves it half started.
+                    self._sigterm.__enter__()
                     with signals_held():
                         for window in self._schedule.due(iteration):
                             window.advance(iteration)
@@ -211,6 +210,9 @@ class ProfilingHook:
         """Take the window that records now and the next edge from the schedule."""
         edge = self._schedule.next_edge()
         self._window = self._schedule.capturing
+        # While the hook closes, signals are held; it restores the disposition afterwards.
+        if self._window is None and self._opened and not self._sigterm.received:
+            self._sigterm.__exit__()
         self._edge = 0 if self._config.nvtx_ranges else edge
         # After the assignment: this sees everything that came before it, and whatever comes later calls `wake`.
         if self._schedule.posted or exit_is_pending():
@@ -222,20 +224,17 @@ class ProfilingHook:
 
     def _begin_iteration(self, iteration: int) -> None:
         """Open the ranges of an iteration that has any."""
-        self._timer.limit = self._slow_above
         if self._window is not None or self._config.nvtx_ranges:
             # First: an exit while the ranges open marks this iteration in the trace as interrupted.
-            self._timer.iteration, self._timer.limit = iteration, _EVERY
+            self._timer.iteration, self._timer.watched = iteration, True
             self._iteration_ranges = self._enter_ranges(
                 f"iteration_{iteration}", lambda profiler: profiler.iteration_range(iteration)
             )
 
-    def _end_iteration(self, iteration: int, duration_ns: int, error: BaseException | None) -> None:
-        """Note a slow iteration; close the ranges of one that has any, and the window after its last one."""
+    def _end_iteration(self, iteration: int, error: BaseException | None) -> None:
+        """Close the ranges of an iteration, and the window after its last one."""
         with self._guarded():
-            self._timer.limit = self._slow_above
-            if self._watch is not None and error is None and duration_ns > self._slow_above:
-                self._watch.saw(iteration, duration_ns)
+            self._timer.watched = False
             if self._iteration_ranges is not None:
                 ranges, self._iteration_ranges = self._iteration_ranges, None
                 ranges.close()
@@ -244,37 +243,43 @@ class ProfilingHook:
             self._update()
 
     def _close(self, ending: str) -> None:
-        # All of it: a handler that raises anywhere in here, for example as the listener stops, would cost the capture.
-        with signals_held():
-            atexit.unregister(self._close)
-            # A process that the training forked has nothing to write.
-            if not self._opened or os.getpid() != self._process:
-                return
-            self._opened = False
-            if self._timer.limit == _EVERY:
-                # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
-                self._end_iteration(self._timer.iteration, 0, SystemExit())
-            durations = self._timer.durations
-            ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
-            # First: a request that is made from here on is refused, and none opens a window.
-            if self._listener is not None:
-                self._listener.stop(ending)
-            self._schedule.ended(ending)
-            if self._selected and self._config.profile_every is not None:
-                windows = self._schedule.windows
-                logger.info(
-                    "rank %d: captured %d of at most %d windows, one every %d iterations",
-                    self._rank.number, sum(bool(one.plan.trigger.number and one.record.captured) for one in windows),
-                    self._config.profile_at_most, self._config.profile_every,
-                )  # fmt: skip
-            self._update()
+        try:
+            # All of it: a handler that raises anywhere in here, for example as the listener stops, would cost the capture.
+            with signals_held():
+                self._write(ending)
+        finally:
+            self._sigterm.__exit__()
+
+    def _write(self, ending: str) -> None:
+        atexit.unregister(self._close)
+        # A process that the training forked has nothing to write.
+        if not self._opened or os.getpid() != self._process:
+            return
+        self._opened = False
+        if self._timer.watched:
+            # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
+            self._end_iteration(self._timer.iteration, SystemExit())
+        durations = self._timer.durations
+        ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
+        # First: a request that is made from here on is refused, and none opens a window.
+        if self._listener is not None:
+            self._listener.stop(ending)
+        self._schedule.ended(ending)
+        if self._selected and self._config.profile_every is not None:
+            windows = self._schedule.windows
+            logger.info(
+                "rank %d: captured %d of at most %d windows, one every %d iterations",
+                self._rank.number, sum(bool(one.plan.trigger.number and one.record.captured) for one in windows),
+                self._config.profile_at_most, self._config.profile_every,
+            )  # fmt: skip
+        self._update()
 
     def _guarded(self) -> AbstractContextManager[None]:
         """Guard a step of the hook: an error in it ends the profiling, never the training."""
         return guarded("profiling failed", self._rank.number, self._fail, traceback=True)
 
     def _fail(self, reason: str) -> None:
-        self._timer.limit = self._slow_above
+        self._timer.watched = False
         self._schedule.fail(reason)
         self._update()
 
@@ -289,18 +294,14 @@ class ProfilingHook:
         return bool(chosen) or self._config.enabled or self._config.slow_iteration_factor is not None
 
     def _listen(self) -> None:
-        from bridge_profiling.capture.control.coordinator import RequestDecider
+        from bridge_profiling.capture.control.coordinator import Coordinator
         from bridge_profiling.capture.control.listener import Listener
+        from bridge_profiling.capture.control.protocol import RequestDirectory
 
-        mailbox, launch, rank = Mailbox(self._root), LaunchEnv.read().launch_id, self._rank
-        if self._config.slow_iteration_factor is not None:
-            self._watch = SlowWatch(self._config.slow_iteration_factor, self._is_disturbed)
-        decider = None
+        requests, rank, coordinator = RequestDirectory(self._root), self._rank, None
         if rank.number == 0:
-            decider = RequestDecider(
-                mailbox, self._config, rank.layout, launch, self._identity, self, self._train_iters, self._records_memory
-            )
-        listener = Listener(mailbox, self._config, rank.number, launch, self, decider, self._watch)
+            coordinator = Coordinator(requests, self._config, rank.layout, self._train_iters, self._identity)
+        listener = Listener(requests, self._config, rank.number, self, coordinator)
         listener.start()
         self._listener = listener
 
@@ -318,15 +319,12 @@ class ProfilingHook:
         self._schedule.post(self._build_window(plan))
         self.wake()
 
-    def watch_above(self, nanoseconds: int) -> None:
-        """Report iterations that take longer than this to the slow-iteration watch."""
-        self._slow_above = nanoseconds
-        self.wake()
-
-    def _records_memory(self) -> bool:
+    @property
+    def records_memory(self) -> bool:
+        """Whether a memory history is being recorded."""
         return any(one.plan.config.record_memory_history and one.state != "closed" for one in self._schedule.windows)
 
-    def _is_disturbed(self, iteration: int) -> bool:
+    def is_disturbed(self, iteration: int) -> bool:
         """Whether an iteration paid for a profiler, a checkpoint or an evaluation."""
         windows = (capture.window for capture in self._schedule.windows)
         return iteration in self._with_long_phase or any(one.start - 1 <= iteration <= one.end for one in windows)
@@ -355,31 +353,30 @@ class _IterationTimer:
     """Times one iteration after the other: with `ProfilingHook.iteration`, everything that runs in every iteration.
 
     Args:
-        ended: called with number, nanoseconds and error of an iteration that took longer than `limit`.
+        ended: called with number and error at the end of a watched iteration.
 
     Attributes:
-        limit: nanoseconds; _EVERY calls `ended` after every iteration.
+        watched: whether `ended` is called after the next iteration.
     """
 
-    __slots__ = ("_ended", "_keep", "durations", "iteration", "limit", "started")
+    __slots__ = ("_ended", "_keep", "durations", "iteration", "started", "watched")
 
-    def __init__(self, ended: Callable[[int, int, BaseException | None], None]) -> None:
+    def __init__(self, ended: Callable[[int, BaseException | None], None]) -> None:
         self._ended = ended
         self.durations: deque[tuple[int, int]] = deque(maxlen=_KEPT_DURATIONS)
         self._keep = self.durations.append
         self.iteration = self.started = 0
-        self.limit = NEVER
+        self.watched = False
 
     # `iteration()` has read the clock already, so entering has nothing to do, and the cheapest no-op is a builtin: a Python
     # function here costs a sixth of the whole (benchmarks/hook_overhead.py).
     __enter__: ClassVar[Callable[[], None]] = [].clear
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        duration = perf_counter_ns() - self.started
         if kind is None:
-            self._keep((self.iteration, duration))
-        if duration > self.limit:
-            self._ended(self.iteration, duration, error)
+            self._keep((self.iteration, perf_counter_ns() - self.started))
+        if self.watched:
+            self._ended(self.iteration, error)
 
 
 def _ending(error: BaseException | None) -> str:

@@ -1,7 +1,7 @@
 """NVTX ranges without a GPU: calls the profiler around this process directly, with ctypes, as NVTX's C header does.
 
 The package nvtx is not used. Since 0.2.12 it asks NVTX's payload extension whether a profiler listens; nsys 2024.2 has an older
-extension (259, not 260), so the answer is no and the package drops every range. torch's own binding exists in CUDA builds only,
+extension (259, not 260) and answers "no", so the package drops every range. torch's own binding exists in CUDA builds only,
 and its ranges do not open `--capture-range=nvtx`, which takes registered strings only.
 
 NVTX is a protocol, stable since version 3: the profiler names its library in NVTX_INJECTION64_PATH, and fills the client's
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from bridge_profiling.errors import CaptureError
 
-#: Where a profiler names its library, for 64-bit processes.
+#: The variable in which a profiler names its library, for 64-bit processes.
 INJECTION_VARIABLE = "NVTX_INJECTION64_PATH"
 
 _NVTX_VERSION = 3
@@ -34,7 +34,7 @@ _SLOTS = {1: 16, 2: 9, 3: 15, 4: 7, 5: 16, 6: 7}
 #: Module CORE2, and its functions that are called here (NvtxCallbackIdCore2).
 _DOMAINS, _PUSH, _POP, _REGISTER_STRING = 5, 4, 5, 10
 
-#: The domain in which torch emits its ranges too.
+#: The domain that torch uses for its ranges too.
 _DEFAULT_DOMAIN = None
 
 
@@ -68,13 +68,13 @@ class _VersionInfo(ctypes.Structure):
 
 
 class NvtxClient:
-    """A client of the profiler whose library this is.
+    """A client of a profiler.
 
     Args:
         library: path of the profiler's library.
 
     Raises:
-        CaptureError: the library cannot be loaded, or takes no ranges.
+        CaptureError: the library cannot be loaded, or does not accept ranges.
     """
 
     def __init__(self, library: str) -> None:
@@ -97,7 +97,7 @@ class NvtxClient:
         taken = initialize(self._export)
         push, pop, register = (self._slots[_DOMAINS][slot] for slot in (_PUSH, _POP, _REGISTER_STRING))
         if not taken or not push or not pop or not register:
-            raise CaptureError(f"the profiler takes no NVTX ranges ({library})")
+            raise CaptureError(f"the profiler does not accept NVTX ranges ({library})")
         self._push = CFUNCTYPE(c_int, c_void_p, POINTER(_Attributes))(push)
         self._pop = CFUNCTYPE(c_int, c_void_p)(pop)
         self._register = CFUNCTYPE(c_void_p, c_void_p, c_char_p)(register)
@@ -105,7 +105,7 @@ class NvtxClient:
 
     def push(self, text: str) -> None:
         """Open a range on this thread."""
-        # Registered, as the range that nsys' --capture-range=nvtx waits for has to be; once, since the profiler keeps it.
+        # nsys' --capture-range=nvtx waits for a registered string. Registered once, since the profiler keeps it.
         message = self._registered.get(text)
         if message is None:
             message = self._registered[text] = self._register(_DEFAULT_DOMAIN, text.encode(errors="replace"))
@@ -136,7 +136,7 @@ class NvtxClient:
 
 
 def ranges_for_profiler(environ: Mapping[str, str] = os.environ) -> tuple[Callable[[str], object], Callable[[], object]]:
-    """Push and pop of ranges for the profiler around this process; without one that listens to NVTX they do nothing.
+    """Push and pop of ranges for the profiler around this process. Without a profiler that listens to NVTX they do nothing.
 
     Raises:
         CaptureError: the profiler's library cannot be used.
@@ -150,11 +150,11 @@ def ranges_for_profiler(environ: Mapping[str, str] = os.environ) -> tuple[Callab
 
 @functools.cache
 def _client(library: str) -> NvtxClient:
-    """The one client of this process: a profiler keeps what it was given."""
+    """The one client of this process: a profiler keeps the pointers that it is given."""
     return NvtxClient(library)
 
 
 def _addresses_of(slots: ctypes.Array[c_void_p]) -> ctypes.Array[c_void_p]:
-    """What NVTX calls a function table: the address of each slot."""
+    """The address of each slot: NVTX calls this a function table."""
     first, step = ctypes.addressof(slots), ctypes.sizeof(c_void_p)
     return (c_void_p * len(slots))(*(first + number * step for number in range(len(slots))))

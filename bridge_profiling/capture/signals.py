@@ -81,14 +81,16 @@ class unwind_on:
     Args:
         number: the signal.
         replace: replace a handler that is installed already, too. By default only the default action is replaced.
+        reraise: deliver the signal again on leaving, so that the process ends as it would without us, only later.
 
     Attributes:
         received: whether the signal has arrived.
     """
 
-    def __init__(self, number: int, *, replace: bool = False) -> None:
+    def __init__(self, number: int, *, replace: bool = False, reraise: bool = False) -> None:
         self.number, self.received = signal.Signals(number), False
-        self._replace, self._previous = replace, None  # type: bool, Any
+        self._replace, self._reraise = replace, reraise
+        self._previous: Any = None
         self._process = os.getpid()
 
     def __enter__(self) -> unwind_on:
@@ -105,6 +107,8 @@ class unwind_on:
                 signal.signal(self.number, self._previous)
             # Not before: a signal that arrives meanwhile interrupts here, and leaving again must restore the disposition.
             self._previous = None
+            if self.received and self._reraise and os.getpid() == self._process:
+                signal.raise_signal(self.number)
         if self in _pending:
             _pending.remove(self)
 

@@ -1,7 +1,7 @@
-"""The torch profiler's backend: a Kineto trace that holds exactly the window.
+"""The torch profiler: a Kineto trace that holds exactly the window.
 
-Driven by hand (prepare, start, stop) instead of by a schedule: a schedule counts from the process's start, which
-shifts the window after a resume, and starts one iteration early.
+It is driven by hand (prepare, start, stop) instead of by torch's schedule, which counts from the start of the process and so
+shifts the window after a resume, and which starts one iteration early.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from bridge_profiling.atomic import write_atomically
 from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.errors import CaptureError
 
-#: Where a trace's end, with its name, is looked for.
+#: Enough of a trace's end to hold its name.
 _TAIL_BYTES = 1 << 14
 
-#: Bytes packed at a time.
+#: Bytes compressed at a time.
 _PIECE_BYTES = 1 << 20
 
 #: Kineto's traces shrink 13-fold at level 6 and 11-fold at level 1, which takes half the time (237 MB: 0.4 s, 0.84 s).
 _GZIP_LEVEL = 1
 
-#: Why nothing is captured where the training profiles itself, or two of our hooks want the same iterations.
+#: The reason when the training profiles itself, or when two of our hooks capture the same iterations.
 _OVERTAKEN = "another profiler was started in this process, and torch allows one at a time; capture iterations without it"
 
-#: CUDA calls to make, 10 ms apart, before a process may exit after CUPTI was told to tear itself down.
+#: CUDA calls to make, 10 ms apart, before a process may exit with a pending CUPTI teardown.
 _TEARDOWN_CALLS = 20
 
 
@@ -48,7 +48,7 @@ class TorchProfiler(Profiler):
     _observer: Any = None
     _profile: Any = None
     _unwatch: Callable[[], None] = staticmethod(lambda: None)
-    #: Ours that may be open, the outermost first; those that nobody holds any more have been left.
+    #: Our ranges that may be open, the outermost first. The loop has left those that are garbage-collected.
     _ranges: WeakKeyDictionary[Any, None]
 
     def warm_up(self) -> None:
@@ -58,11 +58,11 @@ class TorchProfiler(Profiler):
         if torch.autograd._profiler_enabled():
             raise CaptureError("another profiler is already recording in this process, and torch allows one at a time")
         activities = [torch.profiler.ProfilerActivity.CPU]
-        # A process that has not touched its GPU by now trains on the CPU.
+        # A process that has not used its GPU by now trains on the CPU.
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-            # CUPTI left attached keeps the rest of the run 15-22 % slower on an H200. A user's own setting wins, and torch
-            # itself switches this off where CUDA graphs cannot bear it.
+            # With CUPTI left attached, the rest of the run is 15-22% slower on an H200. A user's own setting wins, and torch
+            # itself switches this off where CUDA graphs do not support it.
             os.environ.setdefault("TEARDOWN_CUPTI", "1")
             if os.environ["TEARDOWN_CUPTI"] == "0":
                 self.notes.append(
@@ -81,7 +81,7 @@ class TorchProfiler(Profiler):
         self._watch_others()
 
     def _watch_others(self) -> None:
-        """Give way to a profiler that the training starts itself: with two in one thread, ending both crashes the process."""
+        """Yield to a profiler that the training starts itself: with two in one thread, ending both crashes the process."""
         import torch
 
         profilers: Any = torch.autograd.profiler.profile
@@ -89,9 +89,9 @@ class TorchProfiler(Profiler):
         try:
             prepare, start = profilers._prepare_trace, profilers._start_trace
         except AttributeError:
-            return  # They are torch's own affair, and this capture does not need them.
+            return  # Private functions of torch, which this capture can do without.
 
-        def gave_way_to(profiler: Any) -> bool:
+        def yielded_to(profiler: Any) -> bool:
             if self._phase == "idle" or profiler is self._profile.profiler or threading.get_ident() != thread:
                 return False
             recording, self._phase = self._phase == "recording", "idle"
@@ -100,17 +100,17 @@ class TorchProfiler(Profiler):
             return True
 
         def prepare_alone(profiler: Any) -> None:
-            gave_way_to(profiler)
+            yielded_to(profiler)
             prepare(profiler)
 
         def start_alone(profiler: Any) -> None:
-            if gave_way_to(profiler):
-                # What it has prepared, this one has prepared differently since.
+            if yielded_to(profiler):
+                # Our own preparation has replaced the one that it made before.
                 prepare(profiler)
             start(profiler)
 
         def unwatch() -> None:
-            # Somebody may have replaced them since; they do nothing more then.
+            # Other code may have replaced them since; ours then only pass calls on.
             if profilers._prepare_trace is prepare_alone and profilers._start_trace is start_alone:
                 profilers._prepare_trace, profilers._start_trace = prepare, start
 
@@ -122,7 +122,7 @@ class TorchProfiler(Profiler):
 
         target = self.files.chakra_trace
         target.parent.mkdir(parents=True, exist_ok=True)
-        # The observer writes as it goes, so the name is given at the end, as for every other file.
+        # The observer writes during the window, so the file gets its name at the end, like every other file.
         self._chakra_temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         return ExecutionTraceObserver().register_callback(str(self._chakra_temporary))
 
@@ -135,11 +135,11 @@ class TorchProfiler(Profiler):
         self._profile.add_metadata_json("bridge_profiling", json.dumps(self.metadata))
 
     def iteration_range(self, iteration: int) -> AbstractContextManager | None:
-        """`ProfilerStep#<global iteration>`, the name that every reader of Kineto traces looks for."""
+        """`ProfilerStep#<global iteration>`: every reader of Kineto traces looks for this name."""
         return self.phase_range(f"ProfilerStep#{iteration}")
 
     def phase_range(self, name: str) -> AbstractContextManager | None:
-        """A user annotation in the trace; none in the trace of a profiler that this one has given way to."""
+        """A user annotation in the trace; None after yielding to another profiler, whose trace must not hold our ranges."""
         from torch.profiler import record_function
 
         if self._phase != "recording":
@@ -149,32 +149,32 @@ class TorchProfiler(Profiler):
         return annotation
 
     def _stop_trace(self) -> None:
-        """Stop, with no range of ours left open.
+        """End our open ranges, and stop.
 
-        torch writes a range's end to where its beginning was recorded, if anything records then: to memory that went with the
-        recording in which it began. That crashes the process, sooner or later (torch 2.13).
+        While any profiler records, torch writes a range's end to the place where its beginning was recorded. That memory is
+        freed with the recording in which the range began, so the write crashes the process sooner or later (torch 2.13).
         """
-        # A list of them at once: another thread may enter one meanwhile.
+        # A copy of the list: another thread may enter a range meanwhile.
         for reference in reversed(self._ranges.keyrefs()):
             annotation = reference()
             if annotation is None:
                 continue
             if annotation.record is not None:
                 annotation.__exit__(None, None, None)
-            # Whoever leaves it later finds it ended.
+            # Leaving it again later does nothing.
             annotation.run_callbacks_on_exit = False
         self._profile.stop_trace()
 
     def stop(self, interrupted: list[int]) -> Callable[[], None]:
-        """Stop recording and export; compressing is left for later.
+        """Stop recording and export; return the compression.
 
-        The export holds the interpreter's lock even in a thread, and compressing does not: a trace of 237 MB is exported
-        in 1.8 s, and compressed in 0.4 s that training need not wait for. torch's own `.json.gz` takes 16 s for both.
+        The export holds the interpreter's lock even in a thread, and compressing does not: a trace of 237 MB takes 1.8 s to
+        export, and 0.4 s to compress while training goes on. torch's own `.json.gz` takes 16 s for both.
         """
         self._unwatch()
         if self._phase != "recording":
             raise CaptureError(_OVERTAKEN)
-        # First: a second stop_trace after one that raised would crash the process.
+        # First: a second stop_trace after one that raised crashes the process.
         self._phase = "idle"
         self._stop_trace()
         target = self.files.torch_trace
@@ -207,14 +207,14 @@ class TorchProfiler(Profiler):
             self.artifacts.append(self.files.chakra_trace)
 
     def release(self) -> None:
-        """Give the recorded events' memory back, some ten bytes for each of the uncompressed trace."""
+        """Free the recorded events, about ten bytes of memory for each byte of the uncompressed trace."""
         self._profile = None
 
     def leave(self) -> None:
         """Let a pending CUPTI teardown finish.
 
-        Kineto tears CUPTI down at the first CUDA call that comes after a thread of its own is ready for it. A process
-        that exits without such a call never ends: it waits for that thread.
+        Kineto tears CUPTI down at the first CUDA call after one of its own threads is ready for it. A process that exits
+        without such a call waits for that thread forever.
         """
         import torch
 
@@ -225,7 +225,7 @@ class TorchProfiler(Profiler):
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Leave no Kineto session behind, not even a half-armed one: the interpreter crashes at exit with it."""
+        """Leave no Kineto session behind, not even an armed one: the interpreter crashes when it exits with one."""
         self._unwatch()
         phase, self._phase = self._phase, "idle"
         if phase == "armed":
@@ -238,23 +238,23 @@ class TorchProfiler(Profiler):
 
 
 def _check_whole(raw: Path) -> None:
-    """Refuse an export that is missing or cut off: Kineto only logs a path that it cannot write, or a disk that is full.
+    """Refuse an export that is missing or cut off: Kineto only logs an error for a path that it cannot write or a full disk.
 
     Raises:
-        CaptureError: there is no file, or its end is not a trace's.
+        CaptureError: the file is missing, or does not end like a trace.
     """
     tail = b""
     if raw.is_file():
         with raw.open("rb") as file:
             file.seek(max(raw.stat().st_size - _TAIL_BYTES, 0))
             tail = file.read().rstrip()
-    # A trace cut off behind an event also ends with a brace, but an indented one.
+    # A trace that is cut off after an event also ends with a brace, but with an indented one.
     if not tail.endswith(b"}") or not (b'"traceName"' in tail or tail.endswith(b"\n}")):
-        raise CaptureError(f"torch could not write the whole trace to {raw.parent}; there is no room, or no permission")
+        raise CaptureError(f"torch could not write the whole trace to {raw.parent}: disk full or not writable")
 
 
 def _remove(raw: Path) -> None:
-    """Remove an export, and what Kineto leaves of a failed one: a file it keeps open, whose space must be given back first."""
+    """Remove an export, and Kineto's file of a failed one: Kineto keeps that open, so its space must be freed first."""
     for path in (raw, raw.with_name(f"{raw.name}.tmp")):
         with contextlib.suppress(FileNotFoundError):
             os.truncate(path, 0)
@@ -267,8 +267,8 @@ def _compress(raw: Path, target: Path, interrupted: list[int], name: str) -> Non
     Args:
         raw: the exported trace.
         target: the file to write.
-        interrupted: iterations to rename, so that no reader takes them for whole ones.
-        name: what the trace calls itself; Kineto wrote the name of `raw`.
+        interrupted: iterations to rename, so that no reader takes them for complete ones.
+        name: the trace's name for itself; Kineto wrote the name of `raw`.
     """
     renamed = {
         f'"ProfilerStep#{iteration}"'.encode(): f'"interrupted ProfilerStep#{iteration}"'.encode() for iteration in interrupted
@@ -276,7 +276,7 @@ def _compress(raw: Path, target: Path, interrupted: list[int], name: str) -> Non
     renamed[raw.name.encode()] = name.encode()
     with raw.open("rb") as source, gzip.open(target, "wb", compresslevel=_GZIP_LEVEL) as packed:
         if not interrupted:
-            # All but the end in large pieces, which are read and packed without the interpreter's lock.
+            # Everything but the end in large pieces, which are read and compressed without the interpreter's lock.
             left = max(raw.stat().st_size - _TAIL_BYTES, 0)
             while left and (piece := source.read(min(left, _PIECE_BYTES))):
                 packed.write(piece)

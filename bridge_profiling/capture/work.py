@@ -1,6 +1,7 @@
-"""What one iteration of a training computes, what its device could, and the share of that which was reached (MFU).
+"""Model FLOPs of an iteration, the peak of its device, and the share of that peak that was reached (MFU).
 
-Arithmetic over numbers that the training loop knows beforehand: done when a manifest is written, never in an iteration.
+This is arithmetic over numbers that the training loop knows in advance. It runs when a manifest is written, never in an
+iteration.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import require
 
-#: What the matrix products are computed in. `tf32` is fp32 on tensor cores, where torch is allowed to.
+#: The precision of the matrix products. `tf32` is fp32 on tensor cores, where torch is allowed to use them.
 Precision = Literal["fp8", "bf16", "fp16", "tf32", "fp32"]
 
-#: Dense peaks of one device in TFLOP/s, by a part of the name that CUDA gives it; the first that fits counts. Data sheets
-#: that state sparse figures are halved. fp32 is that of the CUDA cores.
+#: Dense peaks of one device in TFLOP/s, by a part of its CUDA name; the first match counts. Sparse figures of data sheets are
+#: halved. fp32 is the peak of the CUDA cores.
 #: H100 SXM and PCIe: NVIDIA H100 Tensor Core GPU Architecture, v1.04, table 2. NVL, H200, GH200: their data sheets (2024).
 #: A100, L40S, H20: their data sheets. B200, GB200, B300, GB300: NVIDIA Blackwell and Blackwell Ultra data sheets (2025).
 #: H800 and A800 compute as H100 and A100 do.
@@ -42,19 +43,19 @@ _STATE_IT = "type profiling.peak_tflops=… to state it"
 
 @dataclass(frozen=True, kw_only=True)
 class IterationWork:
-    """What one iteration computes, over all ranks together.
+    """The computation of one iteration, over all ranks together.
 
     Attributes:
-        model_flops: floating-point operations that the model asks for, forward and backward: two for each multiplication
-            and addition in its matrix products, attention scores included, recomputation not (PaLM's definition).
+        model_flops: floating-point operations of the model, forward and backward: two for each multiplication and addition in
+            its matrix products, with attention scores and without recomputation (PaLM's definition).
         tokens: tokens trained on.
-        devices: how many share it, over all data-parallel, tensor-parallel and pipeline ranks.
-        precision: what most of these products are computed in; it decides which peak of the device they are held against.
-        attention_flops: those of `model_flops` that are the attention's scores, counted over the whole square of
-            positions; with them a reader can count them as Megatron-LM does, by half. None where they are not known.
+        devices: number of devices that share the work, over all data-parallel, tensor-parallel and pipeline ranks.
+        precision: the precision of most of these products; it decides which peak of the device they are compared with.
+        attention_flops: the part of `model_flops` in the attention scores, counted over the whole square of positions. With it
+            a reader can count them by half, as Megatron-LM does. None where it is unknown.
 
     Raises:
-        ProfilingConfigError: a count that is none.
+        ProfilingConfigError: a count is not positive.
     """
 
     model_flops: float
@@ -64,21 +65,22 @@ class IterationWork:
     attention_flops: float | None = None
 
     def __post_init__(self) -> None:
-        if not (self.model_flops > 0 and self.tokens > 0 and self.devices > 0):
-            raise ProfilingConfigError(
-                f"an iteration of {self.model_flops} FLOPs and {self.tokens} tokens on {self.devices} devices is none",
-                instead="Give IterationWork what one iteration of the whole job computes, or pass no work at all",
-            )
+        require(
+            self.model_flops > 0 and self.tokens > 0 and self.devices > 0,
+            f"IterationWork has {self.model_flops} FLOPs, {self.tokens} tokens and {self.devices} devices",
+            why="each must be positive",
+            instead="Describe one iteration of the whole job, or pass no work at all",
+        )
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a rank computes on.
+    """The device of a rank.
 
     Attributes:
-        name: as CUDA calls it; None where this process has not used one.
-        peak_tflops: its dense peak in the precision trained in; None where that is not known.
-        reason: why that is not known.
+        name: its CUDA name; None where this process has not used a GPU.
+        peak_tflops: its dense peak in the training's precision; None where that is unknown.
+        reason: why the peak is unknown.
     """
 
     name: str | None
@@ -87,20 +89,20 @@ class Device:
 
 
 def device_of_this_process(precision: Precision, stated_peak_tflops: float | None) -> Device:
-    """The device that this process uses by now, with its peak. Starts none: that may be wrong or dear here.
+    """The device that this process uses already, with its peak. Initializes no device: that may be wrong or slow here.
 
     Args:
-        precision: what the training computes in.
-        stated_peak_tflops: the peak as the user states it, over what is known of the device.
+        precision: the training's precision.
+        stated_peak_tflops: the peak that the user states; it wins over the table.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        name, reason = None, f"no GPU is in use, and the peak of a CPU is not known: {_STATE_IT}"
+        name, reason = None, f"no GPU is in use, and the peak of a CPU is unknown: {_STATE_IT}"
         return Device(name, stated_peak_tflops, None if stated_peak_tflops else reason)
     try:
         name = str(torch.cuda.get_device_name())
     except RuntimeError as error:
-        # A device with a pending error answers nothing any more, and a manifest is written all the same.
+        # A device with a pending error raises in every call, and the manifest must still be written.
         return Device(None, stated_peak_tflops, None if stated_peak_tflops else f"CUDA does not name its device: {error}")
     if stated_peak_tflops:
         return Device(name, stated_peak_tflops, None)
@@ -108,13 +110,13 @@ def device_of_this_process(precision: Precision, stated_peak_tflops: float | Non
 
 
 def peak_tflops(name: str, precision: Precision) -> tuple[float | None, str | None]:
-    """The dense peak of a device in TFLOP/s, or None and why it is not known."""
+    """The dense peak of a device in TFLOP/s, or None and the reason."""
     if re.search(r"\bMIG\b", name):
         return None, f"{name} is a part of a GPU: {_STATE_IT}"
     of_device = next((peaks for part, peaks in _PEAK_TFLOPS if re.search(rf"\b{part}\b", name)), None)
     if of_device is None:
-        return None, f"the peak of {name} is not known: {_STATE_IT}"
-    # Tensor cores are as fast in either kind of 16 bits.
+        return None, f"the peak of {name} is unknown: {_STATE_IT}"
+    # Tensor cores are equally fast in bf16 and fp16.
     peak = of_device.get("bf16" if precision == "fp16" else precision)
     return peak, None if peak else f"{name} has no {precision}: {_STATE_IT}"
 
@@ -130,7 +132,7 @@ def model_tflops_per_gpu(work: IterationWork, durations_ns: Sequence[int]) -> li
 
 
 def utilizations(reached_tflops: Sequence[float], device: Device) -> list[float] | None:
-    """MFU of each iteration, a share from 0 to 1; None where the device's peak is not known."""
+    """MFU of each iteration, a share from 0 to 1; None where the device's peak is unknown."""
     peak = device.peak_tflops
     return [_four_digits(reached / peak) for reached in reached_tflops] if peak else None
 

@@ -1,4 +1,4 @@
-"""`bridge-profiling doctor`: print what would go wrong, before the queue. Changes nothing; the checks are in `doctor/`."""
+"""`bridge-profiling doctor`: prints what would go wrong with a profile. The checks are in `bridge_profiling/doctor/`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import typer
 if TYPE_CHECKING:
     from bridge_profiling.doctor import Request, Verdict
 
-#: Exit code when something will fail.
+#: Exit code if a check fails.
 _FAILS = 1
 
 _STYLES = {"ok": "green", "warning": "yellow", "fails": "bold red", "unknown": "cyan"}
 
 
 class LauncherName(StrEnum):
-    """What starts the ranks."""
+    """Launchers of ranks."""
 
     torchrun = "torchrun"
     ft = "ft"
@@ -36,24 +36,27 @@ def doctor(
         list[str] | None,
         typer.Argument(
             metavar="[EXPERIMENT | section.field=value]…",
-            help="A NeMo-Run experiment's directory, id or title; or settings of a run. None: this machine alone.",
+            help="A NeMo-Run experiment's directory, id or title, or settings of a run. Default: check this machine only.",
         ),
     ] = None,
     config: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="YAML file of settings; repeatable.")] = None,
     world_size: Annotated[int | None, typer.Option(min=1, help="Ranks of the job.")] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="Machines of the job; with srun here, they are asked for the output directory.")
+        int | None,
+        typer.Option(min=1, help="Machines of the job; with srun, all of them check the output directory."),
     ] = None,
-    output_dir: Annotated[Path | None, typer.Option(metavar="DIRECTORY", help="Where captures go, over the settings.")] = None,
-    launcher: Annotated[LauncherName | None, typer.Option(help="What starts the ranks.")] = None,
-    elsewhere: Annotated[bool, typer.Option("--elsewhere", help="The job runs on other machines than this one.")] = False,
+    output_dir: Annotated[
+        Path | None, typer.Option(metavar="DIRECTORY", help="Directory of captures; overrides the settings.")
+    ] = None,
+    launcher: Annotated[LauncherName | None, typer.Option(help="The launcher of the ranks.")] = None,
+    elsewhere: Annotated[bool, typer.Option("--elsewhere", help="The job does not run on this machine.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what would go wrong with a profile, before the job waits in a queue.
+    """Find what would go wrong with a profile, before the job waits in a queue.
 
-    Exit code 1: something will fail. 0: nothing known will. 2: the request itself is wrong.
+    Exit code 0: no check fails. 1: at least one fails. 2: the request itself is wrong.
     """
-    # Loaded here, so that `--help` and other commands do not wait for it.
+    # Imported here: `--help` and other commands start faster without it.
     from bridge_profiling.doctor import Machine, diagnose
 
     machine = Machine()
@@ -67,7 +70,7 @@ def doctor(
         if elsewhere:
             request.elsewhere = request.elsewhere or "the job runs on other machines"
         elif "SLURM_JOB_ID" in os.environ:
-            request.elsewhere = ""  # Inside an allocation: this is a machine like the job's.
+            request.elsewhere = ""  # Inside an allocation, this machine is like the job's.
     diagnoses = [(request, diagnose(request, machine)) for request in requests]
     if as_json:
         print(json.dumps(_document(diagnoses), indent=1))
@@ -81,7 +84,7 @@ def _requests(arguments: Sequence[str], files: Sequence[Path]) -> list[Request]:
     from bridge_profiling.doctor import find_experiment, read_experiment
     from bridge_profiling.doctor.request import Request, apply_arguments, apply_file
 
-    # A path may hold a "=", a setting's name holds no "/".
+    # A path may contain "=", but the name of a setting never contains "/".
     settings = [argument for argument in arguments if "=" in argument and "/" not in argument.partition("=")[0]]
     experiments = [argument for argument in arguments if argument not in settings]
     requests = [request for name in experiments for request in read_experiment(find_experiment(name))]
@@ -115,7 +118,7 @@ def _print(diagnoses: Sequence[tuple[Request, list[Verdict]]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    # Piped, a line must not be broken in two: it is read by grep.
+    # Soft wrap: a line that is piped to grep must stay whole.
     console = Console(highlight=False)
     for request, verdicts in diagnoses:
         if len(diagnoses) > 1:

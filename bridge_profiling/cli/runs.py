@@ -1,4 +1,4 @@
-"""What commands that read a run share: how its errors and its progress are shown. Reads no captures itself."""
+"""Shared by the commands that read a run: they find its captures, and print errors and progress. Reads no captures."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from bridge_profiling.errors import TraceError
 if TYPE_CHECKING:
     from bridge_profiling.analysis.run_answers import OnProgress
 
-#: Exit code when a capture cannot be read, or not to its end.
+#: Exit code if a capture cannot be read, or only in part.
 UNREADABLE = 1
 
-#: Work shorter than this shows no progress.
+#: Shorter work shows no progress.
 _PATIENCE_S = 1.0
 
 
 @contextmanager
 def readable(run: Path, hint: str = "RUN") -> Iterator[Path]:
-    """Where the captures of what was typed are; a NeMo-Run experiment's are fetched first, unless they are here.
+    """The path of a run's captures; those of a NeMo-Run experiment are fetched first where they are on another machine.
 
-    Turns a run without captures into one line on standard error and exit code 1, and one that is not there into exit code 2.
+    A run without captures ends the command with one line on standard error and exit code 1, a missing one with exit code 2.
 
     Args:
         run: a directory or file, or an experiment's id or title, with `/job` after it where it has several.
-        hint: what the argument is called.
+        hint: name of the command's argument.
     """
     try:
         yield _located(run, hint)
@@ -52,9 +52,7 @@ def _located(run: Path, hint: str) -> Path:
     experiment = experiment_of(run)
     if experiment is None:
         if not run.exists():
-            raise typer.BadParameter(
-                f"{run} does not exist, neither as a directory or file nor as a NeMo-Run experiment", param_hint=hint
-            )
+            raise typer.BadParameter(f"{run} does not exist, as a file, a directory or a NeMo-Run experiment", param_hint=hint)
         return run
     with progress("fetching", "files") as on_progress:
         return captures_of(*experiment, on_progress=on_progress)
@@ -68,11 +66,11 @@ def print_errors(errors: list[str]) -> None:
 
 @contextmanager
 def progress(what: str, unit: str) -> Iterator[OnProgress]:
-    """A progress bar on standard error, for work of more than a second, where that is a terminal.
+    """Show a progress bar on standard error for work of more than a second, if that is a terminal.
 
     Args:
-        what: is being done: "reading".
-        unit: what is counted: "captures".
+        what: the work, such as "reading".
+        unit: the items counted, such as "captures".
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -81,10 +79,10 @@ def progress(what: str, unit: str) -> Iterator[OnProgress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn())
-    # Transient: what stays on the screen is the answer.
+    # Transient: only the answer stays on the screen.
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(what, total=None)
-    # The first capture alone may take longer than a second, so a clock starts the bar, not what is done.
+    # A timer starts the bar, because the first capture alone may take longer than a second.
     clock = threading.Timer(_PATIENCE_S, bar.start)
     clock.daemon = True
     clock.start()

@@ -73,14 +73,13 @@ def check_nccl_settings(request: Request, machine: Machine) -> Iterator[Verdict]
     for path in ("/etc/nccl.conf", machine.environ.get("NCCL_CONF_FILE") or home):
         with suppress(Unavailable):
             places[path] = parse_settings(machine.read(path), "=")
-    harmless = True
-    for place, settings in places.items():
-        for name, setting, effect in _harmful(_SETTINGS, settings):
-            if not (name in _BETWEEN_MACHINES and request.nodes == 1):
-                harmless = False
-                yield warning(f"{setting} ({place}): {effect}", f"Unset {name} for the job")
-    if harmless:
-        yield ok("none known to slow communication down or to distort a profile")
+    harmful = [
+        warning(f"{setting} ({place}): {effect}", f"Unset {name} for the job")
+        for place, settings in places.items()
+        for name, setting, effect in _harmful(_SETTINGS, settings)
+        if not (name in _BETWEEN_MACHINES and request.nodes == 1)
+    ]
+    yield from harmful or [ok("none known to slow communication down or to distort a profile")]
 
 
 @checked("other profilers")

@@ -8,6 +8,7 @@ from pathlib import Path
 from bridge_profiling.doctor.request import Request, apply_arguments, apply_file, apply_known
 from bridge_profiling.errors import require
 from bridge_profiling.experiments.jobs import Built, Job, read_jobs
+from bridge_profiling.plugins.batch_script import world_size
 
 #: Key in a `run.Script`'s metadata for the settings it starts from, before its files and arguments: `section.field=value`
 #: separated by spaces. Without it, the settings of a recipe that the script names by an option are unknown here.
@@ -31,9 +32,11 @@ def read_experiment(directory: Path) -> list[Request]:
 def _request(name: str, job: Job) -> Request:
     executor, nodes, launcher = job.executor, job.executor.get("nodes", 1), job.executor.get("launcher")
     kind = _LAUNCHERS.get(launcher.name if isinstance(launcher, Built) else str(launcher)) if launcher is not None else "none"
+    # On Slurm, srun starts the ranks where no launcher does.
+    starts_own_ranks = executor.name == "LocalExecutor" and job.task.name == "Script"
     request = Request(
         name=name,
-        world_size=_world_size(job, launched=kind in ("torchrun", "ft")),
+        world_size=world_size(executor.name, executor.get, launched=kind in ("torchrun", "ft"), undecided=starts_own_ranks),
         nodes=nodes if isinstance(nodes, int) else None,
         launcher=kind,
         nsys_prefix=executor.get("launcher.nsys_profile") is True,
@@ -65,19 +68,6 @@ def _apply_task(request: Request, task: Built) -> None:
         if name == "--config" and (file := Path(text or value)).is_file():
             apply_file(request, file)
     apply_arguments(request, arguments, strict=False)
-
-
-def _world_size(job: Job, *, launched: bool) -> int | None:
-    """Number of ranks where the executor decides it; a script without a launcher may start ranks of its own."""
-    executor, is_script = job.executor, job.task.name == "Script"
-    tasks, nodes = executor.get("ntasks_per_node", 1), executor.get("nodes", 1)
-    if executor.name == "LocalExecutor" and (launched or not is_script):
-        tasks = tasks if launched else 1
-    elif executor.name == "SlurmExecutor" and not executor.get("heterogeneous"):
-        tasks = executor.get("torchrun_nproc_per_node") or tasks
-    else:
-        return None
-    return tasks * nodes if isinstance(tasks, int) and isinstance(nodes, int) else None
 
 
 def _srun(executor: Built) -> tuple[str, ...]:

@@ -65,8 +65,7 @@ def _check_nvlink(request: Request, machine: Machine) -> Iterator[Verdict]:
         yield ok("these GPUs have none")
     elif down:
         found = f"{len(down)} of {total} links are inactive ({join(down, 4)})"
-        instead = "Have the machine checked (`nvidia-smi nvlink -e` counts errors): collectives wait for the slowest link"
-        yield warning(found, instead)
+        yield warning(found, "Have the machine checked (`nvidia-smi nvlink -e`): collectives wait for the slowest link")
     elif max(rates.values()) > 1.01 * min(rates.values()):
         slowest = min(rates, key=lambda gpu: rates[gpu])
         found = f"{slowest} has {rates[slowest]:.0f} GB/s, others up to {max(rates.values()):.0f} GB/s"

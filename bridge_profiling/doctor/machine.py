@@ -14,9 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: A driver takes seconds to answer its first query after boot.
-_SECONDS = 30.0
-
 
 class Unavailable(Exception):
     """Information that cannot be read; the message is the reason."""
@@ -77,8 +74,10 @@ class Machine:
         """The path of a program on PATH; None where it is not there."""
         return shutil.which(program, path=self.environ.get("PATH"))
 
-    def run(self, *command: str, seconds: float = _SECONDS) -> str:
+    def run(self, *command: str, seconds: float = 30.0) -> str:
         """The output of a command, standard error after standard output.
+
+        A GPU's driver takes seconds to answer its first query after boot.
 
         Raises:
             Unavailable: the program does not exist, fails, or runs longer than `seconds`.

@@ -14,9 +14,6 @@ from bridge_profiling.nsys.version import NsysVersion, find_nsys
 
 _INSTALL = "Install Nsight Systems, or mount one and put its bin directory on PATH (docs/how-to/into-a-container.md)"
 
-#: Options that have nsys interrupt the CPUs to sample them; off by default.
-_CPU_OPTIONS = ("--sample", "--cpuctxsw")
-
 #: The kernel's bits of CapEff.
 _CAP_SYS_ADMIN, _CAP_PERFMON = 21, 38
 
@@ -77,7 +74,7 @@ def _check_gpu_metrics(request: Request, version: NsysVersion, machine: Machine)
 
 @checked("GPU-metric permission", instead="Run doctor where the job runs, on a machine with an NVIDIA driver")
 def check_gpu_metrics_permission(request: Request, machine: Machine) -> Iterator[Verdict]:
-    """Whether this user may read the GPU's performance counters."""
+    """Whether this user may read the GPU's performance counters; nsys traces CUDA and NVTX without them."""
     if request.name and not request.wants_gpu_metrics:
         return
     parameters = parse_settings(machine.read("/proc/driver/nvidia/params"), ":")
@@ -89,7 +86,7 @@ def check_gpu_metrics_permission(request: Request, machine: Machine) -> Iterator
     elif _has_capability(machine, _CAP_SYS_ADMIN):
         yield ok("restricted to administrators (RmProfilingAdminOnly: 1), and this process has CAP_SYS_ADMIN")
     else:
-        found = "restricted to administrators (RmProfilingAdminOnly: 1), and this process lacks CAP_SYS_ADMIN: no GPU metrics"
+        found = "restricted to administrators (RmProfilingAdminOnly: 1), and this process lacks CAP_SYS_ADMIN"
         instead = (
             "Leave nsys_gpu_metrics out, start the container with CAP_SYS_ADMIN, or ask the administrator for"
             " `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d"
@@ -100,7 +97,7 @@ def check_gpu_metrics_permission(request: Request, machine: Machine) -> Iterator
 @checked("CPU sampling")
 def check_cpu_sampling(request: Request, machine: Machine) -> Iterator[Verdict]:
     """Whether nsys may sample the CPUs, where the options ask for it."""
-    values = {option: value_of(_options(request), option) for option in _CPU_OPTIONS}
+    values = {option: value_of(_options(request), option) for option in ("--sample", "--cpuctxsw")}
     asked = [f"{option}={value}" for option, value in values.items() if value not in (None, "", "none")]
     if request.name and not asked:
         return

@@ -102,7 +102,7 @@ def _probe_nodes(request: Request, machine: Machine, directory: Path) -> Verdict
     # `exit 0`: a node that cannot write or read shows by the missing file or text.
     script = f'printf %s "$SLURMD_NODENAME" > {quoted}-node-"$SLURM_NODEID"; cat {quoted}; exit 0'
     # The directory belongs to the machine, whatever container image the job has.
-    srun = [word for word in request.srun if not word.startswith("--container")]
+    srun = [argument for argument in request.srun if not argument.startswith("--container")]
     srun += [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", f"--immediate={_SRUN_SECONDS}"]
     try:
         file.write_text(f"{word}\n")

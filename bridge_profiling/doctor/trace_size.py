@@ -89,7 +89,7 @@ class TraceSize:
     Attributes:
         kept: bytes of one rank's files.
         peak: bytes of one rank while it writes, including `kept`.
-        uncertainty: factor by which both may be wrong, either way.
+        uncertainty: largest factor between both and the real sizes, either way.
         caveat: reason for an uncertainty above the smallest; else empty.
         files: bytes of each kind of file: `torch`, `torch_raw`, `chakra`, `nsys`, `sqlite`, `memory`.
     """

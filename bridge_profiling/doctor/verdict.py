@@ -72,8 +72,7 @@ def checked(name: str, *, instead: str = "") -> Callable[[Check], Check]:
                     # A verdict that has a name comes from a check within this one.
                     yield verdict if verdict.check else replace(verdict, check=name)
             except ProfilingConfigError as error:
-                found = f"{error.what}; {error.why}" if error.why else error.what
-                yield Verdict(name, "fails", found, error.instead)
+                yield Verdict(name, "fails", f"{error.what}; {error.why}" if error.why else error.what, error.instead)
             except Unavailable as reason:
                 yield Verdict(name, "unknown", str(reason), instead)
 

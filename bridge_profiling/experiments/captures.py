@@ -79,7 +79,7 @@ def captures_of(
         tunnel_to: makes the tunnel; None for NeMo-Run's own.
 
     Raises:
-        ProfilingConfigError: there is no such job, several jobs were profiled, or the tunnel cannot be opened.
+        ProfilingConfigError: the job does not exist, several jobs were profiled, or the tunnel cannot be opened.
         TraceError: the job has written no captures.
     """
     job, path = locate_captures(experiment, job_name)
@@ -118,9 +118,9 @@ def fetch(tunnel: Tunnel, source: str, target: Path, *, on_progress: OnProgress 
     if not listing.ok and not listing.stdout.strip():
         raise TraceError(f"{source} does not exist at the other end of the tunnel: the job has written no captures")
     files = {file.path: file for file in _parse(listing.stdout)}
-    manifests = [file for path, file in files.items() if _MANIFEST.match(path)]
+    manifests = [(file, match) for path, file in files.items() if (match := _MANIFEST.match(path))]
     # A manifest changes in place while the job runs, and is small: it is fetched each time.
-    for file in manifests:
+    for file, _ in manifests:
         _get(tunnel, source, target, file)
     wanted = _listed_by(target, manifests, files, tunnel) or [file for path, file in files.items() if _CAPTURE.search(path)]
     if not wanted and not manifests:
@@ -167,13 +167,13 @@ def _parse(listing: str) -> Iterator[RemoteFile]:
             yield RemoteFile(path, int(size), float(modified))
 
 
-def _listed_by(target: Path, manifests: list[RemoteFile], files: Mapping[str, RemoteFile], tunnel: Tunnel) -> list[RemoteFile]:
+def _listed_by(
+    target: Path, manifests: list[tuple[RemoteFile, re.Match[str]]], files: Mapping[str, RemoteFile], tunnel: Tunnel
+) -> list[RemoteFile]:
     """The files listed by the manifests of the attempt that captured last; none where no manifest lists any."""
     paths: dict[tuple[str, str], list[str]] = defaultdict(list)
     written: dict[tuple[str, str], float] = defaultdict(float)
-    for file in manifests:
-        match = _MANIFEST.match(file.path)
-        assert match is not None
+    for file, match in manifests:
         try:
             manifest = read_manifest(target / file.path)
         except TraceError:

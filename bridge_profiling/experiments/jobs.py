@@ -19,11 +19,9 @@ from typing import Any
 
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE
 from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.plugins.batch_script import path_in_job
 
 _TASKS_FILE = "_TASKS"
-
-#: NeMo-Run's name for the job's directory inside a container.
-_IN_CONTAINER = "/nemo_run"
 
 _OUTPUT_DIR = "profiling.output_dir"
 
@@ -92,14 +90,15 @@ class Job:
         path = output_dir or self._output_dir() or self.executor.get(f"env_vars.{OUTPUT_DIR_VARIABLE}")
         if not isinstance(path, str):
             return None
-        if path != _IN_CONTAINER and not path.startswith(f"{_IN_CONTAINER}/"):
+        below = path_in_job(path)
+        if below is None:
             return path
         if not self.directory:
             return None
         job_dir = self.executor.get("job_dir")
         if self.ssh_tunnel is not None:
             job_dir = posixpath.join(str(self.ssh_tunnel.get("job_dir")), self.directory)
-        return posixpath.join(job_dir, path.removeprefix(_IN_CONTAINER).lstrip("/"))
+        return posixpath.join(job_dir, below)
 
     def _output_dir(self) -> object:
         if self.task.name != "Script":
@@ -131,7 +130,7 @@ def find_experiment(name: str, environ: Mapping[str, str] = os.environ) -> Path:
         if newest is not None:
             return newest.parent
     raise ProfilingConfigError(
-        f"there is no experiment {name!r}",
+        f"the experiment {name!r} does not exist",
         why=f"it is neither a directory with a {_TASKS_FILE} file, nor an id or a title in {home}",
         instead="Type an experiment's id or directory, or a setting as section.field=value. To write an experiment without"
         " submitting it, call experiment.dryrun(delete_exp_dir=False)",

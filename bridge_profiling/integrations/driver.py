@@ -93,10 +93,9 @@ class ProfilingDriver:
         *,
         watch: Callable[[PhaseWatch], None] | None = None,
         range_of: RangeOf | None = None,
-        work: IterationWork | None = None,
-        train_iters: int | None = None,
         exit_signal: int | None = signal.SIGTERM,
         independent: bool = False,
+        **hook_arguments: Any,
     ) -> bool:
         """Open the hook; every rank calls it. A failure is logged, and nothing is captured.
 
@@ -105,10 +104,9 @@ class ProfilingDriver:
             facts: the manifest's `framework` section.
             watch: selects the phases to watch.
             range_of: opens a watched phase; `phase` by default.
-            work: the computation of one iteration of the whole job.
-            train_iters: number of training iterations, if known; the hook refuses requests for later ones.
-            exit_signal: a signal to turn into SystemExit on profiled ranks; None changes no signal.
+            exit_signal: a signal to turn into SystemExit on profiled ranks; None leaves signals to the hook.
             independent: whether ranks open their hooks at different times, or never, so they must not communicate.
+            hook_arguments: further arguments of `ProfilingHook`.
 
         Returns:
             Whether the hook is open.
@@ -118,7 +116,7 @@ class ProfilingDriver:
             env = LaunchEnv.current() if independent else connected_ranks()
             layout = layout or ParallelLayout(world_size=env.world_size)
             with launch_named() if independent else nullcontext():
-                self.start(rank=env.rank, layout=layout, facts=facts, work=work, train_iters=train_iters)
+                self.start(facts=facts, rank=env.rank, layout=layout, **hook_arguments)
             if self.hook is not None and "torch" in sys.modules:
                 from bridge_profiling.integrations.phases import PhaseWatch
 
@@ -127,7 +125,7 @@ class ProfilingDriver:
                     self.guard(watch, self.phases)
             profiled = self.config.enabled and env.rank in select_ranks(self.config.profile_ranks, layout)
             if exit_signal is not None and profiled:
-                self.unwind_on(exit_signal)
+                self.signals.enter_context(unwind_on(exit_signal))
         except Exception as error:
             if raised_by_handler(error):
                 raise
@@ -162,7 +160,7 @@ class ProfilingDriver:
         hook, self.hook = self.hook, None
         _open_drivers.remove(self)
         hook.__exit__(type(error) if error else None, error, None)
-        self.unwind_on(None)
+        self.signals.close()
 
     def guard(self, step: Callable[..., Result], *arguments: Any) -> Result | None:
         """Call `step`; a failure is logged and returns None, unless a signal handler raised it."""
@@ -173,12 +171,6 @@ class ProfilingDriver:
                 raise
             logger.exception("profiling: %s. Training goes on.", one_line(error))
             return None
-
-    def unwind_on(self, number: int | None) -> None:
-        """Turn a signal without a handler into SystemExit, so the capture is written; None restores the default."""
-        self.signals.close()
-        if number is not None:
-            self.signals.enter_context(unwind_on(number))
 
     @property
     def in_own_process(self) -> bool:

@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 _BUILT_IN = ("use_nsys_profiler", "use_pytorch_profiler", "record_memory_history")
 
 
-
 class ProfilingCallback(Closing):
     """A callback for Megatron Bridge's `pretrain`, `finetune` and the like.
 

@@ -16,7 +16,6 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import logging
-import signal
 import sys
 import warnings
 import weakref
@@ -184,7 +183,11 @@ class ScriptProfiling:
         if not self._opened:
             self._opened = True
             self._driver.open(
-                facts={"name": "script"}, watch=lambda phases: phases.everything(), exit_signal=None, independent=True
+                facts={"name": "script"},
+                watch=lambda phases: phases.everything(),
+                exit_signal=None,
+                independent=True,
+                owns_process=True,
             )
 
     def _begin(self, iteration: int) -> None:
@@ -192,8 +195,6 @@ class ScriptProfiling:
         if self._driver.capturing != self._capturing:
             self._capturing = self._driver.capturing
             self._watch_calls(self._capturing)
-            # Outside the window, SIGTERM kills the script at once, as without a profiler.
-            self._driver.unwind_on(signal.SIGTERM if self._capturing else None)
 
     def _watch_calls(self, capturing: bool) -> None:
         """Watch the model's calls during a capture, and leave nothing in the model at other times."""

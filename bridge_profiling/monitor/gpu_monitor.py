@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 from threading import Lock
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 from bridge_profiling.monitor.gpus import Gpus
@@ -57,12 +56,9 @@ class GPUMonitor:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         thread, self._thread = self._thread, None
-        if self._gpus is not None and (thread is None or thread.stop()):
-            if thread is not None:
-                # The end of the block is sampled even if the block is shorter than the interval.
-                thread.call()
+        if self._gpus is not None and (thread is None or thread.finish()):
             self._gpus.close()
         self._ended = monotonic()
 
@@ -106,11 +102,12 @@ class _Statistics:
         self._identity = dict(readings.identity)
         self._unavailable |= readings.unavailable
         for name, value in readings.values.items():
-            of = self._metrics.setdefault(name, {"mean": value, "min": value, "max": value, "samples": 0})
-            of["samples"] += 1
-            of["mean"] += (value - of["mean"]) / of["samples"]
-            of["min"], of["max"] = min(of["min"], value), max(of["max"], value)
+            metric = self._metrics.setdefault(name, {"mean": value, "min": value, "max": value, "samples": 0})
+            metric["samples"] += 1
+            metric["mean"] += (value - metric["mean"]) / metric["samples"]
+            metric["min"], metric["max"] = min(metric["min"], value), max(metric["max"], value)
 
     def summary(self) -> dict[str, Any]:
-        never = {name: self._unavailable[name] for name in GPU_METRICS if name not in self._metrics}
-        return {**self._identity, "metrics": {name: dict(of) for name, of in self._metrics.items()}, "unavailable": never}
+        metrics = {name: dict(metric) for name, metric in self._metrics.items()}
+        never = {name: self._unavailable[name] for name in GPU_METRICS if name not in metrics}
+        return {**self._identity, "metrics": metrics, "unavailable": never}

@@ -98,7 +98,11 @@ class Gpus:
 
     def processes(self) -> list[int]:
         """Ids of the compute processes on these GPUs that the driver reports."""
-        return sorted({pid for device in self._devices for pid in device.processes()})
+        found: set[int] = set()
+        for device in self._devices:
+            with suppress(self._nvml.NVMLError):
+                found |= {process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(device.handle)}
+        return sorted(found)
 
     def close(self) -> None:
         """Release NVML; may be called again."""
@@ -118,7 +122,7 @@ class _Device:
 
     def __init__(self, nvml: Any, index: str, find: Callable[[], Any]) -> None:
         self._nvml, self.index, self._find = nvml, index, find
-        self._handle: Any = None
+        self.handle: Any = None
         self._link_bytes: dict[str, tuple[float, int]] = {}
         self._lost = False
         self.uuid: str | None = None
@@ -130,32 +134,25 @@ class _Device:
     def _open(self) -> None:
         handle = self._find()
         self.uuid, self.name = self._nvml.nvmlDeviceGetUUID(handle), self._nvml.nvmlDeviceGetName(handle)
-        self._handle = handle
+        self.handle = handle
 
     def mig_devices(self) -> list[_Device]:
         """The MIG devices of this GPU."""
         nvml, found = self._nvml, []
         with suppress(nvml.NVMLError):
-            if self._handle is None or nvml.nvmlDeviceGetMigMode(self._handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            if self.handle is None or nvml.nvmlDeviceGetMigMode(self.handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
                 return []
-            for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle)):
-                find = partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, self._handle, number)
+            for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(self.handle)):
+                find = partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, self.handle, number)
                 with suppress(nvml.NVMLError):
                     find()
                     found.append(_Device(nvml, f"{self.index}:{number}", find))
         return found
 
-    def processes(self) -> list[int]:
-        """Ids of the compute processes on this device."""
-        try:
-            return [process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)]
-        except self._nvml.NVMLError:
-            return []
-
     def read(self) -> Readings:
         """Query every metric; those that the driver refuses are unavailable with its reason."""
         try:
-            if self._handle is None:
+            if self.handle is None:
                 self._open()
             answers = self._query()
             self._lost = False
@@ -172,7 +169,7 @@ class _Device:
         for function, constant, metrics in _QUERIES:
             arguments = () if constant is None else (getattr(nvml, constant),)
             try:
-                answer = getattr(nvml, function)(self._handle, *arguments)
+                answer = getattr(nvml, function)(self.handle, *arguments)
             except nvml.NVMLError_GpuIsLost:
                 raise
             except nvml.NVMLError as error:
@@ -184,10 +181,10 @@ class _Device:
         return answers | {metric: self._link_rate(metric, field) for metric, field in _LINK_COUNTERS.items()}
 
     def _link_rate(self, metric: str, field: str) -> float | str:
-        """Bytes per second over all NVLinks since the last call, or the reason why there is no rate."""
+        """Bytes per second over all NVLinks since the last call, or the reason why the rate is unknown."""
         nvml = self._nvml
         try:
-            (answer,) = nvml.nvmlDeviceGetFieldValues(self._handle, [(getattr(nvml, field), _ALL_LINKS)])
+            (answer,) = nvml.nvmlDeviceGetFieldValues(self.handle, [(getattr(nvml, field), _ALL_LINKS)])
             if answer.nvmlReturn != nvml.NVML_SUCCESS:
                 raise nvml.NVMLError(answer.nvmlReturn)
         except nvml.NVMLError_GpuIsLost:

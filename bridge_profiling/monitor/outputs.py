@@ -24,7 +24,7 @@ _GIB = 1 << 30
 
 
 class Sink(Protocol):
-    """An output of samples: JsonLines, Prometheus, TensorBoard, Terminal, or any object with these three methods."""
+    """An output of samples: JsonLines, Terminal, Prometheus, TensorBoard, or any object with these three methods."""
 
     def write(self, sample: Sample) -> None:
         """Receive a sample."""
@@ -168,10 +168,7 @@ class Prometheus:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ModuleNotFoundError:
-            raise ProfilingConfigError(
-                "serving Prometheus needs prometheus_client, which is not installed",
-                instead="Type pip install prometheus_client",
-            ) from None
+            raise _not_installed("serving Prometheus", "prometheus_client") from None
         self._sample: Sample | None = None
         self._alerts = dict.fromkeys(ALERTS, 0)
         registry = CollectorRegistry(auto_describe=False)
@@ -240,6 +237,10 @@ class Prometheus:
         yield "alerts", "Alerts, by kind", ("alert",), [({"alert": kind}, count) for kind, count in self._alerts.items()]
 
 
+def _not_installed(purpose: str, package: str) -> ProfilingConfigError:
+    return ProfilingConfigError(f"{purpose} needs {package}, which is not installed", instead=f"Type pip install {package}")
+
+
 class TensorBoard:
     """Writes an event file with one scalar per metric, such as `gpu/0/power_watts` or `training/iteration_seconds`.
 
@@ -260,9 +261,7 @@ class TensorBoard:
             from tensorboard.compat.proto.summary_pb2 import Summary
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ModuleNotFoundError:
-            raise ProfilingConfigError(
-                "TensorBoard scalars need tensorboard, which is not installed", instead="Type pip install tensorboard"
-            ) from None
+            raise _not_installed("writing TensorBoard scalars", "tensorboard") from None
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(os.fspath(directory), flush_secs=10)
         self._alerts = dict.fromkeys(ALERTS, 0)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from threading import TIMEOUT_MAX, Event, Thread
 from time import monotonic, thread_time, time
-from types import TracebackType
 from typing import Any, Literal
 
 from bridge_profiling.errors import ProfilingConfigError, require
@@ -33,7 +32,7 @@ MAX_CPU_SHARE = 0.0005
 _PATIENCE = 10.0
 
 
-class PeriodicThread:
+class PeriodicThread(Thread):
     """Calls `function` every `interval` seconds from a daemon thread, for the first time at once.
 
     The first failure of a call is logged; the next call comes all the same. A call that takes longer than the interval delays
@@ -49,44 +48,41 @@ class PeriodicThread:
     def __init__(
         self, function: Callable[[], float | None], interval: float, name: str, max_share: float | None = None
     ) -> None:
+        super().__init__(name=name, daemon=True)
         self._function, self._interval, self._max_share, self._failed = function, interval, max_share, False
-        self._stopped = Event()
-        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._end = Event()
 
     @staticmethod
     def check_interval(interval: float) -> None:
         """Raise ProfilingConfigError unless a thread can wait for `interval` seconds."""
         require(0 < interval <= TIMEOUT_MAX, f"interval={interval} is not a valid time", instead="Use seconds, such as 1.0")
 
-    def start(self) -> None:
-        """Start calling."""
-        self._thread.start()
-
-    def stop(self) -> bool:
-        """Stop calling, and wait a limited time for a running call: a driver that hangs must not block the end of a training.
+    def finish(self) -> bool:
+        """End the thread and make a last call, so that the end counts even if it comes before the interval is over.
 
         Returns:
-            Whether the thread has ended.
+            Whether the thread has ended. A call that hangs is abandoned: a driver must not block the end of a training.
         """
-        self._stopped.set()
-        if self._thread.ident is not None:
-            self._thread.join(_PATIENCE)
-        if self._thread.is_alive():
+        self._end.set()
+        self.join(_PATIENCE)
+        if self.is_alive():
             logger.warning("monitoring: a reading did not end within %.0f s and is abandoned", _PATIENCE)
-        return not self._thread.is_alive()
+            return False
+        self._call()
+        return True
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Call until `finish`; runs in the thread."""
         due = monotonic()
         while True:
             before = thread_time()
-            excluded = self.call()
+            excluded = self._call()
             now, computed = monotonic(), thread_time() - before - excluded
             due = max(due + self._interval, now if self._max_share is None else now + computed / self._max_share)
-            if self._stopped.wait(due - now):
+            if self._end.wait(due - now):
                 return
 
-    def call(self) -> float:
-        """Call the function once, now; returns the CPU seconds to exclude."""
+    def _call(self) -> float:
         try:
             return self._function() or 0.0
         except Exception as error:
@@ -190,12 +186,10 @@ class Monitor:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         # In a process forked inside the block no thread samples, and the outputs belong to the parent.
-        if os.getpid() != self._process_id or not self._thread.stop():
+        if os.getpid() != self._process_id or not self._thread.finish():
             return
-        # Covers the last iterations, and a training shorter than the interval.
-        self._thread.call()
         for sink in self._sinks:
             self._send(sink, sink.close)
         if self._gpus is not None:

@@ -11,7 +11,6 @@ from math import inf, isfinite
 from statistics import median
 from threading import Lock
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from bridge_profiling.errors import one_line, require
@@ -116,7 +115,7 @@ class TrainingMonitor:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._lock:
             self._read_hook()
 

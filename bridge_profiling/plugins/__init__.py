@@ -1,7 +1,7 @@
-"""NeMo-Run plugins that ask a job for a profile: add one to an experiment, on the submit host.
+"""NeMo-Run plugins that profile a job: add one to an experiment, on the submit host.
 
-Importing this package loads neither nemo_run nor torch; the first plugin taken from it loads nemo_run. No module here
-ever imports torch or megatron, so a login node needs neither.
+Importing this package loads neither nemo_run nor torch; the first plugin imported from it loads nemo_run. No module here
+imports torch or megatron, so a login node needs neither.
 """
 
 from __future__ import annotations
@@ -17,15 +17,11 @@ if TYPE_CHECKING:
     from bridge_profiling.plugins.ray_workers import RayWorkersPlugin
 
 _MODULES = {
-    "FaultTolerancePlugin": "fault_tolerance",
-    "FaultTolerancePluginScriptArgs": "fault_tolerance",
-    "NsysPlugin": "nsys",
-    "NsysPluginScriptArgs": "nsys",
-    "PreemptionPlugin": "preemption",
-    "PreemptionPluginScriptArgs": "preemption",
-    "PyTorchProfilerPlugin": "pytorch_profiler",
-    "PyTorchProfilerPluginScriptArgs": "pytorch_profiler",
-    "RayWorkersPlugin": "ray_workers",
+    "fault_tolerance": ("FaultTolerancePlugin", "FaultTolerancePluginScriptArgs"),
+    "nsys": ("NsysPlugin", "NsysPluginScriptArgs"),
+    "preemption": ("PreemptionPlugin", "PreemptionPluginScriptArgs"),
+    "pytorch_profiler": ("PyTorchProfilerPlugin", "PyTorchProfilerPluginScriptArgs"),
+    "ray_workers": ("RayWorkersPlugin",),
 }
 
 __all__ = [
@@ -42,10 +38,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # nemo_run imports torch wherever torch is installed (seconds), so it is loaded only for a plugin that is used.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    # nemo_run imports torch where torch is installed, which takes seconds, so only a plugin that is used loads it.
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """Names for the plugins on the NeMo-Run command line: `run.plugins=nsys run.plugins.profile_step_start=10`.
 
 `nemorun` loads this module through the entry point group `nemo_run.cli`; a script of your own that calls `run.cli.main`
-must import it. Steps have no default in the plugins; here they are Megatron Bridge's 10 and 12.
+must import it. The plugins have no default steps; here they are Megatron Bridge's 10 and 12.
 """
 
 # No `from __future__ import annotations`: NeMo-Run reads the return annotations of factories.
@@ -28,7 +28,7 @@ def pytorch_profiler(profile_step_start: int = _START, profile_step_end: int = _
 
 @run.cli.factory(target=run.Plugin)
 def memory(profile_step_start: int = _START, profile_step_end: int = _END) -> run.Config[PyTorchProfilerPlugin]:
-    """Profile a window with torch.profiler, and record the memory history."""
+    """Profile a window with torch.profiler and record the memory history."""
     plugin = pytorch_profiler(profile_step_start, profile_step_end)
     plugin.record_memory_history = True
     return plugin
@@ -42,5 +42,5 @@ def fault_tolerance() -> run.Config[FaultTolerancePlugin]:
 
 @run.cli.factory(target=run.Plugin)
 def preemption(preempt_time: int = 60) -> run.Config[PreemptionPlugin]:
-    """End in order before Slurm's time limit."""
+    """End cleanly before Slurm's time limit."""
     return run.Config(PreemptionPlugin, preempt_time=preempt_time)

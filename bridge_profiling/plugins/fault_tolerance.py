@@ -1,6 +1,6 @@
 """FaultTolerancePlugin: start the job under NVIDIA's fault-tolerance launcher, which restarts ranks that die or hang.
 
-Edits the executor and the task's `ft` section; switches nsys off, which that launcher does not support.
+Turns nsys off, which that launcher does not support.
 """
 
 # No `from __future__ import annotations` here: the NeMo-Run CLI parses values by these annotations, and reads neither
@@ -12,17 +12,16 @@ from typing import Any, Optional
 
 import nemo_run as run
 
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.plugins import conflicts
-from bridge_profiling.plugins.launchers import current_launcher, replace_launcher
-from bridge_profiling.plugins.local_arguments import keep_arguments_as_written
-from bridge_profiling.plugins.output_dir import set_output_dir
-from bridge_profiling.plugins.task import Task, append_arguments, check_converter, check_task, convert, is_on, write
+from bridge_profiling.errors import require
+from bridge_profiling.plugins import checks
+from bridge_profiling.plugins.executors import current_launcher, set_output_dir
+from bridge_profiling.plugins.nemo_run_patches import patch_executor
+from bridge_profiling.plugins.task import Task, check_task, is_on, script_arguments, write_settings
 
 
 @dataclass
 class FaultTolerancePluginScriptArgs:
-    """What a `script_args_converter_fn` of FaultTolerancePlugin is given."""
+    """The argument of FaultTolerancePlugin's `script_args_converter_fn`."""
 
     enable_ft_package: bool
     calc_ft_timeouts: bool
@@ -34,11 +33,11 @@ class FaultTolerancePlugin(run.Plugin):
 
     Args:
         enable_ft_package: connect the ranks to the launcher's monitor.
-        calc_ft_timeouts: derive the time-outs from what the monitor observes.
+        calc_ft_timeouts: derive the time-outs from the observed heartbeats.
         num_in_job_restarts: restarts of the ranks inside one job.
-        num_job_retries_on_failure: times the whole job is submitted again.
-        initial_rank_heartbeat_timeout: seconds a rank may take to its first heartbeat.
-        rank_heartbeat_timeout: seconds between later heartbeats.
+        num_job_retries_on_failure: resubmissions of the whole job.
+        initial_rank_heartbeat_timeout: maximum seconds until a rank's first heartbeat.
+        rank_heartbeat_timeout: maximum seconds between later heartbeats.
         script_args_converter_fn: makes a run.Script's arguments, in place of the overrides.
     """
 
@@ -54,24 +53,20 @@ class FaultTolerancePlugin(run.Plugin):
         """Edit the executor and the task. A second call changes nothing.
 
         Raises:
-            ProfilingConfigError: a request that cannot work. Nothing is changed then.
+            ProfilingConfigError: the request cannot work. Nothing is changed then.
         """
-        self._check(task)
         script_args = FaultTolerancePluginScriptArgs(self.enable_ft_package, self.calc_ft_timeouts)
-        arguments = None
-        if isinstance(task, run.Script) and self.script_args_converter_fn is not None:
-            arguments = convert(self.script_args_converter_fn, script_args)
+        check_task(task, "FaultTolerancePlugin", {"ft": tuple(vars(script_args))})
+        self._check_numbers()
+        arguments = script_arguments(task, self.script_args_converter_fn, script_args)
 
-        if conflicts.nsys_launched(executor) or is_on(task, "profiling", "use_nsys_profiler"):
-            conflicts.disable_nsys(task, executor)
+        if checks.nsys_launched(executor) or is_on(task, "profiling", "use_nsys_profiler"):
+            checks.disable_nsys(task, executor)
         self._set_launcher(executor)
         executor.retries = self.num_job_retries_on_failure
-        if arguments is not None:
-            append_arguments(task, arguments)
-        else:
-            write(task, "ft", vars(script_args))
+        write_settings(task, "ft", vars(script_args), arguments)
         set_output_dir(executor)
-        keep_arguments_as_written(executor)
+        patch_executor(executor)
 
     def _set_launcher(self, executor: Any) -> None:
         timing = {
@@ -80,15 +75,16 @@ class FaultTolerancePlugin(run.Plugin):
             "rank_heartbeat_timeout": self.rank_heartbeat_timeout,
         }
         launcher = current_launcher(executor)
-        if not isinstance(launcher, run.FaultTolerance):
-            replace_launcher(executor, run.FaultTolerance(**timing))
+        if isinstance(launcher, run.FaultTolerance):  # set by hand: its other fields stay
+            for name, value in timing.items():
+                setattr(launcher, name, value)
             return
-        for name, value in timing.items():  # one set by hand keeps what else it was given
-            setattr(launcher, name, value)
+        executor.launcher = run.FaultTolerance(**timing)
+        if isinstance(executor, run.Executor):
+            # After a get_launcher() elsewhere, Slurm would skip the set-up that creates this launcher's files and tasks.
+            executor._launcher_setup = False
 
-    def _check(self, task: Task) -> None:
-        check_task(task, "FaultTolerancePlugin", {"ft": ("enable_ft_package", "calc_ft_timeouts")})
-        check_converter(self.script_args_converter_fn)
+    def _check_numbers(self) -> None:
         for name, least in (
             ("num_in_job_restarts", 0),
             ("num_job_retries_on_failure", 0),
@@ -96,9 +92,9 @@ class FaultTolerancePlugin(run.Plugin):
             ("rank_heartbeat_timeout", 1),
         ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ProfilingConfigError(
-                    f"FaultTolerancePlugin({name}={value!r}) is not a whole number of at least {least}",
-                    why="the fault-tolerance launcher counts restarts, and heartbeats in seconds",
-                    instead=f"Type a number, for example {name}={type(self).__dataclass_fields__[name].default}",
-                )
+            require(
+                isinstance(value, int) and not isinstance(value, bool) and value >= least,
+                f"FaultTolerancePlugin({name}={value!r}) is not an integer of at least {least}",
+                why="the fault-tolerance launcher counts restarts, and heartbeats in seconds",
+                instead=f"Type for example {name}={type(self).__dataclass_fields__[name].default}",
+            )

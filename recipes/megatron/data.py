@@ -25,7 +25,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.tokenizers import MegatronTokenizerBase
 
 from bridge_profiling.errors import require
-from recipes.config import ConfigContainer, DatasetConfig
+from recipes.config import ConfigContainer
 
 Batch = dict[str, torch.Tensor]
 
@@ -143,11 +143,15 @@ def build_data(config: ConfigContainer) -> Data:
 
 
 def _megatron_settings(config: ConfigContainer) -> GPTDatasetConfig:
-    dataset = config.dataset
+    dataset, blend = config.dataset, None
+    if dataset.blend is not None:
+        # Without weights, megatron-core ends a blend of several after one pass over it, even if the training is longer.
+        sizes = [float(os.path.getsize(f"{prefix}.bin")) for prefix in dataset.blend] if len(dataset.blend) > 1 else None
+        blend = (dataset.blend, dataset.blend_weights or sizes)
     return GPTDatasetConfig(
         random_seed=dataset.random_seed,
         sequence_length=config.model.seq_length,
-        blend=None if dataset.blend is None else (dataset.blend, _weights(dataset)),
+        blend=blend,
         split=None if dataset.blend is None else dataset.split,
         path_to_cache=dataset.path_to_cache,
         reset_position_ids=dataset.reset_position_ids,
@@ -157,14 +161,6 @@ def _megatron_settings(config: ConfigContainer) -> GPTDatasetConfig:
         create_attention_mask=dataset.reset_attention_mask,
         tokenizer=TokenIds(config.tokenizer.vocab_size),
     )
-
-
-def _weights(dataset: DatasetConfig) -> list[float] | None:
-    assert dataset.blend is not None
-    if dataset.blend_weights is not None or len(dataset.blend) == 1:
-        return dataset.blend_weights
-    # Without weights, megatron-core ends a blend after one pass over it, even if the training is longer.
-    return [float(os.path.getsize(f"{prefix}.bin")) for prefix in dataset.blend]
 
 
 def check_data(config: ConfigContainer) -> None:

@@ -74,7 +74,7 @@ class RankMonitor:
         #: Number of completed iterations after which no profiler makes an iteration longer.
         self._settled_from = config.profiling.profile_step_end if config.profiling.enabled else 0
         save, load = config.checkpoint.save, config.checkpoint.load
-        self._state_file = Path(save) / STATE_FILE if save is not None and save == load else None
+        self._state_file = Path(save) / STATE_FILE if config.ft.calc_ft_timeouts and save and save == load else None
         self._iterations = 0
         self._client: Any = None
 
@@ -84,7 +84,7 @@ class RankMonitor:
         from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
 
         client = RankMonitorClient()
-        if self._ft.calc_ft_timeouts and self._resumed and self._start >= self._settled_from:
+        if self._resumed and self._start >= self._settled_from:
             self._restore(client)
         client.init_workload_monitoring()
         self._client = client
@@ -129,7 +129,7 @@ class RankMonitor:
         """
         self._beat()
         seen = self._iterations >= _MIN_ITERATIONS and not self._evaluation_ahead and completed >= self._settled_from
-        if self._client is not None and self._ft.calc_ft_timeouts and self._state_file is not None and seen:
+        if self._client is not None and self._state_file is not None and seen:
             self._calculate(self._state_file)
 
     def _beat(self) -> None:

@@ -17,9 +17,6 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from bridge_profiling.errors import require
 from recipes.config import ConfigContainer, GPTModelConfig
 
-#: Features that need Transformer Engine's layers, in all supported releases of megatron-core.
-_EXCLUDED = "no sequence, context or expert parallelism, no mixture of experts, no fp8, no TP communication overlap"
-
 
 def choose_transformer_impl(config: ConfigContainer, device: torch.device) -> None:
     """Set `model.transformer_impl` for this rank.
@@ -65,7 +62,9 @@ def describe_layers(model: GPTModelConfig) -> str:
     """The line of the log that names the chosen layers and what they exclude."""
     if model.transformer_impl == "transformer_engine":
         return "layers: Transformer Engine's"
-    return f"layers: megatron-core's own (local spec), which exclude: {_EXCLUDED}"
+    # All supported releases of megatron-core need Transformer Engine's layers for these.
+    excluded = "no sequence, context or expert parallelism, no mixture of experts, no fp8, no TP communication overlap"
+    return f"layers: megatron-core's own (local spec), which exclude: {excluded}"
 
 
 def layer_spec(model: GPTModelConfig, stage: int | None) -> TransformerBlockSubmodules:

@@ -24,8 +24,9 @@ from recipes.config import ConfigContainer, TrainConfig
 from recipes.megatron.setup import rank_device
 
 
-class Exits:
-    """Ends the training early, on all ranks after the same iteration: on a signal, after a time, at an iteration.
+@contextmanager
+def early_exits(train: TrainConfig, device: torch.device, started: float) -> Iterator[Callable[[int], str | None]]:
+    """Watch for a reason to end the training early: a signal, a time, an iteration.
 
     Without `train.exit_signal_handler` no signal's handler is changed.
 
@@ -33,49 +34,41 @@ class Exits:
         train: the `train` section.
         device: where ranks exchange what they have seen.
         started: `time.monotonic()` of the moment from which `exit_duration_in_mins` counts.
+
+    Yields:
+        A function that all ranks call with the number of completed iterations, after each one. It returns the reason to stop
+        or None, the same on all ranks. If a signal or the clock may end the training, ranks exchange 8 bytes and wait for
+        the device, since they may see the signal, or the time, in different iterations. Otherwise it costs nothing.
     """
+    number, arrived = signal.Signals[train.exit_signal], False
 
-    def __init__(self, train: TrainConfig, device: torch.device, started: float) -> None:
-        self._train, self._device, self._started = train, device, started
-        self._received = False
-        self._previous: object = None
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal arrived
+        arrived = True
 
-    def __enter__(self) -> Exits:
-        # Python lets only the main thread handle signals; in another one, the exits that need none still work.
-        if self._train.exit_signal_handler and threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.Signals[self._train.exit_signal], self._remember)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._previous is not None:
-            signal.signal(signal.Signals[self._train.exit_signal], self._previous)
-
-    def _remember(self, number: int, frame: FrameType | None) -> None:
-        self._received = True
-
-    def reason(self, completed: int) -> str | None:
-        """Why training should stop now, or None. All ranks call it after each iteration, and get the same answer.
-
-        If a signal or the clock may end the training, ranks exchange 8 bytes and wait for the device, since they may see
-        the signal, or the time, in different iterations. Otherwise it costs nothing.
-
-        Args:
-            completed: number of iterations complete.
-        """
-        train = self._train
-        if train.exit_signal_handler or train.exit_duration_in_mins is not None:
-            limit = train.exit_duration_in_mins
-            late = limit is not None and monotonic() - self._started >= 60 * limit
-            seen = torch.tensor([self._received, late], dtype=torch.int32, device=self._device)
+    def reason(completed: int) -> str | None:
+        limit = train.exit_duration_in_mins
+        if train.exit_signal_handler or limit is not None:
+            late = limit is not None and monotonic() - started >= 60 * limit
+            seen = torch.tensor([arrived, late], dtype=torch.int32, device=device)
             torch.distributed.all_reduce(seen, op=torch.distributed.ReduceOp.MAX)
-            received, late = (bool(one) for one in seen.tolist())
-            if received:
+            any_arrived, any_late = seen.tolist()
+            if any_arrived:
                 return f"{train.exit_signal} was received"
-            if late:
+            if any_late:
                 return f"train.exit_duration_in_mins={limit:g} is over"
         if train.exit_interval is not None and completed % train.exit_interval == 0:
             return f"{completed} iterations are a multiple of train.exit_interval={train.exit_interval}"
         return None
+
+    # Python lets only the main thread handle signals; in another one, the exits that need none still work.
+    handled = train.exit_signal_handler and threading.current_thread() is threading.main_thread()
+    previous = signal.signal(number, remember) if handled else None
+    try:
+        yield reason
+    finally:
+        if previous is not None:
+            signal.signal(number, previous)
 
 
 @contextmanager

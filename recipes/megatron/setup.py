@@ -49,16 +49,18 @@ def distributed(config: ConfigContainer, env: LaunchEnv) -> Iterator[None]:
     ours = not torch.distributed.is_initialized()
     if ours:
         _init_process_group(backend, config, env)
+    succeeded = False
     try:
         _initialize_model_parallel(config)
         _seed(config)
         with _userbuffers(config):
             yield
-    except BaseException:
+        succeeded = True
+    finally:
+        parallel_state.destroy_model_parallel()
         # Closing NCCL waits for peers, and after an error they may never arrive.
-        _destroy(process_group=ours and backend != "nccl")
-        raise
-    _destroy(process_group=ours)
+        if ours and (succeeded or backend != "nccl"):
+            torch.distributed.destroy_process_group()
 
 
 def _init_process_group(backend: str, config: ConfigContainer, env: LaunchEnv) -> None:
@@ -169,12 +171,6 @@ def _userbuffers(config: ConfigContainer) -> Iterator[None]:
     yield
     # Otherwise another training in this process could not initialize them.
     base.destroy_ub()
-
-
-def _destroy(*, process_group: bool) -> None:
-    parallel_state.destroy_model_parallel()
-    if process_group:
-        torch.distributed.destroy_process_group()
 
 
 def build_model(config: ConfigContainer, device: torch.device) -> list[DistributedDataParallel]:

@@ -26,7 +26,7 @@ from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
 from recipes.megatron.data import Batch, build_data, check_data
 from recipes.megatron.fault_tolerance import RankMonitor, check_installed, mark_finished
 from recipes.megatron.layers import choose_transformer_impl, describe_layers
-from recipes.megatron.loop_tools import Exits, Progress, manual_gc, monitored
+from recipes.megatron.loop_tools import Progress, early_exits, manual_gc, monitored
 from recipes.megatron.setup import build_model, build_optimizer, distributed, parameters_gathered, rank_device
 from recipes.releases import context_parallel_share
 
@@ -85,8 +85,8 @@ def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[floa
             loop = Loop(config, env, hook, progress, heartbeats, monitor)
             if resumed is not None:
                 checkpoint.load(config, loop.state, resumed)
-            with Exits(train, device, started) as exits:
-                completed = loop.run(exits)
+            with early_exits(train, device, started) as exit_reason:
+                completed = loop.run(exit_reason)
     if completed >= train.train_iters:
         mark_finished(env.rank)
     return progress.losses
@@ -153,8 +153,11 @@ class Loop:
         """The part of this training that a checkpoint holds."""
         return checkpoint.TrainingState(self.model, self.optimizer, self.scheduler)
 
-    def run(self, exits: Exits) -> int:
-        """Every iteration from `train.start_iteration` to the last, or until `exits` gives a reason to stop.
+    def run(self, exit_reason: Callable[[int], str | None]) -> int:
+        """Every iteration from `train.start_iteration` to the last, or until there is a reason to stop.
+
+        Args:
+            exit_reason: yielded by `early_exits`.
 
         Returns:
             The number of iterations that are complete then.
@@ -175,11 +178,11 @@ class Loop:
                         self.progress.evaluation(iteration, self._evaluate())
                     self.heartbeats.evaluation_done()
                 completed = iteration + 1
-                exit_reason = exits.reason(completed)
-                self._save_if_due(completed, exiting=exit_reason is not None)
-                if exit_reason is not None:
+                reason = exit_reason(completed)
+                self._save_if_due(completed, exiting=reason is not None)
+                if reason is not None:
                     if torch.distributed.get_rank() == 0:
-                        print(f"training stops after iteration {iteration}: {exit_reason}", flush=True)
+                        print(f"training stops after iteration {iteration}: {reason}", flush=True)
                     break
         return completed
 

@@ -152,7 +152,7 @@ def test_a_file_beside_the_captures_is_taken_and_one_of_something_else_is_told(c
         with Run(captures, engine=Here()) as run:
             assert run.against_bench is None
             assert any("nothing is compared with a benchmark" in sentence for sentence in run.limitations)
-        with pytest.raises(ProfilingConfigError, match="is no result of bridge-profiling bench"):
+        with pytest.raises(ProfilingConfigError, match="is not a result file of bridge-profiling bench"):
             Run(captures, bench=path)
     finally:
         path.unlink()

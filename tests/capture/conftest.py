@@ -12,7 +12,7 @@ import torch
 
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.capture.control.mailbox import Mailbox
+from bridge_profiling.capture.control.protocol import RequestDirectory
 
 
 class Run:
@@ -66,11 +66,14 @@ class Run:
 
 
 class Training:
-    """A small training of one rank in this process, which looks for requests a hundred times a second."""
+    """A small training of one rank in this process.
+
+    It polls for requests every 30 ms: often, but a busy machine still receives one within the four polls that it has.
+    """
 
     def __init__(self, root, *, seconds=0.004, **settings):
-        self.config = ProfilingConfig(output_dir=str(root), on_demand_seconds=0.01, **settings)
-        self.mailbox, self.root, self.seconds = Mailbox(root), root, seconds
+        self.config = ProfilingConfig(output_dir=str(root), on_demand_seconds=0.03, **settings)
+        self.requests, self.root, self.seconds = RequestDirectory(root), root, seconds
         self.losses: list[str] = []
 
     def run(self, iterations, on_iteration=lambda i: None, until=None, rank=0, world_size=1):
@@ -91,7 +94,7 @@ class Training:
         return hook
 
     def done(self, count=1):
-        return len(list((self.mailbox.directory / "done").glob("*.json"))) >= count
+        return len(list((self.requests.path / "done").glob("*.json"))) >= count
 
     def manifests(self):
         found = [json.loads(path.read_text()) for path in (self.root / "manifest").glob("*/rank-0.json")]

@@ -169,7 +169,7 @@ def test_the_peak_is_that_of_the_devices_data_sheet_or_a_reason(name, precision,
 
 @pytest.mark.parametrize("wrong", [{"model_flops": 0}, {"tokens": 0}, {"devices": 0}])
 def test_work_that_is_none_is_refused(wrong):
-    with pytest.raises(ProfilingConfigError, match="is none"):
+    with pytest.raises(ProfilingConfigError, match="must be positive"):
         IterationWork(**{"model_flops": 1.0, "tokens": 1, "devices": 1, "precision": "bf16", **wrong})
 
 

@@ -100,7 +100,7 @@ def test_fault_tolerance_and_nsys_fail_by_the_launcher(doctor):
     [
         (["profiling.use_nsys=true"], "Type profiling.use_nsys_profiler"),
         (["--config", "nowhere.yaml"], "nowhere.yaml does not exist"),
-        (["no_such_experiment"], "there is no experiment 'no_such_experiment'"),
+        (["no_such_experiment"], "the experiment 'no_such_experiment' does not exist"),
         (["--nodes", "0"], "--nodes"),
         (["--launcher", "mpi"], "--launcher"),
         (["train.train_iters=x"], "train.train_iters"),

@@ -1,4 +1,4 @@
-"""What may be typed for RUN: a directory, or a local NeMo-Run experiment. That a job does as asked is in tests/capture."""
+"""RUN is a directory, or a local NeMo-Run experiment. tests/capture/control tests that a job carries out requests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,31 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
-from bridge_profiling.capture.control.client import Asked
-from bridge_profiling.capture.control.mailbox import Mailbox
-from bridge_profiling.capture.control.planning import JobState
-from bridge_profiling.capture.control.request import CaptureRequest
+from bridge_profiling.capture.control.client import TriggerResult
+from bridge_profiling.capture.control.planning import plan_capture
+from bridge_profiling.capture.control.protocol import CaptureRequest, JobStatus, RankAnswer, RequestDirectory
+
+STATUS = JobStatus(
+    run="r",
+    launch="",
+    job_id=None,
+    host="elsewhere",
+    pid=1,
+    pid_space=None,
+    poll_seconds=1.0,
+    world_size=2,
+    pipeline_ranks=[0],
+    profile_ranks=[0],
+    profilers=["torch"],
+    train_iters=None,
+    iteration=100,
+    completed=100,
+    fastest_ns=10**9,
+    median_ns=10**9,
+)
 
 #: The module: the package calls the command by the same name.
 cli = importlib.import_module("bridge_profiling.cli.trigger")
@@ -67,40 +83,33 @@ def refusal(home: Path, *words: str) -> str:
     return done.stderr
 
 
-def test_a_local_experiment_is_asked_where_its_job_writes(home: Path) -> None:
-    assert "no directory" in refusal(home, "near"), "it has not started"
+def test_a_local_experiment_is_triggered_where_its_job_writes(home: Path) -> None:
+    assert "does not exist" in refusal(home, "near"), "it has not started"
     (job,) = (home / "experiments" / "near").glob("*/job")
-    # A job that ran, and said so when it ended.
-    state = {"ended": "training ended after iteration 9", "run": "r", "open": None}
-    empty = ("launch", "host", "profile_ranks", "profilers", "windows", "pipeline_ranks")
-    state |= dict.fromkeys(("job_id", "pid_space", "iteration", "fastest_ns", "median_ns", "train_iters")) | {
-        key: [] for key in empty
-    }
-    state |= dict.fromkeys(("pid", "completed", "world_size", "nsys_captures_left"), 1)
-    state |= {"poll_seconds": 1.0, "records_memory": False, "cuda": False, "under_nsys": False}
-    Mailbox(job / "profiles").write("progress.json", state)
+    status = replace(STATUS, ended="training ended after iteration 9")
+    RequestDirectory(job / "profiles").write("progress.json", status)
     for run in ("near", str(job), str(job / "profiles")):
         assert "the job has ended: training ended after iteration 9" in refusal(home, run)
 
 
-def test_a_job_at_the_other_end_of_a_tunnel_is_to_be_asked_there(home: Path) -> None:
+def test_a_job_behind_a_tunnel_must_be_triggered_there(home: Path) -> None:
     said = refusal(home, "far")
-    assert "the job runs at the other end of a tunnel, me@login" in said
+    assert "the job runs on the remote side of a tunnel, me@login" in said
     assert "Type it there: bridge-profiling trigger /far/" in said
 
 
-def test_an_experiment_of_several_jobs_is_to_be_named_with_one(home: Path) -> None:
+def test_an_experiment_with_several_jobs_needs_a_job_name(home: Path) -> None:
     (experiment,) = (home / "experiments" / "two").iterdir()
     assert f"Name one of them: {experiment.name}/one" in refusal(home, "two")
-    assert "no directory" in refusal(home, "two/other"), "it has not started"
+    assert "does not exist" in refusal(home, "two/other"), "it has not started"
 
 
-def test_what_is_neither_a_directory_nor_an_experiment_is_refused(home: Path, tmp_path: Path) -> None:
+def test_neither_a_directory_nor_an_experiment_is_refused(home: Path, tmp_path: Path) -> None:
     assert "no job listens in" in refusal(home, str(tmp_path))
-    assert "is no directory" in refusal(home, "nowhere")
+    assert "does not exist" in refusal(home, "nowhere")
 
 
-def test_a_user_without_a_name_is_told_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_name_is_identified_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown() -> str:
         raise KeyError("getpwuid(): uid not found: 12345")
 
@@ -108,11 +117,11 @@ def test_a_user_without_a_name_is_told_by_number(monkeypatch: pytest.MonkeyPatch
     assert cli._user() == str(os.getuid())
 
 
-def test_the_command_that_is_told_can_be_typed(tmp_path: Path) -> None:
-    accepted = {"start": 5, "end": 7, "attempt": 0, "ranks": [0, 1], "profilers": ["torch"], "accepted_at_iteration": 1}
-    state = cast(JobState, SimpleNamespace(median_ns=10**9))
-    asked = Asked(CaptureRequest(iterations=2), state, accepted, {0: {"status": "refused", "reason": "too late"}})
-    [*_, typed] = cli._told(asked, tmp_path / "my job")
-    assert shlex.split(typed.partition(": ")[2])[-1] == str(tmp_path / "my job" / "torch" / "iter-5-7")
-    nobody = replace(asked, answers={rank: {"status": "refused", "reason": "too late"} for rank in (0, 1)})
-    assert cli._told(nobody, tmp_path)[-1] == "rank 1 cannot: too late"
+def test_the_printed_command_can_be_typed(tmp_path: Path) -> None:
+    request = CaptureRequest(iterations=2, start=115, ranks=[0, 1])
+    answers = {rank: RankAnswer(rank=rank, status="refused", reason="too late") for rank in (0, 1)}
+    result = TriggerResult(request, STATUS, plan_capture(request, STATUS), {0: answers[0]})
+    typed = cli._in_words(result, tmp_path / "my job").splitlines()[-1]
+    assert shlex.split(typed.partition(": ")[2])[-1] == str(tmp_path / "my job" / "torch" / "iter-115-117")
+    nobody = cli._in_words(replace(result, answers=answers), tmp_path)
+    assert nobody.splitlines()[-1] == "rank 1 cannot capture: too late"

@@ -141,7 +141,7 @@ def test_an_experiment_is_found_by_directory_id_and_title(home):
     assert find_experiment(str(directory / "nsys"), {}) == directory
     assert find_experiment(directory.name, environ) == directory
     assert find_experiment("study", environ) == directory
-    with pytest.raises(ProfilingConfigError, match="there is no experiment 'studyy'"):
+    with pytest.raises(ProfilingConfigError, match="the experiment 'studyy' does not exist"):
         find_experiment("studyy", environ)
 
 

@@ -34,7 +34,7 @@ def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
         (["--config", "/no/such.yaml"], "/no/such.yaml does not exist"),
         (["train.train_iter=3"], "Type train.train_iters=3"),
         (["train.train_iters=many"], "expected int, got many"),
-        (["train_iters"], "there is no '='"),
+        (["train_iters"], "is not of the form name=value"),
         (["train.global_batch_size=7"], "Type train.global_batch_size=8"),
         (["profiling.use_pytorch_profiler=true", "profiling.profile_step_end=40"], "exceeds train.train_iters=20"),
         (["profiling.use_pytorch_profiler=true", "profiling.use_nsys_profiler=true"], "both on"),

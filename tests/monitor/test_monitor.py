@@ -212,5 +212,5 @@ def test_sampling_that_costs_more_than_its_share_comes_more_rarely(most, seconds
     monkeypatch.setattr(sampler.Event, "wait", wait)
     monkeypatch.setattr(sampler, "monotonic", lambda: now[0])
     monkeypatch.setattr(sampler, "thread_time", lambda: next(computed))
-    sampler.PeriodicThread(lambda: None, 1.0, "test", most)._run()
+    sampler.PeriodicThread(lambda: None, 1.0, "test", most).run()
     assert waited == pytest.approx([seconds] * 3)

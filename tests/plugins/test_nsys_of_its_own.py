@@ -1,21 +1,22 @@
-"""A task that starts nsys itself is told what to do in its settings, and the launcher stays as it is."""
+"""A task that starts nsys itself receives settings, and the launcher stays unchanged."""
 
 from __future__ import annotations
 
 import logging
 import subprocess
-from pathlib import Path
 
+import fiddle as fdl
 import nemo_run as run
 import pytest
+from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin
-from bridge_profiling.plugins.launchers import current_launcher
-from bridge_profiling.plugins.task import starts_nsys_itself
+from bridge_profiling.plugins.executors import current_launcher
+from bridge_profiling.plugins.task import STARTS_NSYS_KEY, starts_nsys
+from launch.tasks import pretrain_script
 
 pytestmark = pytest.mark.needs("megatron")
 
-ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"nsys_trace": ["nvtx", "osrt"], "nsys_extra_args": ["--trace-fork-before-exec=true", "--env-var=A=1,B=2"]}
 
 
@@ -23,8 +24,12 @@ def nsys(**more):
     return NsysPlugin(profile_step_start=4, profile_step_end=6, profile_ranks=[0, 3], **more)
 
 
-def script(path="launch/pretrain.py", **more):
-    return run.Script(path=path, entrypoint="python", **more)
+def script(**more):
+    task = pretrain_script("gpt_tiny", packaged=True)
+    task.args = []
+    for name, value in more.items():
+        setattr(task, name, value)
+    return task
 
 
 def partial():
@@ -39,8 +44,6 @@ def settings(task):
 
     if isinstance(task, run.Script):
         return build_config("gpt_tiny", [], [argument.strip("'") for argument in task.args]).profiling
-    import fiddle as fdl
-
     return fdl.build(task.config.profiling)
 
 
@@ -75,29 +78,43 @@ def test_an_option_that_a_shell_would_take_apart_survives_it():
     assert 'profiling.nsys_extra_args=["--trace-fork-before-exec=true","--env-var=A=1,B=2"]' in shell
 
 
+def mine() -> None: ...
+
+
+def marked() -> None: ...
+
+
+marked.starts_nsys_itself = True
+
+
 @pytest.mark.parametrize(
     ("task", "itself"),
     [
         (script(), True),
-        (script("/a/cluster/code/launch/pretrain.py"), True),
-        (script("launch.pretrain", m=True), True),
-        (script("train.py"), False),
-        (script("launch/experiment.py"), False),
+        (script(metadata={STARTS_NSYS_KEY: "no"}), False),
+        (script(metadata={}), False),
         (run.Script(inline="launch/pretrain.py"), False),
+        (run.Partial(marked), True),
+        (run.Partial(mine), False),
     ],
 )
-def test_our_entry_point_is_known_by_its_path(task, itself):
-    assert starts_nsys_itself(task) is itself
+def test_a_task_says_by_a_mark_that_it_starts_nsys(task, itself):
+    assert starts_nsys(task) is itself
 
 
-def test_anothers_script_of_the_same_name_is_not_taken_for_ours(tmp_path):
-    (tmp_path / "launch").mkdir()
-    (tmp_path / "launch" / "pretrain.py").write_text("print('mine')")
-    assert not starts_nsys_itself(script(str(tmp_path / "launch" / "pretrain.py")))
-    assert starts_nsys_itself(script(str(ROOT / "launch" / "pretrain.py")))
+def test_the_mark_is_part_of_the_task_that_the_experiment_saves():
+    serializer = ZlibJSONSerializer()
+    saved = serializer.deserialize(serializer.serialize(script().to_config()))
+    assert starts_nsys(fdl.build(saved))
 
 
-def test_who_set_the_launchers_nsys_by_hand_keeps_it():
+def test_a_script_without_the_mark_runs_under_nsys_as_a_whole():
+    task, executor = script(metadata={}), run.LocalExecutor(ntasks_per_node=4, launcher="torchrun")
+    nsys().setup(task, executor)
+    assert executor.launcher.nsys_profile is True
+
+
+def test_nsys_set_by_hand_in_the_launcher_stays():
     task, executor = script(), run.LocalExecutor(ntasks_per_node=4, launcher=run.Torchrun(nsys_profile=True))
     nsys().setup(task, executor)
     assert executor.launcher.nsys_profile is True

@@ -18,6 +18,7 @@ import nemo_run as run
 import pytest
 
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
+from bridge_profiling.plugins.task import STARTS_NSYS_KEY
 from recipes import executors
 
 GOLDEN = Path(__file__).with_name("golden_sbatch")
@@ -61,7 +62,8 @@ def batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Pa
     monkeypatch.chdir(repository)
 
     def make(executor: run.SlurmExecutor, path: str = OURS, plugins: list[run.Plugin] | None = None) -> str:
-        task = run.Script(path=path, entrypoint="python", args=["train.train_iters=20"])
+        metadata = {STARTS_NSYS_KEY: True} if path == OURS else {}
+        task = run.Script(path=path, entrypoint="python", args=["train.train_iters=20"], metadata=metadata)
         with run.Experiment("golden") as experiment:
             experiment.add(task, executor=executor, name="train", plugins=plugins or [])
             experiment.dryrun(log=False, delete_exp_dir=False)

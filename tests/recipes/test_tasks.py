@@ -107,7 +107,7 @@ def test_what_cannot_be_sent_to_the_job_is_refused():
 def test_a_partial_and_a_script_end_in_the_same_training(plugin):
     from bridge_profiling.overrides import apply_overrides
     from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
-    from launch.tasks import pretrain_partial
+    from launch.tasks import pretrain_partial, pretrain_script
     from recipes.models import gpt_tiny
 
     window = {"profile_step_start": 4, "profile_step_end": 6, "profile_ranks": [0, 1]}
@@ -116,10 +116,10 @@ def test_a_partial_and_a_script_end_in_the_same_training(plugin):
         "pytorch": lambda: PyTorchProfilerPlugin(**window, record_shapes=True, memory_snapshot_path="/a/b.pickle"),
         "ft": FaultTolerancePlugin,
     }
-    partial, script = pretrain_partial("gpt_tiny"), run.Script(path="launch/pretrain.py", entrypoint="python")
+    partial, script = pretrain_partial("gpt_tiny"), pretrain_script("gpt_tiny")
     for name in plugin.split("+"):
         for task in (partial, script):
             make[name]().setup(task, run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"))
     config = gpt_tiny()
-    apply_overrides(config, script.args)
+    apply_overrides(config, script.args[2:])
     assert fdl.build(partial.config) == config

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import nemo_run as run
 from torchx.specs import AppState
 
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
-from launch.tasks import pretrain_partial
+from launch.tasks import pretrain_partial, pretrain_script
 from recipes.executors import local_torchrun
-
-PRETRAIN = Path(__file__).parents[2] / "launch" / "pretrain.py"
 
 
 def nsys() -> NsysPlugin:
@@ -27,7 +24,7 @@ def nsys() -> NsysPlugin:
 
 
 def script(overrides: list[str]) -> run.Script:
-    return run.Script(path=str(PRETRAIN), entrypoint="python", args=["--recipe", "gpt_tiny", *overrides])
+    return pretrain_script("gpt_tiny", overrides)
 
 
 def partial(overrides: list[str]) -> run.Partial:

@@ -1,6 +1,6 @@
 """Iterations far longer than usual, from the manifests alone: they time every iteration of the run, most of them unprofiled.
 
-No capture need hold them. So this tells when it happens, on which ranks and how regularly, and what to capture next.
+They need not be in a capture, so the finding says when they occur, on which ranks and how regularly, and what to capture next.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 from bridge_profiling.analysis.findings.context import Context, ranks_in_words
 from bridge_profiling.analysis.findings.finding import Confidence, Event, Finding
 from bridge_profiling.analysis.findings.losses import ms
+from bridge_profiling.slow_iterations import slow_threshold
 
 #: Fewer iterations tell no usual one.
 _ENOUGH = 10
@@ -28,12 +29,11 @@ def find(context: Context) -> list[Finding]:
     lost, typical, ranks = [], [], []
     for manifest in context.manifests:
         durations = {number: time_ns / 1e3 for number, time_ns in manifest.durations_by_iteration(profiled=False).items()}
-        if len(durations) < _ENOUGH:
+        threshold = slow_threshold(list(durations.values()), factor=context.thresholds.slow_iteration, at_least=_ENOUGH)
+        if threshold is None:
             continue
-        usual = float(np.median(list(durations.values())))
-        beyond = {
-            number: time - usual for number, time in durations.items() if time > context.thresholds.slow_iteration * usual
-        }
+        usual = threshold.median
+        beyond = {number: time - usual for number, time in durations.items() if time > threshold.above}
         if beyond:
             ranks.append(manifest.rank)
         for number, time in beyond.items():

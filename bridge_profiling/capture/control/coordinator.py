@@ -1,11 +1,10 @@
-"""Rank 0's part of captures on demand: it tells where the job is, reads requests, and accepts or refuses them for all ranks.
+"""Rank 0's part in captures on demand: publishes the job's status, and accepts or refuses requests for all ranks.
 
 Runs in the listener's thread, never in the training's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -14,18 +13,23 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
-from bridge_profiling.capture.control.listener import Training
-from bridge_profiling.capture.control.mailbox import ACCEPTED, PROGRESS, REQUEST, Mailbox
-from bridge_profiling.capture.control.planning import JobState, admit, open_request
-from bridge_profiling.capture.control.request import CaptureRequest, new_id, parse_request
+from bridge_profiling.capture.control.planning import check_none_open, plan_capture
+from bridge_profiling.capture.control.protocol import (
+    PROFILERS,
+    AcceptedCapture,
+    CaptureRequest,
+    JobStatus,
+    RefusedRequest,
+    RequestDirectory,
+    new_id,
+    parse_request,
+)
 from bridge_profiling.capture.files import claim_attempt
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.launch import runs_under_nsys
@@ -33,241 +37,161 @@ from bridge_profiling.processes import pid_space
 
 logger = logging.getLogger(__name__)
 
-#: By which the pace of a training is known that waits between its iterations.
-_KEPT_LOOKS = 11
+#: Polls remembered to measure the time from one iteration's start to the next.
+_KEPT_POLLS = 11
 
 
-class RequestDecider:
-    """Decides for one job.
+class Coordinator:
+    """Decides on requests for one job.
 
     Args:
-        mailbox: where requests come.
+        requests: the job's request directory.
         config: the job's own.
         layout: the job's parallel layout.
-        launch: what the ranks of this launch have in common.
-        identity: who holds this run's folders; claims those of later windows.
-        training: the hook.
-        train_iters: iterations the training runs, when known.
-        records_memory: whether a memory history is being recorded.
+        train_iters: iterations the training runs, if known.
+        holder: the name under which this run holds its folders.
     """
 
     def __init__(
-        self,
-        mailbox: Mailbox,
-        config: ProfilingConfig,
-        layout: ParallelLayout,
-        launch: str,
-        identity: str,
-        training: Training,
-        train_iters: int | None,
-        records_memory: Callable[[], bool],
+        self, requests: RequestDirectory, config: ProfilingConfig, layout: ParallelLayout, train_iters: int | None, holder: str
     ) -> None:
-        self._mailbox, self._config, self._identity, self._training = mailbox, config, identity, training
-        self._records_memory = records_memory
-        self._accepted: dict[str, Any] | None = None
-        self._slow_captures = 0
-        self._nsys_captures = 0
-        self._doubtful: object = None
-        self._began = False
-        #: When the last looks were, in seconds, and in which iteration the training was then.
-        self._looks: deque[tuple[float, int]] = deque(maxlen=_KEPT_LOOKS)
-        self._state = JobState(
+        self._requests, self._config, self._holder = requests, config, holder
+        self._slow_captures = self._nsys_captures = 0
+        #: Text of an unreadable request at the last poll, whose writer may not have finished.
+        self._unreadable: str | None = None
+        #: Time in seconds and current iteration of the last polls.
+        self._polls: deque[tuple[float, int]] = deque(maxlen=_KEPT_POLLS)
+        env = LaunchEnv.read()
+        self._status = JobStatus(
             run=uuid.uuid4().hex,
-            launch=launch,
-            job_id=LaunchEnv.read().job_id,
+            launch=env.launch_id,
+            job_id=env.job_id,
             host=socket.gethostname(),
             pid=os.getpid(),
             pid_space=pid_space(),
-            iteration=None,
-            completed=0,
-            fastest_ns=None,
-            median_ns=None,
             poll_seconds=config.on_demand_seconds,
             world_size=layout.world_size,
             pipeline_ranks=layout.pipeline_ranks(),
             profile_ranks=config.profile_ranks,
-            profilers=_profilers(config),
+            profilers=[name for name, setting in PROFILERS.items() if getattr(config, setting)] or ["torch"],
             train_iters=train_iters,
-            windows=[],
-            records_memory=False,
-            cuda=False,
-            under_nsys=False,
-            nsys_captures_left=0,
         )
 
-    # -- what the listener calls ---------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Close what an earlier run left open in this directory."""
+        accepted = self._requests.accepted()
+        if accepted is not None:
+            self._requests.close(accepted, "the job ended before it was done")
+        self._decide(ProfilingConfigError("this run of the job began after the request", instead="Request it again"))
 
-    def look(self, names: set[str]) -> None:
-        """Read a request if there is one, decide, close what is past, and tell where the job is."""
-        if not self._began:
-            self._clear(names)
-            names = self._mailbox.names()
-        self._state = self._now()
-        self._close_if_past()
-        if REQUEST in names:
-            self._read()
-        self._mailbox.write(PROGRESS, self._state.as_json())
+    def poll(self, iteration: int | None, durations: tuple[tuple[int, int], ...], *, records_memory: bool) -> None:
+        """Close a capture that is over, decide on a pending request, and publish the status.
+
+        Args:
+            iteration: the one that rank 0 is in.
+            durations: `(iteration, nanoseconds)` of the last ones.
+            records_memory: whether a memory history is being recorded.
+        """
+        self._update_status(iteration, durations, records_memory)
+        accepted = self._status.open
+        if accepted is not None and iteration is not None and iteration >= accepted.end:
+            self._close(accepted, "done")
+        self._read_request()
+        self._requests.write("progress.json", self._status)
 
     def end(self, ending: str) -> None:
-        """The training has ended: nothing asked for later is carried out."""
-        self._state = replace(self._now(), ended=ending)
-        if self._accepted is not None:
-            self._mailbox.close(self._accepted, ending)
-            self._accepted = None
-        text = self._mailbox.take()
-        if text is not None:
-            self._refuse(text, ProfilingConfigError(f"the job has ended: {ending}", instead="Ask a job that is running"))
-        self._state = replace(self._state, open=None)
-        self._mailbox.write(PROGRESS, self._state.as_json())
+        """Training has ended: refuse a pending request, and publish how it ended."""
+        self._status = replace(self._status, ended=ending)
+        if self._status.open is not None:
+            self._close(self._status.open, ending)
+        self._decide(ProfilingConfigError(f"the job has ended: {ending}", instead="Name a job that is running"))
+        self._requests.write("progress.json", self._status)
 
-    # -- deciding ------------------------------------------------------------------------------------------------------
-
-    def _clear(self, names: set[str]) -> None:
-        """Lay aside what an earlier run of this directory left open."""
-        self._began = True
-        accepted = self._mailbox.read(ACCEPTED) if ACCEPTED in names else {}
-        if "id" in accepted:
-            self._mailbox.close(accepted, "the job ended before it was done")
-        text = self._mailbox.take() if REQUEST in names else None
-        if text is not None:
-            over = ProfilingConfigError("it was made before this run of the job began", instead="Ask again")
-            self._refuse(text, over)
-
-    def _read(self) -> None:
-        sign, text = self._mailbox.look()
-        if sign is None:
+    def _read_request(self) -> None:
+        pending, unreadable = self._requests.pending(), self._unreadable
+        self._unreadable = None
+        if pending is None:
             return
         try:
-            # What is no plain file of text, or too long for a request, holds nothing.
-            parse_request(text or "")
+            parse_request(pending)
         except ProfilingConfigError:
-            if sign != self._doubtful:
-                # Half-written, perhaps: whoever does not write by a link is given until the next look.
-                self._doubtful = sign
+            if pending != unreadable:
+                self._unreadable = pending
                 return
-        self._doubtful = None
-        text = self._mailbox.take()
+        self._decide()
+
+    def _decide(self, refusal: ProfilingConfigError | None = None) -> None:
+        """Take the pending request, and accept it or write down why not."""
+        text = self._requests.take()
         if text is None:
-            return  # withdrawn in this very moment
+            return
+        request = None
         try:
             request = parse_request(text)
+            if refusal is not None:
+                raise refusal
             self._accept(request)
         except ProfilingConfigError as error:
-            self._refuse(text, error)
+            logger.warning("refused a capture request: %s", error)
+            # The client looks for the answer under the request's name, unless that is another request's.
+            request_id = new_id() if request is None or self._requests.knows(request.id) else request.id
+            refused = RefusedRequest(refused=str(error), request=request or text[:1000])
+            self._requests.write(f"refused/{request_id}.json", refused)
 
     def _accept(self, request: CaptureRequest) -> None:
-        if self._accepted is not None:
-            raise open_request(self._state)
-        if self._mailbox.knows(request.id):
-            # Ranks carry out each name once, and what became of the first would be lost.
-            raise ProfilingConfigError(
-                f"another request was called {request.id}", instead="Leave id out, or give each request one of its own"
-            )
-        if request.kind == "slow_iteration":
-            self._count_slow(request)
-        admitted = admit(request, self._state)
-        window = admitted.window
-        accepted = {
-            "id": request.id,
-            "launch": self._state.launch,
-            "run": self._state.run,
-            "start": window.start,
-            "end": window.end,
-            "ranks": admitted.ranks,
-            "profilers": admitted.profilers,
-            "shapes": request.shapes,
-            "stacks": request.stacks,
-            "kind": request.kind,
-            "reason": request.reason,
-            "requested_at": request.requested_at,
-            "requested_by": request.requested_by,
-            "attempt": claim_attempt(self._mailbox.root, window, 0, self._identity),
-            "accepted_at_iteration": self._state.iteration,
-        }
-        self._mailbox.write(ACCEPTED, accepted)
-        self._accepted = accepted
-        self._slow_captures += request.kind == "slow_iteration"
-        self._nsys_captures += "nsys" in admitted.profilers
-        self._state = replace(self._state, open=_summary(accepted))
+        check_none_open(self._status)
+        # A rank carries out each name once, and done/ keeps one file for it.
+        require(
+            not self._requests.knows(request.id),
+            f"an earlier request was called {request.id}",
+            instead="Leave id out, or give each request its own",
+        )
+        is_slow = request.kind == "slow_iteration"
+        limit = self._config.slow_iteration_captures if self._config.slow_iteration_factor is not None else 0
+        require(
+            not is_slow or self._slow_captures < limit,
+            f"this job captures slow iterations {limit} times, and has done so {self._slow_captures} times",
+            why="profiling.slow_iteration_factor turns this on, profiling.slow_iteration_captures limits it",
+            instead="Leave kind out",
+        )
+        planned = plan_capture(request, self._status)
+        accepted = replace(planned, attempt=claim_attempt(self._requests.root, planned.window, 0, self._holder))
+        self._requests.write("accepted.json", accepted)
+        self._status = replace(self._status, open=accepted)
+        self._slow_captures += is_slow
+        self._nsys_captures += "nsys" in accepted.profilers
         logger.info(
-            "a request is accepted: iterations %d to %d of rank(s) %s with %s%s",
-            window.start, window.last, admitted.ranks, " and ".join(admitted.profilers),
-            f": {request.reason}" if request.reason else "",
+            "accepted request %s: iterations %d to %d of rank(s) %s with %s%s",
+            accepted.id, accepted.start, accepted.window.last, accepted.ranks, " and ".join(accepted.profilers),
+            f": {accepted.reason}" if accepted.reason else "",
         )  # fmt: skip
 
-    def _count_slow(self, request: CaptureRequest) -> None:
-        if self._config.slow_iteration_factor is None:
-            raise ProfilingConfigError(
-                "this job captures no slow iterations",
-                why="it was launched without profiling.slow_iteration_factor",
-                instead="Leave kind out",
-            )
-        if self._slow_captures >= self._config.slow_iteration_captures:
-            raise ProfilingConfigError(
-                f"slow iterations were captured {self._slow_captures} times, as often as profiling.slow_iteration_captures says"
-            )
+    def _close(self, accepted: AcceptedCapture, ended: str) -> None:
+        self._status = replace(self._status, open=None)
+        self._requests.close(accepted, ended)
 
-    def _refuse(self, text: str, error: ProfilingConfigError) -> None:
-        logger.warning("a request for a capture is refused: %s", error)
-        id_, asked = new_id(), text[:1000]  # type: str, object
-        with contextlib.suppress(ProfilingConfigError):
-            request = parse_request(text)
-            asked = request.as_json()
-            taken = self._accepted is not None and self._accepted["id"] == request.id
-            # Under its own name, by which whoever asked looks for the answer, unless that is another's.
-            id_ = id_ if taken or self._mailbox.knows(request.id) else request.id
-        self._mailbox.refuse(id_, asked, str(error))
-
-    def _close_if_past(self) -> None:
-        accepted, iteration = self._accepted, self._state.iteration
-        if accepted is not None and iteration is not None and iteration >= accepted["end"]:
-            self._accepted = None
-            self._mailbox.close(accepted, "done")
-            self._state = replace(self._state, open=None)
-
-    # -- where the job is ----------------------------------------------------------------------------------------------
-
-    def _now(self) -> JobState:
-        iteration, durations = self._training.running_iteration, self._training.durations
-        recent = [duration for _, duration in durations]
-        pace = self._pace(iteration)
+    def _update_status(self, iteration: int | None, durations: tuple[tuple[int, int], ...], records_memory: bool) -> None:
+        if iteration is not None:
+            self._polls.append((time.monotonic(), iteration))
+        recent = [duration for _, duration in durations[-50:]]
+        # From start to start: longer than an iteration itself if the loop waits, evaluates or saves between two iterations.
+        polled = [
+            int((now - before) * 1e9 / (current - earlier))
+            for (before, earlier), (now, current) in pairwise(self._polls)
+            if current > earlier
+        ] or [0]
         torch = sys.modules.get("torch")
         under_nsys = self._config.use_nsys_profiler or runs_under_nsys()
-        return replace(
-            self._state,
+        captures_left = self._config.nsys_capture_count - len(self._config.windows) - self._nsys_captures
+        self._status = replace(
+            self._status,
             iteration=iteration,
-            completed=len(recent),
-            fastest_ns=max(min(recent[-10:]), min(pace, default=0)) if recent else None,
-            median_ns=max(int(statistics.median(recent[-50:])), int(statistics.median(pace or [0]))) if recent else None,
+            completed=len(durations),
+            fastest_ns=max(min(recent[-10:]), min(polled)) if recent else None,
+            median_ns=int(max(statistics.median(recent), statistics.median(polled))) if recent else None,
             windows=[[window.start, window.end] for window in self._config.windows if window.end > (iteration or 0)],
-            records_memory=self._records_memory(),
+            records_memory=records_memory,
             cuda=torch is not None and torch.cuda.is_initialized(),
             under_nsys=under_nsys,
-            nsys_captures_left=self._config.nsys_capture_count - len(self._config.windows) - self._nsys_captures
-            if under_nsys
-            else 0,
-            open=_summary(self._accepted) if self._accepted is not None else None,
+            nsys_captures_left=captures_left if under_nsys else 0,
         )
-
-    def _pace(self, iteration: int | None) -> list[int]:
-        """Nanoseconds from one iteration's begin to the next one's, between one look and the next, as far back as is kept.
-
-        More than an iteration's own time where a loop waits, evaluates or saves between two iterations.
-        """
-        if iteration is not None:
-            self._looks.append((time.monotonic(), iteration))
-        looks = list(self._looks)
-        return [int((now - before) * 1e9 / (here - there)) for (before, there), (now, here) in pairwise(looks) if here > there]
-
-
-def _profilers(config: ProfilingConfig) -> list[str]:
-    asked = {
-        "torch": config.use_pytorch_profiler,
-        "memory": config.record_memory_history,
-        "nsys": config.use_nsys_profiler,
-    }
-    return [name for name, wanted in asked.items() if wanted] or ["torch"]
-
-
-def _summary(accepted: dict[str, Any]) -> dict[str, Any]:
-    return {key: accepted[key] for key in ("id", "start", "end", "ranks", "profilers", "requested_at")}

@@ -1,35 +1,50 @@
-"""Listens for requests beside the training, in a thread of its own: a file system that hangs holds up nothing but that.
+"""One rank's part in captures on demand: a thread that looks for accepted captures and for slow iterations.
 
-About once a second each rank looks into the job's directory for requests (mailbox.py). Rank 0 decides; the others do what
-it has accepted. No rank talks to another.
+It polls the request directory about once a second, in a thread of its own, so that a file system that hangs does not delay
+training. Rank 0's listener runs the coordinator. Ranks do not communicate otherwise.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from bridge_profiling.capture.control.mailbox import ACCEPTED, PROGRESS, REQUEST, Mailbox
-from bridge_profiling.capture.control.request import CaptureRequest
+from bridge_profiling.capture.control.coordinator import Coordinator
+from bridge_profiling.capture.control.protocol import (
+    PROFILERS,
+    AcceptedCapture,
+    CaptureRequest,
+    JobStatus,
+    RankAnswer,
+    RequestDirectory,
+)
 from bridge_profiling.capture.nsys_profiler import check_armed
-from bridge_profiling.capture.slow_iterations import COOL_DOWN, SlowWatch
 from bridge_profiling.capture.window import WindowPlan
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import CaptureError, one_line
+from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.manifest import Trigger
 from bridge_profiling.nsys.launch import runs_under_nsys
+from bridge_profiling.slow_iterations import SlowThreshold, slow_threshold
 
 logger = logging.getLogger(__name__)
 
-#: A training that ends does not wait longer than this for a thread that may hang in a file system.
+#: Training that ends waits at most this long for a thread that may hang in a file system.
 _STOP_SECONDS = 2.0
+
+#: How many recent iterations the median covers, and the fewest it needs.
+_MEDIAN_OF, _AT_LEAST = 50, 10
+
+#: After a capture, this many iterations are not reported, so that the next median is of other iterations.
+COOL_DOWN = 50
 
 
 class Training(Protocol):
-    """What of the hook is seen from here."""
+    """The hook, as the listener's thread uses it."""
 
     @property
     def running_iteration(self) -> int | None:
@@ -37,178 +52,200 @@ class Training(Protocol):
 
     @property
     def durations(self) -> tuple[tuple[int, int], ...]:
-        """`(iteration, nanoseconds)` of the last ones."""
+        """`(iteration, nanoseconds)` of the last 1,000."""
+
+    @property
+    def records_memory(self) -> bool:
+        """Whether a memory history is being recorded."""
+
+    def is_disturbed(self, iteration: int) -> bool:
+        """Whether a profiler, a checkpoint or an evaluation made this iteration longer."""
 
     def schedule(self, plan: WindowPlan) -> None:
-        """Capture a window that is still to come."""
-
-    def watch_above(self, nanoseconds: int) -> None:
-        """Iterations longer than this are slow."""
+        """Capture a window that has not begun."""
 
 
-class Decider(Protocol):
-    """What rank 0 does at each look (decider.py)."""
+class SlowWatch:
+    """Finds slow iterations of one rank.
 
-    def look(self, names: set[str]) -> None:
-        """Read, decide, publish."""
+    Args:
+        factor: an iteration is slow above this many medians of recent iterations.
+        is_disturbed: whether an iteration neither counts as slow nor for the median.
+    """
 
-    def end(self, ending: str) -> None:
-        """The training has ended."""
+    def __init__(self, factor: float, is_disturbed: Callable[[int], bool]) -> None:
+        self._factor, self._is_disturbed = factor, is_disturbed
+        self._threshold: SlowThreshold | None = None
+        self._next = 0
+
+    def check(self, durations: Sequence[tuple[int, int]]) -> str | None:
+        """Compare iterations that ended since the last call with those before; describe the first slow one.
+
+        Args:
+            durations: `(iteration, nanoseconds)` of the last ones.
+        """
+        slow, threshold = None, self._threshold
+        for iteration, duration in durations:
+            if threshold is None or iteration < self._next or duration <= threshold.above or self._is_disturbed(iteration):
+                continue
+            slow = (
+                f"iteration {iteration} took {duration / 1e6:.1f} ms, {duration / threshold.median:.1f} x the median"
+                f" {threshold.median / 1e6:.1f} ms of the {threshold.count} iterations before it"
+            )
+            self.ignore_before(iteration + COOL_DOWN)
+            break
+        # The first iteration includes one-time work.
+        typical = [duration for iteration, duration in durations[1:] if not self._is_disturbed(iteration)]
+        self._threshold = slow_threshold(typical[-_MEDIAN_OF:], factor=self._factor, at_least=_AT_LEAST)
+        if durations:
+            self.ignore_before(durations[-1][0] + 1)
+        return slow
+
+    def ignore_before(self, iteration: int) -> None:
+        """Do not report iterations before this one."""
+        self._next = max(self._next, iteration)
 
 
 class Listener:
     """One rank's thread.
 
     Args:
-        mailbox: where requests come.
+        requests: the job's request directory.
         config: the job's own.
         rank: global rank.
-        launch: what the ranks of this launch have in common.
         training: the hook.
-        decider: on rank 0.
-        watch: what is slow; None where nobody asked.
+        coordinator: on rank 0, else None.
     """
 
     def __init__(
         self,
-        mailbox: Mailbox,
+        requests: RequestDirectory,
         config: ProfilingConfig,
         rank: int,
-        launch: str,
         training: Training,
-        decider: Decider | None,
-        watch: SlowWatch | None,
+        coordinator: Coordinator | None,
     ) -> None:
-        self._mailbox, self._config, self._rank, self._launch = mailbox, config, rank, launch
-        self._training, self._decider, self._watch = training, decider, watch
-        self._stopping = threading.Event()
+        self._requests, self._config, self._rank = requests, config, rank
+        self._training, self._coordinator = training, coordinator
+        factor = config.slow_iteration_factor
+        self._watch = None if factor is None else SlowWatch(factor, training.is_disturbed)
+        self._slow_captures = 0
+        #: The status when this rank began to listen; an earlier run may have left it.
+        self._first_status: JobStatus | None = None
+        self._received: str | None = None
+        self._logged: set[type] = set()
         self._ending = "training ended"
-        self._heard: str | None = None
-        #: What rank 0 told last when this rank began to listen: an earlier run of this directory, perhaps.
-        self._left_behind: dict[str, Any] = {}
-        self._asked = 0
-        self._said: set[str] = set()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge_profiling listener", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, ending: str) -> None:
-        """Stop, and tell whoever asks later how the training ended."""
+        """Stop the thread; rank 0 publishes how training ended."""
         self._ending = ending
         self._stopping.set()
         self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
-        self._carefully(self._begin)
+        with self._guard():
+            if self._coordinator is not None:
+                self._coordinator.begin()
+            else:
+                self._first_status = self._requests.status()
         while True:
-            self._carefully(self._look)
+            with self._guard():
+                self._poll()
             if self._stopping.wait(self._config.on_demand_seconds):
                 break
-        if self._decider is not None:
-            self._carefully(lambda: self._decider.end(self._ending))  # type: ignore[union-attr]
+        with self._guard():
+            if self._coordinator is not None:
+                self._coordinator.end(self._ending)
 
-    def _carefully(self, step: Callable[[], None]) -> None:
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
         try:
-            step()
+            yield
         except Exception as error:
-            # Once for each kind of trouble: a directory that went away is looked for again a second later.
-            if type(error).__name__ not in self._said:
-                self._said.add(type(error).__name__)
+            # Once per type: a missing directory, for example, fails at every poll.
+            if type(error) not in self._logged:
+                self._logged.add(type(error))
                 logger.error("rank %d: no captures on demand: %s. Training goes on.", self._rank, one_line(error))
 
-    def _begin(self) -> None:
-        if self._decider is None and PROGRESS in self._mailbox.names():
-            self._left_behind = self._mailbox.read(PROGRESS)
-
-    def _look(self) -> None:
-        names = self._mailbox.names()
-        if self._decider is not None:
-            self._decider.look(names)
-            names = self._mailbox.names()
-        if ACCEPTED in names:
-            self._hear(self._mailbox.read(ACCEPTED))
+    def _poll(self) -> None:
+        training = self._training
+        if self._coordinator is not None:
+            self._coordinator.poll(training.running_iteration, training.durations, records_memory=training.records_memory)
+        accepted = self._requests.accepted()
+        if accepted is not None and accepted.id != self._received and self._is_current(accepted):
+            self._receive(accepted)
         if self._watch is not None:
-            self._watch_out(self._watch, names)
+            self._request_capture(self._watch.check(training.durations))
 
-    # -- what was accepted ---------------------------------------------------------------------------------------------
+    def _is_current(self, accepted: AcceptedCapture) -> bool:
+        """Whether a running rank 0 accepted it; an earlier run's stays until this run's rank 0 removes it."""
+        if self._coordinator is not None:
+            return True
+        status = self._requests.status()
+        is_running = status is not None and status != self._first_status and status.run == accepted.run
+        return is_running and accepted.launch == LaunchEnv.read().launch_id
 
-    def _hear(self, accepted: dict[str, Any]) -> None:
-        """Do what rank 0 has accepted, once; answer."""
-        id_ = accepted.get("id")
-        if not id_ or id_ == self._heard or accepted.get("launch") != self._launch or not self._of_this_run(accepted):
-            return
-        self._heard = id_
+    def _receive(self, accepted: AcceptedCapture) -> None:
+        self._received = accepted.id
+        self._slow_captures += accepted.kind == "slow_iteration"
         if self._watch is not None:
-            self._watch.be_quiet_before(accepted["end"] + COOL_DOWN)
-            self._asked += accepted["kind"] == "slow_iteration"
-        if self._rank not in accepted["ranks"]:
+            self._watch.ignore_before(accepted.end + COOL_DOWN)
+        if self._rank not in accepted.ranks:
             return
+        iteration = self._training.running_iteration
         try:
-            iteration = self._do(accepted)
+            self._schedule(accepted, iteration)
+            answer = RankAnswer(rank=self._rank, status="armed", iteration=iteration)
         except Exception as error:
             reason = str(error) if isinstance(error, CaptureError) else one_line(error)
-            logger.error("rank %d: the request %s is not carried out: %s. Training goes on.", self._rank, id_, reason)
-            self._mailbox.answer(id_, self._rank, status="refused", reason=reason)
-        else:
-            self._mailbox.answer(id_, self._rank, status="armed", reason=None, iteration=iteration)
+            logger.error("rank %d: cannot carry out request %s: %s. Training goes on.", self._rank, accepted.id, reason)
+            answer = RankAnswer(rank=self._rank, status="refused", reason=reason, iteration=iteration)
+        self._requests.write(f"answers/{accepted.id}/rank-{self._rank}.json", answer)
 
-    def _of_this_run(self, accepted: dict[str, Any]) -> bool:
-        """Whether a rank 0 that runs has accepted it: what an earlier one did lies there until rank 0 clears it away."""
-        if self._decider is not None:
-            return True
-        told = self._mailbox.read(PROGRESS)
-        return told != self._left_behind and told.get("run") == accepted.get("run")
-
-    def _do(self, accepted: dict[str, Any]) -> int | None:
-        iteration = self._training.running_iteration
-        if iteration is not None and iteration >= accepted["start"]:
+    def _schedule(self, accepted: AcceptedCapture, iteration: int | None) -> None:
+        if iteration is not None and iteration >= accepted.start:
             raise CaptureError(
-                f"this rank was in iteration {iteration} when it heard of a window that begins at {accepted['start']};"
-                " ask again with a later --start"
+                f"this rank received the request in iteration {iteration}, and the window begins at {accepted.start};"
+                " request it again with a later --start"
             )
-        if "torch" in accepted["profilers"] and runs_under_nsys():
+        if "torch" in accepted.profilers and runs_under_nsys():
             raise CaptureError("nsys runs around this rank, and the torch profiler needs CUPTI for itself")
-        if "nsys" in accepted["profilers"]:
+        if "nsys" in accepted.profilers:
             check_armed()
-        self._training.schedule(self._plan(accepted))
-        return iteration
-
-    def _plan(self, accepted: dict[str, Any]) -> WindowPlan:
+        switches: dict[str, Any] = {setting: name in accepted.profilers for name, setting in PROFILERS.items()}
         config = replace(
             self._config,
-            profile_step_start=accepted["start"],
-            profile_step_end=accepted["end"],
-            profile_ranks=accepted["ranks"],
-            use_pytorch_profiler="torch" in accepted["profilers"],
-            record_memory_history="memory" in accepted["profilers"],
-            use_nsys_profiler="nsys" in accepted["profilers"],
-            record_shapes=self._config.record_shapes or accepted["shapes"],
-            pytorch_profiler_collect_callstack=self._config.pytorch_profiler_collect_callstack or accepted["stacks"],
+            profile_step_start=accepted.start,
+            profile_step_end=accepted.end,
+            profile_ranks=accepted.ranks,
+            record_shapes=self._config.record_shapes or accepted.shapes,
+            pytorch_profiler_collect_callstack=self._config.pytorch_profiler_collect_callstack or accepted.stacks,
+            **switches,
         )
         trigger = Trigger(
-            kind=accepted["kind"],
-            reason=accepted["reason"],
-            requested_at=accepted["requested_at"],
-            requested_by=accepted["requested_by"],
-            request=accepted["id"],
+            kind=accepted.kind,
+            reason=accepted.reason,
+            requested_at=accepted.requested_at,
+            requested_by=accepted.requested_by,
+            request=accepted.id,
         )
-        return WindowPlan(config, trigger, accepted["attempt"])
+        self._training.schedule(WindowPlan(config, trigger, accepted.attempt))
 
-    # -- what is slow --------------------------------------------------------------------------------------------------
-
-    def _watch_out(self, watch: SlowWatch, names: set[str]) -> None:
-        """Ask for a capture when an iteration was slow; the first rank that asks is heard, and rank 0 counts."""
-        self._training.watch_above(watch.threshold(self._training.durations))
-        slow = watch.take()
-        if slow is None or self._asked >= self._config.slow_iteration_captures or names & {REQUEST, ACCEPTED}:
+    def _request_capture(self, slow: str | None) -> None:
+        """Request a capture for a slow iteration, unless a request is open or the limit is reached."""
+        if slow is None or self._slow_captures >= self._config.slow_iteration_captures:
             return
+        if self._requests.accepted() is not None or self._requests.pending() is not None:
+            return
+        reason = f"{slow}, on rank {self._rank}"
         length = self._config.profile_step_end - self._config.profile_step_start
-        request = CaptureRequest(
-            iterations=length, kind="slow_iteration", reason=slow.told(self._rank), requested_by=f"rank {self._rank}"
+        logger.warning("rank %d: %s; requesting a capture of %d iterations", self._rank, reason, length)
+        self._requests.submit(
+            CaptureRequest(iterations=length, kind="slow_iteration", reason=reason, requested_by=f"rank {self._rank}")
         )
-        logger.warning("rank %d: %s; %d iterations are to be captured for it", self._rank, request.reason, length)
-        # Refused or not, the same slow spell is not asked for at every look.
-        watch.be_quiet_before(slow.iteration + COOL_DOWN)
-        self._mailbox.file(request.as_json())

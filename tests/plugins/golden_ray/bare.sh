@@ -30,9 +30,9 @@ head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
 
 export BRIDGE_PROFILING_DIR=/HOME/experiments/grpo/grpo_TIME/train/profiles
 export HEAD_NODE_ADDR=$head_node_ip
-export NRL_NSYS_PROFILE_STEP_RANGE=2:3
+export NRL_NSYS_PROFILE_STEP_RANGE='2:3'
 export NRL_NSYS_WORKER_PATTERNS='*policy*,*vllm*'
-export BRIDGE_PROFILING_RAY_PROFILER=nsys
+export BRIDGE_PROFILING_RAY_PROFILER='nsys'
 export NRL_NSYS_EXTRA_OPTIONS='{"gpu-metrics-device": "all", "o": "/home/me/''nemo_run/reports/%p"}'
 
 

@@ -1,4 +1,4 @@
-"""Must-show 2: a running job of two ranks, profiled on request twice; every other request refused, and training untouched."""
+"""A running job of two ranks, profiled on request twice; every other request is refused, and training is unchanged."""
 
 import gzip
 import json
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridge_profiling.capture.control.mailbox import Mailbox
+from bridge_profiling.capture.control.protocol import JobStatus, RequestDirectory
 from bridge_profiling.cli import main
 from tests.capture.conftest import iterations_in
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("asked_training.py")
+ROOT = Path(__file__).parents[3]
+SCRIPT = Path(__file__).with_name("triggered_training.py")
 
-#: A look every 0.1 s, so that a request is carried out within half a second.
+#: Ten polls a second, so that a request is carried out within half a second.
 SETTINGS = {"on_demand_seconds": 0.1}
 
 
@@ -68,12 +68,16 @@ class Job:
 
     def __init__(self, folder: Path, capture) -> None:
         self.folder, self.profiles = folder, folder / "profiles"
-        self.mailbox = Mailbox(self.profiles)
+        self.requests = RequestDirectory(self.profiles)
         self._capture = capture
         self.process = launch(folder)
 
-    def state(self) -> dict:
-        return self.mailbox.read("progress.json")
+    @property
+    def status(self) -> JobStatus | None:
+        return self.requests.status()
+
+    def is_free(self) -> bool:
+        return self.status is not None and self.status.open is None
 
     def type(self, *words: object) -> tuple[int, str, str]:
         """Type `bridge-profiling trigger …`: exit code, standard output, standard error."""
@@ -90,10 +94,10 @@ class Job:
 
     def drop(self, content: str | bytes, name: str = "by-hand") -> str:
         """Put a request there by hand; the reason for which it is refused."""
-        refused = self.mailbox.directory / "refused"
+        refused = self.requests.path / "refused"
         before = set(refused.glob("*.json"))
-        (self.mailbox.directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
-        os.rename(self.mailbox.directory / name, self.mailbox.directory / "request.json")
+        (self.requests.path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        os.rename(self.requests.path / name, self.requests.path / "request.json")
         [new] = until(lambda: set(refused.glob("*.json")) - before)
         return json.loads(new.read_text())["refused"]
 
@@ -113,7 +117,7 @@ def refusal(typed: tuple[int, str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
-    """All that is typed at one running job, in order; the tests look at one thing each."""
+    """Everything typed at one running job, in order; each test checks one part."""
     folder = tmp_path_factory.mktemp("job")
 
     class Reader:
@@ -140,50 +144,50 @@ def story(tmp_path_factory):
 
     reader = Reader()
     job = Job(folder, reader)
-    told: dict[str, object] = {"job": job}
+    typed: dict[str, object] = {"job": job}
     try:
-        until(lambda: job.state().get("completed", 0) >= 20)
+        until(lambda: job.status and job.status.completed >= 20)
 
         # Refused: nothing is changed by any of these.
-        told["past"] = refusal(job.type("--start", 1))
-        told["wrong rank"] = refusal(job.type("--ranks", "0,2"))
-        told["no rank"] = refusal(job.type("--ranks", "some"))
-        told["both"] = refusal(job.type("--profiler", "torch", "--profiler", "nsys"))
-        told["nsys"] = refusal(job.type("--profiler", "nsys"))
-        told["memory"] = refusal(job.type("--profiler", "memory"))
-        told["none"] = refusal(job.type("--iterations", 0))
-        told["unknown"] = refusal(job.type("--profiler", "vtune"))
-        told["half-written"] = job.drop('{"iterations": 3, "sta')
-        told["not text"] = job.drop(b"\xff\xfe\x00")
-        told["by hand, past"] = job.drop('{"iterations": 2, "start": 0}')
-        told["by hand, wrong rank"] = job.drop('{"iterations": 2, "ranks": [7]}')
-        told["by hand, unknown key"] = job.drop('{"iterations": 2, "starts": 9}')
-        told["by hand, not a number"] = job.drop('{"iterations": "two"}')
-        told["by hand, slow"] = job.drop('{"iterations": 2, "kind": "slow_iteration"}')
+        typed["past"] = refusal(job.type("--start", 1))
+        typed["wrong rank"] = refusal(job.type("--ranks", "0,2"))
+        typed["no rank"] = refusal(job.type("--ranks", "some"))
+        typed["both"] = refusal(job.type("--profiler", "torch", "--profiler", "nsys"))
+        typed["nsys"] = refusal(job.type("--profiler", "nsys"))
+        typed["memory"] = refusal(job.type("--profiler", "memory"))
+        typed["none"] = refusal(job.type("--iterations", 0))
+        typed["unknown"] = refusal(job.type("--profiler", "vtune"))
+        typed["half-written"] = job.drop('{"iterations": 3, "sta')
+        typed["not text"] = job.drop(b"\xff\xfe\x00")
+        typed["by hand, past"] = job.drop('{"iterations": 2, "start": 0}')
+        typed["by hand, wrong rank"] = job.drop('{"iterations": 2, "ranks": [7]}')
+        typed["by hand, unknown key"] = job.drop('{"iterations": 2, "starts": 9}')
+        typed["by hand, not a number"] = job.drop('{"iterations": "two"}')
+        typed["by hand, slow"] = job.drop('{"iterations": 2, "kind": "slow_iteration"}')
 
         # The first capture: where it may begin is left to the job.
-        told["first"] = job.type("--iterations", 2, "--ranks", "all", "--reason", "it feels slow", "--json")
-        until(lambda: not job.state()["open"])
+        typed["first"] = job.type("--iterations", 2, "--ranks", "all", "--reason", "it feels slow", "--json")
+        until(job.is_free)
 
         # The second: far enough away for others to be refused meanwhile.
-        start = job.state()["iteration"] + 75
-        told["second"] = job.type("--iterations", 3, "--start", start, "--ranks", 1)
-        told["start"] = start
-        told["open"] = refusal(job.type("--iterations", 1))
-        told["by hand, open"] = job.drop('{"iterations": 1}')
-        until(lambda: job.state()["iteration"] > start + 3 and not job.state()["open"])
+        start = job.status.iteration + 75
+        typed["second"] = job.type("--iterations", 3, "--start", start, "--ranks", 1)
+        typed["start"] = start
+        typed["open"] = refusal(job.type("--iterations", 1))
+        typed["by hand, open"] = job.drop('{"iterations": 1}')
+        until(lambda: job.status.iteration > start + 3 and job.is_free())
 
         (folder / "stop").touch()
-        told["exit"] = job.process.wait(timeout=240)
-        told["output"] = (folder / "output").read_text()
-        told["ended"] = refusal(job.type())
+        typed["exit"] = job.process.wait(timeout=240)
+        typed["output"] = (folder / "output").read_text()
+        typed["ended"] = refusal(job.type())
     finally:
         reader.close()
         job.process.kill()
-    return told
+    return typed
 
 
-def test_the_job_is_profiled_on_both_ranks_in_the_iterations_that_were_agreed(story):
+def test_the_job_is_profiled_on_both_ranks_in_the_accepted_iterations(story):
     code, out, err = story["first"]
     assert (code, err) == (0, "")
     accepted = json.loads(out)
@@ -200,7 +204,7 @@ def test_the_job_is_profiled_on_both_ranks_in_the_iterations_that_were_agreed(st
         assert manifest["trigger"]["requested_at"].endswith("+00:00")
 
 
-def test_it_is_profiled_a_second_time_on_the_rank_and_iterations_that_were_typed(story):
+def test_it_is_profiled_a_second_time_on_the_given_rank_and_iterations(story):
     code, out, _ = story["second"]
     start = story["start"]
     assert code == 0, out
@@ -219,7 +223,7 @@ def test_there_are_no_other_captures_and_nothing_is_left_open(story):
     assert sorted(sorted(one["answers"]) for one in done) == [["0", "1"], ["1"]]
 
 
-def test_training_was_untouched(story):
+def test_training_is_unchanged(story):
     assert story["exit"] == 0, story["output"]
     assert "Traceback" not in story["output"]
     asked = [json.loads((story["job"].folder / f"losses-{rank}.json").read_text()) for rank in (0, 1)]
@@ -230,26 +234,26 @@ def test_training_was_untouched(story):
     ("request_", "said"),
     [
         ("past", ["iteration 1 is past", "the job is at iteration", "Type --start"]),
-        ("wrong rank", ["the job has no rank 2", "its ranks are 0 to 1", "--ranks all"]),
+        ("wrong rank", ["--ranks names 2, but the job has 2 ranks", "from 0 to 1", "--ranks=all"]),
         ("no rank", ["--ranks some is not a list of ranks"]),
         ("both", ["both need CUPTI"]),
-        ("nsys", ["nsys cannot be started in this job", "launched without it", "--profiler torch"]),
+        ("nsys", ["nsys cannot start in this job", "launched without it", "--profiler torch"]),
         ("memory", ["records CUDA allocations"]),
         ("none", ["iterations=0 cannot be captured", "--iterations 3"]),
-        ("unknown", ["'vtune' is no profiler", "torch, memory, nsys"]),
-        ("open", ["a request is open already: iterations", "Ask again after iteration"]),
+        ("unknown", ["profilers=['vtune'] cannot start on demand", "torch, memory, nsys"]),
+        ("open", ["another request is open: iterations", "Try again after iteration"]),
         ("ended", ["the job has ended: training ended after iteration"]),
         (
             "half-written",
-            ["no JSON, or was cut off", '{"iterations": 3'],
+            ["the request cannot be read", '{"iterations": 3'],
         ),
-        ("not text", ["no plain file of text"]),
+        ("not text", ["not a regular text file"]),
         ("by hand, past", ["iteration 0 is past"]),
-        ("by hand, wrong rank", ["the job has no rank 7"]),
-        ("by hand, unknown key", ["the request holds 'starts'", "its keys are iterations, start"]),
-        ("by hand, not a number", ["iterations='two' cannot be captured"]),
-        ("by hand, slow", ["this job captures no slow iterations"]),
-        ("by hand, open", ["a request is open already"]),
+        ("by hand, wrong rank", ["--ranks names 7, but the job has 2 ranks"]),
+        ("by hand, unknown key", ["the request has unknown keys ['starts']", "its keys are iterations, start"]),
+        ("by hand, not a number", ["request.iterations is 'two', not of type int"]),
+        ("by hand, slow", ["this job captures slow iterations 0 times"]),
+        ("by hand, open", ["another request is open"]),
     ],
 )
 def test_every_other_request_is_refused_with_the_reason(story, request_, said):
@@ -257,5 +261,5 @@ def test_every_other_request_is_refused_with_the_reason(story, request_, said):
         assert part in story[request_]
 
 
-def test_the_job_says_once_what_it_refused(story):
+def test_the_job_logs_each_refusal_once(story):
     assert story["output"].count("Unterminated string") == 1, story["output"]

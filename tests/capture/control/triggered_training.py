@@ -1,6 +1,6 @@
-"""A training of two connected ranks that goes on until it is told to stop, for tests that ask it for captures.
+"""Trains on two connected ranks until it is stopped, for tests that trigger captures.
 
-    torchrun --nproc-per-node 2 asked_training.py FOLDER SETTINGS
+    torchrun --nproc-per-node 2 triggered_training.py FOLDER SETTINGS
 
 It stops when `FOLDER/stop` is there, and writes `FOLDER/losses-RANK.json`.
 """

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from recipes.batch_script import arrives_as_it_is, exports, names_another_path
+from bridge_profiling.plugins.batch_script import arrives_unchanged, exports, names_another_path
 
 VALUES = [
     "",
@@ -51,13 +51,13 @@ def test_the_placeholder_itself_is_the_jobs_directory(value, expected):
 
 @pytest.mark.parametrize("value", ["/a/b:c@d%+,=-_1", "/nemo_run/code:/x", ""])
 def test_what_arrives_unquoted_is_left_to_nemo_run(value):
-    assert arrives_as_it_is("A", value)
+    assert arrives_unchanged("A", value)
     assert _in_the_job([f"export A={value}"])["A"] == value.replace("/nemo_run", "/jobs/1")
 
 
 @pytest.mark.parametrize("value", [value for value in VALUES if value])
 def test_what_would_not_is_not(value):
-    assert not arrives_as_it_is("A", value)
+    assert not arrives_unchanged("A", value)
 
 
 def test_only_a_path_of_its_own_is_the_placeholder():

@@ -1,0 +1,418 @@
+"""Messages between `bridge-profiling trigger` and a running job, and the directory that carries them.
+
+Each is a small JSON file that is either complete or missing:
+
+    on-demand/progress.json            rank 0, about once a second: the job's status
+    on-demand/request.json             a request that rank 0 has not read yet; created by a link, so it never replaces another
+    on-demand/accepted.json            rank 0: the accepted request, with its iterations and ranks
+    on-demand/answers/ID/rank-N.json   each profiled rank's answer to it
+    on-demand/refused/ID.json          rank 0: a request that was refused, and why
+    on-demand/done/ID.json             rank 0: a capture that is over, with the ranks' answers
+
+Only rank 0 writes, moves and removes files that all ranks read, so ranks cannot disagree. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import stat
+import uuid
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from bridge_profiling.atomic import create_exclusively, write_json
+from bridge_profiling.capture.files import folder_name
+from bridge_profiling.config import Window, check_exclusive
+from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.layout import normalize_ranks
+from bridge_profiling.typed_json import read_typed
+
+#: Profilers that can start on demand, and the setting that turns each on in a job's config.
+PROFILERS = {"torch": "use_pytorch_profiler", "memory": "record_memory_history", "nsys": "use_nsys_profiler"}
+
+#: A longer trace fills disks, and no viewer opens it.
+MAX_ITERATIONS = 1000
+
+#: A request has a few hundred bytes. Other messages list ranks and their answers.
+_MAX_REQUEST_BYTES, _MAX_BYTES = 1 << 16, 1 << 26
+
+#: A rank receives a request within four polls: rank 0 reads it at one, the other ranks its decision at the next, and a slow
+#: file system may take as long again.
+_POLLS = 4
+
+#: Ranks are not all in the same iteration, and a profiler warms up in the one before its window.
+_ITERATIONS_APART = 2
+
+#: The first iterations include one-time work, so they do not show how long later ones take.
+MIN_COMPLETED = 3
+
+_EXAMPLE = 'Write for example {"iterations": 3, "start": 120, "ranks": [0, 1], "profilers": ["torch"]}'
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+_Message = TypeVar("_Message")
+
+
+def new_id() -> str:
+    """A request's name: the time, and random digits that distinguish two in the same second."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureRequest:
+    """A capture requested from a running job. Values that no job can satisfy are refused on construction.
+
+    Attributes:
+        iterations: how many to capture.
+        start: the first one; None for the nearest that every rank can receive in time.
+        ranks: global ranks, `all` or `pp`; None for the job's own `profile_ranks`.
+        profilers: from PROFILERS; None for those the job was launched with, or torch.
+        shapes: record tensor shapes.
+        stacks: record Python stacks.
+        kind: `slow_iteration` if a rank requests it by itself.
+        reason: why, for the manifest.
+        requested_at: UTC, ISO 8601.
+        requested_by: user and host.
+        run: the run of the job that it is meant for; None for any.
+        id: its name.
+
+    Raises:
+        ProfilingConfigError: a value is out of bounds, or the profilers exclude each other.
+    """
+
+    iterations: int
+    start: int | None = None
+    ranks: list[int] | str | None = None
+    profilers: list[str] | None = None
+    shapes: bool = False
+    stacks: bool = False
+    kind: Literal["request", "slow_iteration"] = "request"
+    reason: str | None = None
+    requested_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    requested_by: str | None = None
+    run: str | None = None
+    id: str = field(default_factory=new_id)
+
+    def __post_init__(self) -> None:
+        require(
+            1 <= self.iterations <= MAX_ITERATIONS,
+            f"iterations={self.iterations} cannot be captured",
+            why=f"a capture has 1 to {MAX_ITERATIONS} iterations",
+            instead="Type a small number, for example --iterations 3",
+        )
+        require(
+            self.start is None or 0 <= self.start < 1 << 60,
+            f"start={self.start} is not an iteration",
+            why="iterations are whole numbers, counted from 0",
+            instead="Leave it out to capture the nearest iterations possible",
+        )
+        for name in ("reason", "requested_by", "run"):
+            require(len(getattr(self, name) or "") <= 1000, f"{name} is longer than 1000 characters")
+        require(_NAME.fullmatch(self.id), f"id={self.id!r} is not a valid name", instead="Leave id out")
+        if self.ranks is not None:
+            object.__setattr__(self, "ranks", normalize_ranks(self.ranks, name="--ranks"))
+        if self.profilers is not None:
+            require(
+                self.profilers and PROFILERS.keys() >= set(self.profilers),
+                f"profilers={self.profilers} cannot start on demand",
+                why=f"those that can are {', '.join(PROFILERS)}",
+                instead="Type --profiler torch",
+            )
+            check_exclusive(use_nsys_profiler="nsys" in self.profilers, use_pytorch_profiler="torch" in self.profilers)
+            object.__setattr__(self, "profilers", [name for name in PROFILERS if name in self.profilers])
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptedCapture(CaptureRequest):
+    """A request that rank 0 accepted, with everything decided; every listed rank captures these iterations.
+
+    Attributes:
+        start: first iteration captured.
+        end: first iteration not captured.
+        ranks: global ranks.
+        profilers: from PROFILERS.
+        launch: identifies the ranks of one launch.
+        run: identifies this run of the job, unlike its restarts.
+        attempt: number of the capture's folder.
+        accepted_at_iteration: the iteration in which rank 0 accepted it.
+    """
+
+    start: int = field()
+    end: int
+    ranks: list[int] = field()
+    profilers: list[str] = field()
+    launch: str
+    run: str = field()
+    attempt: int
+    accepted_at_iteration: int
+
+    @property
+    def window(self) -> Window:
+        """The iterations to capture."""
+        return Window(self.start, self.end)
+
+    @property
+    def folder(self) -> str:
+        """Name of the capture's folder."""
+        return folder_name(self.window, self.attempt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankAnswer:
+    """One rank's answer to an accepted capture, with the iteration it was in; `reason` is why it refuses."""
+
+    rank: int
+    status: Literal["armed", "refused"]
+    reason: str | None = None
+    iteration: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedRequest:
+    """A request that rank 0 refused, as far as it could be read, and why."""
+
+    refused: str
+    request: CaptureRequest | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoneCapture(AcceptedCapture):
+    """An accepted capture that is over: how it ended, and the answers by rank."""
+
+    ended: str
+    answers: dict[str, RankAnswer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """The status of a running job, published by rank 0.
+
+    Attributes:
+        run: identifies this run of the job, unlike its restarts.
+        launch: identifies the ranks of one launch.
+        job_id: the launcher's job id.
+        host: rank 0's host.
+        pid: rank 0's process id.
+        pid_space: the machine and container in which `pid` is valid; None if unknown.
+        poll_seconds: how often ranks look for messages.
+        world_size: number of ranks.
+        pipeline_ranks: one rank per pipeline stage.
+        profile_ranks: ranks captured unless a request names others.
+        profilers: profilers used unless a request names others.
+        train_iters: iterations the training runs, if known.
+        iteration: the iteration that rank 0 is in; None before its first.
+        completed: number of iterations timed.
+        fastest_ns: the shortest of the last ten iterations, the loop's waits between them included.
+        median_ns: the median of the last fifty, likewise.
+        windows: `[start, end]` of the windows it was launched with that are not over.
+        records_memory: whether a memory history is being recorded for one of them.
+        cuda: whether rank 0 uses a CUDA device.
+        under_nsys: whether nsys runs around the ranks, or should.
+        nsys_captures_left: how many more captures that nsys can make.
+        open: the accepted capture that is not over.
+        ended: how the training ended.
+    """
+
+    run: str
+    launch: str
+    job_id: str | None
+    host: str
+    pid: int
+    pid_space: str | None
+    poll_seconds: float
+    world_size: int
+    pipeline_ranks: list[int]
+    profile_ranks: list[int] | str
+    profilers: list[str]
+    train_iters: int | None
+    iteration: int | None = None
+    completed: int = 0
+    fastest_ns: int | None = None
+    median_ns: int | None = None
+    windows: list[list[int]] = field(default_factory=list)
+    records_memory: bool = False
+    cuda: bool = False
+    under_nsys: bool = False
+    nsys_captures_left: int = 0
+    open: AcceptedCapture | None = None
+    ended: str | None = None
+
+    @property
+    def nearest_start(self) -> int | None:
+        """The nearest iteration that every rank can receive in time; None until the iteration time is known."""
+        if self.iteration is None or self.completed < MIN_COMPLETED or not self.fastest_ns:
+            return None
+        return self.iteration + math.ceil(_POLLS * self.poll_seconds * 1e9 / self.fastest_ns) + _ITERATIONS_APART
+
+
+@dataclass(frozen=True)
+class RequestDirectory:
+    """The request directory of one job.
+
+    Args:
+        root: the job's output directory.
+    """
+
+    root: Path
+
+    @property
+    def path(self) -> Path:
+        """`<output_dir>/on-demand`."""
+        return self.root / "on-demand"
+
+    def status(self) -> JobStatus | None:
+        """The job's status; None if it cannot be read."""
+        return self._read("progress.json", JobStatus)
+
+    def accepted(self) -> AcceptedCapture | None:
+        """The capture that is open."""
+        return self._read("accepted.json", AcceptedCapture)
+
+    def done(self, request_id: str) -> DoneCapture | None:
+        """A capture that is over."""
+        return self._read(f"done/{request_id}.json", DoneCapture)
+
+    def refusal(self, request_id: str) -> str | None:
+        """Why a request was refused; None if it was not."""
+        found = self._read(f"refused/{request_id}.json", RefusedRequest)
+        return None if found is None else found.refused
+
+    def answers(self, request_id: str) -> dict[int, RankAnswer]:
+        """The ranks' answers to the open capture, by rank."""
+        folder = self.path / "answers" / request_id
+        answers = [_message(folder / name, RankAnswer) for name in _names(folder) if name.startswith("rank-")]
+        return {answer.rank: answer for answer in sorted(filter(None, answers), key=lambda answer: answer.rank)}
+
+    # -- the client ----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: CaptureRequest) -> bool:
+        """Create the request unless there is one; whether it was created.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        return create_exclusively(self.path / "request.json", json.dumps(asdict(request), indent=1) + "\n")
+
+    def withdraw(self, request_id: str) -> bool:
+        """Remove a request that rank 0 has not taken yet; whether it was removed."""
+        pending = self._read("request.json", CaptureRequest)
+        if pending is None or pending.id != request_id:
+            return False  # rank 0 has taken it, and this is another user's
+        try:
+            (self.path / "request.json").unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def seconds_since_update(self) -> float | None:
+        """Age of the job's status by the file system's clock, as two machines' clocks may differ; None if there is none.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        probe = self.path / f".clock.{os.getpid()}.{uuid.uuid4().hex}.tmp"
+        probe.touch()
+        try:
+            return probe.stat().st_mtime - (self.path / "progress.json").stat().st_mtime
+        except FileNotFoundError:
+            return None
+        finally:
+            probe.unlink(missing_ok=True)
+
+    # -- the job -------------------------------------------------------------------------------------------------------
+
+    def write(self, name: str, message: JobStatus | AcceptedCapture | RankAnswer | RefusedRequest) -> None:
+        """Write a message to a file of this name.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_json(self.path / name, asdict(message))
+
+    def pending(self) -> str | None:
+        """Text of the request that rank 0 has not taken; None if there is none."""
+        path = self.path / "request.json"
+        return _text(path, _MAX_REQUEST_BYTES) if path.name in _names(self.path) else None
+
+    def take(self) -> str | None:
+        """Remove the pending request, so that it is neither withdrawn nor read again; its text."""
+        taken = self.path / ".taken.json"
+        try:
+            os.replace(self.path / "request.json", taken)
+        except OSError:
+            return None
+        text = _text(taken, _MAX_REQUEST_BYTES)
+        with contextlib.suppress(IsADirectoryError):
+            taken.unlink()
+        shutil.rmtree(taken, ignore_errors=True)
+        return text
+
+    def knows(self, request_id: str) -> bool:
+        """Whether an earlier request has this name."""
+        accepted = self.accepted()
+        is_open = accepted is not None and accepted.id == request_id
+        return is_open or any((self.path / folder / f"{request_id}.json").exists() for folder in ("done", "refused"))
+
+    def close(self, capture: AcceptedCapture, ended: str) -> None:
+        """Record how an accepted capture ended, and make room for the next."""
+        answers = {str(rank): answer for rank, answer in self.answers(capture.id).items()}
+        self.write(f"done/{capture.id}.json", DoneCapture(**vars(capture), ended=ended, answers=answers))
+        (self.path / "accepted.json").unlink(missing_ok=True)
+        shutil.rmtree(self.path / "answers" / capture.id, ignore_errors=True)
+
+    def _read(self, name: str, as_type: type[_Message]) -> _Message | None:
+        path = self.path / name
+        return _message(path, as_type) if path.name in _names(path.parent) else None
+
+
+def parse_request(text: str) -> CaptureRequest:
+    """Read a request.
+
+    Raises:
+        ProfilingConfigError: it is not a complete JSON object, has unknown keys, or a value that no job can satisfy.
+    """
+    require(text.strip(), "the request is empty, or not a regular text file of at most 64 KiB", instead=_EXAMPLE)
+    try:
+        content = json.loads(text)
+        if isinstance(content, dict):
+            known = [each.name for each in fields(CaptureRequest)]
+            unknown = [key for key in content if key not in known]
+            require(not unknown, f"the request has unknown keys {unknown}", why=f"its keys are {', '.join(known)}")
+            for name, item in (("ranks", int), ("profilers", str)):
+                if type(content.get(name)) is item:  # a single one needs no list
+                    content[name] = [content[name]]
+        return read_typed(content, CaptureRequest, "request")
+    except ProfilingConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ProfilingConfigError("the request cannot be read", why=str(error), instead=_EXAMPLE) from error
+
+
+def _message(path: Path, as_type: type[_Message]) -> _Message | None:
+    """The message in a file; None if it is missing or damaged."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return read_typed(json.loads(_text(path, _MAX_BYTES)), as_type, path.name)
+    return None
+
+
+def _text(path: Path, max_bytes: int) -> str:
+    """A file's text; empty if it is longer, not text, or not a regular file (reading a pipe could block forever)."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        found = path.stat(follow_symlinks=False)
+        if stat.S_ISREG(found.st_mode) and found.st_size <= max_bytes:
+            return path.read_text(encoding="utf-8")
+    return ""
+
+
+def _names(folder: Path) -> list[str]:
+    """The files in a folder. Only a listing makes an NFS client ask its server for new files."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

@@ -1,0 +1,117 @@
+"""Checks before a plugin changes anything: window, ranks, output directory, and profilers that exclude each other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import nemo_run as run
+
+from bridge_profiling.config import OUTPUT_DIR_VARIABLE, check_ranks_exist, check_window, check_window_fits
+from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.layout import normalize_ranks
+from bridge_profiling.plugins.executors import SKYPILOT, check_launcher, current_launcher, known_world_size, loses_its_disks
+from bridge_profiling.plugins.task import Task, check_task, is_on, read_integer, read_setting, write_settings
+
+logger = logging.getLogger(__name__)
+
+#: Megatron Bridge's wording, which its users search for.
+NSYS_DISABLED = "Nsys not supported with the FaultTolerancePlugin"
+
+
+def check_request(plugin: Any, task: Task, executor: Any, fields: Sequence[str], *, nsys: bool = False) -> list[int] | str:
+    """Check what both profiler plugins have in common; bounds only where the submit host knows them for certain.
+
+    Args:
+        plugin: has `profile_step_start`, `profile_step_end` and `profile_ranks`.
+        task: the task to profile.
+        executor: its executor.
+        fields: the fields of the `profiling` section that the plugin writes.
+        nsys: NeMo-Run runs the task under nsys.
+
+    Returns:
+        The normalized ranks.
+
+    Raises:
+        ProfilingConfigError: the request cannot work.
+    """
+    check_task(task, type(plugin).__name__, {"profiling": fields})
+    check_window(plugin.profile_step_start, plugin.profile_step_end, name="profile_step")
+    ranks = normalize_ranks([0] if plugin.profile_ranks is None else plugin.profile_ranks, name="profile_ranks")
+    check_launcher(executor)
+    check_output_dir(task, executor, nsys=nsys)
+    check_window_fits(plugin.profile_step_end, read_integer(task, "train", "train_iters"), name="profile_step_end")
+    check_ranks_exist(ranks, known_world_size(task, executor), name="profile_ranks")
+    return ranks
+
+
+def check_output_dir(task: Task, executor: Any, *, nsys: bool = False) -> None:
+    """Check that profiles of a job on this executor can come back. What each executor mounts: docs/how-to/executors.md.
+
+    Raises:
+        ProfilingConfigError: the executor starts no task, or its disks vanish with the job and no other place is set.
+    """
+    # By name, since the class can only be imported with the kubernetes package.
+    require(
+        all(base.__name__ != "KubeRayExecutor" for base in type(executor).__mro__),
+        "KubeRayExecutor starts a Ray cluster, and plugins do not reach the processes on it",
+        why="NeMo-Run passes it neither the launcher's nsys options nor a task's config",
+        instead="Call ProfilingHook in the workers' own code, with profiling.output_dir on a volume they mount",
+    )
+    kubeflow = isinstance(executor, run.KubeflowExecutor)
+    if kubeflow and not executor.workdir_pvc:
+        what, why = "KubeflowExecutor without workdir_pvc", "its pods have no directory that outlives them"
+        instead = 'Pass workdir_pvc="CLAIM", from which executor.pull_results(job) fetches the profiles'
+    elif isinstance(executor, SKYPILOT) and loses_its_disks(executor) and not executor.storage_mounts:
+        what = f"{type(executor).__name__} without storage_mounts"
+        why = "the machines are returned when the job ends, and their disks with them"
+        instead = "Pass storage_mounts with a bucket for the profiles"
+    else:
+        return
+    # Without the volume the pod starts the command without a shell that could create the directory of nsys' report.
+    if not (kubeflow and nsys):
+        if OUTPUT_DIR_VARIABLE in executor.env_vars or read_setting(task, "profiling", "output_dir"):
+            return
+        instead += f', or set env_vars["{OUTPUT_DIR_VARIABLE}"] to a directory on a volume that stays'
+    raise ProfilingConfigError(f"the profile of a job on {what} would be lost", why=why, instead=instead)
+
+
+def nsys_launched(executor: Any) -> bool:
+    """Whether the launcher runs the job under nsys; `is True`, because a mock's attribute is truthy."""
+    return getattr(current_launcher(executor), "nsys_profile", False) is True
+
+
+def fault_tolerant(task: Task, executor: Any) -> bool:
+    """Whether the job runs under fault tolerance, by its launcher or its `ft` section."""
+    launcher = current_launcher(executor)
+    return isinstance(launcher, run.FaultTolerance) or launcher == "ft" or is_on(task, "ft", "enable_ft_package")
+
+
+def check_without_nsys(task: Task, executor: Any) -> None:
+    """Raise ProfilingConfigError if nsys is on: the torch profiler cannot run with it."""
+    _exclude("PyTorchProfilerPlugin", is_on(task, "profiling", "use_nsys_profiler"), "profiling.use_nsys_profiler is on")
+    _exclude("PyTorchProfilerPlugin", nsys_launched(executor), "the executor's launcher has nsys_profile=True")
+
+
+def check_without_pytorch_profiler(task: Task) -> None:
+    """Raise ProfilingConfigError if the torch profiler is on: nsys cannot run with it."""
+    _exclude("NsysPlugin", is_on(task, "profiling", "use_pytorch_profiler"), "profiling.use_pytorch_profiler is on")
+
+
+def _exclude(plugin: str, other: bool, found: str) -> None:
+    require(
+        not other,
+        f"{plugin} cannot be added: {found}, and NsysPlugin and PyTorchProfilerPlugin exclude each other",
+        why="nsys and the torch profiler both need CUPTI, and only one of them gets it",
+        instead="Keep one of them, NsysPlugin or PyTorchProfilerPlugin, and submit a second job for the other",
+    )
+
+
+def disable_nsys(task: Task, executor: Any) -> None:
+    """Turn nsys off in the launcher and the task, with a warning: the fault-tolerance launcher does not support it."""
+    logger.warning("%s; nsys is off for this job, training and fault tolerance are not", NSYS_DISABLED)
+    if nsys_launched(executor):
+        current_launcher(executor).nsys_profile = False
+    if is_on(task, "profiling", "use_nsys_profiler"):
+        write_settings(task, "profiling", {"use_nsys_profiler": False})

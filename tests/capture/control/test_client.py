@@ -1,0 +1,89 @@
+"""The client: what it requests from a job, and what it says about one that does not respond."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from bridge_profiling import ProfilingConfigError
+from bridge_profiling.capture.control.client import find_requests, trigger
+from bridge_profiling.capture.control.protocol import RequestDirectory, parse_request
+from bridge_profiling.processes import pid_space
+from tests.capture.control.conftest import STATUS, requested
+
+
+def published(root, **status):
+    directory = RequestDirectory(root)
+    directory.write("progress.json", replace(STATUS, **status))
+    return directory
+
+
+def pending_id(directory):
+    text = directory.pending()
+    return None if text is None else parse_request(text).id
+
+
+def test_a_directory_without_a_job_is_refused(tmp_path):
+    with pytest.raises(ProfilingConfigError, match=r"no job listens in .*Name the output directory"):
+        find_requests(tmp_path)
+    with pytest.raises(ProfilingConfigError, match="does not exist"):
+        find_requests(tmp_path / "nowhere")
+
+
+def test_a_job_that_was_killed_is_distinguished_from_one_that_does_not_respond(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with pytest.raises(ProfilingConfigError, match=rf"the job was killed; its rank 0, process {gone.pid}, is not running"):
+        trigger(published(tmp_path, pid=gone.pid, pid_space=pid_space()), requested())
+    # The same number means nothing where processes are counted anew, as in a container that has its machine's name.
+    (tmp_path / "container").mkdir()
+    elsewhere = published(tmp_path / "container", host=os.uname().nodename, pid=gone.pid, pid_space="another")
+    assert trigger(elsewhere, requested(), wait=0).accepted is None
+    directory = published(tmp_path, pid=os.getpid(), pid_space=pid_space())
+    os.utime(directory.path / "progress.json", (time.time() - 300,) * 2)
+    with pytest.raises(ProfilingConfigError, match="does not respond: its last status is 300 s old"):
+        trigger(directory, requested())
+    assert [path.name for path in directory.path.iterdir()] == ["progress.json"]
+
+
+def test_an_unread_request_is_withdrawn(tmp_path):
+    directory = published(tmp_path)
+    with pytest.raises(ProfilingConfigError, match=r"did not read the request .*withdrawn"):
+        trigger(directory, requested(), wait=0.1)
+    assert [path.name for path in directory.path.iterdir()] == ["progress.json"]
+
+
+@pytest.mark.parametrize(("taken", "said"), [(False, "is withdrawn"), (True, "the job already has the request")])
+def test_ctrl_c_says_what_happens_to_the_request(tmp_path, monkeypatch, taken, said):
+    directory = published(tmp_path)
+
+    def interrupt(id_):
+        if taken:
+            directory.take()
+            directory.submit(requested(id="anothers"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RequestDirectory, "refusal", lambda self, id_: interrupt(id_))
+    with pytest.raises(KeyboardInterrupt, match=said):
+        trigger(directory, requested())
+    assert pending_id(directory) == ("anothers" if taken else None)
+
+
+def test_a_request_never_replaces_another(tmp_path):
+    directory = published(tmp_path)
+    first = trigger(directory, requested(), wait=0)
+    with pytest.raises(ProfilingConfigError, match="another request is open: not read yet"):
+        trigger(directory, requested(), wait=0)
+    assert pending_id(directory) == first.request.id
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    def refuse(self, request):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(RequestDirectory, "submit", refuse)
+    with pytest.raises(ProfilingConfigError, match=r"cannot be written; .*Trigger as the user who runs the job"):
+        trigger(published(tmp_path), requested(), wait=0)
