@@ -92,12 +92,8 @@ class ParallelLayout:
 
     def pipeline_ranks(self) -> list[int]:
         """One rank per pipeline stage: the one at tp=0, cp=0, dp=0, ep=0 of each."""
-        chosen = []
-        for rank in range(self.world_size):
-            place = self.coordinates(rank)
-            if all(place[name][0] == 0 for name in ("tp", "cp", "dp", "ep")):
-                chosen.append(rank)
-        return chosen
+        places = {rank: self.coordinates(rank) for rank in range(self.world_size)}
+        return [rank for rank, place in places.items() if all(place[name][0] == 0 for name in ("tp", "cp", "dp", "ep"))]
 
 
 def normalize_ranks(ranks: object, *, name: str = "profiling.profile_ranks") -> list[int] | str:

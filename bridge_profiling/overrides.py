@@ -186,22 +186,18 @@ def unquote(argument: str) -> str:
 
 def _checked(argument: str) -> Override:
     """The override in an argument of `apply_overrides`, or the reason why it is not one."""
-    key = argument.lstrip("~+").partition("=")[0].strip()
-    fixed = "the fields of a configuration are fixed"
+    override, bare = parse_override(argument), argument.lstrip("~+")
     require(
-        not argument.startswith("~"),
-        f"{argument!r} removes a setting",
-        why=fixed,
-        instead=f"Type {key}=null if null is allowed",
+        not argument.startswith("~") and (override is None or override.prefix != "+"),
+        f"{argument!r} {'removes' if argument.startswith('~') else 'adds'} a setting",
+        why="the fields of a configuration are fixed",
+        instead=f"Leave the {argument[0]} out: {bare if '=' in bare else f'{bare}=null'}",
     )
-    override = parse_override(argument)
     if override is None:
         raise ProfilingConfigError(
-            f"{argument!r} is not a setting",
-            why="the name before '=' is missing" if "=" in argument and not key else "it is not of the form name=value",
+            f"{argument!r} is not of the form name=value",
             instead="Type section.field=value, for example train.train_iters=10",
         )
-    require(override.prefix != "+", f"{argument!r} adds a setting", why=fixed, instead=f"Leave the + out: {argument[1:]}")
     return override
 
 

@@ -90,7 +90,7 @@ def test_the_quotes_that_nemo_rl_puts_around_its_own_name_go():
 @pytest.mark.parametrize(("written", "said"), [
     ("{", "not a JSON object"), ('["t"]', "not a JSON object"), ("cpuctxsw=none", "not a JSON object"), ("null", "not a JSON"),
     ('{"t": ["cuda"]}', "value"), ('{"t": ""}', "value"), ('{"t": null}', "value"), ('{"d": 1.5}', "value"),
-    ('{"": "x"}', "no name"), ('{"a b": "x"}', "no name"), ('{"cpuctxsw=none": ""}', "no name"),
+    ('{"": "x"}', "not an option"), ('{"a b": "x"}', "not an option's name"), ('{"cpuctxsw=none": ""}', "not an option's name"),
     ('{"o": "two words"}', "shell"), ('{"o": "$HOME/x"}', "shell"), ('{"o": "a;rm"}', "shell"), ('{"t": "a*"}', "shell"),
     ('{"o": "{a,b}"}', "shell"), ('{"o": "it\'s"}', "shell"),
 ])  # fmt: skip

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
@@ -185,10 +184,8 @@ class ProfilingHook:
                     logger.error("rank %d: nothing will be captured: %s. Training goes on.", rank, one_line(error))
                 return
         if self._selected:
-            first, *later = planned_windows(self._config, attempt, self._train_iters)
             with guarded("nothing will be captured", rank):
-                self._schedule.add(self._build_window(first))
-                self._schedule.plan(later)
+                self._schedule.plan(planned_windows(self._config, attempt, self._train_iters))
         if self._listens:
             # A process that can start no thread still captures the windows of its config.
             with guarded("no captures on demand", rank):
@@ -340,13 +337,9 @@ class ProfilingHook:
                 if one is not None:
                     stack.enter_context(one)
                     kinds.add(type(one))
-            if self._config.nvtx_ranges and type(own := self._standing_range(name)) not in kinds:
+            if self._config.nvtx_ranges and type(own := standing_ranges()(name)) not in kinds:
                 stack.enter_context(own)
         return stack
-
-    @cached_property
-    def _standing_range(self) -> Callable[[str], AbstractContextManager]:
-        return standing_ranges()
 
 
 class _IterationTimer:

@@ -115,10 +115,6 @@ class NsysProfiler(Profiler):
         elif self.config.record_shapes:
             self.notes.append("no CUDA device: torch puts shapes into NVTX ranges only with one")
 
-    def iteration_range(self, iteration: int) -> AbstractContextManager:
-        """`iteration_<global iteration>`."""
-        return self.phase_range(f"iteration_{iteration}")
-
     def phase_range(self, name: str) -> AbstractContextManager:
         """An NVTX range."""
         return NvtxRange(name, self._push, self._pop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -61,6 +62,7 @@ def range_functions(*, megatron_ranges: bool) -> tuple[Callable[[str], object], 
     return torch.cuda.nvtx.range_push, lambda name: torch.cuda.nvtx.range_pop()
 
 
+@functools.cache
 def standing_ranges() -> Callable[[str], AbstractContextManager]:
     """Makes the ranges of `nvtx_ranges`, which are emitted in every iteration: NVTX on a GPU, torch's annotations on a CPU."""
     import torch

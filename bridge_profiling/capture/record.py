@@ -15,26 +15,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 
+from bridge_profiling import manifest
 from bridge_profiling.capture.files import CaptureFiles
 from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.capture.work import IterationWork, device_of_this_process, model_tflops_per_gpu, utilizations
 from bridge_profiling.config import ProfilingConfig, Window
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
-from bridge_profiling.manifest import (
-    Captured,
-    Clock,
-    Durations,
-    Job,
-    Manifest,
-    ProfilerRecord,
-    RequestedWindow,
-    Trigger,
-    Work,
-    combined_status,
-    list_artifacts,
-    write_manifest,
-)
 
 _PACKAGES = ("bridge-profiling", "torch", "megatron-core", "nemo_run", "nvtx", "transformer-engine")
 
@@ -80,7 +67,7 @@ class CaptureRecord:
     files: CaptureFiles
     rank: Rank
     profilers: list[Profiler]
-    trigger: Trigger
+    trigger: manifest.Trigger
     captured: list[int] = field(default_factory=list)
     interrupted: list[int] = field(default_factory=list)
     reason: str | None = None
@@ -92,18 +79,18 @@ class CaptureRecord:
         Raises:
             OSError: it cannot be written.
         """
-        write_manifest(self.files.manifest, self.build())
+        manifest.write_manifest(self.files.manifest, self.build())
 
-    def build(self) -> Manifest:
+    def build(self) -> manifest.Manifest:
         """The manifest, true for this moment."""
         env, window, rank = LaunchEnv.read(), self.files.window, self.rank
-        status = combined_status({profiler.status for profiler in self.profilers})
+        status = manifest.combined_status({profiler.status for profiler in self.profilers})
         records = [
-            ProfilerRecord(
+            manifest.ProfilerRecord(
                 name=profiler.name,
                 status=profiler.status,
                 reason=profiler.reason,
-                artifacts=list_artifacts([path for path in profiler.artifacts if path.exists()], self.files.root),
+                artifacts=manifest.list_artifacts([path for path in profiler.artifacts if path.exists()], self.files.root),
                 notes=profiler.notes,
             )
             for profiler in self.profilers
@@ -112,16 +99,18 @@ class CaptureRecord:
         kept = {iteration for iteration, _ in recent}
         timed = [*(one for one in self.durations if one[0] not in kept), *recent]
         work, throughput = self._throughput(
-            Durations(iteration=[iteration for iteration, _ in timed], duration_ns=[duration for _, duration in timed])
+            manifest.Durations(iteration=[iteration for iteration, _ in timed], duration_ns=[duration for _, duration in timed])
         )
-        captured = Captured(first=self.captured[0], last=self.captured[-1], iterations=self.captured) if self.captured else None
-        return Manifest(
+        captured = None
+        if self.captured and status in ("complete", "partial"):
+            captured = manifest.Captured(first=self.captured[0], last=self.captured[-1], iterations=self.captured)
+        return manifest.Manifest(
             status=status,
             reason=self.reason or next((record.reason for record in records if record.reason), None),
-            window=RequestedWindow(start=window.start, end=window.end),
+            window=manifest.RequestedWindow(start=window.start, end=window.end),
             trigger=self.trigger,
             other_windows=[[one.start, one.end] for one in rank.windows() if one != window],
-            captured=captured if status in ("complete", "partial") else None,
+            captured=captured,
             interrupted=self.interrupted,
             profilers=records,
             rank=rank.number,
@@ -131,16 +120,16 @@ class CaptureRecord:
             host=socket.gethostname(),
             pid=os.getpid(),
             command=[sys.executable, *sys.orig_argv[1:]],
-            job=Job(id=env.job_id, attempt=self.files.attempt, restarts=env.restarts),
+            job=manifest.Job(id=env.job_id, attempt=self.files.attempt, restarts=env.restarts),
             config=asdict(self.config),
             versions=_versions(),
             framework=rank.facts or None,
             work=work,
             durations_ns=throughput,
-            clock=Clock(unix_ns=time.time_ns(), perf_counter_ns=time.perf_counter_ns()),
+            clock=manifest.Clock(unix_ns=time.time_ns(), perf_counter_ns=time.perf_counter_ns()),
         )
 
-    def _throughput(self, durations: Durations) -> tuple[Work | None, Durations]:
+    def _throughput(self, durations: manifest.Durations) -> tuple[manifest.Work | None, manifest.Durations]:
         """The computation of an iteration, and the durations with the share of the device's peak that they reached."""
         work = self.rank.work
         if work is None:
@@ -148,7 +137,8 @@ class CaptureRecord:
         device = device_of_this_process(work.precision, self.config.peak_tflops)
         durations.model_tflops_per_gpu = model_tflops_per_gpu(work, durations.duration_ns)
         durations.mfu = utilizations(durations.model_tflops_per_gpu, device)
-        return Work(**asdict(work), device=device.name, peak_tflops=device.peak_tflops, reason=device.reason), durations
+        reported = manifest.Work(**asdict(work), device=device.name, peak_tflops=device.peak_tflops, reason=device.reason)
+        return reported, durations
 
 
 def _versions() -> dict[str, str | None]:

@@ -285,17 +285,11 @@ class WindowSchedule:
         self._plans: deque[WindowPlan] = deque()
         self._posted: deque[CaptureWindow] = deque()
 
-    def add(self, window: CaptureWindow) -> None:
-        """Add a window and prepare its profilers."""
-        for earlier in self._closed:
-            earlier.release()
-        window.open()
-        self._live.append(window)
-        self._sort()
-
     def plan(self, plans: Iterable[WindowPlan]) -> None:
-        """Add windows that need nothing until the iteration before them."""
-        self._plans.extend(plans)
+        """Build the first window and prepare its profilers; the others need nothing until the iteration before them."""
+        first, *later = plans
+        self._add(self._build(first))
+        self._plans.extend(later)
 
     def post(self, window: CaptureWindow) -> None:
         """Add a window from another thread; the training's next iteration takes it up."""
@@ -334,12 +328,13 @@ class WindowSchedule:
     def due(self, iteration: int) -> Iterator[CaptureWindow]:
         """Yield each window that the caller must advance to `iteration`: another one only when the one before it closed."""
         while self._posted:
-            self.add(self._posted.popleft())
+            self._add(self._posted.popleft())
         while self._plan_is_due(iteration):
             plan = self._plans.popleft()
             if iteration < plan.window.end or not self._plans:
                 with guarded(f"window {plan.window} will not be captured", self._rank):
-                    self.add(self._build(plan))
+                    self._add(self._build(plan))
+                break
         while self._live:
             first = self._live[0]
             later = self._plans or len(self._live) > 1
@@ -354,7 +349,15 @@ class WindowSchedule:
                 return
 
     def _plan_is_due(self, iteration: int) -> bool:
-        return bool(self._plans) and iteration >= self._plans[0].window.start - 1
+        # Not inside another window: its memory history, as it ends, would end the next one's too.
+        return bool(self._plans) and iteration >= self._plans[0].window.start - 1 and self.capturing is None
+
+    def _add(self, window: CaptureWindow) -> None:
+        for earlier in self._closed:
+            earlier.release()
+        window.open()
+        self._live.append(window)
+        self._sort()
 
     def _sort(self) -> None:
         self._closed += [window for window in self._live if window.state == "closed"]

@@ -1,4 +1,4 @@
-"""The command `bridge-profiling`: one module a command, each loaded when it is typed. Holds no logic of its own."""
+"""The command `bridge-profiling`: one module per command, which imports its code when it runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ try:
     from bridge_profiling.cli.report import report
     from bridge_profiling.cli.run import run
     from bridge_profiling.cli.trigger import trigger
-except ModuleNotFoundError as error:  # a container in which this package was installed without its dependencies
+except ModuleNotFoundError as error:  # installed without dependencies, as in a container
     if error.name is None or error.name.split(".")[0] == "bridge_profiling":
         raise
-    sys.exit(f"error: the command line needs {error.name}. Type pip install omegaconf rich typer; none of them brings a torch.")
+    sys.exit(f"error: the command line needs {error.name}. Type pip install omegaconf rich typer; none of them installs torch.")
 
 from bridge_profiling.errors import ProfilingConfigError
 
@@ -31,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(report)
-# What follows the script is the script's own.
+# Arguments after the script belong to the script.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(analyze)
 app.command()(merge)
@@ -45,7 +45,7 @@ app.add_typer(bench, name="bench")
 
 @app.callback()
 def _commands() -> None:
-    """Profile a training, Megatron-Core's under NeMo-Run or any PyTorch script's, and say where its time goes."""
+    """Profile a training with Megatron Core under NeMo-Run, or any PyTorch script, and show where its time goes."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`bridge-profiling analyze`: print the numbers of a run. They come from `analysis`; the tables from `report.run_tables`."""
+"""`bridge-profiling analyze`: prints the numbers of a run, from `analysis`, in the tables of `report.run_tables`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def analyze(
     ray_address: RayAddressOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Say where each rank's time went: device, iterations, kernels, communication, memory.
+    """Show where each rank's time goes: device, iterations, kernels, communication, memory.
 
-    Exit code 1: a capture could not be read, or not to its end; the others are analysed. 2: the request itself is wrong.
+    Exit code 1: a capture could not be read, or only in part; the others are analyzed. 2: the request itself is wrong.
     """
     with readable(run) as path:
-        # Loaded here, so that `--help` and other commands do not wait for it.
+        # Imported here: `--help` and other commands start faster without it.
         from bridge_profiling.analysis import Run
 
         check_parquet(parquet)
@@ -49,7 +49,7 @@ def analyze(
                 bench=bench,
             ) as found,
         ):
-            # Everything is asked before anything is printed: a bar and an answer do not share a screen.
+            # Everything is computed before anything is printed: a progress bar would overwrite the answer.
             if as_json:
                 text = found.to_json()
             else:

@@ -1,4 +1,4 @@
-"""`bridge-profiling compare`: print what changed from one run to another. The answers are `analysis.compare`'s."""
+"""`bridge-profiling compare`: prints what changed from one run to another, as `analysis.compare` finds it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readab
 if TYPE_CHECKING:
     from bridge_profiling.analysis.compare import Comparison
 
-#: Exit code when an iteration became slower, for sure, by more than --fail-over.
+#: Exit code if an iteration became slower by more than --fail-over, with confidence.
 REGRESSED = 3
 
 
 def compare(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="What is compared with: as RUN of analyze.")],
-    other: Annotated[Path, typer.Argument(metavar="OTHER", help="What is compared.")],
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="The baseline: like RUN of analyze.")],
+    other: Annotated[Path, typer.Argument(metavar="OTHER", help="The run to compare with BASE.")],
     also_base: Annotated[
-        list[Path] | None, typer.Option(metavar="RUN", help="Another of BASE's kind; repeatable: Welch's t over the runs.")
+        list[Path] | None, typer.Option(metavar="RUN", help="Another run like BASE; repeatable. Uses Welch's t over the runs.")
     ] = None,
-    also_other: Annotated[list[Path] | None, typer.Option(metavar="RUN", help="Another of OTHER's kind; repeatable.")] = None,
+    also_other: Annotated[list[Path] | None, typer.Option(metavar="RUN", help="Another run like OTHER; repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page, one HTML file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page as one HTML file.")
+    ] = None,
     fail_over: Annotated[
         str | None,
-        typer.Option(metavar="PERCENT", help="Exit code 3 when an iteration is slower by more than this (5%), for sure."),
+        typer.Option(metavar="PERCENT", help="Exit code 3 if iterations are certainly slower by more than this, such as 5%."),
     ] = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Say what changed from BASE to OTHER: same work? how much slower or faster, how sure, which part of the step.
+    """Show what changed from BASE to OTHER: whether they are comparable, the difference, its confidence, and where it is.
 
-    Exit code 3: --fail-over is exceeded. 1: a capture could not be read, or not to its end. 2: the request itself is wrong.
+    Exit code 3: --fail-over is exceeded. 1: a capture could not be read, or only in part. 2: the request itself is wrong.
     """
     limit = None if fail_over is None else _share(fail_over)
     check_output(output)
     named = (("BASE", [base, *(also_base or [])]), ("OTHER", [other, *(also_other or [])]))
     with contextlib.ExitStack() as stack:
         paths = [[stack.enter_context(readable(path, hint)) for path in side] for hint, side in named]
-        # Loaded here, so that `--help` and other commands do not wait for it.
+        # Imported here: `--help` and other commands start faster without it.
         from bridge_profiling.analysis import Run
         from bridge_profiling.analysis.compare import compare as compared
 
@@ -93,7 +95,7 @@ def _print(found: Comparison) -> None:
 
 
 def _judge(found: Comparison, limit: float, typed: str) -> None:
-    """End with exit code 3 when the limit is exceeded; say so when that cannot be told, for a CI job that relies on it."""
+    """Exit with code 3 if the limit is exceeded; print a message if that is unknown, since a CI job may rely on it."""
     if found.regressed(limit):
         typer.echo(f"error: the median iteration is slower by more than {typed}", err=True)
         raise typer.Exit(REGRESSED)

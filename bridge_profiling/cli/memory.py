@@ -1,4 +1,4 @@
-"""`bridge-profiling memory`: print what device memory was needed for. The answers are `analysis.memory`'s."""
+"""`bridge-profiling memory`: prints what uses device memory, as `analysis.memory` finds it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ def memory(
     run: Annotated[
         Path, typer.Argument(metavar="A", help="A memory snapshot, a directory of captures, or a NeMo-Run experiment.")
     ],
-    other: Annotated[Path | None, typer.Argument(metavar="[B]", help="Another, to compare A with.")] = None,
+    other: Annotated[Path | None, typer.Argument(metavar="[B]", help="Another one to compare with A.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page, one HTML file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page as one HTML file.")
+    ] = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Say how much device memory was held at the peak, by what, and whether it grows; of two, what differs.
+    """Show how much device memory is in use at the peak, what uses it, and whether it grows; for two runs, the difference.
 
     Exit code 1: a capture could not be read, or records no memory. 2: the request itself is wrong.
     """
@@ -29,7 +31,7 @@ def memory(
     with contextlib.ExitStack() as stack:
         asked = [(run, "A"), *([(other, "B")] if other is not None else [])]
         paths = [stack.enter_context(readable(path, hint)) for path, hint in asked]
-        # Loaded here, so that `--help` and other commands do not wait for it.
+        # Imported here: `--help` and other commands start faster without it.
         from bridge_profiling.analysis import Run
         from bridge_profiling.errors import TraceError
         from bridge_profiling.report import memory_report

@@ -1,4 +1,4 @@
-"""`bridge-profiling merge`: write one Perfetto trace of all ranks. The work is `report.merged_trace`'s."""
+"""`bridge-profiling merge`: writes one Perfetto trace of all ranks, with `report.merged_trace`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readab
 def merge(
     run: RunArgument,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The merged trace; .gz in its name compresses it.")
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The merged trace, compressed if the name ends with .gz.")
     ] = Path("all_ranks.json.gz"),
-    host: Annotated[bool, typer.Option(help="The hosts' ranges too, not the devices' work alone.")] = True,
-    findings: Annotated[bool, typer.Option(help="Annotate what `report` finds.")] = True,
+    host: Annotated[bool, typer.Option(help="Include the hosts' ranges in addition to the devices' work.")] = True,
+    findings: Annotated[bool, typer.Option(help="Annotate the findings of `report`.")] = True,
     workers: WorkersOption = None,
 ) -> None:
-    """Merge all ranks' traces into one, on one clock; open it at https://ui.perfetto.dev.
+    """Merge the traces of all ranks into one, on one clock. Open it at https://ui.perfetto.dev.
 
-    Exit code 1: a capture could not be read, or not to its end; the others are merged. 2: the request itself is wrong.
+    Exit code 1: a capture could not be read, or only in part; the others are merged. 2: the request itself is wrong.
     """
     with readable(run) as path:
-        # Loaded here, so that `--help` and other commands do not wait for it.
+        # Imported here: `--help` and other commands start faster without it.
         from bridge_profiling.analysis import Run
         from bridge_profiling.report.merged_trace import write_merged_trace
 
         check_output(output)
         with progress("reading", "captures") as on_progress, Run(path, workers=workers, on_progress=on_progress) as found:
-            # First: what findings need is then answered in the one pass over the captures.
+            # Findings first: one pass over the captures then reads everything that is needed.
             judged = found.findings() if findings else []
             offsets = found.clock_offsets() if len(found.entries()) > 1 else None
             errors, limitations = found.errors, found.limitations

@@ -1,4 +1,4 @@
-"""`bridge-profiling report`: the answer on the terminal, and as one page. `report.html` and `report.verdict` do the work."""
+"""`bridge-profiling report`: prints the findings of a run, and writes them as one page."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def report(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="The page. Default: report.html; with --json, none."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers and findings as JSON instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers and findings as JSON.")] = False,
     threshold: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Above or below what a number becomes a finding, as data_loading=0.05."),
+        typer.Option(metavar="NAME=VALUE", help="Limit at which a number becomes a finding, such as data_loading=0.05."),
     ] = None,
     bench: BenchOption = None,
     parquet: ParquetOption = None,
@@ -42,16 +42,16 @@ def report(
     ray_address: RayAddressOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Say where an iteration's time went, who is to blame, and what to change: here, and on one page.
+    """Show where an iteration's time goes, which ranks are responsible, and what to change, here and on one page.
 
-    Exit code 1: a capture could not be read, or not to its end; the others are judged. 2: the request itself is wrong.
+    Exit code 1: a capture could not be read, or only in part; the others are judged. 2: the request itself is wrong.
     """
     if output is None and not as_json:
         output = Path("report.html")
     check_output(output)
     check_parquet(parquet)
     with readable(run) as path:
-        # Loaded here, so that `--help` and other commands do not wait for it.
+        # Imported here: `--help` and other commands start faster without it.
         from bridge_profiling.analysis import Run
         from bridge_profiling.report.answers import summarize
         from bridge_profiling.report.html import write_page
@@ -69,7 +69,7 @@ def report(
                 bench=bench,
             ) as found,
         ):
-            # Everything is asked before anything is printed: a bar and an answer do not share a screen.
+            # Everything is computed before anything is printed: a progress bar would overwrite the answer.
             summary = write_page(found, output, thresholds).summary if output is not None else summarize(found, thresholds)
             text = found.to_json(thresholds) if as_json else None
             errors = found.errors
@@ -92,7 +92,7 @@ def report(
 
 
 def _thresholds(typed: list[str]) -> Thresholds:
-    """Thresholds from NAME=VALUE; the defaults for those that are not named."""
+    """Thresholds from NAME=VALUE, with defaults for all others."""
     from bridge_profiling.analysis.findings import Thresholds
 
     known = {name: type(value) for name, value in dataclasses.asdict(Thresholds()).items()}
@@ -100,9 +100,7 @@ def _thresholds(typed: list[str]) -> Thresholds:
     for each in typed:
         name, _, value = each.partition("=")
         if name not in known:
-            raise typer.BadParameter(
-                f"there is no threshold {name!r}: type one of {', '.join(known)}", param_hint="--threshold"
-            )
+            raise typer.BadParameter(f"{name!r} is not a threshold: type one of {', '.join(known)}", param_hint="--threshold")
         try:
             values[name] = known[name](value)
         except ValueError as error:

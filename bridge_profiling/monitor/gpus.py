@@ -168,29 +168,30 @@ class _Device:
         answers: dict[str, float | str] = {}
         for function, constant, metrics in _QUERIES:
             arguments = () if constant is None else (getattr(nvml, constant),)
-            try:
-                answer = getattr(nvml, function)(self.handle, *arguments)
-            except nvml.NVMLError_GpuIsLost:
-                raise
-            except nvml.NVMLError as error:
-                answers |= dict.fromkeys(metrics, f"the driver says: {error}")
-                continue
+            answer = self._ask(partial(getattr(nvml, function), self.handle, *arguments))
             for metric, (attribute, unit) in metrics.items():
-                # 57 * 0.01 is 0.5700000000000001.
-                answers[metric] = round((answer if attribute is None else getattr(answer, attribute)) * unit, 6)
-        return answers | {metric: self._link_rate(metric, field) for metric, field in _LINK_COUNTERS.items()}
+                if isinstance(answer, str):
+                    answers[metric] = answer
+                else:
+                    # Rounded, since 57 * 0.01 is 0.5700000000000001.
+                    answers[metric] = round((getattr(answer, attribute) if attribute else answer) * unit, 6)
+        return answers | {metric: self._ask(partial(self._link_rate, metric)) for metric in _LINK_COUNTERS}
 
-    def _link_rate(self, metric: str, field: str) -> float | str:
+    def _ask(self, query: Callable[[], Any]) -> Any:
+        """The answer to a query, or the driver's reason for refusing it as text."""
+        try:
+            return query()
+        except self._nvml.NVMLError_GpuIsLost:
+            raise
+        except self._nvml.NVMLError as error:
+            return f"the driver says: {error}"
+
+    def _link_rate(self, metric: str) -> float | str:
         """Bytes per second over all NVLinks since the last call, or the reason why the rate is unknown."""
         nvml = self._nvml
-        try:
-            (answer,) = nvml.nvmlDeviceGetFieldValues(self.handle, [(getattr(nvml, field), _ALL_LINKS)])
-            if answer.nvmlReturn != nvml.NVML_SUCCESS:
-                raise nvml.NVMLError(answer.nvmlReturn)
-        except nvml.NVMLError_GpuIsLost:
-            raise
-        except nvml.NVMLError as error:
-            return f"the driver says: {error}"
+        (answer,) = nvml.nvmlDeviceGetFieldValues(self.handle, [(getattr(nvml, _LINK_COUNTERS[metric]), _ALL_LINKS)])
+        if answer.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(answer.nvmlReturn)
         # The driver counts KiB since it was loaded.
         now, count = monotonic(), getattr(answer.value, _VALUE_FIELDS[answer.valueType]) * 1024
         before, self._link_bytes[metric] = self._link_bytes.get(metric), (now, count)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, thread_time
 from typing import Any
@@ -21,9 +20,11 @@ _SHORTEST = 0.1
 
 @dataclass
 class _Process:
-    """A process as psutil knows it, its name, and its CPU time at the last reading: when, and seconds by then."""
+    """A process, psutil's handle of it (None if it has ended), and its CPU time at the last reading: when, and seconds."""
 
+    pid: int
     handle: Any
+    parent: int | None = None
     name: str | None = None
     cpu: tuple[float, float] | None = None
 
@@ -35,16 +36,13 @@ class Processes:
         pids: the processes; None selects this one.
 
     Attributes:
-        pids: the processes, without children.
         unavailable: the reason why none can be read; None if they can.
     """
 
     def __init__(self, pids: Sequence[int] | None = None) -> None:
-        self.pids = list(dict.fromkeys(pids)) if pids is not None else [os.getpid()]
-        # None: the process has ended. The system may give its id to another one.
-        self._known: dict[int, _Process | None] = {}
-        self._parents: dict[int, int] = {}
-        self._child_readings: list[Readings | None] = []
+        self._own: list[_Process] = []
+        self._children: dict[int, _Process] = {}
+        self._child_readings: list[Readings] = []
         self._next_search = self._next_reading = 0.0
         self.unavailable: str | None = None
         try:
@@ -53,67 +51,65 @@ class Processes:
             self.unavailable = "psutil is not installed (pip install psutil)"
         else:
             self._psutil: Any = psutil
+            self._own = [self._open(pid) for pid in (dict.fromkeys(pids) if pids is not None else [os.getpid()])]
+
+    def _open(self, pid: int) -> _Process:
+        try:
+            return _Process(pid, self._psutil.Process(pid))
+        except self._psutil.NoSuchProcess:
+            return _Process(pid, None)
 
     def watch(self, pids: Sequence[int]) -> None:
         """Watch these processes from now on; those that do not exist are left out."""
-        if self.unavailable is None and list(pids) != self.pids:
-            self.pids = [pid for pid in pids if self._psutil.pid_exists(pid)]
-            self._known = {pid: process for pid, process in self._known.items() if process is not None}
+        if self.unavailable is None and list(pids) != [process.pid for process in self._own]:
+            running = {process.pid: process for process in self._own if process.handle is not None}
+            self._own = [running.get(pid) or self._open(pid) for pid in pids if self._psutil.pid_exists(pid)]
             self._next_search = 0.0
 
     def read(self) -> tuple[Readings, ...]:
         """Readings of the processes, ended ones included, and of their running children, which may be seconds old."""
-        if self.unavailable is not None:
-            return ()
-        own = [self._read(pid) for pid in self.pids]
+        own = [self._read(process) for process in self._own]
         if monotonic() >= self._next_search:
             self._next_search, self._next_reading = _next_time(self._find_children), 0.0
         if monotonic() >= self._next_reading:
             self._next_reading = _next_time(self._read_children)
-        return tuple(readings for readings in own + self._child_readings if readings is not None)
+        return (*own, *self._child_readings)
 
     def _find_children(self) -> None:
-        self._parents = {}
-        for pid in self.pids:
-            process = self._process(pid)
-            if process is None or not process.handle.is_running():
-                self._known[pid] = None
-                continue
-            with suppress(self._psutil.Error):
-                children = process.handle.children(recursive=True)
-                self._parents |= {child.pid: pid for child in children if child.pid not in self.pids}
-        for pid in self._known.keys() - set(self.pids):
-            process = self._known[pid]
-            if pid not in self._parents or process is None or not process.handle.is_running():
-                del self._known[pid]
+        found: dict[int, _Process] = {}
+        for process in self._own:
+            handles: Sequence[Any] = ()
+            try:
+                if process.handle is not None:
+                    handles = process.handle.children(recursive=True)
+            except self._psutil.NoSuchProcess:
+                # Also raised if the system has given its id to another process.
+                process.handle = None
+            except self._psutil.AccessDenied:
+                pass
+            for handle in handles:
+                known = self._children.get(handle.pid)
+                if known is None or known.handle != handle:
+                    known = _Process(handle.pid, handle, process.pid)
+                found[handle.pid] = known
+        own = {process.pid for process in self._own}
+        self._children = {pid: child for pid, child in found.items() if pid not in own}
 
     def _read_children(self) -> None:
-        self._child_readings = [self._read(pid, parent) for pid, parent in self._parents.items()]
+        readings = [(child, self._read(child)) for child in self._children.values()]
+        self._child_readings = [each for child, each in readings if child.handle is not None]
 
-    def _process(self, pid: int) -> _Process | None:
-        if pid not in self._known:
-            try:
-                self._known[pid] = _Process(self._psutil.Process(pid))
-            except self._psutil.NoSuchProcess:
-                self._known[pid] = None
-        return self._known[pid]
-
-    def _read(self, pid: int, parent: int | None = None) -> Readings | None:
-        """Readings of one process; None for a child that has ended."""
-        process = self._process(pid)
-        answers: dict[str, float | str]
+    def _read(self, process: _Process) -> Readings:
+        answers: dict[str, float | str] = dict.fromkeys(PROCESS_METRICS, "the process has ended")
         try:
-            if process is None:
-                raise self._psutil.NoSuchProcess(pid)
-            answers = self._query(process)
+            if process.handle is not None:
+                answers = self._query(process)
         except self._psutil.NoSuchProcess:
-            if parent is not None:
-                return None
-            answers = dict.fromkeys(PROCESS_METRICS, "the process has ended")
+            process.handle = None
         except self._psutil.AccessDenied:
             answers = dict.fromkeys(PROCESS_METRICS, "this user may not read the process")
-        identity: dict[str, str | int | None] = {"pid": pid, "name": process.name if process is not None else None}
-        return Readings.of(identity if parent is None else identity | {"parent": parent}, answers)
+        parent = {} if process.parent is None else {"parent": process.parent}
+        return Readings.of({"pid": process.pid, "name": process.name, **parent}, answers)
 
     def _query(self, process: _Process) -> dict[str, float | str]:
         handle = process.handle

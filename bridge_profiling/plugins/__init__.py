@@ -4,6 +4,8 @@ Importing this package loads neither nemo_run nor torch; the first plugin import
 imports torch or megatron, so a login node needs neither.
 """
 
+# ruff: noqa: F401  # __all__ lists the names of the table
+
 from __future__ import annotations
 
 import importlib
@@ -24,17 +26,7 @@ _MODULES = {
     "ray_workers": ("RayWorkersPlugin",),
 }
 
-__all__ = [
-    "FaultTolerancePlugin",
-    "FaultTolerancePluginScriptArgs",
-    "NsysPlugin",
-    "NsysPluginScriptArgs",
-    "PreemptionPlugin",
-    "PreemptionPluginScriptArgs",
-    "PyTorchProfilerPlugin",
-    "PyTorchProfilerPluginScriptArgs",
-    "RayWorkersPlugin",
-]
+__all__ = [name for names in _MODULES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:

@@ -47,7 +47,7 @@ def check_request(plugin: Any, task: Task, executor: Any, fields: Sequence[str],
 
 
 def check_output_dir(task: Task, executor: Any, *, nsys: bool = False) -> None:
-    """Check that profiles of a job on this executor can come back. What each executor mounts: docs/how-to/executors.md.
+    """Check that profiles of a job on this executor can come back. See docs/how-to/executors.md.
 
     Raises:
         ProfilingConfigError: the executor starts no task, or its disks vanish with the job and no other place is set.

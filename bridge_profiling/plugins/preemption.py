@@ -16,15 +16,7 @@ from typing import Any, Optional
 import nemo_run as run
 
 from bridge_profiling.errors import require
-from bridge_profiling.plugins.task import (
-    Task,
-    check_task,
-    has_field,
-    read_integer,
-    read_setting,
-    script_arguments,
-    write_settings,
-)
+from bridge_profiling.plugins.task import Task, check_task, has_field, read_setting, script_arguments, write_settings
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +73,8 @@ class PreemptionPlugin(run.Plugin):
                 settings["exit_signal_handler_for_dataloader"] = self.enable_exit_handler_for_data_loader
             write_settings(task, "train", settings, arguments)
         self._set_signal(executor)
-        workers = read_integer(task, "dataset", "num_workers")
-        if workers and self.enable_exit_handler and not self.enable_exit_handler_for_data_loader:
+        workers = read_setting(task, "dataset", "num_workers")
+        if isinstance(workers, int) and workers and self.enable_exit_handler and not self.enable_exit_handler_for_data_loader:
             logger.warning(
                 "PreemptionPlugin: dataset.num_workers=%d; the signal kills these processes, and then the training before its"
                 " checkpoint. Pass enable_exit_handler_for_data_loader=True.",

@@ -20,14 +20,7 @@ from bridge_profiling.plugins.checks import check_output_dir
 from bridge_profiling.plugins.executors import check_launcher, current_launcher, set_output_dir
 from bridge_profiling.plugins.nemo_run_patches import patch_executor
 from bridge_profiling.plugins.task import Task
-from bridge_profiling.ray_request import (
-    EXTRA_OPTIONS_VARIABLE,
-    VARIABLES,
-    RayRequest,
-    check_options,
-    parse_patterns,
-    parse_profiler,
-)
+from bridge_profiling.ray_request import EXTRA_OPTIONS_VARIABLE, VARIABLES, RayRequest
 
 
 @dataclass(kw_only=True)
@@ -64,12 +57,10 @@ class RayWorkersPlugin(run.Plugin):
             why="their steps are counted from 1",
             instead="Type profile_step_start=1 or more",
         )
-        variables = RayRequest(
-            Window(self.profile_step_start, self.profile_step_end),
-            parse_patterns(self.worker_patterns),
-            parse_profiler(self.profiler),
-            check_options(self.nsys_extra_options or {}, name="nsys_extra_options"),
-        ).variables()
+        window = Window(self.profile_step_start, self.profile_step_end)
+        options = self.nsys_extra_options or {}
+        request = RayRequest.checked(window, self.worker_patterns, self.profiler, options, name="nsys_extra_options")
+        variables = request.variables()
         check_launcher(executor)
         check_output_dir(task, executor)
         _check_unset(executor, variables)

@@ -1,4 +1,4 @@
-"""A step's pace: what is called how often, and what is made of the times."""
+"""Timing of a step: the number of calls, and the statistics of their times."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from bridge_profiling.analysis import Run
+from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.cli import main
 from bridge_profiling.traces.run_dir import find_captures, find_run
 
@@ -77,6 +78,23 @@ def test_windows_may_follow_each_other_without_an_iteration_between(run):
     run.train(run.config(2, 4, profile_every=2, profile_at_most=3), range(12))
     assert folders(run) == ["iter-2-4", "iter-4-6", "iter-6-8"]
     assert [run.iterations(folder) for folder in folders(run)] == [[2, 3], [4, 5], [6, 7]]
+
+
+def test_a_window_that_follows_at_once_is_prepared_only_when_the_one_before_it_is_closed(run, monkeypatch):
+    """A memory history is one for the process: closing the first window's would end the second's too."""
+    calls = []
+    for name in ("open", "close"):
+        monkeypatch.setattr(TorchProfiler, name, noting(calls, name, getattr(TorchProfiler, name)))
+    run.train(run.config(2, 4, profile_every=2, profile_at_most=3), range(12))
+    assert calls == [(name, start) for start in (2, 4, 6) for name in ("open", "close")]
+
+
+def noting(calls, name, real):
+    def method(self):
+        calls.append((name, self.files.window.start))
+        real(self)
+
+    return method
 
 
 def test_a_second_run_into_the_same_directory_overwrites_none_of_them(run):

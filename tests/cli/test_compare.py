@@ -79,7 +79,7 @@ def test_json_is_all_there_is_on_standard_output(compare: Compare) -> None:
         (["base", "nowhere"], 2, "nowhere does not exist"),
         (["base"], 2, "OTHER"),
         (["base", "slower", "--also-base", "short"], 2, "2 base runs against 1"),
-        (["base", "slower", "-o", "nowhere/page.html"], 2, "name a file in a directory that is there"),
+        (["base", "slower", "-o", "nowhere/page.html"], 2, "type a file in an existing directory"),
     ],
 )
 def test_the_exit_code_says_what_became_of_the_request(compare: Compare, arguments: list[str], code: int, said: str) -> None:

@@ -60,7 +60,7 @@ def test_thresholds_can_be_set(report: Report) -> None:
         (("nowhere",), "nowhere does not exist"),
         (("run", "-o", "missing/page.html"), "missing/page.html cannot be written"),
         (("run", "--parquet", "run/rank-0.json.gz"), "is a file"),
-        (("run", "--threshold", "luck=1"), "there is no threshold 'luck'"),
+        (("run", "--threshold", "luck=1"), "'luck' is not a threshold"),
         (("run", "--threshold", "device_busy=much"), "device_busy takes a number"),
     ],
 )

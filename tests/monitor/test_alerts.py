@@ -1,4 +1,4 @@
-"""When a training is warned, and when it must not be."""
+"""When a training is warned, and when not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a GPU, and that what the driver refuses is unavailable with the reason, never a zero."""
+"""GPU readings: a metric that the driver refuses is unavailable with the reason, never zero."""
 
 from __future__ import annotations
 

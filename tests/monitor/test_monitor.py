@@ -1,4 +1,4 @@
-"""The monitor as a whole, beside real loops: what it logs, what it warns of, and that it harms nothing."""
+"""The monitor as a whole in real loops: its log, its alerts, and that it never harms the training."""
 
 from __future__ import annotations
 

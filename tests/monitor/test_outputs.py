@@ -17,7 +17,7 @@ from bridge_profiling.monitor.outputs import Terminal
 
 GPU = Readings({"gpu": "0", "uuid": "GPU-a", "name": "H100"}, {"power_watts": 500.0}, {"utilization_ratio": "refused"})
 PROCESS = Readings({"pid": 7, "name": "python"}, {"cpu_ratio": 0.5, "resident_memory_bytes": 3 << 30})
-TRAINING = Readings({}, {"iteration": 41, "iteration_seconds": 0.25}, {"loss": "the loop does not tell it"})
+TRAINING = Readings({}, {"iteration": 41, "iteration_seconds": 0.25}, {"loss": "the loop does not report it"})
 SAMPLE = Sample(1_700_000_000.25, "node1", 3, (GPU,), (PROCESS,), TRAINING, {"skipped": 2})
 BARE = Sample(1_700_000_000.25, "node1", unavailable={"gpus": "no driver", "processes": "no psutil"})
 ALERT = Alert("slow_iteration", "iteration 41 took long", {"iteration": 41})

@@ -1,4 +1,4 @@
-"""What a loop tells, and what is told of it: rates, durations, waiting for data, memory."""
+"""Readings of a training loop: rates, durations, waiting for data, memory."""
 
 from __future__ import annotations
 
