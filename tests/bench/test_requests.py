@@ -67,4 +67,4 @@ def test_what_cannot_be_measured_is_refused(make, said):
     ],
 )
 def test_a_request_reaches_another_process_as_it_was(request_):
-    assert requests.from_text(requests.kind_of(request_), requests.to_text(request_)) == request_
+    assert requests.from_text(request_.kind, requests.to_text(request_)) == request_
