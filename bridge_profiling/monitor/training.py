@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from math import inf, isfinite
@@ -20,8 +20,6 @@ T = TypeVar("T")
 
 #: Iterations kept until someone reads them.
 _KEPT = 1000
-
-_NO_ITERATION = "no iteration has ended yet"
 
 #: Metrics of quantities that only the loop can report, and the reason while it does not.
 _REPORTED = {
@@ -266,8 +264,8 @@ class TrainingMonitor:
         return Throughput(**{f"{name}_per_second": (until.get(name, 0) - since.get(name, 0)) / seconds for name in names})
 
     def _progress(self) -> dict[str, float | str]:
-        """Every metric except those of device memory."""
-        answers: dict[str, float | str] = {metric: _NO_ITERATION for metric in TRAINING_METRICS if metric not in _MEMORY}
+        """Every metric; device memory, which is read without the lock, replaces its own."""
+        answers: dict[str, float | str] = dict.fromkeys(TRAINING_METRICS, "no iteration has ended yet")
         answers["loss"] = self._loss
         if self._totals["iterations"]:
             answers["iteration"] = self._iteration
@@ -311,11 +309,9 @@ class Counters:
         Raises:
             ProfilingConfigError: `amount` is negative, infinite or not a number.
         """
-        item = getattr(amount, "item", None)
-        if item is not None:
-            # A tensor or a NumPy number, which JSON does not support.
-            with suppress(RuntimeError, ValueError):
-                amount = item()
+        # A tensor or a NumPy number has `item`, and JSON does not support it.
+        with suppress(RuntimeError, ValueError):
+            amount = getattr(amount, "item", lambda: amount)()
         require(
             isinstance(amount, int | float) and 0 <= amount < inf,
             f"counter {name!r} cannot be changed by {amount!r}",
