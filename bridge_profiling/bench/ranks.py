@@ -183,6 +183,11 @@ def conditions(kind: str, device: torch.device, *, subject: str | None = None) -
         subject: the measured user code.
     """
     cuda = device.type == "cuda"
+    versions: dict[str, str | None] = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    versions["bridge-profiling"] = __version__
+    if cuda:
+        versions["cuda"] = torch.version.cuda
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
     return {
         "kind": kind,
         "measured_unix_ns": time.time_ns(),
@@ -190,7 +195,7 @@ def conditions(kind: str, device: torch.device, *, subject: str | None = None) -
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",
         "devices_of_host": torch.cuda.device_count() if cuda else 0,
         "subject": subject,
-        "versions": _versions(cuda),
+        "versions": versions,
         "limitations": [],
     }
 
@@ -219,13 +224,4 @@ def _links(world: World) -> dict[str, Any]:
             command = ["nvidia-smi", "topo", "-m"]
             matrix = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
             found["topology"] = [line.expandtabs(8).rstrip() for line in matrix if line.lstrip().startswith(("GPU", "NIC"))]
-    return found
-
-
-def _versions(cuda: bool) -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    found["bridge-profiling"] = __version__
-    if cuda:
-        found["cuda"] = torch.version.cuda
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
     return found
