@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,15 +100,8 @@ def _report(output: str | None, pid: int, application: int) -> Path | None:
     """The report of the nsys with this pid, as its option --output names it."""
     if output is None:
         return None
-    name = _expanded(output, environment_of(pid), application)
-    return (working_directory_of(pid) or Path.cwd()) / (name if name.endswith(".nsys-rep") else f"{name}.nsys-rep")
-
-
-def _expanded(name: str, environment: Mapping[str, str], application: int) -> str:
-    """A file name with nsys' placeholders filled in: %p, %h, %q{VARIABLE}, %%."""
+    # nsys' placeholders. A variable that is not set stays as it is.
     values = {"%p": str(application), "%h": os.uname().nodename, "%%": "%"}
-
-    def fill(match: re.Match[str]) -> str:
-        return environment.get(match[1], match[0]) if match[1] is not None else values[match[0]]
-
-    return re.sub(r"%p|%h|%%|%q\{(\w+)\}", fill, name)
+    values |= {f"%q{{{name}}}": value for name, value in environment_of(pid).items()}
+    name = re.sub(r"%p|%h|%%|%q\{\w+\}", lambda match: values.get(match[0], match[0]), output)
+    return (working_directory_of(pid) or Path.cwd()) / (name if name.endswith(".nsys-rep") else f"{name}.nsys-rep")

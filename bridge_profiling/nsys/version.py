@@ -90,9 +90,7 @@ def find_nsys(name: str = "nsys") -> NsysVersion:
     """
     executable = shutil.which(name)
     if executable is None:
-        raise CaptureError(
-            f"{name} is not on this machine's PATH; install Nsight Systems there, or mount it into the container"
-        )
+        raise CaptureError(f"{name} is not on PATH here; install Nsight Systems, or mount it into the container")
     version = re.search(r"version\s+(\S+)", run_nsys(executable, "--version"))
     known = run_nsys(executable, "profile", "--help")
     options = re.findall(r"^\s*(?:-\w,\s*)?(--[a-z0-9][a-z0-9-]*)", known, re.MULTILINE)
