@@ -7,8 +7,8 @@ function asks whether there is a config, whether this rank is profiled, whether 
 whether this is nsys' first iteration; at its bottom another asks the same for the end. It times nothing, whereas the
 hook times every iteration. All sides alternate in one process, in rounds, so that all meet the same machine.
 
-A hook that listens for requests looks for them in a thread, once a second. Here a look falls into every round, of some tens of
-milliseconds, so what is printed for listening is more than a training pays. A look by itself is timed as well.
+A hook that listens polls for requests in a thread, once a second. Here a poll falls into every round of some tens of
+milliseconds, so the cost printed for listening is more than a training pays. A poll by itself is timed as well.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--iterations", type=int, default=50_000, help="iterations a round and side")
     arguments = parser.parse_args()
-    # That every round ends before its window is no news.
+    # Silences the warning that a round ended before its window.
     logging.getLogger("bridge_profiling").setLevel(logging.ERROR)
 
     # The window lies past everything that runs: the ordinary state of a training that will be, or was, profiled.
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def open_hook(config: ProfilingConfig, **settings: object) -> Callable[[int], float]:
-    """A round of a hook that is open for that round alone: one that listens has a thread, which the others shall not meet."""
+    """A round of a hook that is open for that round alone: the thread of one that listens must not slow the others down."""
 
     def one_round(iterations: int) -> float:
         asked = replace(config, **settings)
@@ -95,8 +95,8 @@ def open_hook(config: ProfilingConfig, **settings: object) -> Callable[[int], fl
     return one_round
 
 
-def time_look(config: ProfilingConfig, *, rank: int, looks: int = 200) -> float:
-    """Seconds that one look of the listener takes, nothing being asked."""
+def time_poll(config: ProfilingConfig, *, rank: int, polls: int = 200) -> float:
+    """Seconds that one poll of the listener takes when there is no request."""
     with (
         tempfile.TemporaryDirectory() as folder,
         ProfilingHook(config, rank=rank, world_size=2, output_dir=folder) as hook,
@@ -107,9 +107,9 @@ def time_look(config: ProfilingConfig, *, rank: int, looks: int = 200) -> float:
         listener._stopping.set()
         listener._thread.join()
         began = perf_counter_ns()
-        for _ in range(looks):
-            listener._look()
-        return (perf_counter_ns() - began) / looks / 1e9
+        for _ in range(polls):
+            listener._poll()
+        return (perf_counter_ns() - began) / polls / 1e9
 
 
 def measure(config: ProfilingConfig, arguments: argparse.Namespace) -> None:
@@ -133,9 +133,9 @@ def measure(config: ProfilingConfig, arguments: argparse.Namespace) -> None:
     print(f"Python {platform.python_version()}, {arguments.rounds} rounds of {arguments.iterations} iterations: medians")
     for name, median in medians.items():
         print(f"{name:32} {median:7.0f} ns an iteration   {median / baseline:5.2f} x baseline   {fastest[name]:7.0f} ns")
-    looks = {rank: time_look(config, rank=rank) for rank in (0, 1)}
-    print(f"one look for a request, once a second: {looks[0] * 1e6:.0f} us on rank 0, {looks[1] * 1e6:.0f} us on the others")
-    told = {"nanoseconds": medians, "fastest_nanoseconds": fastest, "look_seconds": looks}
+    polls = {rank: time_poll(config, rank=rank) for rank in (0, 1)}
+    print(f"one poll for a request, once a second: {polls[0] * 1e6:.0f} us on rank 0, {polls[1] * 1e6:.0f} us on the others")
+    told = {"nanoseconds": medians, "fastest_nanoseconds": fastest, "look_seconds": polls}
     print(json.dumps(told | {"ratio": medians["hook, before its window"] / baseline}))
 
 

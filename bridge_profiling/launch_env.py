@@ -66,6 +66,7 @@ class LaunchEnv:
         restarts: how often the launcher has restarted the job; None where it does not say.
         job_id: Slurm's job id, else torchrun's run id.
         rendezvous: host and port where the ranks meet; None where neither MASTER_ADDR nor Slurm says.
+        agent_store: host and port of torchrun's key-value store, which runs before the ranks do; None without one.
         launch_id: common to the ranks of one launch; empty where nothing names it.
         launch_is_named: whether no other launch has the same launch_id: it was given, or names a Slurm step. torchrun's run
             id may be chosen by the user, and come back.
@@ -79,6 +80,7 @@ class LaunchEnv:
     restarts: int | None = None
     job_id: str | None = None
     rendezvous: tuple[str, int] | None = None
+    agent_store: tuple[str, int] | None = None
     launch_id: str = ""
     launch_is_named: bool = False
 
@@ -96,6 +98,7 @@ class LaunchEnv:
             restarts=_number(environ, *_RESTART_VARIABLES),
             job_id=environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID") or None,
             rendezvous=_rendezvous(environ),
+            agent_store=_rendezvous(environ) if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None,
             launch_id=_launch_id(environ),
             launch_is_named=bool(environ.get(LAUNCH_VARIABLE) or (environ.get("SLURM_JOB_ID") and in_step)),
         )

@@ -6,7 +6,6 @@ valid. Imports neither torch nor megatron-core, and works on any dataclass whose
 
 from __future__ import annotations
 
-import collections
 import collections.abc
 import dataclasses
 import difflib
@@ -70,17 +69,13 @@ def format_override(key: str, value: object) -> str:
 
 def format_value(value: object) -> str:
     """A value as typed in an override."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, list | tuple):
-        texts = [(item, format_value(item)) for item in value]
-        quoted = [
-            json.dumps(text) if isinstance(item, str) and not _PLAIN_TEXT.fullmatch(text) else text for item, text in texts
-        ]
-        return f"[{','.join(quoted)}]"
-    return str(value)
+        return f"[{','.join(map(_format_item, value))}]"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _format_item(item: object) -> str:
+    return json.dumps(item) if isinstance(item, str) and not _PLAIN_TEXT.fullmatch(item) else format_value(item)
 
 
 def check_plain_text(value: str, name: str) -> None:
@@ -290,7 +285,7 @@ def _unknown_key(
     root: Any, where: tuple[str, ...], keys: Sequence[str], names: list[str], given: Given
 ) -> ProfilingConfigError:
     section, wrong = ".".join(where) or "the configuration", ".".join((*where, *keys))
-    nearest = _nearest(root, wrong, where, keys, names)
+    nearest = _nearest(wrong, list(_paths(root, ())))
     if nearest is not None:
         instead = f"Type {nearest}{f'={given.text}' if given.text is not None else ''}"
     else:
@@ -298,18 +293,16 @@ def _unknown_key(
     return ProfilingConfigError(f"{wrong} does not exist", why=f"{section} has no field {keys[0]!r}", instead=instead)
 
 
-def _nearest(root: Any, wrong: str, where: tuple[str, ...], keys: Sequence[str], names: list[str]) -> str | None:
-    """The existing path most similar to `wrong`: same last name, similar first unknown name, or similar last name."""
-    paths, leaves = list(_paths(root, ())), collections.defaultdict[str, list[str]](list)
-    for path in paths:
-        leaves[path.rpartition(".")[2]].append(path)
-    if keys[-1] in leaves:
-        return max(leaves[keys[-1]], key=lambda path: difflib.SequenceMatcher(None, path, wrong).ratio())
-    for name in difflib.get_close_matches(keys[0], names, n=1):
-        prefix, guess = ".".join((*where, name)), ".".join((*where, name, *keys[1:]))
-        below = [path for path in paths if path.startswith(prefix)]
-        return next(iter(difflib.get_close_matches(guess, below, n=1)), prefix)
-    return next((leaves[name][-1] for name in difflib.get_close_matches(keys[-1], leaves, n=1, cutoff=0.75)), None)
+def _nearest(wrong: str, paths: Sequence[str]) -> str | None:
+    """The path with the most similar last name; of several, the one that is most similar as a whole."""
+
+    def similarity(path: str) -> tuple[float, float]:
+        pairs = ((path.rpartition(".")[2], wrong.rpartition(".")[2]), (path, wrong))
+        last_name, whole = (difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+        return last_name, whole
+
+    best = max(paths, key=similarity, default=None)
+    return best if best is not None and similarity(best)[0] >= 0.75 else None
 
 
 def _paths(owner: Any, where: tuple[str, ...]) -> Iterator[str]:

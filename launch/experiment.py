@@ -15,28 +15,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:
+import typer
+from rich.console import Console
+
+if __name__ == "__main__":
     # Started by its path, Python looks for modules in launch/ only.
-    sys.path.insert(0, str(ROOT))
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-import typer  # noqa: E402
-from rich.console import Console  # noqa: E402
-
-from bridge_profiling import plugins  # noqa: E402
-from bridge_profiling.config import parse_ranks, parse_steps  # noqa: E402
-from bridge_profiling.errors import ProfilingConfigError, TraceError  # noqa: E402
-from bridge_profiling.report.terminal import print_captures  # noqa: E402
-from bridge_profiling.traces.run_dir import find_captures  # noqa: E402
-from launch import request  # noqa: E402
-from launch.request import ExecutorName, ProfilerName, TaskKind  # noqa: E402
+from bridge_profiling import plugins
+from bridge_profiling.config import parse_ranks, parse_steps
+from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.report.terminal import print_captures
+from bridge_profiling.traces.run_dir import find_captures
+from launch import request
+from launch.request import ExecutorName, ProfilerName, TaskKind
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
 
 
-@app.command(context_settings={"ignore_unknown_options": False})
+@app.command()
 def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings of the config, as section.field=value.")] = None,
     recipe: Annotated[str, typer.Option(help="What to train.")] = "gpt_tiny",

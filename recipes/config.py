@@ -43,7 +43,7 @@ class GPTModelConfig(TransformerConfig):
     """Stretch rotary embeddings beyond the 8,192 tokens they were trained on, as Llama 3.1 and later do (`rope` only)."""
 
     rope_scaling_factor: float = 8.0
-    """Factor by which they are stretched (`rope_scaling` only)."""
+    """Stretch factor (`rope_scaling` only)."""
 
     share_embeddings_and_output_weights: bool = True
     """Use the input embedding as the output layer's weight."""

@@ -28,12 +28,11 @@ def check_executor(executor: run.Executor) -> None:
         ProfilingConfigError: names the field, the reason, and what to type.
     """
     if isinstance(executor, (run.LocalExecutor, run.SlurmExecutor)):
-        counts = ["nodes", "ntasks_per_node"]
-        counts += ["gpus_per_node"] if getattr(executor, "gpus_per_node", None) is not None else []
-        for name in counts:
-            value = getattr(executor, name)
+        for name in ("nodes", "ntasks_per_node", "gpus_per_node"):
+            value = getattr(executor, name, None)
+            unset = name == "gpus_per_node" and value is None
             require(
-                isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+                unset or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
                 f"{name}={value!r} is not a number of at least 1",
                 why="a job has at least one of them",
                 instead=f"Type {name}=1 or more",

@@ -142,8 +142,9 @@ def _llama_model(**settings: object) -> GPTModelConfig:
 
 
 def _train(global_batch_size: int) -> TrainConfig:
-    sizes = {"train_iters": 50, "micro_batch_size": 1, "global_batch_size": global_batch_size}
-    return TrainConfig(**sizes, manual_gc=True, manual_gc_interval=100)
+    return TrainConfig(
+        train_iters=50, micro_batch_size=1, global_batch_size=global_batch_size, manual_gc=True, manual_gc_interval=100
+    )
 
 
 def _training(model: GPTModelConfig, train: TrainConfig, *, lr: float = 3e-4, min_lr: float = 3e-5) -> ConfigContainer:

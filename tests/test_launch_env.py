@@ -123,3 +123,8 @@ def test_half_a_place_is_refused(environ: dict[str, str]) -> None:
 )
 def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
+
+
+def test_only_a_torchrun_with_a_store_of_its_own_has_an_agent_store() -> None:
+    assert LaunchEnv.read(TORCHRUN).agent_store is None
+    assert LaunchEnv.read(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).agent_store == ("gpu01", 1234)

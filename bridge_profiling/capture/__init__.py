@@ -1,4 +1,4 @@
-"""Profiling inside a rank: the hook a training loop calls, its backends, and what they leave behind.
+"""Profiling inside a rank: the hook that a training loop calls, its profilers, and the files that they write.
 
 Runs in the job. Imports torch only when a profiler is asked for, megatron-core only where it is installed, and
 never nemo_run.

@@ -103,9 +103,7 @@ class CaptureWindow:
             self.close(None)
 
     def advance(self, iteration: int) -> None:
-        """Bring the window to the state that it has while `iteration` runs: warm up, start recording, or close."""
-        if not self.is_due(iteration):
-            return
+        """Bring a window that is due to the state for `iteration`: warm up, start recording, or close."""
         if self.state == "capturing":
             self.close(f"iteration {iteration} came before the window {self.window} was complete")
             return
@@ -326,7 +324,7 @@ class WindowSchedule:
         return self.posted or self._plan_is_due(iteration) or any(window.is_due(iteration) for window in self._live[:1])
 
     def due(self, iteration: int) -> Iterator[CaptureWindow]:
-        """Yield each window that the caller must advance to `iteration`: another one only when the one before it closed."""
+        """Yield each window that the caller has to advance to `iteration`: a second one only where that closed the first."""
         while self._posted:
             self._add(self._posted.popleft())
         while self._plan_is_due(iteration):
@@ -335,7 +333,7 @@ class WindowSchedule:
                 with guarded(f"window {plan.window} will not be captured", self._rank):
                     self._add(self._build(plan))
                 break
-        while self._live:
+        while self._live and self._live[0].is_due(iteration):
             first = self._live[0]
             later = self._plans or len(self._live) > 1
             if first.plan.trigger.kind == "repeat" and first.state == "waiting" and iteration >= first.window.end and later:
@@ -345,8 +343,6 @@ class WindowSchedule:
                 continue
             yield first
             self._sort()
-            if self._live[:1] == [first]:
-                return
 
     def _plan_is_due(self, iteration: int) -> bool:
         # Not inside another window: its memory history, as it ends, would end the next one's too.

@@ -1,4 +1,4 @@
-"""`bridge-profiling run`: starts a PyTorch script, unchanged, and has its ranks profiled. `easy` does the work."""
+"""`bridge-profiling run`: starts an unchanged PyTorch script and has its ranks profiled."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ import typer
 from bridge_profiling.config import resolve_output_dir
 from bridge_profiling.easy.outcome import captures_since, lines
 from bridge_profiling.easy.request import DEFAULT_STEPS, Request
-from bridge_profiling.easy.script import check_script
-from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.errors import ProfilingConfigError, TraceError, require
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
 
 _START = ["-m", "bridge_profiling.easy.start"]
 
-#: torchrun's own default.
+#: torchrun's default.
 _PORT = 29500
 
-#: Signals that would end this process, and that a script may handle: a batch system's warning before the time limit is one.
+#: Signals that would end this process, and that a script may handle: batch systems send some before the time limit.
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class ProfilerName(StrEnum):
-    """What records."""
+    """A profiler."""
 
     torch = "torch"
     memory = "memory"
@@ -44,23 +43,23 @@ def run(
     script: Annotated[list[str], typer.Argument(metavar="SCRIPT", help="The script, and its own arguments.")],
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as with python -m.")] = False,
     nproc: Annotated[int | None, typer.Option(min=1, help="Ranks on this machine. Default: 1, without torchrun.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines. Type the command on each of them.")] = 1,
-    node_rank: Annotated[int | None, typer.Option(min=0, help="Which of the machines this is. Default: as Slurm says.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines. Type the command on each of them.")] = 1,
+    node_rank: Annotated[int | None, typer.Option(min=0, help="Number of this machine. Default: from Slurm.")] = None,
     rdzv_endpoint: Annotated[
-        str | None, typer.Option(metavar="HOST[:PORT]", help="Where machines meet: machine 0. Default: as Slurm says.")
+        str | None, typer.Option(metavar="HOST[:PORT]", help="Machine 0, where the ranks meet. Default: from Slurm.")
     ] = None,
-    profiler: Annotated[ProfilerName, typer.Option(help="What records.")] = ProfilerName.torch,
+    profiler: Annotated[ProfilerName, typer.Option(help="The profiler.")] = ProfilerName.torch,
     steps: Annotated[str, typer.Option(metavar="A:B", help="First iteration, and first one after the last.")] = DEFAULT_STEPS,
     ranks: Annotated[str, typer.Option(metavar="all|0,1,…", help="Global ranks to profile.")] = "all",
     output_dir: Annotated[
         Path | None, typer.Option(metavar="DIRECTORY", help="Default: $BRIDGE_PROFILING_DIR, else profiles.")
     ] = None,
-    report: Annotated[bool, typer.Option("--report", help="Afterwards, say what they tell; write report.html.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Afterwards, print the verdict and write report.html.")] = False,
 ) -> None:
-    """Run a PyTorch script as it is, and profile some of its iterations: each ends with a step of its optimizer.
+    """Run a PyTorch script unchanged, and profile some of its iterations: each ends with a step of its optimizer.
 
-    What follows SCRIPT is the script's own. Under torchrun, or srun with several tasks, this process is one rank.
-    Exit code: the script's; 2: the request itself is wrong.
+    Arguments after SCRIPT are the script's own. Under torchrun, or srun with several tasks, this process is one rank.
+    Exit code: the script's; 2: the request is invalid.
     """
     request = Request(
         script=script[0],
@@ -71,72 +70,70 @@ def run(
         ranks=ranks,
         output_dir=None if output_dir is None else str(output_dir.absolute()),
     )
-    rank_of_a_launcher = "RANK" in os.environ or (LaunchEnv.read().launcher != "none" and nproc is None and nodes == 1)
-    if rank_of_a_launcher:
+    launcher = LaunchEnv.read().launcher
+    is_rank = launcher in ("torchrun", "ray") or (launcher != "none" and nproc is None and nodes == 1)
+    if is_rank:
         _check_rank(nproc, nodes, report)
-    world = None if rank_of_a_launcher else (nproc or 1) * nodes
-    root = resolve_output_dir(request.config(world))
+    root = resolve_output_dir(request.config(None if is_rank else (nproc or 1) * nodes))
     _check_programs(request, report)
-    if rank_of_a_launcher:
+    if is_rank:
         os.execv(sys.executable, [sys.executable, *_START, *request.to_arguments()])
     command = [sys.executable, *_launcher(nproc or 1, nodes, node_rank, rdzv_endpoint), *_START, *request.to_arguments()]
-    # One machine: the name of the launch can be told beforehand. Several agree on one when they have met.
+    # The ranks of one machine get the launch's name here; those of several agree on one when they meet.
     environment = os.environ | ({LAUNCH_VARIABLE: uuid.uuid4().hex} if nodes == 1 else {})
     started_ns = time.time_ns()
     code = _wait(subprocess.Popen(command, env=environment))
-    captured = _tell(root, started_ns)
+    captured = _print_outcome(root, started_ns)
     if report and captured:
         _report(root)
     raise typer.Exit(code)
 
 
 def _check_rank(nproc: int | None, nodes: int, report: bool) -> None:
-    if nproc is not None or nodes > 1:
-        raise ProfilingConfigError(
-            "--nproc and --nodes start ranks, and this process is a rank already",
-            why="RANK is set, as torchrun does it",
-            instead="Leave them out, or type bridge-profiling run without torchrun around it, or unset RANK before",
-        )
-    if report:
-        raise ProfilingConfigError(
-            "--report is about all ranks, and this process is one of them",
-            why="another launcher started it",
-            instead="Type bridge-profiling report afterwards",
-        )
+    require(
+        nproc is None and nodes == 1,
+        "--nproc and --nodes start ranks, and this process is a rank already",
+        why="RANK is set, as torchrun does it",
+        instead="Leave them out, or type bridge-profiling run without torchrun around it, or unset RANK before",
+    )
+    require(
+        not report,
+        "--report needs all ranks, and this process is one of them",
+        why="another launcher started it",
+        instead="Type bridge-profiling report afterwards",
+    )
 
 
 def _check_programs(request: Request, report: bool) -> None:
-    """Refuse what would fail for want of a file or a program."""
-    check_script(request.script, module=request.module)
-    if importlib.util.find_spec("torch") is None:
-        raise ProfilingConfigError(
-            f"{sys.executable} has no torch", instead="Type the bridge-profiling of the script's environment"
-        )
+    """Check that required files and packages exist."""
+    request.check_script()
+    require(
+        importlib.util.find_spec("torch"),
+        f"{sys.executable} has no torch",
+        instead="Type the bridge-profiling of the script's environment",
+    )
     missing = [name for name in ("duckdb", "jinja2", "msgspec", "plotly", "pyarrow") if importlib.util.find_spec(name) is None]
-    if report and missing:
-        raise ProfilingConfigError(
-            f"--report needs {', '.join(missing)}",
-            instead="Type pip install 'bridge-profiling[analysis]', or leave --report out",
-        )
+    require(
+        not report or not missing,
+        f"--report needs {', '.join(missing)}",
+        instead="Type pip install 'bridge-profiling[analysis]', or leave --report out",
+    )
 
 
 def _launcher(nproc: int, nodes: int, node_rank: int | None, endpoint: str | None) -> list[str]:
-    """What starts the ranks of this machine: nothing for a single one, else torchrun."""
+    """The part of the command that starts the ranks of this machine: torchrun, or nothing for one rank."""
     if nodes == 1:
-        if nproc == 1:
-            return []
-        return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    node_rank = LaunchEnv.read().node_rank if node_rank is None else node_rank
-    host, port = (LaunchEnv.read().rendezvous or (None, 0)) if endpoint is None else _parse_endpoint(endpoint)
+        return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"] if nproc > 1 else []
+    env = LaunchEnv.read()
+    node_rank = env.node_rank if node_rank is None else node_rank
+    host, port = (env.rendezvous or (None, 0)) if endpoint is None else _parse_endpoint(endpoint)
     if node_rank is None or not host:
-        missing = "--node-rank" if node_rank is None else "--rdzv-endpoint"
         raise ProfilingConfigError(
-            f"--nodes {nodes} needs {missing}",
-            why="machines must know which of them they are, and where they meet",
+            f"--nodes {nodes} needs {'--node-rank' if node_rank is None else '--rdzv-endpoint'}",
+            why="every machine needs its own number and the place where the ranks meet",
             instead="Type on machine 0 --node-rank 0 --rdzv-endpoint HOST:PORT, HOST being itself, and likewise on the others",
         )
-    if node_rank >= nodes:
-        raise ProfilingConfigError(f"--node-rank {node_rank} is none of {nodes} machines", instead=f"Type 0 to {nodes - 1}")
+    require(node_rank < nodes, f"--node-rank {node_rank} is outside {nodes} machines", instead=f"Type 0 to {nodes - 1}")
     # The static rendezvous: ranks are numbered by --node-rank.
     meeting = ["--rdzv-backend=static", f"--rdzv-endpoint={host}:{port}", f"--node-rank={node_rank}"]
     return ["-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={nproc}", *meeting]
@@ -153,15 +150,15 @@ def _parse_endpoint(typed: str) -> tuple[str, int]:
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:
-    """The child's exit code, as a shell would tell it. It gets the signals that this process gets."""
+    """Wait for the child, forwarding signals to it; returns its exit code as a shell reports it."""
 
     def forward(number: int, frame: object) -> None:
         child.send_signal(number)
 
-    # A terminal sends Ctrl-C to both; it is the child's to answer.
+    # A terminal sends Ctrl-C to both, and the child handles it.
     previous = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     for number in _FORWARDED:
-        # What is ignored (by nohup) the child ignores too.
+        # The child inherits ignored signals (nohup).
         if signal.getsignal(number) is not signal.SIG_IGN:
             previous[number] = signal.signal(number, forward)
     try:
@@ -172,8 +169,8 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _tell(root: Path, started_ns: int) -> bool:
-    """Say what was captured, and whether there is anything to read."""
+def _print_outcome(root: Path, started_ns: int) -> bool:
+    """Print what was captured; returns whether there is anything to read."""
     try:
         captures = captures_since(root, started_ns)
     except TraceError as error:
@@ -190,6 +187,6 @@ def _report(root: Path) -> None:
     try:
         report(root)
     except typer.Exit:
-        pass  # It has said what is wrong. The script has ended as it has ended.
+        pass  # It has printed the error, and the exit code is the script's.
     except (ProfilingConfigError, typer.BadParameter, OSError) as error:
         typer.echo(f"bridge-profiling: no report: {error}", err=True)

@@ -1,11 +1,11 @@
-"""The easy way in, for a script without a framework. Each name is loaded when it is used; importing this loads no torch.
+"""Profiling for a script without a framework. Each name is loaded when it is used; importing this package loads no torch.
 
-- `auto_profile`: decorates a function that does one step; some of its calls are profiled.
+- `auto_profile`: decorates a function that does one step, and profiles some of its calls.
 - `phase`, `phase_times`, `reset_phase_times`: name and time a part of a step.
-- `quick_benchmark`: how many steps a second a model makes.
+- `quick_benchmark`: measures how many steps per second a model makes.
 - `GPUMonitor`, `TrainingMonitor`, `Counters`: from `bridge_profiling.monitor`.
 
-A script that is to stay as it is needs none of them: `bridge-profiling run train.py`.
+An unchanged script needs none of them: `bridge-profiling run train.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bridge_profiling.bench.model import quick_benchmark
     from bridge_profiling.easy.auto import auto_profile
-    from bridge_profiling.easy.benchmark import quick_benchmark
     from bridge_profiling.easy.phases import PhaseTime, phase, phase_times, reset_phase_times
     from bridge_profiling.monitor import Counters, GPUMonitor, TrainingMonitor
 
@@ -31,15 +31,15 @@ __all__ = [
     "reset_phase_times",
 ]
 
-_HOMES = {
+_MODULES = {
     "auto_profile": "bridge_profiling.easy.auto",
-    "quick_benchmark": "bridge_profiling.easy.benchmark",
+    "quick_benchmark": "bridge_profiling.bench.model",
     **dict.fromkeys(("PhaseTime", "phase", "phase_times", "reset_phase_times"), "bridge_profiling.easy.phases"),
     **dict.fromkeys(("Counters", "GPUMonitor", "TrainingMonitor"), "bridge_profiling.monitor"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,7 +1,7 @@
 """Names and times the parts of a step: `with phase("forward"):`. Loads no torch.
 
-Where one of this package's hooks captures, the phase is a range in the capture as well. Always, its time by the host's clock is
-added up; on a GPU that is the time to launch the work, unless `synchronize=True` waits for the device at both ends.
+While this package captures, a phase is also a range in the capture. Its time on the host's clock is always recorded; on a GPU
+that is the time to launch the work, unless `synchronize=True` waits for the device at both ends.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-from bridge_profiling.easy.current import current_hook
+from bridge_profiling.integrations.driver import current_hook
 
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """What the phases of one name took, by the host's clock.
+    """Time of the phases of one name, on the host's clock.
 
     Args:
-        count: how many there were.
-        total_ns: all of them together.
-        min_ns: the shortest.
-        max_ns: the longest.
+        count: number of phases.
+        total_ns: time of all of them.
+        min_ns: time of the shortest.
+        max_ns: time of the longest.
     """
 
     count: int
@@ -34,7 +34,7 @@ class PhaseTime:
 
     @property
     def mean_ns(self) -> float:
-        """One of them."""
+        """Mean time."""
         return self.total_ns / self.count
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class PhaseTime:
 
 
 class PhaseTimes(dict[str, PhaseTime]):
-    """Phases by name; printed as lines."""
+    """Phases by name; printed one per line."""
 
     def __str__(self) -> str:
         width = max((len(name) for name in self), default=0)
@@ -56,14 +56,14 @@ _times: PhaseTimes = PhaseTimes()
 
 @contextmanager
 def phase(name: str, *, synchronize: bool = False) -> Iterator[None]:
-    """Name and time a part of a step. Phases may lie inside each other, and run in several threads.
+    """Name and time a part of a step. Phases may be nested, and run in several threads.
 
-    The names that the analysis knows are `data-loading` and `checkpoint`; usual are also `host-to-device`, `forward`,
-    `backward`, `optimizer`, `evaluation` and `logging`.
+    The analysis knows `data-loading` and `checkpoint`; `host-to-device`, `forward`, `backward`, `optimizer`, `evaluation` and
+    `logging` are also common.
 
     Args:
-        name: of the phase.
-        synchronize: wait for the CUDA device before and after, so that the time is the device's as well; that costs speed.
+        name: name of the phase.
+        synchronize: wait for the CUDA device before and after, so the time includes the device's; this slows the step down.
     """
     hook = current_hook()
     with nullcontext() if hook is None else hook.range(name):
@@ -75,29 +75,23 @@ def phase(name: str, *, synchronize: bool = False) -> Iterator[None]:
         finally:
             if synchronize:
                 _synchronize()
-            _add(name, perf_counter_ns() - started)
+            took = perf_counter_ns() - started
+            with _lock:
+                before = _times.get(name) or PhaseTime(0, 0, took, took)
+                low, high = min(before.min_ns, took), max(before.max_ns, took)
+                _times[name] = PhaseTime(before.count + 1, before.total_ns + took, low, high)
 
 
 def phase_times() -> PhaseTimes:
-    """What phases took since the start, or since `reset_phase_times`, in the order in which they first ended."""
+    """Times of all phases since the start, or since `reset_phase_times`, in the order in which they first ended."""
     with _lock:
         return PhaseTimes(_times)
 
 
 def reset_phase_times() -> None:
-    """Forget what phases took."""
+    """Clear the times of all phases."""
     with _lock:
         _times.clear()
-
-
-def _add(name: str, took_ns: int) -> None:
-    with _lock:
-        before = _times.get(name)
-        if before is None:
-            _times[name] = PhaseTime(1, took_ns, took_ns, took_ns)
-            return
-        low, high = min(before.min_ns, took_ns), max(before.max_ns, took_ns)
-        _times[name] = PhaseTime(before.count + 1, before.total_ns + took_ns, low, high)
 
 
 def _synchronize() -> None:

@@ -1,16 +1,17 @@
-"""What `bridge-profiling run` is asked for, and how it is told to each rank. Loads no torch."""
+"""The request of `bridge-profiling run`: its options, and the arguments that pass it to each rank. Loads no torch."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from bridge_profiling.config import ProfilingConfig, parse_ranks, parse_steps
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
 
-#: What a profiler's name switches on.
+#: Settings of each profiler.
 PROFILERS: dict[str, dict[str, Any]] = {
     "torch": {"use_pytorch_profiler": True},
     "memory": {"record_memory_history": True},
@@ -20,10 +21,12 @@ PROFILERS: dict[str, dict[str, Any]] = {
 #: Three iterations to warm up, then five: the first and the last pay for the profiler's start and stop.
 DEFAULT_STEPS = "3:8"
 
+_SHELL_SUFFIXES = frozenset({".sh", ".bash", ".slurm", ".sbatch"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A script, and what to profile of it.
+    """A script, and what to profile in it.
 
     Args:
         script: path of the script, or the module's name.
@@ -31,8 +34,8 @@ class Request:
         module: whether `script` names a module, as after `python -m`.
         profiler: one of PROFILERS.
         steps: window of iterations, `3:8`.
-        ranks: `all`, or ranks with commas between them.
-        output_dir: root of what is written; None for the variable BRIDGE_PROFILING_DIR, else `profiles`.
+        ranks: `all`, or a comma-separated list of ranks.
+        output_dir: root of captures; None for the variable BRIDGE_PROFILING_DIR, else `profiles`.
     """
 
     script: str
@@ -44,13 +47,13 @@ class Request:
     output_dir: str | None = None
 
     def config(self, world_size: int | None = None) -> ProfilingConfig:
-        """The same as a `profiling` section, checked.
+        """The request as a checked `profiling` section.
 
         Args:
-            world_size: number of ranks, when known.
+            world_size: number of ranks, if known.
 
         Raises:
-            ProfilingConfigError: steps or ranks that are none, or that lie outside the job.
+            ProfilingConfigError: malformed steps or ranks, or ranks outside the job.
         """
         start, end = parse_steps(self.steps)
         config = ProfilingConfig(
@@ -62,6 +65,24 @@ class Request:
         )
         config.finalize(world_size=world_size)
         return config
+
+    def check_script(self) -> None:
+        """Check that Python can run the script. A module is only searched for when it runs.
+
+        Raises:
+            ProfilingConfigError: the file is missing, or is not a Python script.
+        """
+        if self.module:
+            return
+        path, instead = Path(self.script), "Type the path of a script, or -m and a module's name"
+        require(path.exists(), f"{path} does not exist", instead=instead)
+        runnable = not path.is_dir() or (path / "__main__.py").exists()
+        require(runnable, f"{path} is a directory without a __main__.py", instead=instead)
+        require(
+            path.suffix not in _SHELL_SUFFIXES,
+            f"{path} is a shell script",
+            instead="Type the Python script that it runs, or replace python by bridge-profiling run in it",
+        )
 
     def to_arguments(self) -> list[str]:
         """The request as `parse` reads it."""
@@ -79,32 +100,25 @@ def parse(arguments: Sequence[str]) -> Request:
     """Read the command line of a rank.
 
     Raises:
-        ProfilingConfigError: an option that does not exist, or no script.
+        ProfilingConfigError: an unknown option, or a missing script.
     """
     parser = _Parser(
         prog="python -m bridge_profiling.easy.start",
-        description="Run a PyTorch script as it is, and profile some of its iterations. Every rank of a job is started so.",
+        description="Run a PyTorch script unchanged, and profile some of its iterations. Start every rank of a job with it.",
         allow_abbrev=False,
     )
-    parser.add_argument("--profiler", choices=sorted(PROFILERS), default="torch", help="what records (default: torch)")
+    parser.add_argument("--profiler", choices=sorted(PROFILERS), default="torch", help="profiler (default: torch)")
     parser.add_argument("--steps", default=DEFAULT_STEPS, help="first iteration, and first one after it (default: 3:8)")
     parser.add_argument("--ranks", default="all", help="all, or ranks as 0,1 (default: all)")
-    parser.add_argument("--output-dir", help="where captures go (default: $BRIDGE_PROFILING_DIR, else profiles)")
+    parser.add_argument("--output-dir", help="root of captures (default: $BRIDGE_PROFILING_DIR, else profiles)")
     parser.add_argument("-m", dest="module", action="store_true", help="the script is a module's name, as with python -m")
     parser.add_argument("script", help="the script, or with -m the module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
-    # By hand: argparse would take a "--" among the script's arguments for its own.
-    ours, script, theirs = _split(arguments)
-    found = parser.parse_args([*ours, *script])
-    return Request(**{**vars(found), "arguments": tuple(theirs)})
-
-
-def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Our options, the script's name, and what belongs to the script."""
-    place = 0
-    while place < len(arguments) and arguments[place].startswith("-"):
-        if arguments[place] == "--":
-            return list(arguments[:place]), list(arguments[place + 1 : place + 2]), list(arguments[place + 2 :])
+    # argparse would take a "--" among the script's arguments for its own, so it does not see them.
+    arguments, place = list(arguments), 0
+    while place < len(arguments) and arguments[place].startswith("-") and arguments[place] != "--":
         takes_value = arguments[place].startswith("--") and "=" not in arguments[place] and arguments[place] != "--help"
         place += 2 if takes_value else 1
-    return list(arguments[:place]), list(arguments[place : place + 1]), list(arguments[place + 1 :])
+    script = place + 1 if arguments[place : place + 1] == ["--"] else place
+    found = parser.parse_args([*arguments[:place], *arguments[script : script + 1]])
+    return Request(**{**vars(found), "arguments": tuple(arguments[script + 1 :])})

@@ -1,30 +1,37 @@
-"""A rank's start: runs a PyTorch script as it is, and profiles some of its iterations.
+"""Starts a rank: runs a PyTorch script unchanged, and profiles some of its iterations.
 
     python -m bridge_profiling.easy.start --steps 3:8 train.py --lr 0.1
     torchrun --nproc-per-node 2 -m bridge_profiling.easy.start --steps 3:8 train.py --lr 0.1
 
-`bridge-profiling run` starts it on each rank. Exit codes are the script's; 2 is also a request that cannot be carried out.
+`bridge-profiling run` starts it on each rank. The exit code is the script's, or 2 for an invalid request.
 """
 
 from __future__ import annotations
 
+import builtins
 import logging
 import os
+import runpy
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
 
 from bridge_profiling.capture.nsys_profiler import start_under_nsys
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
-from bridge_profiling.easy.launch import name_the_launch
 from bridge_profiling.easy.request import Request, parse
-from bridge_profiling.easy.script import check_script, run_script, without_our_frames
-from bridge_profiling.easy.session import Session
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.integrations.driver import name_launch
+from bridge_profiling.integrations.script import ScriptProfiling
 from bridge_profiling.launch_env import LaunchEnv, export_for_torch
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.launch import report_exit_code
+
+#: Files whose frames stand between the script and the code that it calls.
+_OWN_FILES = (str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>", runpy.__file__)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: without the program's name; None takes the process's own.
 
     Raises:
-        SystemExit: the script's, or with code 2 for a request that cannot be carried out.
+        SystemExit: the script's, or with code 2 for an invalid request.
     """
     try:
         request, config = _prepare(sys.argv[1:] if arguments is None else arguments)
@@ -45,43 +52,91 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _show_messages()
     if config.use_nsys_profiler:
         _start_under_nsys(config)
-    session = Session(config)
-    session.watch()
+    profiling = ScriptProfiling(config)
+    profiling.watch()
     with report_exit_code():
-        _run(request, session)
+        _run(request, profiling)
 
 
 def _prepare(arguments: Sequence[str]) -> tuple[Request, ProfilingConfig]:
     request = parse(arguments)
-    check_script(request.script, module=request.module)
+    request.check_script()
     export_for_torch()
-    if LaunchEnv.current().world_size > 1:
-        name_the_launch()
-    config = request.config(LaunchEnv.current().world_size)
+    world_size = LaunchEnv.current().world_size
+    if world_size > 1:
+        name_launch()
+    config = request.config(world_size)
     # The script may change its directory.
     return request, replace(config, output_dir=str(resolve_output_dir(config)))
 
 
-def _run(request: Request, session: Session) -> None:
+def _run(request: Request, profiling: ScriptProfiling) -> None:
     try:
-        run_script(request.script, request.arguments, module=request.module)
+        _run_script(request)
     except SystemExit as error:
-        session.close(error)
+        profiling.close(error)
         raise
     except BaseException as error:
-        session.close(error)
-        without_our_frames(error)
+        profiling.close(error)
+        _remove_own_frames(error)
         sys.excepthook(type(error), error, error.__traceback__)
-        # As a shell tells of a script that Ctrl-C has ended.
+        # The exit code that a shell reports for a script ended by Ctrl-C.
         sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
     else:
-        session.close(None)
+        profiling.close(None)
+
+
+def _run_script(request: Request) -> None:
+    """Run the script as `__main__` of this process, as Python would: its arguments, search path, exit code and tracebacks."""
+    script = request.script
+    sys.argv = [script, *request.arguments]
+    # The search path begins with the directory of this process's start, where -m searches.
+    if request.module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    elif os.path.isdir(script) or script.endswith((".zip", ".pyz")):
+        runpy.run_path(script, run_name="__main__")
+    else:
+        if not sys.flags.safe_path:
+            sys.path[0] = os.path.dirname(os.path.realpath(script))
+        # runpy would change `__file__` and argv[0], and remove `__main__` before the last thread has ended.
+        path = os.path.abspath(script)
+        main = ModuleType("__main__")
+        main.__file__ = path
+        main.__loader__ = SourceFileLoader("__main__", path)
+        main.__dict__["__builtins__"] = builtins
+        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        sys.modules["__main__"] = main
+        exec(code, main.__dict__)
+
+
+def _remove_own_frames(error: BaseException) -> None:
+    """Remove our frames from the tracebacks of an exception and of those that caused it."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = _script_frames(one.__traceback__)
+            todo += [one.__cause__, one.__context__]
+
+
+def _script_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without our frames; None for a script that does not compile."""
+    frames: list[TracebackType] = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+            frames.append(trace)
+        trace = trace.tb_next
+    for one, following in zip(frames, [*frames[1:], None], strict=False):
+        one.tb_next = following
+    return frames[0] if frames else None
 
 
 def _start_under_nsys(config: ProfilingConfig) -> None:
     here = LaunchEnv.current()
-    # Counting GPUs by the driver's library leaves CUDA itself untouched: a script may fork before it starts it.
-    asked = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
+    # Counting GPUs through the driver's library leaves CUDA uninitialized, so the script may fork first.
+    before = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     try:
         import torch
@@ -89,14 +144,14 @@ def _start_under_nsys(config: ProfilingConfig) -> None:
         cuda = torch.cuda.is_available()
     finally:
         del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
-        if asked is not None:
-            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = asked
+        if before is not None:
+            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = before
     layout = ParallelLayout(world_size=here.world_size)
     start_under_nsys(config, rank=here.rank, layout=layout, local_rank=here.device_index, cuda=cuda)
 
 
 def _show_messages() -> None:
-    """Print what the hook reports on standard error: standard output is the script's."""
+    """Print the hook's messages on standard error; standard output is the script's."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("bridge-profiling: %(message)s"))
     logger = logging.getLogger("bridge_profiling")

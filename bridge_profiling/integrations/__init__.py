@@ -1,4 +1,4 @@
-"""Profiling inside training loops that are not ours: one module a framework, each an adapter around the hook.
+"""Profiling in the training loops of other frameworks: one adapter per framework, around one driver of the hook.
 
-Runs in the job. Imports no nemo_run, and the framework itself only where it is unavoidable.
+Runs in the job. Imports no nemo_run; only an adapter imports its framework.
 """

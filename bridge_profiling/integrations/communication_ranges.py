@@ -1,11 +1,11 @@
-"""Ranges around what sharded training sends: which unit gathers its parameters, and which reduces its gradients.
+"""Ranges around the communication of sharded training: which unit gathers its parameters, and which reduces its gradients.
 
-fully_shard names these steps itself, as torch profiler annotations: `FSDP::all_gather (layers.3)`,
-`FSDP::post_backward_reduce (layers.3)`; DeepSpeed's ZeRO 3 has NVTX ranges of its own. What is missing is added while a
-training is watched: the wrapper class and ZeRO 1 and 2 name nothing, under nsys nobody sees annotations, and under the torch
-profiler nobody sees NVTX. They are opened on whatever thread does it: a CUDA device's backward pass has its own.
+fully_shard names these steps as torch profiler annotations: `FSDP::all_gather (layers.3)`,
+`FSDP::post_backward_reduce (layers.3)`; DeepSpeed's ZeRO 3 has NVTX ranges of its own. This module adds the missing names:
+FullyShardedDataParallel and ZeRO 1 and 2 name nothing, nsys sees no annotations, and the torch profiler sees no NVTX. Ranges
+open on the thread that does the work: a CUDA device's backward pass has its own.
 
-Most of what is wrapped here is private. A release without it is left as it is, and its collectives stay without these names.
+Most of the functions wrapped here are private. A release without one of them is left alone, and its collectives have no names.
 """
 
 from __future__ import annotations
@@ -19,15 +19,8 @@ from typing import Any
 
 import torch
 
+from bridge_profiling.integrations.phases import RangeOf, Undo, replace_attribute
 from bridge_profiling.integrations.wrapped_models import wrapped_units
-
-#: Gives the range of a name, or a nullcontext where there is none to open; it may be called on any thread.
-RangeOf = Callable[[str], AbstractContextManager]
-
-#: What takes the ranges away again.
-Undo = Callable[[], None]
-
-_GATHER, _REDUCE = "FSDP::all_gather", "FSDP::post_backward_reduce"
 
 _FULLY_SHARD = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
@@ -36,22 +29,22 @@ def name_wrapper_steps(model: torch.nn.Module, range_of: RangeOf) -> Undo:
     """Open ranges where units of FullyShardedDataParallel gather and reduce, with fully_shard's names.
 
     Args:
-        model: holds the units.
-        range_of: gives the range of a name.
+        model: the model that contains the units.
+        range_of: returns the range for a name, on any thread.
     """
-    units = {id(handle): name for name, handle in wrapped_units(model)}
+    undo = ExitStack()
+    units = {id(handle): f" ({name})" if name else "" for name, handle in wrapped_units(model)}
+    if not units:
+        return undo.close
 
     def gathers(state: Any, handle: Any, *others: Any, **keywords: Any) -> str | None:
-        # A unit whose parameters are there already has nothing to gather.
-        return _of_unit(_GATHER, units.get(id(handle))) if handle and handle.needs_unshard() else None
+        # A unit whose parameters are complete gathers nothing. Units of other models get no range.
+        return f"FSDP::all_gather{units[id(handle)]}" if id(handle) in units and handle.needs_unshard() else None
 
     def reduces(state: Any, handle: Any) -> str | None:
-        return _of_unit(_REDUCE, units.get(id(handle)))
+        return f"FSDP::post_backward_reduce{units[id(handle)]}" if id(handle) in units else None
 
-    if not units:
-        return lambda: None
     module = importlib.import_module("torch.distributed.fsdp._runtime_utils")
-    undo = ExitStack()
     undo.callback(_range_calls(module, "_unshard", gathers, range_of))
     undo.callback(_range_calls(module, "_reduce_grad", reduces, range_of))
     return undo.close
@@ -61,7 +54,7 @@ def repeat_annotations(range_of: RangeOf) -> Undo:
     """Open a range with each annotation of fully_shard's parameter groups, for a profiler that does not see annotations.
 
     Args:
-        range_of: gives the range of a name.
+        range_of: returns the range for a name, on any thread.
     """
     try:
         module = importlib.import_module(_FULLY_SHARD)
@@ -80,7 +73,7 @@ def repeat_annotations(range_of: RangeOf) -> Undo:
             self._repeated.__exit__(*ending)
             return outcome
 
-    return replace(module, "record_function", Repeated)
+    return replace_attribute(module, "record_function", Repeated)
 
 
 def name_zero_steps(optimizer: Any, range_of: RangeOf) -> Undo:
@@ -88,7 +81,7 @@ def name_zero_steps(optimizer: Any, range_of: RangeOf) -> Undo:
 
     Args:
         optimizer: DeepSpeed's own, around the one that steps.
-        range_of: gives the range of a name.
+        range_of: returns the range for a name, on any thread.
     """
     undo = ExitStack()
     undo.callback(_range_calls(optimizer, "reduce_ipg_grads", lambda *_, **__: "ZeRO::reduce", range_of))
@@ -102,58 +95,43 @@ def repeat_nvtx(accelerator: Any, range_of: RangeOf) -> Undo:
 
     Args:
         accelerator: DeepSpeed's.
-        range_of: gives the range of a name.
+        range_of: returns the range for a name, on any thread.
     """
-    open_ranges = threading.local()
+    thread = threading.local()
     push, pop = accelerator.range_push, accelerator.range_pop
+
+    def ranges() -> list[AbstractContextManager]:
+        return thread.__dict__.setdefault("ranges", [])
 
     def range_push(text: str, *arguments: Any, **keywords: Any) -> Any:
         one = range_of(text)
         one.__enter__()
-        if not hasattr(open_ranges, "stack"):
-            open_ranges.stack = []
-        open_ranges.stack.append(one)
+        ranges().append(one)
         return push(text, *arguments, **keywords)
 
     def range_pop(*arguments: Any, **keywords: Any) -> Any:
-        if getattr(open_ranges, "stack", None):
-            open_ranges.stack.pop().__exit__(None, None, None)
+        if ranges():
+            ranges().pop().__exit__(None, None, None)
         return pop(*arguments, **keywords)
 
     undo = ExitStack()
-    undo.callback(replace(accelerator, "range_push", range_push))
-    undo.callback(replace(accelerator, "range_pop", range_pop))
+    undo.callback(replace_attribute(accelerator, "range_push", range_push))
+    undo.callback(replace_attribute(accelerator, "range_pop", range_pop))
     return undo.close
 
 
-def _of_unit(step: str, unit: str | None) -> str | None:
-    """A step's name as fully_shard writes it; the root has no name, and another model's unit (None) no range."""
-    return None if unit is None else f"{step} ({unit})" if unit else step
-
-
-def _range_calls(owner: Any, name: str, text: Callable[..., str | None], range_of: RangeOf) -> Undo:
+def _range_calls(owner: Any, name: str, name_range: Callable[..., str | None], range_of: RangeOf) -> Undo:
+    """Run calls of `owner.name` in the range that `name_range` names for the call's arguments, if it names one."""
     original = getattr(owner, name, None)
     if original is None:
         return lambda: None
 
     @functools.wraps(original)
     def ranged(*arguments: Any, **keywords: Any) -> Any:
-        told = text(*arguments, **keywords)
-        if told is None:
+        text = name_range(*arguments, **keywords)
+        if text is None:
             return original(*arguments, **keywords)
-        with range_of(told):
+        with range_of(text):
             return original(*arguments, **keywords)
 
-    return replace(owner, name, ranged)
-
-
-def replace(owner: Any, name: str, replacement: Any) -> Undo:
-    """Put `replacement` in the place of `owner.name`; the undo takes it out, unless someone has put another there since."""
-    original, own = getattr(owner, name), name in vars(owner)
-    setattr(owner, name, replacement)
-
-    def undo() -> None:
-        if vars(owner).get(name) is replacement:
-            setattr(owner, name, original) if own else delattr(owner, name)
-
-    return undo
+    return replace_attribute(owner, name, ranged)

@@ -6,8 +6,8 @@
             engine.backward(loss)
             engine.step()
 
-DeepSpeed measures too: its FLOPs profiler, its wall-clock breakdown and its autotuning. What they are set to and what they
-found is noted in the manifest, and where they disturb the window, a note says so; none of them is switched on or off here.
+DeepSpeed has measurements of its own: a FLOPs profiler, a wall-clock breakdown and autotuning. The manifest has their settings
+and results, and a note where they disturb the window; this module switches none of them on or off.
 """
 
 from __future__ import annotations
@@ -15,56 +15,49 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import deepspeed
-import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
 from bridge_profiling.capture.work import IterationWork
+from bridge_profiling.config import Window
 from bridge_profiling.integrations import communication_ranges
-from bridge_profiling.integrations.callback_hook import config_from, connected, world_size
-from bridge_profiling.integrations.deepspeed_measurements import Measurements
-from bridge_profiling.integrations.loop_profiling import END, LoopProfiling
-from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_sizes
-from bridge_profiling.integrations.torch_phases import PhaseWatch
+from bridge_profiling.integrations.driver import END, Batch, LoopProfiling, config_from
+from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_sizes, world_size
+from bridge_profiling.integrations.phases import PhaseWatch, replace_attribute
+from bridge_profiling.launch_env import initialized_distributed
 from bridge_profiling.layout import ParallelLayout
 
 logger = logging.getLogger(__name__)
-
-Batch = TypeVar("Batch")
 
 #: Axes of a DeepSpeed pipeline's topology.
 _AXES = {"pipe": "pp", "data": "dp", "model": "tp"}
 
 _ZERO_SETTINGS = (
     *("overlap_comm", "reduce_scatter", "contiguous_gradients", "reduce_bucket_size", "allgather_bucket_size"),
-    *(
-        "prefetch_bucket_size",
-        "param_persistence_threshold",
-        "max_live_parameters",
-        "sub_group_size",
-        "zero_hpz_partition_size",
-    ),
+    *("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "sub_group_size"),
+    "zero_hpz_partition_size",
 )
 
 
 class Profiling(LoopProfiling):
-    """A context manager around a training loop; every rank makes one, after `deepspeed.initialize`.
+    """A context manager around a training loop; every rank creates one, after `deepspeed.initialize`.
 
-    Inside the window `engine(…)` is a range `forward`, `engine.backward` is `backward` with the reduction of its gradients, the
-    boundary's `engine.step` is `optimizer`, each wait for a batch `data-loading`, `engine.save_checkpoint` `checkpoint`. ZeRO's
-    own steps are ranges inside: `ZeRO::reduce` and `ZeRO::all_gather` of stages 1 and 2, and DeepSpeed's names in stage 3.
+    Inside the window `engine(…)` is a range `forward`, `engine.backward` is `backward` and includes the reduction of its
+    gradients, `engine.step` at the boundary is `optimizer`, each wait for a batch `data-loading`, `engine.save_checkpoint`
+    `checkpoint`. ZeRO's own steps are ranges inside: `ZeRO::reduce` and `ZeRO::all_gather` of stages 1 and 2, and DeepSpeed's
+    names in stage 3.
 
     Args:
-        engine: what `deepspeed.initialize` gave.
-        output_dir: root of what is written; wins over BRIDGE_PROFILING_DIR.
-        layout: where each rank stands, where the engine does not tell it.
-        work: what one iteration of the whole job computes.
+        engine: the engine that `deepspeed.initialize` returned.
+        output_dir: root of captures; overrides BRIDGE_PROFILING_DIR.
+        layout: where each rank is, if the engine does not say.
+        work: the computation of one iteration of the whole job.
         settings: fields of `bridge_profiling.ProfilingConfig`.
 
     Raises:
-        ProfilingConfigError: a request that cannot work, or a setting that does not exist.
+        ProfilingConfigError: an invalid request, or an unknown setting.
     """
 
     def __init__(
@@ -79,25 +72,21 @@ class Profiling(LoopProfiling):
         super().__init__(config_from("Profiling", settings), output_dir, layout, work)
         self._engine = engine
         self._measurements = Measurements(engine)
-        #: The engine's steps when the iteration began that is open.
-        self._running: int | None = None
-
-    def __enter__(self) -> Profiling:
-        self._running = None
-        return super().__enter__()
+        self._driver.before_end = self._measurements.read_timers
+        #: The engine's steps at the begin of the open iteration.
+        self._steps_before = 0
 
     def steps(self, batches: Iterable[Batch], start: int | None = None, micro_batches: int | None = None) -> Iterator[Batch]:
-        """The batches, with an iteration around the loop's body for each that the engine makes a step of.
+        """Yield the batches, with an iteration around the loop's body for each step of the engine.
 
-        An epoch may end between two steps: its last batches and the next one's first share an iteration then, as they share
-        the engine's step.
+        If an epoch ends between two steps of the engine, its last batches and the first of the next epoch share an iteration.
 
         Args:
             batches: the loader, or any iterable.
-            start: number of iterations that are complete; what the engine counts, which a resume restores.
-            micro_batches: batches that make one iteration; as many as the engine makes a step of.
+            start: number of complete iterations; by default the engine's count, which a resume restores.
+            micro_batches: batches per iteration; by default as many as the engine makes a step of.
         """
-        engine = self._engine
+        engine, driver = self._engine, self._driver
         if micro_batches is not None:
             yield from super().steps(batches, engine.global_steps if start is None else start, micro_batches)
             return
@@ -106,28 +95,29 @@ class Profiling(LoopProfiling):
         self._end_stepped()
         batch = self._fetch(source)
         while batch is not END:
-            if self._running is None:
-                self._begin(engine.global_steps + offset)
-                self._running = engine.global_steps
+            if not driver.in_iteration:
+                driver.begin_iteration(engine.global_steps + offset)
+                self._steps_before = engine.global_steps
             yield batch
             batch = self._fetch(source)
             self._end_stepped()
 
     def _end_stepped(self) -> None:
-        """End the iteration that is open, if the engine has made its step."""
-        if self._running is not None and self._engine.global_steps > self._running:
-            self._end()
+        """End the open iteration, if the engine has made its step."""
+        if self._engine.global_steps > self._steps_before:
+            self._driver.end_iteration()
 
     def _describe(self) -> tuple[ParallelLayout, dict[str, object]]:
-        engine = self._engine
+        engine, config, distributed = self._engine, self._driver.config, initialized_distributed()
         found = _layout(engine)
-        notes = [] if self._layout is not None else found.notes
-        disturbances = self._measurements.notes(self._config.window) if self._config.enabled else []
-        facts: dict[str, object] = {
+        disturbances = self._measurements.notes(config.window) if config.enabled else []
+        for note in disturbances:
+            logger.warning("%s", note)
+        return found.layout, {
             "name": "deepspeed",
             "version": deepspeed.__version__,
             "iteration": "optimizer step",
-            "backend": dist.get_backend() if connected() else None,
+            "backend": distributed.get_backend() if distributed is not None else None,
             "world_size": world_size(),
             "zero_stage": engine.zero_optimization_stage(),
             "zero": _zero(engine),
@@ -136,37 +126,122 @@ class Profiling(LoopProfiling):
             "micro_batch_size": engine.train_micro_batch_size_per_gpu(),
             "parameters": sum(getattr(one, "ds_numel", one.numel()) for one in engine.module.parameters()),
             **self._measurements.settings(),
-            "notes": [*notes, *disturbances],
+            "notes": [*(found.notes if self._layout is None else []), *disturbances],
         }
-        for note in disturbances:
-            logger.warning("%s", note)
-        return found.layout, facts
 
     def _watch(self, phases: PhaseWatch) -> None:
         engine = self._engine
-        # A pipeline's engine is not called itself.
+        # The loop does not call a pipeline's engine itself.
         phases.model(engine if not hasattr(engine, "train_batch") else engine.module)
         phases.backward()
         phases.data_loaders()
         phases.checkpoints()
         phases.function(engine, "backward", "backward")
-        # `step` comes with every micro-batch, and this with the one that makes a step of them.
+        # `step` runs for every micro-batch, `_take_model_step` for the one that completes a step.
         phases.function(engine, "_take_model_step" if hasattr(engine, "_take_model_step") else "step", "optimizer")
         phases.function(engine, "save_checkpoint", "checkpoint")
-        self._undo.append(self._measurements.watch())
+        self._measurements.watch(phases)
         if engine.optimizer is not None and engine.zero_optimization_stage() in (1, 2):
-            self._undo.append(communication_ranges.name_zero_steps(engine.optimizer, self._hook.range))
-        if not self._config.use_nsys_profiler:
-            self._undo.append(communication_ranges.repeat_nvtx(get_accelerator(), self._hook.range))
-
-    def _end(self, error: BaseException | None = None) -> None:
-        if self._hook.hook is not None and self._hook.hook.capturing:
-            self._safely(lambda: self._measurements.read_timers(self._hook.iteration))
-        self._running = None
-        super()._end(error)
+            phases.undo.callback(communication_ranges.name_zero_steps(engine.optimizer, self._driver.range))
+        if not self._driver.config.use_nsys_profiler:
+            phases.undo.callback(communication_ranges.repeat_nvtx(get_accelerator(), self._driver.range))
 
     def _conclude(self, facts: dict[str, object]) -> None:
         facts |= self._measurements.settings()
+
+
+class Measurements:
+    """Settings and results of an engine's own measurements, which this class reads and never switches on or off.
+
+    DeepSpeed's `global_steps` counts complete steps, so its `profile_step=5` is iteration 5.
+
+    Args:
+        engine: DeepSpeed's.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._flops: dict[str, object] | None = None
+        self._iterations: list[int] = []
+        self._timers_ms: dict[str, list[float | None]] = {}
+
+    def settings(self) -> dict[str, object]:
+        """Settings, and results so far."""
+        engine = self._engine
+        autotuning = engine._config.autotuning_config
+        return {
+            "flops_profiler": {
+                "enabled": bool(engine.flops_profiler_enabled()),
+                "profile_step": engine.flops_profiler_profile_step(),
+                "result": self._flops,
+            },
+            "wall_clock_breakdown": {
+                "enabled": bool(engine.wall_clock_breakdown()),
+                "iteration": self._iterations,
+                "timers_ms": self._timers_ms,
+            },
+            "autotuning": {
+                "enabled": bool(autotuning.enabled),
+                "start_profile_step": autotuning.start_profile_step,
+                "end_profile_step": autotuning.end_profile_step,
+                "metric": autotuning.metric,
+            },
+        }
+
+    def notes(self, window: Window) -> list[str]:
+        """Their effects on this window, in sentences."""
+        engine, notes = self._engine, []
+        step = engine.flops_profiler_profile_step()
+        if engine.flops_profiler_enabled() and step in window:
+            setting = "autotuning.start_profile_step" if engine.autotuning_enabled() else "flops_profiler.profile_step"
+            notes.append(
+                f"DeepSpeed's FLOPs profiler runs in iteration {step}, inside the window {window}: on rank 0 it waits for the"
+                f" device around every module, so that iteration is slower than others. Set {setting} outside the window"
+            )
+        if engine.wall_clock_breakdown():
+            cause = ", which the FLOPs profiler switches on" if engine.flops_profiler_enabled() else ""
+            notes.append(
+                f"wall_clock_breakdown is on{cause}: DeepSpeed waits for the device when it logs its timers, every iteration."
+                " Switch it off to capture the training undisturbed"
+            )
+        end = engine.autotuning_end_profile_step()
+        if engine.autotuning_enabled() and window.last >= end:
+            notes.append(
+                f"DeepSpeed's autotuning ends the process in iteration {end}, before the window {window} is complete."
+                f" Move the window to {engine.autotuning_start_profile_step()}-{end}"
+            )
+        return notes
+
+    def watch(self, phases: PhaseWatch) -> None:
+        """Keep the counts of the FLOPs profiler, which resets them at its end."""
+        profiler = getattr(self._engine, "flops_profiler", None)
+        if profiler is None:
+            return
+        end = profiler.end_profile
+
+        def end_profile() -> None:
+            if profiler.started:
+                timers = self._engine.timers.get_timers()
+                self._flops = {
+                    # The engine has already counted this step.
+                    "iteration": self._engine.global_steps - 1,
+                    "forward_flops": int(profiler.get_total_flops()),
+                    "forward_macs": int(profiler.get_total_macs()),
+                    "parameters": int(profiler.get_total_params()),
+                    # The profiler has no time of the root module; the engine's timers do.
+                    "timers_ms": {name: round(timer.elapsed(reset=False), 3) for name, timer in timers.items()},
+                }
+            end()
+
+        phases.undo.callback(replace_attribute(profiler, "end_profile", end_profile))
+
+    def read_timers(self, iteration: int) -> None:
+        """Keep the wall-clock breakdown of the iteration that ends, in milliseconds, if DeepSpeed has one."""
+        timers = self._engine.get_wall_clock_timers() if self._engine.wall_clock_breakdown() else {}
+        if timers:
+            self._iterations.append(iteration)
+        for name, milliseconds in timers.items():
+            self._timers_ms.setdefault(name, []).append(round(milliseconds, 3))
 
 
 def _layout(engine: Any) -> FoundLayout:
@@ -177,21 +252,21 @@ def _layout(engine: Any) -> FoundLayout:
         kinds = {axis: _AXES.get(axis, axis) for axis in topology.get_axis_names()}
         sizes = {kind: topology.get_dim(axis) for axis, kind in kinds.items() if kind != "dp"}
         # Its last axis varies fastest.
-        return layout_of_sizes(world_size(), sizes, "-".join(reversed(kinds.values())))
+        return layout_of_sizes(sizes, "-".join(reversed(kinds.values())))
     sizes = {
         "tp": max(getattr(engine, "mp_world_size", 1), engine.autotp_size() if hasattr(engine, "autotp_size") else 1),
         "cp": getattr(engine, "sequence_parallel_size", 1),
     }
     if engine.has_moe_layers:
         sizes["ep"] = deepspeed.utils.groups._get_max_expert_size()
-    return layout_of_sizes(world_size(), sizes, "tp-cp-ep-dp-pp")
+    return layout_of_sizes(sizes, "tp-cp-ep-dp-pp")
 
 
 def _zero(engine: Any) -> dict[str, object]:
     """ZeRO's settings, as the engine has resolved them."""
-    settings = engine._config.zero_config
-    told = {name: getattr(settings, name) for name in _ZERO_SETTINGS if hasattr(settings, name)}
+    config = engine._config.zero_config
+    settings = {name: getattr(config, name) for name in _ZERO_SETTINGS if hasattr(config, name)}
     for name in ("offload_optimizer", "offload_param"):
-        offload = getattr(settings, name, None)
-        told[name] = str(getattr(offload.device, "value", offload.device)) if offload is not None else None
-    return {name: value if isinstance(value, bool | int | str | None) else str(value) for name, value in told.items()}
+        offload = getattr(config, name, None)
+        settings[name] = str(getattr(offload.device, "value", offload.device)) if offload is not None else None
+    return {name: value if isinstance(value, bool | int | str | None) else str(value) for name, value in settings.items()}

@@ -1,7 +1,7 @@
-"""Where each rank stands, as torch's own parallelism says it: from a device mesh, or from the group that shares gradients.
+"""The parallel layout of a torch training: from a device mesh, or from the process groups that share gradients.
 
-A mesh may have any dimensions under any names; `ParallelLayout` has megatron-core's. What it cannot say is said
-in a note, and the layout is then flat: every rank a data-parallel one.
+A mesh has any dimensions under any names; `ParallelLayout` has megatron-core's. A mesh that these can't express gets a note and
+a flat layout: every rank is data-parallel.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.launch_env import initialized_distributed
 from bridge_profiling.layout import ParallelLayout
 
 #: Names of mesh dimensions in use: torch's tutorials', torchtitan's, Accelerate's, Lightning's.
@@ -26,85 +27,85 @@ _MEANINGS = {
 }
 
 
+def world_size() -> int:
+    """The number of ranks connected through torch.distributed, 1 if this process is not connected."""
+    distributed = initialized_distributed()
+    return distributed.get_world_size() if distributed is not None else 1
+
+
 @dataclass
 class FoundLayout:
-    """A layout, and what could not be told in it.
+    """A layout and its uncertainties.
 
     Args:
-        layout: where each rank stands.
-        notes: for people.
-        mesh: names and sizes of the mesh's dimensions, the slowest first; empty without one.
+        layout: where each rank is; flat by default.
+        notes: what is unknown, in sentences.
+        mesh: names and sizes of the mesh's dimensions, the slowest first; empty without a mesh.
     """
 
-    layout: ParallelLayout
+    layout: ParallelLayout = field(default_factory=lambda: ParallelLayout(world_size=world_size()))
     notes: list[str] = field(default_factory=list)
     mesh: dict[str, int] = field(default_factory=dict)
 
 
-def layout_of_mesh(mesh: Any, world_size: int, *, data_parallel: Collection[str] = ()) -> FoundLayout:
-    """The layout of a torch DeviceMesh, or of the one that it is a part of.
+def layout_of_mesh(mesh: Any, *, data_parallel: Collection[str] = ()) -> FoundLayout:
+    """The layout of a torch DeviceMesh, or of its root mesh.
 
     Args:
         mesh: the DeviceMesh.
-        world_size: number of ranks of the job.
-        data_parallel: dimensions known to be data-parallel, whatever they are called.
+        data_parallel: names of dimensions known to be data-parallel.
     """
-    root = _root(mesh)
+    root, world = _root(mesh), world_size()
     sizes = tuple(root.mesh.shape)
-    names = root.mesh_dim_names or _names_without_any(len(sizes))
-    found = FoundLayout(ParallelLayout(world_size=world_size), mesh=dict(zip(names, sizes, strict=True)))
-    if not torch.equal(root.mesh.flatten().cpu(), torch.arange(world_size)):
-        found.notes.append(
-            f"the mesh {found.mesh} does not hold ranks 0 to {world_size - 1} in order; its coordinates are not told"
-        )
+    names = root.mesh_dim_names or _default_names(len(sizes))
+    found = FoundLayout(mesh=dict(zip(names, sizes, strict=True)))
+    if not torch.equal(root.mesh.flatten().cpu(), torch.arange(world)):
+        found.notes.append(f"the mesh {found.mesh} does not hold ranks 0 to {world - 1} in order; its coordinates are unknown")
         return found
     kinds = [_meaning(name, data_parallel) for name in names]
     unknown = [name for name, kind, size in zip(names, kinds, sizes, strict=True) if kind is None and size > 1]
     if unknown:
-        found.notes.append(f"what the mesh's dimension {unknown[0]!r} is for cannot be told from its name; pass layout=")
+        found.notes.append(f"the purpose of the mesh's dimension {unknown[0]!r} is unknown from its name; pass layout=")
         return found
     order, product = _order(kinds, sizes)
     if len(set(order)) < len(order):
         found.notes.append(f"the mesh {found.mesh} has dimensions of one kind that are not neighbours; pass layout=")
         return found
-    found.layout = ParallelLayout(
-        world_size=world_size, **{kind: product[kind] for kind in ("tp", "pp", "cp") if kind in product}, order="-".join(order)
-    )
+    split = {kind: product[kind] for kind in ("tp", "pp", "cp") if kind in product}
+    found.layout = ParallelLayout(world_size=world, order="-".join(order), **split)
     return found
 
 
-def layout_of_groups(groups: Sequence[Any], world_size: int) -> FoundLayout:
-    """The layout of a training that has no mesh: data-parallel, if these process groups hold every rank between them.
+def layout_of_groups(groups: Sequence[Any]) -> FoundLayout:
+    """The layout without a mesh: data-parallel, if these process groups together hold every rank.
 
     Args:
-        groups: of one rank, those among which gradients are reduced (two of a hybrid sharding).
-        world_size: number of ranks of the job.
+        groups: the groups of one rank that reduce gradients (hybrid sharding has two).
     """
-    found = FoundLayout(ParallelLayout(world_size=world_size))
+    found, world = FoundLayout(), world_size()
     size = math.prod(dist.get_world_size(group) for group in groups)
-    if size != world_size:
+    if size != world:
         found.notes.append(
-            f"gradients are reduced among {size} of {world_size} ranks; what the others are for cannot be told: pass layout="
+            f"gradients are reduced among {size} of {world} ranks; the role of the others is unknown: pass layout="
         )
     return found
 
 
-def layout_of_sizes(world_size: int, sizes: Mapping[str, int], order: str) -> FoundLayout:
-    """The layout of sizes that a framework tells.
+def layout_of_sizes(sizes: Mapping[str, int], order: str) -> FoundLayout:
+    """The layout with these parallel sizes.
 
     Args:
-        world_size: number of ranks of the job.
         sizes: of tp, pp, cp and ep; the rest is dp.
-        order: the dimension that varies fastest from rank to rank first.
+        order: the dimensions, the fastest-varying first.
     """
     try:
-        return FoundLayout(ParallelLayout(world_size=world_size, order=order, **sizes))
+        return FoundLayout(ParallelLayout(world_size=world_size(), order=order, **sizes))
     except ProfilingConfigError as error:
-        return FoundLayout(ParallelLayout(world_size=world_size), [f"{error}; pass layout="])
+        return FoundLayout(notes=[f"{error}; pass layout="])
 
 
 def _order(kinds: Sequence[str | None], sizes: Sequence[int]) -> tuple[list[str], dict[str, int]]:
-    """Kinds of dimensions, the fastest first, neighbours of one kind as one; and how large each is."""
+    """Kinds of dimensions, the fastest first with neighbours of one kind merged; and the size of each."""
     order: list[str] = []
     product: dict[str, int] = {}
     for kind, size in reversed(list(zip(kinds, sizes, strict=True))):
@@ -122,8 +123,8 @@ def _meaning(name: str, data_parallel: Collection[str]) -> str | None:
     return next((kind for kind, names in _MEANINGS.items() if name.lower() in names), None)
 
 
-def _names_without_any(count: int) -> tuple[str, ...]:
-    """What fully_shard makes of a mesh without names: of one dimension shards, of two the first replicates."""
+def _default_names(count: int) -> tuple[str, ...]:
+    """Names for a mesh without names, by fully_shard's use: one dimension shards; of two, the first replicates."""
     return ("dp",) if count == 1 else ("dp_replicate", "dp_shard") if count == 2 else tuple(f"dim{i}" for i in range(count))
 
 

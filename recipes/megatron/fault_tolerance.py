@@ -23,7 +23,7 @@ from bridge_profiling.config import FaultToleranceConfig
 from bridge_profiling.errors import require
 from recipes.config import ConfigContainer
 
-#: Variable by which ft_launcher passes the monitor's address to a rank.
+#: Variable with the address of the rank's monitor, set by ft_launcher.
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 
 #: Megatron's name for the calculated time-outs, in the directory of the checkpoints.

@@ -159,9 +159,9 @@ def test_a_rank_of_another_launcher_becomes_the_script(monkeypatch: pytest.Monke
         (("--nodes", "2", "--node-rank", "0", SCRIPT), "--nodes 2 needs --rdzv-endpoint"),
         (("--nodes", "2", "--node-rank", "0", "--rdzv-endpoint", "host:2950o", SCRIPT), "host:2950o is not HOST or HOST:PORT"),
         (("--nodes", "2", "--node-rank", "0", "--rdzv-endpoint", ":29500", SCRIPT), ":29500 is not HOST or HOST:PORT"),
-        (("train.sh",), "train.sh is a shell's script"),
+        (("train.sh",), "train.sh is a shell script"),
         (("empty",), "empty is a directory without a __main__.py"),
-        (("--nodes", "2", "--node-rank", "2", "--rdzv-endpoint", "host:1", SCRIPT), "--node-rank 2 is none of 2 machines"),
+        (("--nodes", "2", "--node-rank", "2", "--rdzv-endpoint", "host:1", SCRIPT), "--node-rank 2 is outside 2 machines"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_before_anything_starts(

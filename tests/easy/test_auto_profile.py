@@ -106,7 +106,7 @@ def _uneven() -> None:
     ("asked", "said"),
     [
         ({"iterations": 0}, "the window is empty"),
-        ({"warmup": -1}, "is negative"),
+        ({"warmup": -1}, "is not an integer of at least 0"),
         ({"ranks": []}, "names no rank"),
         ({"profile_stack": True}, "profile_stack"),
     ],
@@ -122,7 +122,7 @@ def test_what_returns_before_its_work_is_done_is_refused() -> None:
 
     with pytest.raises(ProfilingConfigError, match="coroutine or generator"):
         auto_profile(step)
-    with pytest.raises(ProfilingConfigError, match=r"5, which is no function. Name what you set"):
+    with pytest.raises(ProfilingConfigError, match=r"5, which is not a function. Name what you set"):
         auto_profile(5)  # type: ignore[call-overload]
 
 

@@ -199,7 +199,7 @@ def test_a_profiler_of_the_scripts_own_is_given_way_to(tmp_path: Path, wait: int
         (
             f"import logging.config\nlogging.config.dictConfig({{'version': 1}})\n{TWO_PHASES.format(50)}",
             "the script made 2 optimizer steps, iterations 0 to 1, and the window is 3:6. Type --steps 0:2. Another optimizer"
-            " has made 50 since, which do not count before there are 101\n",
+            " has made 50 since, which count from 101 on\n",
         ),
     ],
 )

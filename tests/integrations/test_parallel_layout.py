@@ -53,7 +53,7 @@ def test_every_ranks_coordinates_are_the_meshs(name, connect):
     world = torch.Size(shape).numel()
     connect(world)
     mesh = mesh_of(shape, names)
-    found = layout_of_mesh(mesh, world)
+    found = layout_of_mesh(mesh)
     assert found.notes == []
     for rank in range(world):
         place = dict(zip(names, (mesh.mesh == rank).nonzero()[0].tolist(), strict=True))
@@ -76,7 +76,7 @@ def test_every_ranks_coordinates_are_the_meshs(name, connect):
 def test_what_cannot_be_told_is_a_note_and_a_flat_layout(shape, names, note, connect):
     world = torch.Size(shape).numel()
     connect(world)
-    found = layout_of_mesh(mesh_of(shape, names), world)
+    found = layout_of_mesh(mesh_of(shape, names))
     assert note in found.notes[0]
     assert found.layout.dp == world
     assert found.mesh == dict(zip(names, shape, strict=True))
@@ -84,7 +84,7 @@ def test_what_cannot_be_told_is_a_note_and_a_flat_layout(shape, names, note, con
 
 def test_a_mesh_of_other_ranks_gives_no_coordinates(connect):
     connect(4)
-    found = layout_of_mesh(dist.device_mesh.DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("dp", "tp")), 4)
+    found = layout_of_mesh(dist.device_mesh.DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("dp", "tp")))
     assert "in order" in found.notes[0]
 
 

@@ -56,4 +56,4 @@ def test_counters_that_cannot_be_read_cost_the_row_and_not_the_training():
     with memory.around(3, "forward", nullcontext()):
         entered.append(True)
     assert entered == [True]
-    assert memory.phase == []
+    assert memory.table["phase"] == []

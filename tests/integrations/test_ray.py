@@ -179,8 +179,8 @@ def test_an_exception_inside_the_window_writes_what_was_captured_at_once(torch_p
     with pytest.raises(ValueError, match="the step failed"):
         train(profiling, 1, 2, 3, fails_in=3)
     manifest = captured(tmp_path).manifest
-    assert (manifest["captured"]["iterations"], manifest["interrupted"]) == ([2], [3])
-    assert "ValueError: the step failed" in manifest["reason"]
+    assert (manifest.captured.iterations, manifest.interrupted) == ([2], [3])
+    assert "ValueError: the step failed" in manifest.reason
     train(profiling, 4, 5)
     profiling.close()
     assert captured(tmp_path).captured == [2], "steps after it run unprofiled"
@@ -227,8 +227,8 @@ def test_settings_win_over_the_variables(torch_profiler, tmp_path):
     with WorkerProfiling("policy_worker", output_dir=tmp_path, profile_step_end=3, record_shapes=True) as profiling:
         train(profiling, 1, 2, 3)
     manifest = captured(tmp_path).manifest
-    assert manifest["window"] == {"start": 2, "end": 3}
-    assert manifest["config"]["record_shapes"] is True
+    assert (manifest.window.start, manifest.window.end) == (2, 3)
+    assert manifest.config["record_shapes"] is True
 
 
 def test_a_worker_without_nsys_around_it_trains_and_says_so(tmp_path):

@@ -98,7 +98,7 @@ def refused(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--steps", "4"], "Type --steps 10:12"),
         (["--steps", "a:b"], "Type --steps 10:12"),
@@ -121,12 +121,12 @@ def refused(monkeypatch, tmp_path):
         (["--flag"], "No such option"),
     ],
 )
-def test_a_wrong_request_is_refused_before_anything_is_submitted(refused, arguments, told):
-    assert told in refused(*arguments)
+def test_a_wrong_request_is_refused_before_anything_is_submitted(refused, arguments, message):
+    assert message in refused(*arguments)
 
 
 @pytest.mark.system
-def test_a_report_that_fails_is_told_and_is_not_the_trainings_failure(tmp_path):
+def test_a_report_that_fails_is_reported_and_is_not_the_trainings_failure(tmp_path):
     (tmp_path / "profiles" / "report.html").mkdir(parents=True)  # where the page cannot be written
     options = ["--executor", "local", "--nproc-per-node", "1", "--env", f"BRIDGE_PROFILING_DIR={tmp_path}/profiles", "--report"]
     done = experiment(tmp_path, *options, "--steps", "2:4", "train.train_iters=5")

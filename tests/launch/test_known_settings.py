@@ -45,7 +45,7 @@ def requests(tmp_path_factory):
 
 @pytest.mark.system
 @pytest.mark.parametrize("kind", ["script", "partial"])
-def test_an_experiment_tells_what_its_recipe_sets(requests, kind):
+def test_an_experiment_reports_the_settings_of_its_recipe(requests, kind):
     request, size = requests[kind], estimate(requests[kind])
     # The recipe's own, by default the section's own, and set over the recipe.
     batches = [request.integer(f"train.{name}") for name in ("train_iters", "micro_batch_size", "global_batch_size")]

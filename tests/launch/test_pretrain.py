@@ -25,7 +25,7 @@ def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--recipe", "gpt_tny"], "unknown recipe 'gpt_tny'"),
         (["--recip", "gpt_tiny"], "--recip"),
@@ -41,7 +41,7 @@ def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
         (["profiling.profile_step_start=4", "profiling.profile_step_end=4"], "the window is empty"),
     ],
 )
-def test_a_wrong_request_gets_one_line_and_exit_code_2(capsys, monkeypatch, arguments, told):
+def test_a_wrong_request_gets_one_line_and_exit_code_2(capsys, monkeypatch, arguments, message):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     assert main(arguments) == 2
@@ -49,7 +49,7 @@ def test_a_wrong_request_gets_one_line_and_exit_code_2(capsys, monkeypatch, argu
     assert captured.out == ""
     (line,) = captured.err.splitlines()
     assert line.startswith("error: ")
-    assert told in line
+    assert message in line
 
 
 def test_one_rank_of_a_machine_reports_for_all(capsys, monkeypatch):

@@ -117,7 +117,7 @@ def refusal(capsys, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("model.hidden_size=128", "written with model.hidden_size=64, and this run has 128;"),
         ("model.bf16=true", "Type model.bf16=false, or name another checkpoint.load"),
@@ -125,8 +125,8 @@ def refusal(capsys, *arguments: str) -> str:
         ("ddp.use_distributed_optimizer=true", "Type optimizer.use_distributed_optimizer=false"),
     ],
 )
-def test_a_checkpoint_of_another_training_is_refused(capsys, saved, override, told):
-    assert told in refusal(capsys, override, f"checkpoint.load={saved}")
+def test_a_checkpoint_of_another_training_is_refused(capsys, saved, override, message):
+    assert message in refusal(capsys, override, f"checkpoint.load={saved}")
 
 
 def test_a_checkpoint_with_a_file_missing_is_refused(capsys, tmp_path, saved):
@@ -136,14 +136,14 @@ def test_a_checkpoint_with_a_file_missing_is_refused(capsys, tmp_path, saved):
     for file in files.checkpoint_folder(saved, 2).iterdir():
         if file.suffix != ".distcp":
             (files.checkpoint_folder(root, 2) / file.name).write_bytes(file.read_bytes())
-    told = refusal(capsys, f"checkpoint.load={root}")
-    assert f"the checkpoint {root}/iter_0000002 cannot be loaded" in told
-    assert "No such file or directory" in told
-    assert "older checkpoint" in told
+    message = refusal(capsys, f"checkpoint.load={root}")
+    assert f"the checkpoint {root}/iter_0000002 cannot be loaded" in message
+    assert "No such file or directory" in message
+    assert "older checkpoint" in message
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["checkpoint.load=/x", "train.start_iteration=1"], "the checkpoint determines where to start"),
         (["checkpoint.save_interval=2"], "Type checkpoint.save=DIRECTORY as well"),
@@ -155,5 +155,5 @@ def test_a_checkpoint_with_a_file_missing_is_refused(capsys, tmp_path, saved):
         (["train.exit_signal=SIGKILL"], "SIGTERM"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_before_anything_starts(capsys, alone, overrides, told):
-    assert told in refusal(capsys, *overrides)
+def test_settings_that_cannot_work_are_refused_before_anything_starts(capsys, alone, overrides, message):
+    assert message in refusal(capsys, *overrides)

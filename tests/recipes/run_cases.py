@@ -10,7 +10,7 @@ from pathlib import Path
 
 def train_cases(folder: Path, cases: dict[str, list[str]]) -> None:
     """Train every case, for six iterations unless it says otherwise."""
-    # Imported late, in the rank: whoever asks for a training may be without megatron-core.
+    # Imported late, in the rank: the process that starts a training may not have megatron-core.
     from bridge_profiling.overrides import apply_overrides
     from recipes.catalog import get_recipe
     from recipes.megatron.train import pretrain

@@ -95,7 +95,7 @@ def test_microbatches_divide_the_global_batch_among_data_parallel_ranks():
 
 
 @pytest.mark.parametrize(
-    ("world_size", "overrides", "told"),
+    ("world_size", "overrides", "message"),
     [
         (1, ["train.train_iters=0"], "train.train_iters=0 is too small"),
         (1, ["train.eval_interval=0"], "train.eval_interval=null"),
@@ -153,8 +153,8 @@ def test_microbatches_divide_the_global_batch_among_data_parallel_ranks():
         (1, ["profiling.use_pytorch_profiler=true", "profiling.profile_ranks=[1]"], "the job has 1 rank"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(world_size, overrides, told):
-    with pytest.raises(ProfilingConfigError, match=told):
+def test_what_does_not_fit_together_is_refused(world_size, overrides, message):
+    with pytest.raises(ProfilingConfigError, match=message):
         finalize(tiny(*overrides), world_size)
 
 

@@ -1,4 +1,4 @@
-"""What megatron-core is told on a machine without CUDA, and that nothing is told where there is CUDA."""
+"""Settings that megatron-core gets on a machine without CUDA, and none where CUDA is available."""
 
 from __future__ import annotations
 

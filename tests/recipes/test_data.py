@@ -105,7 +105,7 @@ def test_two_ranks_share_one_index_and_see_what_one_rank_sees(losses, folder, ru
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["dataset.blend=[{folder}/none]"], r"none\.bin and .*/none\.idx cannot be found.*--output .*/none"),
         (["dataset.blend=[{folder}/long]", "model.vocab_size=100"], "long holds token 127.*model.vocab_size=128"),
@@ -114,11 +114,11 @@ def test_two_ranks_share_one_index_and_see_what_one_rank_sees(losses, folder, ru
         (["dataset.blend=[{folder}/long]", "dataset.split=0,1,1"], "leaves nothing for training"),
     ],
 )
-def test_data_that_cannot_be_trained_on_is_refused_before_anything_starts(folder, overrides, told):
+def test_data_that_cannot_be_trained_on_is_refused_before_anything_starts(folder, overrides, message):
     config = gpt_tiny()
     apply_overrides(config, [override.format(folder=folder) for override in overrides])
     finalize(config, 1)
-    with pytest.raises(ProfilingConfigError, match=told):
+    with pytest.raises(ProfilingConfigError, match=message):
         check_data(config)
 
 

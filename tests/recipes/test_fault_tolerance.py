@@ -1,4 +1,4 @@
-"""A rank tells the launcher's monitor that it is alive, and which time-outs suit it; the monitors here are real ones."""
+"""A rank sends heartbeats and its time-outs to the launcher's monitor; the monitors here are real."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def monitor(start_monitor, one_rank):
 
 
 def timeouts_of_the_monitor():
-    """What it goes by now, as it tells the next client."""
+    """The time-outs that the monitor applies now, as it sends them to the next client."""
     client = resiliency.RankMonitorClient()
     client.init_workload_monitoring()
     client.shutdown_workload_monitoring()

@@ -115,7 +115,7 @@ def test_a_layout_reaches_megatron_cores_process_groups(monkeypatch):
     ],
 )
 def test_tp_communication_overlap_gets_its_buffers(monkeypatch, modes, overrides, quantization):
-    """Transformer Engine before 2.7 is told whether it is fp8; later ones get the modes."""
+    """Transformer Engine before 2.7 gets a flag for fp8; later ones get the modes."""
     given = {}
     base = SimpleNamespace(initialize_ub=lambda **arguments: given.update(arguments), destroy_ub=given.clear)
     if modes is not None:

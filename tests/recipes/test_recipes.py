@@ -115,7 +115,7 @@ def test_garbage_is_collected_every_interval_and_at_no_other_time(monkeypatch):
     assert len(collected) == 1 + 2
 
 
-def test_a_wrong_name_is_told_the_nearest():
+def test_a_wrong_name_gets_the_nearest():
     with pytest.raises(ProfilingConfigError, match=r"'gpt_tny'; the recipes are gpt_tiny, gpt_125m, .*\. Type gpt_tiny"):
         get_recipe("gpt_tny")
 

@@ -111,6 +111,6 @@ def test_a_release_that_was_never_tested_trains_with_one_line_in_the_log(monkeyp
     config = gpt_tiny()
     config.train.train_iters = 1
     assert len(train.pretrain(config)) == 1
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    message = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     problem = megatron_versions.untested("0.20.0")
-    assert told == [f"warning: {problem}; if the training fails, type pip install {megatron_versions.tested_requirement()}"]
+    assert message == [f"warning: {problem}; if the training fails, type pip install {megatron_versions.tested_requirement()}"]

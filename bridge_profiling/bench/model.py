@@ -1,4 +1,4 @@
-"""How fast a model is: `quick_benchmark(model, (32, 3, 224, 224))`. The measuring itself is `bridge_profiling.bench.step`."""
+"""Measures how fast a model is: `quick_benchmark(model, (32, 3, 224, 224))`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from bridge_profiling.bench.step import StepTiming, measure_step
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
 
 
 class ModelTiming(StepTiming):
-    """A model's pace; printed as one line."""
+    """Throughput of a model; printed on one line."""
 
     def __str__(self) -> str:
         assert self.samples_per_s is not None
         rate, time = self.samples_per_s, self.seconds.scaled(1e3)
         known = rate.low is not None and rate.high is not None
-        bounds = f" ({rate.low:,.1f} to {rate.high:,.1f} at 95 %)" if known else " (too few iterations for bounds)"
-        told = f"{rate.median:,.1f} samples/s{bounds}, {time.median:.3f} ms an iteration"
-        return f"{told}; {self.iterations} iterations on {self.device} after {self.warmup} to warm up"
+        bounds = f" ({rate.low:,.1f} to {rate.high:,.1f} at 95%)" if known else " (too few iterations for bounds)"
+        return (
+            f"{rate.median:,.1f} samples/s{bounds}, {time.median:.3f} ms per iteration;"
+            f" {self.iterations} iterations on {self.device} after {self.warmup} to warm up"
+        )
 
 
 def quick_benchmark(
@@ -39,29 +41,30 @@ def quick_benchmark(
     iterations: int = 30,
     max_seconds: float | None = None,
 ) -> ModelTiming:
-    """Measure a model's forward pass, or its forward and backward pass, on the device where it lies.
+    """Measure a model's forward pass, or its forward and backward pass, on its device.
 
-    The model is left as it was: its mode, gradients and buffers, and the random numbers that come next.
+    Restores the model's mode, gradients and buffers, and the state of the random number generators.
 
     Args:
         model: on its device.
-        input_shape: of the input, the batch first; filled with random numbers. Or the input itself, one tensor or several.
-        train: the backward pass as well, in training mode. Without, in evaluation mode, and nothing is kept for gradients.
-        dtype: of the random input; None for the model's. Integers are 0 and 1, which every embedding knows.
-        loss: what is differentiated, made of what the model gives; None for its `loss`, else the mean of all it gives.
-        warmup: iterations before the first that counts.
-        iterations: iterations that count; of fewer than 6 no bounds can be told.
-        max_seconds: stop early when those that count have taken so long.
+        input_shape: shape of the input, the batch first, to fill with random numbers; or the input itself, one or more tensors.
+        train: measure the backward pass too, in training mode. Otherwise in evaluation mode without gradients.
+        dtype: of the random input; None for the model's. Integers are 0 and 1, which are valid in every embedding.
+        loss: computes the loss from the model's output; None for the output's `loss`, else the mean of all its tensors.
+        warmup: iterations before the first measured one.
+        iterations: number of measured iterations; fewer than 6 give no bounds.
+        max_seconds: stop early when the measured iterations have taken this long.
 
     Raises:
-        ProfilingConfigError: no batch, a shape that is none, nothing to measure or to differentiate, or numbers where the model
-            takes integers.
+        ProfilingConfigError: an invalid shape, an empty batch, nothing to measure or to differentiate, or random numbers for a
+            model that takes integers.
     """
-    if warmup < 0 or iterations < 1:
-        raise ProfilingConfigError(f"warmup={warmup} and iterations={iterations} measure nothing", instead="Leave them out")
+    require(
+        warmup >= 0 and iterations >= 1, f"warmup={warmup} and iterations={iterations} measure nothing", instead="Omit them"
+    )
     inputs = _inputs(model, input_shape, dtype)
-    if train and not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ProfilingConfigError("train=True, and no parameter of the model requires a gradient", instead="Leave train out")
+    trainable = any(parameter.requires_grad for parameter in model.parameters())
+    require(not train or trainable, "train=True, and no parameter of the model requires a gradient", instead="Leave train out")
     make_loss = loss or _loss
 
     def forward() -> None:
@@ -71,7 +74,7 @@ def quick_benchmark(
         make_loss(model(*inputs)).backward()
         model.zero_grad()
 
-    with _left_as_it_was(model, inputs[0].device), torch.set_grad_enabled(train), _integers_named(inputs[0], input_shape):
+    with _restored(model, inputs[0].device), torch.set_grad_enabled(train), _integers_named(inputs[0], input_shape):
         model.train(train)
         timing = measure_step(
             forward_backward if train else forward,
@@ -97,10 +100,9 @@ def _inputs(model: torch.nn.Module, asked: Any, dtype: torch.dtype | None) -> li
                 inputs = [torch.randn(shape, dtype=kind, device=like.device)]
             else:
                 inputs = [torch.randint(2, shape, dtype=kind, device=like.device)]
-    if not inputs[0].ndim or not inputs[0].shape[0]:
-        raise ProfilingConfigError(
-            f"input_shape={tuple(inputs[0].shape)} holds no sample", instead="Give the batch first, as in (32, 3, 224, 224)"
-        )
+    empty = not inputs[0].ndim or not inputs[0].shape[0]
+    shown = tuple(inputs[0].shape)
+    require(not empty, f"input_shape={shown} holds no sample", instead="Give the batch first, as in (32, 3, 224, 224)")
     return inputs
 
 
@@ -109,11 +111,11 @@ def _shape(asked: Any) -> tuple[int, ...]:
         shape = tuple(operator.index(size) for size in asked)
     except TypeError:
         shape = (-1,)
-    if any(size < 0 for size in shape):
-        raise ProfilingConfigError(
-            f"input_shape={reprlib.repr(asked)} is not the shape of one tensor",
-            instead="Give the batch first, as in (32, 3, 224, 224); for several inputs, or other ones, the tensors themselves",
-        )
+    require(
+        all(size >= 0 for size in shape),
+        f"input_shape={reprlib.repr(asked)} is not the shape of one tensor",
+        instead="Give the batch first, as in (32, 3, 224, 224); for several inputs, or other ones, the tensors themselves",
+    )
     return shape
 
 
@@ -123,7 +125,7 @@ def _is_continuous(kind: torch.dtype) -> bool:
 
 @contextmanager
 def _integers_named(made: torch.Tensor, asked: Any) -> Iterator[None]:
-    """Where an embedding refuses random numbers that were made for it, say what to type."""
+    """Explain the error of an embedding that got random numbers as token numbers."""
     try:
         yield
     except RuntimeError as error:
@@ -139,21 +141,21 @@ def _loss(output: Any) -> torch.Tensor:
     own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if isinstance(own, torch.Tensor):
         return own
-    given = [one for one in tree_leaves(output) if isinstance(one, torch.Tensor) and one.requires_grad]
-    if not given:
-        raise ProfilingConfigError(
-            f"the model gives {type(output).__name__}, in which there is nothing to differentiate",
-            instead="Pass loss=, a function that makes a loss of what the model gives",
-        )
-    return torch.stack([one.float().mean() for one in given]).sum()
+    tensors = [one for one in tree_leaves(output) if isinstance(one, torch.Tensor) and one.requires_grad]
+    require(
+        tensors,
+        f"the model's output, {type(output).__name__}, contains nothing to differentiate",
+        instead="Pass loss=, a function that computes a loss from the model's output",
+    )
+    return torch.stack([one.float().mean() for one in tensors]).sum()
 
 
 @contextmanager
-def _left_as_it_was(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+def _restored(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     named = [(module._buffers, name, one) for module in model.modules() for name, one in module._buffers.items()]
-    # A lazy module's have no values before its first call.
+    # Buffers of a lazy module have no values before its first call.
     buffers = [(of, name, one, one.clone()) for of, name, one in named if one is not None and not is_lazy(one)]
     for parameter, _ in gradients:
         parameter.grad = None
@@ -167,7 +169,7 @@ def _left_as_it_was(model: torch.nn.Module, device: torch.device) -> Iterator[No
             parameter.grad = gradient
         with torch.no_grad():
             for of_module, name, buffer, before in buffers:
-                # The same tensor with what it held: a model may have put another in its place.
+                # The same tensor with its former values: a model may have replaced it.
                 of_module[name] = buffer.copy_(before)
 
 

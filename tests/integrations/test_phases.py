@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
-from bridge_profiling.integrations.torch_phases import PhaseWatch, timed_batches, watch_phases
+from bridge_profiling.integrations.phases import PhaseWatch, watch_phases
 
 
 class Recorded:
@@ -158,8 +158,3 @@ def test_two_watches_come_off_in_any_order(recorded):
     assert recorded.seen == []
     assert getattr(torch.autograd.backward, "__wrapped__", original) is original
     torch.autograd.backward = original
-
-
-def test_batches_of_any_source_are_timed(recorded):
-    assert list(timed_batches(recorded.range, [1, 2])) == [1, 2]
-    assert recorded.seen == ["data-loading", "/data-loading"] * 3

@@ -1,4 +1,4 @@
-"""Prints what one rank's capture tells: `python -m bridge_profiling.easy.summary TRACE`. Loads no torch."""
+"""Prints the verdict on one rank's capture: `python -m bridge_profiling.cli.summary TRACE`. `auto_profile` runs it."""
 
 from __future__ import annotations
 
