@@ -20,7 +20,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import require
 
 #: Names this launch on each of its ranks. Set by a launcher or a user whose ranks may not be able to communicate.
 LAUNCH_VARIABLE = "BRIDGE_PROFILING_LAUNCH_ID"
@@ -127,13 +127,13 @@ class LaunchEnv:
         if "RANK" not in environ:
             return
         rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
-        if rank is None or world_size is None or rank >= world_size:
-            said = f"WORLD_SIZE={environ['WORLD_SIZE']}" if "WORLD_SIZE" in environ else "WORLD_SIZE is not set"
-            raise ProfilingConfigError(
-                f"RANK={environ['RANK']} and {said}",
-                why="a rank needs to know how many ranks there are",
-                instead="Unset RANK, or start with torchrun or srun",
-            )
+        said = f"WORLD_SIZE={environ['WORLD_SIZE']}" if "WORLD_SIZE" in environ else "WORLD_SIZE is not set"
+        require(
+            rank is not None and world_size is not None and rank < world_size,
+            f"RANK={environ['RANK']} and {said}",
+            why="a rank needs to know how many ranks there are",
+            instead="Unset RANK, or start with torchrun or srun",
+        )
 
 
 def export_for_torch(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -19,9 +19,6 @@ from bridge_profiling.processes import ancestors, command_of, environment_of, fi
 _BEGIN_SECONDS = 120.0
 _POLL_SECONDS = 0.2
 
-#: nsys starts its application through this program.
-_LAUNCHER = "nsys-launcher"
-
 
 @dataclass(frozen=True)
 class ExternalNsys:
@@ -47,7 +44,8 @@ class ExternalNsys:
         for pid in ancestors(os.getpid()):
             command = command_of(pid)
             program = Path(command[0]).name if command else ""
-            if program == _LAUNCHER:
+            # nsys starts its application through this program.
+            if program == "nsys-launcher":
                 application = below
             if program == "nsys" and command[1:2] == ["profile"]:
                 options = _without_application(command[2:], command_of(application))

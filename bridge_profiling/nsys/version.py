@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from bridge_profiling.errors import CaptureError
 from bridge_profiling.nsys.options import GPU_METRICS, RENAMED_OPTIONS, split_options
 
-_SECONDS = 60
-
 
 @dataclass(frozen=True)
 class NsysVersion:
@@ -106,10 +104,8 @@ def run_nsys(executable: str, *arguments: str) -> str:
         CaptureError: it does not run.
     """
     try:
-        environment = without_injection(os.environ)
-        done = subprocess.run(
-            [executable, *arguments], env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
+        environ = without_injection(os.environ)
+        done = subprocess.run([executable, *arguments], env=environ, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CaptureError(f"{executable} does not run: {error}") from error
     return done.stdout + done.stderr
