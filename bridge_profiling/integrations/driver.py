@@ -151,14 +151,14 @@ class ProfilingDriver:
 
         An open iteration never reached its end, so it does not count as captured.
         """
-        if self.hook is None:
-            return
         self.abandon_iteration(error)
+        hook, self.hook = self.hook, None
+        if hook is None:
+            return
+        _open_drivers.remove(self)
         if self.phases is not None:
             self.phases.detach()
             self.phases = None
-        hook, self.hook = self.hook, None
-        _open_drivers.remove(self)
         hook.__exit__(type(error) if error else None, error, None)
         self.signals.close()
 
