@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.capture.ranges import NvtxRange, range_functions
@@ -157,8 +158,8 @@ class NsysProfiler(Profiler):
                     raise CaptureError("nsys did not deliver its report")
         finally:
             supervisor.close()
-        self.artifacts += delivery.artifacts
-        if delivery.error and not delivery.report:
+        self.artifacts += map(Path, delivery.artifacts)
+        if delivery.error and not delivery.artifacts:
             raise CaptureError(delivery.error)
         if delivery.error:
             self.notes.append(delivery.error)
