@@ -7,6 +7,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 #: Errors of file systems that have no hard links.
@@ -51,19 +52,16 @@ def create_exclusively(path: Path, text: str) -> bool:
         OSError: nothing can be written there.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
+    with suppress(FileExistsError):
         try:
+            temporary.write_text(text, encoding="utf-8")
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
-        except FileExistsError:
-            return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
+    return False

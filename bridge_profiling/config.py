@@ -176,58 +176,47 @@ class ProfilingConfig:
         if self.nsys_trace is not None:
             check_trace(self.nsys_trace, name="profiling.nsys_trace")
         check_extra_args(self.nsys_extra_args, name="profiling.nsys_extra_args")
-        self._check_repeats()
-        self._check_on_demand()
+        self._check_numbers()
+        require(
+            self.slow_iteration_factor is None or self.on_demand is not False,
+            "profiling.slow_iteration_factor is set, and profiling.on_demand is false",
+            why="a rank that sees a slow iteration sends a request on demand",
+            instead="Leave profiling.on_demand out",
+        )
         if self.enabled:
             check_window_fits(self.profile_step_end, train_iters)
             check_ranks_exist(self.profile_ranks, world_size)
 
-    def _check_repeats(self) -> None:
+    def _check_numbers(self) -> None:
+        """Check integers against their least value, and other numbers against a bound that they must exceed."""
         length = self.profile_step_end - self.profile_step_start
-        require(
-            self.profile_every is None or (_is_integer(self.profile_every) and self.profile_every >= length),
-            f"profiling.profile_every={self.profile_every!r} is not an integer of at least {length}",
-            why=f"windows of {length} iterations would overlap",
-            instead=f"Type profiling.profile_every={max(100, 10 * length)}, or any number from {length} on",
-        )
-        for name, default in (("profile_at_most", 10), ("nsys_captures", 1)):
+        overlap = f"windows of {length} iterations would overlap"
+        limit = "it limits the number of windows, and every window takes time and disk space"
+        slow = "an iteration is slow when it takes longer than the recent median by this factor"
+        for name, whole, bound, highest, why, example in (
+            ("profile_every", True, length, None, overlap, max(100, 10 * length)),
+            ("profile_at_most", True, 1, MAX_WINDOWS, limit, 10),
+            ("nsys_captures", True, 1, MAX_WINDOWS, limit, 1),
+            ("slow_iteration_captures", True, 1, None, "leave profiling.slow_iteration_factor out to capture none", 1),
+            ("slow_iteration_factor", False, 1, None, slow, 2),
+            ("peak_tflops", False, 0, None, "it is the TFLOP/s of one device in the precision trained in", 989),
+        ):
             value = getattr(self, name)
+            if value is None and getattr(type(self), name) is None:
+                continue
+            valid = (_is_integer(value) and value >= bound) if whole else (_is_number(value) and value > bound)
+            expected = f"an integer of at least {bound}" if whole else f"a number above {bound}"
             require(
-                _is_integer(value) and 1 <= value <= MAX_WINDOWS,
-                f"profiling.{name}={value!r} is not an integer from 1 to {MAX_WINDOWS}",
-                why="it limits the number of windows, and every window takes time and disk space",
-                instead=f"Type profiling.{name}={default}, or leave it out",
+                valid and (highest is None or value <= highest),
+                f"profiling.{name}={value!r} is not {expected}{f' and at most {highest}' if highest else ''}",
+                why=why,
+                instead=f"Type for example profiling.{name}={example}, or leave it out",
             )
-
-    def _check_on_demand(self) -> None:
         require(
             _is_number(self.on_demand_seconds) and 0.01 <= self.on_demand_seconds <= 3600,
             f"profiling.on_demand_seconds={self.on_demand_seconds!r} is not a number from 0.01 to 3600",
             why="it is the time between two polls for a request",
             instead="Leave it out to poll every second",
-        )
-        factor = self.slow_iteration_factor
-        require(
-            factor is None or (_is_number(factor) and factor > 1),
-            f"profiling.slow_iteration_factor={factor!r} is not a number above 1",
-            why="an iteration is slow when it takes longer than the recent median by this factor",
-            instead="Type for example profiling.slow_iteration_factor=2",
-        )
-        require(
-            _is_integer(self.slow_iteration_captures) and self.slow_iteration_captures >= 1,
-            f"profiling.slow_iteration_captures={self.slow_iteration_captures!r} is not an integer of at least 1",
-            instead="Type 1 or more; to capture none, leave profiling.slow_iteration_factor out",
-        )
-        require(
-            factor is None or self.on_demand is not False,
-            "profiling.slow_iteration_factor is set, and profiling.on_demand is false",
-            why="a rank that sees a slow iteration sends a request on demand",
-            instead="Leave profiling.on_demand out",
-        )
-        require(
-            self.peak_tflops is None or self.peak_tflops > 0,
-            f"profiling.peak_tflops={self.peak_tflops} is not greater than 0",
-            instead="Type the TFLOP/s of one device in the precision trained in, for example profiling.peak_tflops=989",
         )
 
 
@@ -259,7 +248,7 @@ def check_exclusive(*, use_nsys_profiler: bool, use_pytorch_profiler: bool) -> N
     )
 
 
-def check_window(start: object, end: object, *, name: str = "profiling.profile_step") -> None:
+def check_window(start: int, end: int, *, name: str = "profiling.profile_step") -> None:
     """Check that the steps are integers from 0 upwards and the window holds at least one iteration.
 
     Args:
@@ -277,8 +266,6 @@ def check_window(start: object, end: object, *, name: str = "profiling.profile_s
             why="iterations are counted from 0",
             instead=f"Type {label}=0 or more",
         )
-    assert isinstance(start, int)
-    assert isinstance(end, int)
     require(
         start < end,
         f"the window is empty: {name}_start={start}, {name}_end={end}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 
 class ProfilingConfigError(ValueError):
     """A request that cannot be carried out, raised before anything is changed or submitted.
@@ -19,7 +21,7 @@ class ProfilingConfigError(ValueError):
 
     def __reduce__(self) -> tuple:
         # Exceptions pickle as cls(*args); ours take keywords, and NeMo-Run moves exceptions between processes.
-        return (_rebuild, (type(self), self.what, self.why, self.instead))
+        return (partial(type(self), self.what, why=self.why, instead=self.instead), ())
 
 
 class CaptureError(RuntimeError):
@@ -39,7 +41,3 @@ def require(condition: object, what: str, *, why: str = "", instead: str = "") -
 def one_line(error: BaseException) -> str:
     """The error's type and message, at most 500 characters on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
-
-
-def _rebuild(cls: type[ProfilingConfigError], what: str, why: str, instead: str) -> ProfilingConfigError:
-    return cls(what, why=why, instead=instead)

@@ -4,10 +4,10 @@ The only module that reads these variables. Standard library only; nothing is im
 
 Rules, the same for every caller:
 
-- `RANK` wins: torchrun sets it, and so does whoever starts ranks by hand. Then mpirun, then srun. mpirun inside a Slurm job
+- `RANK` wins: torchrun sets it, and so do users who start ranks by hand. Then mpirun, then srun. mpirun inside a Slurm job
   starts one daemon per node through srun, so Slurm's variables describe the daemon; srun's own PMI variables agree with them.
 - A variable that is missing or not a number is unknown. Nothing here raises, except `check`.
-- An unknown local rank stays None and is never derived from the global rank, which is no device number on a second node.
+- An unknown local rank stays None and is never derived from the global rank, which isn't a device number on a second node.
   Code that needs a device takes `device_index`: the local rank, else 0.
 """
 
@@ -20,9 +20,9 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import require
 
-#: Names this launch on every rank of it. Set by whoever starts ranks that may not be able to communicate.
+#: Names this launch on each of its ranks. Set by a launcher or a user whose ranks may not be able to communicate.
 LAUNCH_VARIABLE = "BRIDGE_PROFILING_LAUNCH_ID"
 
 #: torch.distributed's default port.
@@ -89,14 +89,13 @@ class LaunchEnv:
         """The place that the launcher gives this process."""
         launcher, rank, world_size, local_rank = _place(environ)
         in_step = "SLURM_STEP_ID" in environ
-        node_ranks = (_number(environ, name) for name in ("GROUP_RANK", "NODE_RANK", *(["SLURM_NODEID"] if in_step else [])))
         return cls(
             launcher=launcher,
             rank=rank,
             world_size=world_size,
             local_rank=local_rank,
-            node_rank=next((number for number in node_ranks if number is not None), None),
-            restarts=next((count for name in _RESTART_VARIABLES if (count := _number(environ, name)) is not None), None),
+            node_rank=_number(environ, "GROUP_RANK", "NODE_RANK", *(["SLURM_NODEID"] if in_step else [])),
+            restarts=_number(environ, *_RESTART_VARIABLES),
             job_id=environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID") or None,
             rendezvous=_rendezvous(environ),
             agent_store=_rendezvous(environ) if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None,
@@ -128,13 +127,13 @@ class LaunchEnv:
         if "RANK" not in environ:
             return
         rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
-        if rank is None or world_size is None or rank >= world_size:
-            said = f"WORLD_SIZE={environ['WORLD_SIZE']}" if "WORLD_SIZE" in environ else "WORLD_SIZE is not set"
-            raise ProfilingConfigError(
-                f"RANK={environ['RANK']} and {said}",
-                why="a rank needs to know how many ranks there are",
-                instead="Unset RANK, or start with torchrun or srun",
-            )
+        said = f"WORLD_SIZE={environ['WORLD_SIZE']}" if "WORLD_SIZE" in environ else "WORLD_SIZE is not set"
+        require(
+            rank is not None and world_size is not None and rank < world_size,
+            f"RANK={environ['RANK']} and {said}",
+            why="a rank needs to know how many ranks there are",
+            instead="Unset RANK, or start with torchrun or srun",
+        )
 
 
 def export_for_torch(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -185,9 +184,9 @@ def _place(environ: Mapping[str, str]) -> tuple[Launcher, int, int, int | None]:
 
 
 def _rendezvous(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    host = environ.get("MASTER_ADDR") or (first_host(nodes) if nodes else None)
-    if host is None:
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
+    host = environ.get("MASTER_ADDR") or first_host(nodes)
+    if not host:
         return None
     job, port = _number(environ, "SLURM_JOB_ID"), _number(environ, "MASTER_PORT")
     if port is None:
@@ -203,6 +202,7 @@ def _launch_id(environ: Mapping[str, str]) -> str:
     return text if given else text.strip("/")
 
 
-def _number(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() else None
+def _number(environ: Mapping[str, str], *names: str) -> int | None:
+    """The value of the first of these variables that is a number."""
+    texts = (environ.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isascii() and text.isdigit()), None)

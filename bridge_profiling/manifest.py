@@ -206,24 +206,15 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest.
+    """Read a manifest. Unknown keys are skipped.
 
     Raises:
         TraceError: the file cannot be read or is not a manifest; the message names the file and the entry.
     """
     try:
-        return parse_manifest(json.loads(path.read_text(encoding="utf-8")))
+        return read_typed(json.loads(path.read_text(encoding="utf-8")), Manifest, "manifest")
     except (OSError, ValueError, RecursionError) as error:
         raise TraceError(f"{path} is not a manifest: {error}") from error
-
-
-def parse_manifest(content: object) -> Manifest:
-    """The manifest that decoded JSON describes. Keys that it does not know are skipped.
-
-    Raises:
-        ValueError: a required key is missing, or an entry has another type. `true` is not a number.
-    """
-    return read_typed(content, Manifest, "manifest")
 
 
 def amend_manifest(path: Path, profiler: str, *, artifacts: Sequence[Path], reason: str | None) -> None:

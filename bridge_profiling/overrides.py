@@ -14,6 +14,7 @@ import re
 import shlex
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,25 +90,6 @@ def check_plain_text(value: str, name: str) -> None:
     )
 
 
-class _Staged:
-    """Assignments that `commit` applies once all are valid; `read` sees staged values."""
-
-    def __init__(self, root: object) -> None:
-        self.root = root
-        self._values: dict[tuple[int, str], tuple[object, str, object]] = {}
-
-    def read(self, owner: object, name: str) -> Any:
-        key = (id(owner), name)
-        return self._values[key][2] if key in self._values else getattr(owner, name)
-
-    def write(self, owner: object, name: str, value: object) -> None:
-        self._values[(id(owner), name)] = (owner, name, value)
-
-    def commit(self) -> None:
-        for owner, name, value in self._values.values():
-            setattr(owner, name, value)
-
-
 def apply_overrides(config: object, overrides: Iterable[str]) -> None:
     """Apply `section.field=value` settings in place; the last one for a field wins.
 
@@ -121,11 +103,9 @@ def apply_overrides(config: object, overrides: Iterable[str]) -> None:
         ProfilingConfigError: an unknown key, a value of the wrong type, or an argument that is not an override. Nothing is
             changed then.
     """
-    staged = _Staged(config)
-    for argument in filter(None, (unquote(argument).strip() for argument in overrides)):
-        override = _checked(argument)
-        _stage(staged, config, override.key.split("."), _parse(override.key, override.text), ())
-    staged.commit()
+    arguments = filter(None, (unquote(argument).strip() for argument in overrides))
+    checked = [_checked(argument) for argument in arguments]
+    _apply(config, [(override.key, _parse(override.key, override.text)) for override in checked])
 
 
 def apply_yaml(config: object, path: str | Path) -> None:
@@ -135,13 +115,10 @@ def apply_yaml(config: object, path: str | Path) -> None:
         ProfilingConfigError: the file cannot be read (see `load_yaml`), or a setting in it is wrong.
     """
     settings = load_yaml(path)
-    staged = _Staged(config)
     try:
-        for key, value in settings.items():
-            _stage(staged, config, key.split("."), Given(value), ())
+        _apply(config, [(key, Given(value)) for key, value in settings.items()])
     except ProfilingConfigError as error:
         raise ProfilingConfigError(f"{path}: {error.what}", why=error.why, instead=error.instead) from None
-    staged.commit()
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
@@ -211,13 +188,21 @@ def _parse(key: str, text: str) -> Given:
     return Given(typing.cast(dict, parsed)["value"], text)
 
 
-def _stage(staged: _Staged, owner: Any, keys: Sequence[str], given: Given, where: tuple[str, ...]) -> None:
-    """Stage one setting; `where` is the path to `owner`, and `keys` the path from there to the field."""
+def _apply(config: object, settings: Iterable[tuple[str, Given]]) -> None:
+    """Assign each value to the field at its dotted path; if one is invalid, undo all and raise."""
+    with ExitStack() as undo:
+        for key, given in settings:
+            _assign(config, config, key.split("."), given, (), undo)
+        undo.pop_all()
+
+
+def _assign(root: object, owner: Any, keys: Sequence[str], given: Given, where: tuple[str, ...], undo: ExitStack) -> None:
+    """Assign one value; `where` is the path from `root` to `owner`, and `keys` the path from there to the field."""
     (name, *rest), hints = keys, _field_hints(type(owner))
     if name not in hints:
-        raise _unknown_key(staged.root, where, keys, list(hints), given)
+        raise _unknown_key(root, where, keys, list(hints), given)
     path = (*where, name)
-    dotted, hint, current = ".".join(path), hints[name], staged.read(owner, name)
+    dotted, hint, current = ".".join(path), hints[name], getattr(owner, name)
     section = _section_type(hint, current)
     if section is None:
         if rest and not is_mapping(hint):
@@ -226,27 +211,28 @@ def _stage(staged: _Staged, owner: Any, keys: Sequence[str], given: Given, where
                 why=f"it is a value ({describe(hint)}), not a section",
                 instead=f"Type {dotted}={given.typed}",
             )
-        value = _with_entries(current, rest, given, hint, dotted) if is_mapping(hint) else convert(given, hint, dotted)
-        staged.write(owner, name, value)
+        value = _with_entries(current, rest, given, hint, dotted)
     elif rest or isinstance(given.value, Mapping):
-        if current is None:
+        value = current
+        if value is None:
             try:
-                current = section()
+                value = section()
             except TypeError as error:
                 raise ProfilingConfigError(
                     f"{dotted} is null and has no default value", why=str(error), instead="Set it in the recipe's Python code"
                 ) from None
-            staged.write(owner, name, current)
-        for deeper, value in (
-            [(rest, given)] if rest else [(str(key).split("."), Given(item)) for key, item in given.value.items()]
-        ):
-            _stage(staged, current, deeper, value, path)
+        entries = [(rest, given)] if rest else [(str(key).split("."), Given(item)) for key, item in given.value.items()]
+        for deeper, entry in entries:
+            _assign(root, value, deeper, entry, path, undo)
     elif given.value is None and type(None) in members(hint):
-        staged.write(owner, name, None)
+        value = None
     else:
         names = list(_field_hints(section))
         instead = f"Type {dotted}.field=value; its fields: {_listing(names)}" if names else f"Leave {dotted} out"
         raise ProfilingConfigError(f"{dotted} is a section, and cannot be {given}", instead=instead)
+    if value is not current:
+        undo.callback(setattr, owner, name, current)
+        setattr(owner, name, value)
 
 
 def _field_hints(cls: type) -> dict[str, Any]:
@@ -266,18 +252,15 @@ def _section_type(hint: object, current: object) -> type | None:
 
 
 def _with_entries(current: Any, keys: Sequence[str], given: Given, hint: object, dotted: str) -> Any:
-    """A copy of a dict field with one entry set (`keys` is its path), or with a whole mapping merged in."""
-    if not keys and not isinstance(given.value, Mapping):
+    """The converted value; for a dict field, a copy with one entry set (`keys` is its path) or a whole mapping merged in."""
+    if not keys and not (is_mapping(hint) and isinstance(given.value, Mapping)):
         return convert(given, hint, dotted)
     mapping = next((m for m in members(hint) if typing.get_origin(m) in (dict, collections.abc.Mapping)), dict[Any, Any])
     key_hint, value_hint = typing.get_args(mapping)
     result = dict(current or {})
     for key, value in [(keys[0], given)] if keys else [(key, Given(value)) for key, value in given.value.items()]:
         path, key = f"{dotted}.{key}", convert(Given(key, str(key)), key_hint, f"the key {dotted}.{key}")
-        deeper = is_mapping(value_hint) or len(keys) > 1
-        result[key] = (
-            _with_entries(result.get(key), keys[1:], value, value_hint, path) if deeper else convert(value, value_hint, path)
-        )
+        result[key] = _with_entries(result.get(key), keys[1:], value, value_hint, path)
     return result
 
 

@@ -9,6 +9,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -30,18 +31,12 @@ def pid_space() -> str | None:
 
 def command_of(pid: int) -> list[str]:
     """The command line of a process; empty if it has ended or belongs to another user."""
-    try:
-        return [os.fsdecode(part) for part in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]]
-    except OSError:
-        return []
+    return [os.fsdecode(part) for part in _read(pid, "cmdline").split(b"\0")[:-1]]
 
 
 def environment_of(pid: int) -> dict[str, str]:
     """The environment a process was started with; empty if it has ended or belongs to another user."""
-    try:
-        entries = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return {}
+    entries = _read(pid, "environ").split(b"\0")
     return dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
 
 
@@ -83,14 +78,12 @@ def cpu_seconds(pid: int) -> float:
 def is_running(pid: int) -> bool:
     """Whether a process runs; a zombie does not. True if that cannot be determined."""
     try:
-        process = WatchedProcess(pid)
+        with closing(WatchedProcess(pid)) as process:
+            return not process.ended()
     except ProcessLookupError:
         return False
     except OSError:
         return True
-    has_ended = process.ended()
-    process.close()
-    return not has_ended
 
 
 class InactivityTimer:
@@ -149,7 +142,12 @@ def _others() -> Iterator[int]:
 
 def _stat(pid: int) -> list[bytes]:
     """The fields of /proc/PID/stat after the name, which may itself hold spaces and parentheses; empty if it has ended."""
+    return _read(pid, "stat").rpartition(b")")[2].split()
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of a process in /proc; empty if the process has ended or belongs to another user."""
     try:
-        return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return (_PROC / str(pid) / name).read_bytes()
     except OSError:
-        return []
+        return b""

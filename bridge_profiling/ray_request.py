@@ -101,10 +101,8 @@ class RayRequest:
             why="one names the steps to profile, the other the workers",
             instead=f"Type {missing}={example} as well, or unset {given}",
         )
-        options = environ.get(EXTRA_OPTIONS_VARIABLE, "").strip()
-        return cls.checked(
-            _parse_steps(steps), patterns, environ.get(PROFILER_VARIABLE, ""), _parse_options(options) if options else {}
-        )
+        options = _parse_options(environ.get(EXTRA_OPTIONS_VARIABLE, "").strip() or "{}")
+        return cls.checked(_parse_steps(steps), patterns, environ.get(PROFILER_VARIABLE, ""), options)
 
     def selects(self, worker: str) -> bool:
         """Whether to profile a worker of this name."""
@@ -167,17 +165,11 @@ def check_options(options: Mapping[str, object], *, name: str) -> dict[str, str]
         written = str(value).lower() if isinstance(value, bool) else str(value)
         # NeMo RL's own `o` comes in quotes.
         written = re.sub(r"^'(.*)'$", r"\1", written)
+        is_text = isinstance(value, (str, int)) and written
+        unchanged = not changed_by_a_shell(written)
         for valid, why, instead in (
-            (
-                isinstance(value, (str, int)) and written,
-                "an option of nsys takes text or an integer",
-                '"none", or leave it out',
-            ),
-            (
-                not changed_by_a_shell(written),
-                "Ray starts nsys through a shell, which changes it",
-                "letters, digits and ._/:@%+,=-",
-            ),
+            (is_text, "an option of nsys takes text or an integer", '"none", or leave it out'),
+            (unchanged, "Ray starts nsys through a shell, which changes it", "letters, digits and ._/:@%+,=-"),
         ):
             require(valid, f"{name} gives {option!r} the value {value!r}", why=why, instead=f"Use {instead}")
         checked[bare] = written

@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
+_hints = cache(typing.get_type_hints)
+
 
 def read_typed(content: object, as_type: type[T], name: str) -> T:
     """Convert decoded JSON to `as_type`; an object's unknown keys are ignored.
@@ -65,11 +67,6 @@ def _read_union(value: Any, hints: tuple[Any, ...], name: str) -> Any:
         except ValueError:
             continue
     return _read(value, last, name)
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
 
 
 def _expect(condition: bool, name: str, expected: str, value: object) -> None:

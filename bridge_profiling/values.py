@@ -100,19 +100,14 @@ def _convert_to(given: Given, member: Any, dotted: str) -> Any:
         raise ValidationError
     if origin in _LISTS:
         return _convert_list(value, member, origin, dotted)
-    if origin is str and given.text is not None and _reads_as_text(given):
+    # A text field takes the typed text unchanged: there `007` is text, not the number 7.
+    reads_as_text = given.problem or (given.text not in _NULLS and (value is None or isinstance(value, int | float)))
+    if origin is str and given.text is not None and reads_as_text:
         return given.text
     not_boolean = origin is bool and not isinstance(value, bool | str) and value not in (0, 1)
     if not_boolean or value is None or isinstance(value, list | Mapping) or origin not in _SCALARS:
         raise ValidationError
     return _SCALARS[origin]().validate_and_convert(value)
-
-
-def _reads_as_text(given: Given) -> bool:
-    """Whether a text field takes the typed text unchanged: there `007` is text, not the number 7."""
-    if given.problem:
-        return True
-    return given.text not in _NULLS and (given.value is None or isinstance(given.value, int | float))
 
 
 def _convert_list(value: Any, member: Any, origin: Any, dotted: str) -> Any:
@@ -138,11 +133,10 @@ def _choices(member: Any) -> dict[Any, Any]:
 
 def _choose(value: Any, choices: Mapping[Any, Any]) -> Any:
     for name, choice in choices.items():
-        is_enum = isinstance(choice, enum.Enum)
-        for typed in (name, f"{type(choice).__name__}.{name}", choice.value) if is_enum else (name,):
-            # `1 == True` holds in Python, but 1 does not mean Literal[True].
-            if value == typed and type(value) is type(typed):
-                return choice
+        names = (name, f"{type(choice).__name__}.{name}", choice.value) if isinstance(choice, enum.Enum) else (name,)
+        # `1 == True` holds in Python, but 1 does not mean Literal[True].
+        if any(value == typed and type(value) is type(typed) for typed in names):
+            return choice
     raise ValidationError
 
 

@@ -1,6 +1,6 @@
 """The rule for slow iterations."""
 
-from bridge_profiling.slow_iterations import SlowThreshold, slow_threshold
+from bridge_profiling.slow_iterations import SlowThreshold, SlowWatch, slow_threshold
 
 
 def test_the_threshold_is_a_multiple_of_the_median():
@@ -10,3 +10,40 @@ def test_the_threshold_is_a_multiple_of_the_median():
 
 def test_too_few_iterations_have_no_threshold():
     assert slow_threshold([1.0] * 9, factor=2.0, at_least=10) is None
+
+
+def durations(count, first=0, nanoseconds=10_000_000):
+    return tuple((iteration, nanoseconds) for iteration in range(first, first + count))
+
+
+def test_an_iteration_is_slow_against_the_median_of_those_before_it():
+    watch = SlowWatch(2.0, lambda iteration: False)
+    assert watch.check(durations(11)) is None
+    assert watch.check((*durations(11), (11, 20_000_000))) is None, "not above the factor"
+    slow = "iteration 60 took 23.0 ms, 2.3 x the median 10.0 ms of the 11 iterations before it"
+    assert watch.check((*durations(11), (11, 10_000_000), (60, 23_000_000))) == slow
+    assert watch.check((*durations(11), (11, 10_000_000), (60, 23_000_000))) is None, "reported once"
+
+
+def test_too_few_iterations_have_no_slow_one():
+    watch = SlowWatch(2.0, lambda iteration: False)
+    assert watch.check(durations(10)) is None
+    assert watch.check((*durations(10), (10, 10**9))) is None
+
+
+def test_disturbed_iterations_are_neither_slow_nor_in_the_median():
+    watch = SlowWatch(2.0, lambda iteration: iteration < 30)
+    watch.check(durations(39))
+    assert watch.check((*durations(39), (39, 10**9))) is None, "only nine were undisturbed"
+    watch = SlowWatch(2.0, lambda iteration: iteration < 30 or iteration == 45)
+    watch.check(durations(40))
+    assert watch.check((*durations(45), (45, 10**9))) is None
+    assert watch.check((*durations(45), (45, 10**9), (46, 10**9))).startswith("iteration 46 took 1000.0 ms")
+
+
+def test_after_a_capture_it_cools_down():
+    watch = SlowWatch(2.0, lambda iteration: False)
+    watch.check(durations(60))
+    watch.ignore_before(100)
+    assert watch.check((*durations(60), (99, 10**9))) is None
+    assert watch.check((*durations(60), (100, 10**9))).startswith("iteration 100")

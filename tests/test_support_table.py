@@ -51,7 +51,7 @@ TABLE: list[tuple[str, str, dict[str, list[str]]]] = [
     }),
     ("A loop of your own (`ProfilingHook`)", "torch", {
         "a process alone": ["tests/capture/test_captures.py::test_shapes_are_recorded_when_asked_for"],
-        "torchrun, one machine": ["tests/capture/test_trigger.py::test_the_job_is_profiled_on_both_ranks_in_the_iterations_that_were_agreed"],
+        "torchrun, one machine": ["tests/capture/control/test_trigger.py::test_the_job_is_profiled_on_both_ranks_in_the_accepted_iterations"],
     }),
     ("", "nsys", {
         "torchrun, one machine": ["tests/system/test_nsys.py::test_the_ranks_asked_for_run_under_nsys_and_the_others_without"],
@@ -100,7 +100,7 @@ TABLE: list[tuple[str, str, dict[str, list[str]]]] = [
     }),
     ("A running job (`bridge-profiling trigger`)", "torch", {
         "a process alone": ["tests/gpu/test_on_demand.py::test_both_requests_are_captured_whole"],
-        "torchrun, one machine": ["tests/capture/test_trigger.py::test_it_is_profiled_a_second_time_on_the_rank_and_iterations_that_were_typed"],
+        "torchrun, one machine": ["tests/capture/control/test_trigger.py::test_it_is_profiled_a_second_time_on_the_given_rank_and_iterations"],
     }),
     ("", "nsys", {
         "a process alone": ["tests/system/test_nsys.py::test_an_nsys_that_was_told_to_makes_several_captures_those_of_the_config_and_one_on_request"],

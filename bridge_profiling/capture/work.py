@@ -96,17 +96,15 @@ def device_of_this_process(precision: Precision, stated_peak_tflops: float | Non
         stated_peak_tflops: the peak that the user states; it wins over the table.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        name, reason = None, f"no GPU is in use, and the peak of a CPU is unknown: {_STATE_IT}"
-        return Device(name, stated_peak_tflops, None if stated_peak_tflops else reason)
-    try:
-        name = str(torch.cuda.get_device_name())
-    except RuntimeError as error:
-        # A device with a pending error raises in every call, and the manifest must still be written.
-        return Device(None, stated_peak_tflops, None if stated_peak_tflops else f"CUDA does not name its device: {error}")
-    if stated_peak_tflops:
-        return Device(name, stated_peak_tflops, None)
-    return Device(name, *peak_tflops(name, precision))
+    device = Device(None, None, f"no GPU is in use, and the peak of a CPU is unknown: {_STATE_IT}")
+    if torch is not None and torch.cuda.is_initialized():
+        try:
+            name = str(torch.cuda.get_device_name())
+            device = Device(name, *peak_tflops(name, precision))
+        except RuntimeError as error:
+            # A device with a pending error raises in every call, and the manifest must still be written.
+            device = Device(None, None, f"CUDA does not name its device: {error}")
+    return Device(device.name, stated_peak_tflops, None) if stated_peak_tflops else device
 
 
 def peak_tflops(name: str, precision: Precision) -> tuple[float | None, str | None]:

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.easy.outcome import captures_since, lines
 from bridge_profiling.errors import require
-from bridge_profiling.integrations.driver import ProfilingDriver, config_from
+from bridge_profiling.integrations.driver import OutputDir, ProfilingDriver, config_from
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout, select_ranks
 
@@ -35,7 +35,7 @@ def auto_profile(
     warmup: int = 3,
     iterations: int = 10,
     ranks: str | Sequence[int] = "all",
-    output_dir: str | os.PathLike[str] | None = None,
+    output_dir: OutputDir = None,
     profile_memory: bool = False,
     summary: bool = True,
     **settings: Any,
@@ -46,7 +46,7 @@ def auto_profile(
     warmup: int = 3,
     iterations: int = 10,
     ranks: str | Sequence[int] = "all",
-    output_dir: str | os.PathLike[str] | None = None,
+    output_dir: OutputDir = None,
     profile_memory: bool = False,
     summary: bool = True,
     **settings: Any,

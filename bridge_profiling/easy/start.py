@@ -24,7 +24,7 @@ from bridge_profiling.capture.nsys_profiler import start_under_nsys
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.easy.request import Request, parse
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.integrations.driver import name_launch
+from bridge_profiling.integrations.driver import name_launch, restored
 from bridge_profiling.integrations.script import ScriptProfiling
 from bridge_profiling.launch_env import LaunchEnv, export_for_torch
 from bridge_profiling.layout import ParallelLayout
@@ -123,29 +123,24 @@ def _remove_own_frames(error: BaseException) -> None:
 
 def _script_frames(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without our frames; None for a script that does not compile."""
-    frames: list[TracebackType] = []
+    entries: list[TracebackType] = []
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
-            frames.append(trace)
+        entries.append(trace)
         trace = trace.tb_next
-    for one, following in zip(frames, [*frames[1:], None], strict=False):
-        one.tb_next = following
-    return frames[0] if frames else None
+    for one in reversed(entries):
+        if not one.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+            one.tb_next, trace = trace, one
+    return trace
 
 
 def _start_under_nsys(config: ProfilingConfig) -> None:
     here = LaunchEnv.current()
     # Counting GPUs through the driver's library leaves CUDA uninitialized, so the script may fork first.
-    before = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    try:
+    with restored("PYTORCH_NVML_BASED_CUDA_CHECK"):
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         import torch
 
         cuda = torch.cuda.is_available()
-    finally:
-        del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
-        if before is not None:
-            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = before
     layout = ParallelLayout(world_size=here.world_size)
     start_under_nsys(config, rank=here.rank, layout=layout, local_rank=here.device_index, cuda=cuda)
 

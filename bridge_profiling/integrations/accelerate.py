@@ -8,7 +8,6 @@ with AccelerateProfiling(accelerator, use_pytorch_profiler=True, profile_step_st
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -18,8 +17,7 @@ import accelerate
 import torch
 
 from bridge_profiling.errors import require
-from bridge_profiling.integrations.driver import END, Batch, Closing, ProfilingDriver, config_from
-from bridge_profiling.integrations.parallel_layout import world_size
+from bridge_profiling.integrations.driver import END, Batch, Closing, OutputDir, ProfilingDriver, config_from, world_size
 from bridge_profiling.integrations.phases import PhaseWatch
 from bridge_profiling.layout import ParallelLayout
 
@@ -49,7 +47,7 @@ class AccelerateProfiling(Closing):
         accelerator: accelerate.Accelerator,
         *,
         first_iteration: int = 0,
-        output_dir: str | os.PathLike[str] | None = None,
+        output_dir: OutputDir = None,
         **settings: Any,
     ) -> None:
         config = config_from("AccelerateProfiling", settings)

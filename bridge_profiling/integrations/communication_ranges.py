@@ -10,56 +10,55 @@ Most of the functions wrapped here are private. A release without one of them is
 
 from __future__ import annotations
 
-import functools
 import importlib
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from bridge_profiling.integrations.phases import RangeOf, Undo, replace_attribute
+from bridge_profiling.integrations.phases import PhaseWatch, RangeOf
 from bridge_profiling.integrations.wrapped_models import wrapped_units
 
 _FULLY_SHARD = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 
-def name_wrapper_steps(model: torch.nn.Module, range_of: RangeOf) -> Undo:
+def name_wrapper_steps(phases: PhaseWatch, model: torch.nn.Module, range_of: RangeOf) -> None:
     """Open ranges where units of FullyShardedDataParallel gather and reduce, with fully_shard's names.
 
     Args:
+        phases: restores what was replaced.
         model: the model that contains the units.
         range_of: returns the range for a name, on any thread.
     """
-    undo = ExitStack()
     units = {id(handle): f" ({name})" if name else "" for name, handle in wrapped_units(model)}
     if not units:
-        return undo.close
+        return
 
-    def gathers(state: Any, handle: Any, *others: Any, **keywords: Any) -> str | None:
-        # A unit whose parameters are complete gathers nothing. Units of other models get no range.
-        return f"FSDP::all_gather{units[id(handle)]}" if id(handle) in units and handle.needs_unshard() else None
+    def of_unit(text: str, handle: Any) -> AbstractContextManager:
+        # Units of other models get no range.
+        return range_of(f"{text}{units[id(handle)]}") if id(handle) in units else nullcontext()
 
-    def reduces(state: Any, handle: Any) -> str | None:
-        return f"FSDP::post_backward_reduce{units[id(handle)]}" if id(handle) in units else None
+    def gathers(state: Any, handle: Any, *others: Any, **keywords: Any) -> AbstractContextManager:
+        # A unit whose parameters are complete gathers nothing.
+        return of_unit("FSDP::all_gather", handle) if handle.needs_unshard() else nullcontext()
 
     module = importlib.import_module("torch.distributed.fsdp._runtime_utils")
-    undo.callback(_range_calls(module, "_unshard", gathers, range_of))
-    undo.callback(_range_calls(module, "_reduce_grad", reduces, range_of))
-    return undo.close
+    phases.run_inside(module, "_unshard", gathers)
+    phases.run_inside(module, "_reduce_grad", lambda state, handle: of_unit("FSDP::post_backward_reduce", handle))
 
 
-def repeat_annotations(range_of: RangeOf) -> Undo:
+def repeat_annotations(phases: PhaseWatch, range_of: RangeOf) -> None:
     """Open a range with each annotation of fully_shard's parameter groups, for a profiler that does not see annotations.
 
     Args:
+        phases: restores what was replaced.
         range_of: returns the range for a name, on any thread.
     """
     try:
         module = importlib.import_module(_FULLY_SHARD)
     except ImportError:
-        return lambda: None
+        return
     annotation = module.record_function
 
     class Repeated(annotation):  # type: ignore[misc, valid-type]
@@ -73,27 +72,27 @@ def repeat_annotations(range_of: RangeOf) -> Undo:
             self._repeated.__exit__(*ending)
             return outcome
 
-    return replace_attribute(module, "record_function", Repeated)
+    phases.replace(module, "record_function", Repeated)
 
 
-def name_zero_steps(optimizer: Any, range_of: RangeOf) -> Undo:
+def name_zero_steps(phases: PhaseWatch, optimizer: Any, range_of: RangeOf) -> None:
     """Open ranges where ZeRO 1 and 2 reduce gradients, `ZeRO::reduce`, and gather parameters, `ZeRO::all_gather`.
 
     Args:
+        phases: restores what was replaced.
         optimizer: DeepSpeed's own, around the one that steps.
         range_of: returns the range for a name, on any thread.
     """
-    undo = ExitStack()
-    undo.callback(_range_calls(optimizer, "reduce_ipg_grads", lambda *_, **__: "ZeRO::reduce", range_of))
+    phases.run_inside(optimizer, "reduce_ipg_grads", lambda *_, **__: range_of("ZeRO::reduce"))
     module = importlib.import_module(type(optimizer).__module__)
-    undo.callback(_range_calls(module, "all_gather_dp_groups", lambda *_, **__: "ZeRO::all_gather", range_of))
-    return undo.close
+    phases.run_inside(module, "all_gather_dp_groups", lambda *_, **__: range_of("ZeRO::all_gather"))
 
 
-def repeat_nvtx(accelerator: Any, range_of: RangeOf) -> Undo:
+def repeat_nvtx(phases: PhaseWatch, accelerator: Any, range_of: RangeOf) -> None:
     """Open a range with each NVTX range of DeepSpeed, for a profiler that does not see NVTX.
 
     Args:
+        phases: restores what was replaced.
         accelerator: DeepSpeed's.
         range_of: returns the range for a name, on any thread.
     """
@@ -114,24 +113,5 @@ def repeat_nvtx(accelerator: Any, range_of: RangeOf) -> Undo:
             ranges().pop().__exit__(None, None, None)
         return pop(*arguments, **keywords)
 
-    undo = ExitStack()
-    undo.callback(replace_attribute(accelerator, "range_push", range_push))
-    undo.callback(replace_attribute(accelerator, "range_pop", range_pop))
-    return undo.close
-
-
-def _range_calls(owner: Any, name: str, name_range: Callable[..., str | None], range_of: RangeOf) -> Undo:
-    """Run calls of `owner.name` in the range that `name_range` names for the call's arguments, if it names one."""
-    original = getattr(owner, name, None)
-    if original is None:
-        return lambda: None
-
-    @functools.wraps(original)
-    def ranged(*arguments: Any, **keywords: Any) -> Any:
-        text = name_range(*arguments, **keywords)
-        if text is None:
-            return original(*arguments, **keywords)
-        with range_of(text):
-            return original(*arguments, **keywords)
-
-    return replace_attribute(owner, name, ranged)
+    phases.replace(accelerator, "range_push", range_push)
+    phases.replace(accelerator, "range_pop", range_pop)

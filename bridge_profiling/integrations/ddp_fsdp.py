@@ -10,15 +10,13 @@ writes the wrapper's settings to the manifest. Also works with a plain model on 
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.integrations import communication_ranges, wrapped_models
-from bridge_profiling.integrations.driver import LoopProfiling, config_from
-from bridge_profiling.integrations.parallel_layout import world_size
+from bridge_profiling.integrations.driver import LoopProfiling, OutputDir, config_from, world_size
 from bridge_profiling.integrations.phases import PhaseWatch
 from bridge_profiling.launch_env import initialized_distributed
 from bridge_profiling.layout import ParallelLayout
@@ -49,7 +47,7 @@ class Profiling(LoopProfiling):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         *,
-        output_dir: str | os.PathLike[str] | None = None,
+        output_dir: OutputDir = None,
         layout: ParallelLayout | None = None,
         work: IterationWork | None = None,
         **settings: Any,
@@ -69,9 +67,9 @@ class Profiling(LoopProfiling):
 
     def _watch(self, phases: PhaseWatch) -> None:
         phases.everything(self._model, self._optimizer)
-        phases.undo.callback(communication_ranges.name_wrapper_steps(self._model, self._driver.range))
+        communication_ranges.name_wrapper_steps(phases, self._model, self._driver.range)
         if self._driver.config.use_nsys_profiler:
-            phases.undo.callback(communication_ranges.repeat_annotations(self._driver.range))
+            communication_ranges.repeat_annotations(phases, self._driver.range)
 
     def _conclude(self, facts: dict[str, object]) -> None:
         if facts.get("name") == "ddp":

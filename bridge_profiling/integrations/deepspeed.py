@@ -13,7 +13,6 @@ and results, and a note where they disturb the window; this module switches none
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,9 +22,9 @@ from deepspeed.accelerator import get_accelerator
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import Window
 from bridge_profiling.integrations import communication_ranges
-from bridge_profiling.integrations.driver import END, Batch, LoopProfiling, config_from
-from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_sizes, world_size
-from bridge_profiling.integrations.phases import PhaseWatch, replace_attribute
+from bridge_profiling.integrations.driver import END, Batch, LoopProfiling, OutputDir, config_from, world_size
+from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_sizes
+from bridge_profiling.integrations.phases import PhaseWatch
 from bridge_profiling.launch_env import initialized_distributed
 from bridge_profiling.layout import ParallelLayout
 
@@ -64,7 +63,7 @@ class Profiling(LoopProfiling):
         self,
         engine: Any,
         *,
-        output_dir: str | os.PathLike[str] | None = None,
+        output_dir: OutputDir = None,
         layout: ParallelLayout | None = None,
         work: IterationWork | None = None,
         **settings: Any,
@@ -142,9 +141,9 @@ class Profiling(LoopProfiling):
         phases.function(engine, "save_checkpoint", "checkpoint")
         self._measurements.watch(phases)
         if engine.optimizer is not None and engine.zero_optimization_stage() in (1, 2):
-            phases.undo.callback(communication_ranges.name_zero_steps(engine.optimizer, self._driver.range))
+            communication_ranges.name_zero_steps(phases, engine.optimizer, self._driver.range)
         if not self._driver.config.use_nsys_profiler:
-            phases.undo.callback(communication_ranges.repeat_nvtx(get_accelerator(), self._driver.range))
+            communication_ranges.repeat_nvtx(phases, get_accelerator(), self._driver.range)
 
     def _conclude(self, facts: dict[str, object]) -> None:
         facts |= self._measurements.settings()
@@ -182,9 +181,7 @@ class Measurements:
             },
             "autotuning": {
                 "enabled": bool(autotuning.enabled),
-                "start_profile_step": autotuning.start_profile_step,
-                "end_profile_step": autotuning.end_profile_step,
-                "metric": autotuning.metric,
+                **{name: getattr(autotuning, name) for name in ("start_profile_step", "end_profile_step", "metric")},
             },
         }
 
@@ -233,7 +230,7 @@ class Measurements:
                 }
             end()
 
-        phases.undo.callback(replace_attribute(profiler, "end_profile", end_profile))
+        phases.replace(profiler, "end_profile", end_profile)
 
     def read_timers(self, iteration: int) -> None:
         """Keep the wall-clock breakdown of the iteration that ends, in milliseconds, if DeepSpeed has one."""

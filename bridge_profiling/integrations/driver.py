@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
+#: Root of captures, as an argument.
+OutputDir = str | os.PathLike[str] | None
+
 #: Fetched after the last batch.
 END: Any = object()
 
@@ -67,9 +70,7 @@ class ProfilingDriver:
         signals: restores signals at the end of the training.
     """
 
-    def __init__(
-        self, config: ProfilingConfig, output_dir: str | os.PathLike[str] | None = None, *, close_on_error: bool = False
-    ) -> None:
+    def __init__(self, config: ProfilingConfig, output_dir: OutputDir = None, *, close_on_error: bool = False) -> None:
         self.config = config
         self.hook: ProfilingHook | None = None
         self.phases: PhaseWatch | None = None
@@ -115,7 +116,10 @@ class ProfilingDriver:
         try:
             env = LaunchEnv.current() if independent else connected_ranks()
             layout = layout or ParallelLayout(world_size=env.world_size)
-            with launch_named() if independent else nullcontext():
+            # Child processes inherit the environment, so the launch has its name only while the hook opens.
+            with restored(LAUNCH_VARIABLE):
+                if independent:
+                    name_launch()
                 self.start(facts=facts, rank=env.rank, layout=layout, **hook_arguments)
             if self.hook is not None and "torch" in sys.modules:
                 from bridge_profiling.integrations.phases import PhaseWatch
@@ -284,11 +288,7 @@ class LoopProfiling(Closing):
     """
 
     def __init__(
-        self,
-        config: ProfilingConfig,
-        output_dir: str | os.PathLike[str] | None,
-        layout: ParallelLayout | None,
-        work: IterationWork | None,
+        self, config: ProfilingConfig, output_dir: OutputDir, layout: ParallelLayout | None, work: IterationWork | None
     ) -> None:
         self._driver, self._layout, self._work = ProfilingDriver(config, output_dir), layout, work
         self._next = 0
@@ -398,6 +398,11 @@ def connected_ranks() -> LaunchEnv:
     return LaunchEnv(rank=distributed.get_rank(), world_size=distributed.get_world_size())
 
 
+def world_size() -> int:
+    """The number of ranks connected through torch.distributed, 1 if this process is not connected."""
+    return connected_ranks().world_size
+
+
 # -- the name of a launch ---------------------------------------------------------------------------------------------
 
 
@@ -421,15 +426,15 @@ def name_launch(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 @contextmanager
-def launch_named(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Name the launch inside the block only, because child processes inherit the environment."""
-    before = environ.get(LAUNCH_VARIABLE)
-    name_launch(environ)
+def restored(variable: str) -> Iterator[None]:
+    """Restore an environment variable at the end of the block."""
+    before = os.environ.get(variable)
     try:
         yield
     finally:
-        if before is None:
-            environ.pop(LAUNCH_VARIABLE, None)
+        os.environ.pop(variable, None)
+        if before is not None:
+            os.environ[variable] = before
 
 
 def _store(env: LaunchEnv) -> Any:

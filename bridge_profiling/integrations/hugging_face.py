@@ -9,7 +9,6 @@ then sees less: the Trainer fetches the batches of an iteration before it announ
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
@@ -22,7 +21,7 @@ from accelerate.state import AcceleratorState
 
 from bridge_profiling.config import check_window_fits
 from bridge_profiling.integrations.accelerate import facts_of, layout_of
-from bridge_profiling.integrations.driver import Closing, ProfilingDriver, config_from
+from bridge_profiling.integrations.driver import Closing, OutputDir, ProfilingDriver, config_from
 from bridge_profiling.integrations.phases import PhaseWatch
 
 #: Methods of a Trainer that are phases.
@@ -54,9 +53,7 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
         ProfilingConfigError: an invalid request, or an unknown setting. The Trainer is unchanged then.
     """
 
-    def __init__(
-        self, trainer: transformers.Trainer | None = None, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, trainer: transformers.Trainer | None = None, *, output_dir: OutputDir = None, **settings: Any) -> None:
         config = config_from("ProfilingCallback", settings)
         if config.enabled and trainer is not None and trainer.args.max_steps > 0:
             check_window_fits(
@@ -136,8 +133,7 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
             return
         # On this one object; no class is changed.
         for name, phase in _PHASES.items():
-            if hasattr(trainer, name):
-                phases.function(trainer, name, phase)
+            phases.function(trainer, name, phase)
         phases.function(trainer.accelerator, "backward", "backward")
         phases.function(accelerate.data_loader, "send_to_device", "host-to-device")
 

@@ -8,7 +8,6 @@ receives every announcement.
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import suppress
 from functools import partial
@@ -17,9 +16,8 @@ from typing import Any
 
 from bridge_profiling.config import ProfilingConfig, check_window_fits
 from bridge_profiling.errors import require
-from bridge_profiling.integrations.driver import ProfilingDriver, config_from
-from bridge_profiling.integrations.parallel_layout import world_size
-from bridge_profiling.integrations.phases import PhaseWatch, replace_attribute
+from bridge_profiling.integrations.driver import OutputDir, ProfilingDriver, config_from, world_size
+from bridge_profiling.integrations.phases import PhaseWatch
 from bridge_profiling.layout import ParallelLayout
 
 #: Lightning's two packages: the same code under two names, each with its own `Callback`.
@@ -64,7 +62,7 @@ class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
         ProfilingConfigError: an invalid request, or an unknown setting.
     """
 
-    def __init__(self, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+    def __init__(self, *, output_dir: OutputDir = None, **settings: Any) -> None:
         super().__init__()
         self._driver = ProfilingDriver(config_from("ProfilingCallback", settings), output_dir)
         self._automatic = True
@@ -171,8 +169,8 @@ class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
             stop(action)
 
         # Lightning's `Profiler.profile` and everything else looks them up on the object.
-        phases.undo.callback(replace_attribute(profiler, "start", started))
-        phases.undo.callback(replace_attribute(profiler, "stop", stopped))
+        phases.replace(profiler, "start", started)
+        phases.replace(profiler, "stop", stopped)
 
     def _announced(self, word: str, trainer: Any) -> None:
         if word == "train_dataloader_next":

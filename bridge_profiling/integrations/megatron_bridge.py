@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import signal
 import threading
 from typing import Any
 
 from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH
-from bridge_profiling.integrations.driver import SETTINGS, Closing, ProfilingDriver, config_from
-from bridge_profiling.integrations.parallel_layout import world_size
+from bridge_profiling.integrations.driver import SETTINGS, Closing, OutputDir, ProfilingDriver, config_from, world_size
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
 
@@ -46,7 +44,7 @@ class ProfilingCallback(Closing):
         ProfilingConfigError: an invalid request, or an unknown setting. Nothing is changed then.
     """
 
-    def __init__(self, config: Any, *, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+    def __init__(self, config: Any, *, output_dir: OutputDir = None, **settings: Any) -> None:
         changed = _changed(config.profiling)
         for name in changed.keys() - set(SETTINGS) if LaunchEnv.read().rank == 0 else ():
             # Only a newer release of Bridge has this field.

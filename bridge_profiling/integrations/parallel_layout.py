@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.launch_env import initialized_distributed
+from bridge_profiling.integrations.driver import world_size
 from bridge_profiling.layout import ParallelLayout
 
 #: Names of mesh dimensions in use: torch's tutorials', torchtitan's, Accelerate's, Lightning's.
@@ -25,12 +25,6 @@ _MEANINGS = {
     "cp": ("cp", "context", "context_parallel", "sp", "sequence", "ulysses"),
     "pp": ("pp", "pipe", "pipeline", "pipeline_parallel", "stage"),
 }
-
-
-def world_size() -> int:
-    """The number of ranks connected through torch.distributed, 1 if this process is not connected."""
-    distributed = initialized_distributed()
-    return distributed.get_world_size() if distributed is not None else 1
 
 
 @dataclass

@@ -52,16 +52,11 @@ class PhaseMemory:
         finally:
             if phase in self._open:
                 with suppress(RuntimeError):
-                    self._end(phase, iteration, name)
-
-    def _end(self, phase: _Phase, iteration: int, name: str) -> None:
-        try:
-            after = self._read()
-        finally:
-            self._open.pop()
-        row = (iteration, name, phase.before_bytes, after, max(phase.peak_bytes, after))
-        for column, value in zip(_COLUMNS, row, strict=True):
-            self.table[column].append(value)
+                    after = self._read()
+                    row = (iteration, name, phase.before_bytes, after, max(phase.peak_bytes, after))
+                    for column, value in zip(_COLUMNS, row, strict=True):
+                        self.table[column].append(value)
+                self._open.pop()
 
     def _read(self) -> int:
         """The bytes allocated now; the peak since the last reading applies to every open phase."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -26,29 +27,11 @@ import torch
 #: Returns the range for a name, or a nullcontext where no range is open.
 RangeOf = Callable[[str], AbstractContextManager]
 
-#: Reverts a change.
-Undo = Callable[[], None]
-
 #: Functions that write a checkpoint: module, name. A module that is imported after the watch begins is not watched.
 _SAVES = (("torch", "save"), ("torch.distributed.checkpoint", "save"), ("torch.distributed.checkpoint", "async_save"))
 
-
-def replace_attribute(owner: Any, name: str, replacement: Any) -> Undo:
-    """Replace `owner.name`; the undo restores it, unless other code has replaced it since.
-
-    Args:
-        owner: a module, a class or an object.
-        name: the attribute.
-        replacement: its new value.
-    """
-    original, own = getattr(owner, name), name in vars(owner)
-    setattr(owner, name, replacement)
-
-    def undo() -> None:
-        if vars(owner).get(name) is replacement:
-            setattr(owner, name, original) if own else delattr(owner, name)
-
-    return undo
+#: A module's replacement for its own call, as `model.compile()` installs one. torch leaves it out of pickles.
+_CALL = "_compiled_call_impl"
 
 
 class PhaseWatch:
@@ -82,14 +65,11 @@ class PhaseWatch:
         self.data_loaders()
         self.checkpoints()
 
-    def model(self, model: torch.nn.Module) -> None:
+    def model(self, model: torch.nn.Module) -> ForwardCalls:
         """Watch calls of this module as `forward`; wrap it first (DDP, FSDP, torch.compile)."""
-        if getattr(model, "_compiled_call_impl", None) is not None:
-            # After `model.compile()`, torch would compile hooks too, but not a function around the compiled call.
-            self.function(model, "_compiled_call_impl", "forward")
-            return
-        self.undo.callback(model.register_forward_pre_hook(_ModelHook(self.begin), prepend=True).remove)
-        self.undo.callback(model.register_forward_hook(_ModelHook(self.end), always_call=True).remove)
+        calls = ForwardCalls(model, self)
+        self.undo.callback(calls.remove)
+        return calls
 
     def optimizer(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Watch steps of this optimizer, or of every optimizer of the process, as `optimizer`."""
@@ -112,22 +92,35 @@ class PhaseWatch:
     def checkpoints(self) -> None:
         """Watch torch's functions that save as `checkpoint`."""
         for module, name in _SAVES:
-            if hasattr(sys.modules.get(module), name):
-                self.function(sys.modules[module], name, "checkpoint")
+            self.function(sys.modules.get(module), name, "checkpoint")
 
     def function(self, owner: Any, name: str, phase: str) -> None:
-        """Watch calls of `owner.name` as `phase`; `owner` is a module, a class or an object."""
-        original = getattr(owner, name)
+        """Watch calls of `owner.name`, if it exists, as `phase`; `owner` is a module, a class or an object."""
+        self.run_inside(owner, name, lambda *_, **__: self.phase(phase))
+
+    def run_inside(self, owner: Any, name: str, context_of: Callable[..., AbstractContextManager]) -> None:
+        """Run calls of `owner.name`, if it exists, in the context that `context_of` returns for their arguments."""
+        original = getattr(owner, name, None)
+        if original is None:
+            return
 
         @functools.wraps(original)
-        def watched(*arguments: Any, **keywords: Any) -> Any:
-            self.begin(phase)
-            try:
+        def inside(*arguments: Any, **keywords: Any) -> Any:
+            with context_of(*arguments, **keywords):
                 return original(*arguments, **keywords)
-            finally:
-                self.end(phase)
 
-        self.undo.callback(replace_attribute(owner, name, watched))
+        self.replace(owner, name, inside)
+
+    def replace(self, owner: Any, name: str, replacement: Any) -> None:
+        """Replace `owner.name` until `detach`, which restores it unless other code has replaced it since."""
+        original, own = getattr(owner, name), name in vars(owner)
+        setattr(owner, name, replacement)
+
+        def undo() -> None:
+            if vars(owner).get(name) is replacement:
+                setattr(owner, name, original) if own else delattr(owner, name)
+
+        self.undo.callback(undo)
 
     # -- begin and end -----------------------------------------------------------------------------------------------
 
@@ -199,15 +192,49 @@ def watch_phases(
     return watch
 
 
-class _ModelHook:
-    """A module's hook that copies and pickles of the module leave behind (`torch.save(model)`, a moving average)."""
+class ForwardCalls:
+    """Makes calls of a model `forward`, including its own hooks.
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
+    Not as a hook of the model, which `model.compile()` would compile, and which `torch.save` and `pickle` of the whole model
+    and its copies would contain. Keeps the model no longer alive than the training does.
+    """
 
-    def __call__(self, *_: object) -> None:
-        self._report("forward")
+    def __init__(self, model: torch.nn.Module, phases: PhaseWatch) -> None:
+        self._model = weakref.ref(model)
+        self._phases = phases
+        self._compiled = vars(model).get(_CALL)
+        vars(model)[_CALL] = self
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The replacement accepts any arguments, returns None, and loads without this package.
-        return getattr, (nullcontext(), "__exit__")
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call the model."""
+        model = self._model()
+        assert model is not None
+        call = self._compiled or model._call_impl
+        if torch.compiler.is_compiling():
+            return call(*arguments, **keywords)
+        with self._phases.phase("forward"):
+            return call(*arguments, **keywords)
+
+    def running(self) -> None:
+        """Make the call of the model that runs now a `forward` too."""
+        model = self._model()
+        assert model is not None
+
+        def ended(*_: object) -> None:
+            handle.remove()
+            self._phases.end("forward")
+
+        handle = model.register_forward_hook(ended)
+        self._phases.begin("forward")
+
+    def remove(self) -> None:
+        """Restore the model, unless other code has replaced its call since."""
+        model = self._model()
+        if model is not None and vars(model).get(_CALL) is self:
+            vars(model).pop(_CALL)
+            if self._compiled is not None:
+                vars(model)[_CALL] = self._compiled
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        # Classes of modules that pickle all attributes store None: no replacement of the call.
+        return type(None), ()

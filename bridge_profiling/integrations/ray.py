@@ -27,6 +27,7 @@ from typing import Any
 
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import CaptureError, require
+from bridge_profiling.integrations.driver import Closing, OutputDir, ProfilingDriver, config_from
 from bridge_profiling.launch_env import LAUNCH_VARIABLE
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.command import ray_options
@@ -47,7 +48,7 @@ def worker_runtime_env(
     *,
     rank: int = 0,
     runtime_env: Mapping[str, Any] | None = None,
-    output_dir: str | os.PathLike[str] | None = None,
+    output_dir: OutputDir = None,
     cuda: bool | None = None,
 ) -> dict[str, Any]:
     """The runtime environment to start a worker with: the given one, with additions for its profile.
@@ -167,7 +168,7 @@ def _cluster_has_gpus() -> bool:
 # -- a worker ---------------------------------------------------------------------------------------------------------
 
 
-class WorkerProfiling:
+class WorkerProfiling(Closing):
     """Captures the requested steps in one Ray worker, and writes their manifest.
 
     Create it in every rank of the group, in the worker, after torch.distributed is initialized if the worker uses it. Captures
@@ -198,12 +199,9 @@ class WorkerProfiling:
         rank: int = 0,
         world_size: int = 1,
         layout: ParallelLayout | None = None,
-        output_dir: str | os.PathLike[str] | None = None,
+        output_dir: OutputDir = None,
         **settings: Any,
     ) -> None:
-        # Not above, because the driver of Ray's workers loads no torch.
-        from bridge_profiling.integrations.driver import ProfilingDriver
-
         config = _config_of(worker, settings)
         chosen = output_dir or config.output_dir or os.environ.get(OUTPUT_DIR_VARIABLE)
         if not chosen and not config.enabled and config.slow_iteration_factor is None and config.on_demand is None:
@@ -239,17 +237,12 @@ class WorkerProfiling:
         self.end_step(error)
         self._driver.close(error)
 
-    def __enter__(self) -> WorkerProfiling:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(error)
 
 
 def _config_of(worker: str, settings: Mapping[str, Any]) -> ProfilingConfig:
     """The request of the variables and the settings for this worker."""
-    from bridge_profiling.integrations.driver import config_from
-
     asked: dict[str, Any] = {"profile_ranks": "all"}
     request = RayRequest.from_environment()
     if request is not None:

@@ -32,16 +32,13 @@ from bridge_profiling.layout import ParallelLayout, select_ranks
 if TYPE_CHECKING:
     import torch
 
-    from bridge_profiling.integrations.phases import PhaseWatch
+    from bridge_profiling.integrations.phases import ForwardCalls
 
 logger = logging.getLogger(__name__)
 
 #: Another optimizer becomes the leader after this many steps without one of the leader: a training in phases may keep the
 #: first phase's optimizer. Alternating schemes make fewer steps in a row (a critic's 80 or 100).
 _LEFT_BEHIND = 101
-
-#: A module's replacement for its own call, as `model.compile()` installs one. torch leaves it out of pickles.
-_CALL = "_compiled_call_impl"
 
 _USE_AUTO_PROFILE = "put @auto_profile() from bridge_profiling.easy on the function that does one step"
 
@@ -56,8 +53,7 @@ class ScriptProfiling:
     def __init__(self, config: ProfilingConfig) -> None:
         self._driver = ProfilingDriver(config)
         self._model: weakref.ref[torch.nn.Module] | None = None
-        self._calls: _ForwardCalls | None = None
-        self._capturing = False
+        self._calls: ForwardCalls | None = None
         self._leader: weakref.ref[torch.optim.Optimizer] | None = None
         #: Steps of other optimizers since the leader's last.
         self._others: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
@@ -77,7 +73,6 @@ class ScriptProfiling:
             return
         self._over = True
         try:
-            self._watch_calls(False)
             self._driver.guard(self._driver.close, error)
         finally:
             if error is None or isinstance(error, SystemExit):
@@ -191,19 +186,15 @@ class ScriptProfiling:
             )
 
     def _begin(self, iteration: int) -> None:
+        """Begin an iteration. The model's calls are watched during a capture; at other times nothing stays in the model."""
         self._driver.begin_iteration(iteration)
-        if self._driver.capturing != self._capturing:
-            self._capturing = self._driver.capturing
-            self._watch_calls(self._capturing)
-
-    def _watch_calls(self, capturing: bool) -> None:
-        """Watch the model's calls during a capture, and leave nothing in the model at other times."""
-        if self._calls is not None:
+        capturing, phases = self._driver.capturing, self._driver.phases
+        if self._calls is not None and not capturing:
             self._calls.remove()
             self._calls = None
         model = self._model() if self._model is not None else None
-        if capturing and model is not None and self._driver.phases is not None:
-            self._calls = _ForwardCalls(model, self._driver.phases)
+        if self._calls is None and capturing and model is not None and phases is not None:
+            self._calls = phases.model(model)
 
     def _report_missed(self) -> None:
         """Log why nothing was captured and what to type instead, on one rank."""
@@ -233,56 +224,6 @@ class ScriptProfiling:
                 " Then let --nproc start them"
             )
         logger.warning("%s was captured: %s", "no whole iteration" if steps == window.start and steps else "nothing", reason)
-
-
-class _ForwardCalls:
-    """Makes calls of a model `forward`, including its own hooks.
-
-    Not as a hook of the model, which `torch.save` and `pickle` of the whole model and its copies would contain. Keeps the model
-    no longer alive than the script does.
-    """
-
-    def __init__(self, model: torch.nn.Module, phases: PhaseWatch) -> None:
-        self._model = weakref.ref(model)
-        self._phases = phases
-        self._compiled = vars(model).get(_CALL)
-        vars(model)[_CALL] = self
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        model = self._model()
-        assert model is not None
-        call = self._compiled or model._call_impl
-        if sys.modules["torch"].compiler.is_compiling():
-            return call(*arguments, **keywords)
-        self._phases.begin("forward")
-        try:
-            return call(*arguments, **keywords)
-        finally:
-            self._phases.end("forward")
-
-    def running(self) -> None:
-        """Make the call of the model that runs now a `forward` too."""
-        model = self._model()
-        assert model is not None
-
-        def ended(*_: object) -> None:
-            handle.remove()
-            self._phases.end("forward")
-
-        handle = model.register_forward_hook(ended)
-        self._phases.begin("forward")
-
-    def remove(self) -> None:
-        """Restore the model, unless other code has replaced its call since."""
-        model = self._model()
-        if model is not None and vars(model).get(_CALL) is self:
-            vars(model).pop(_CALL)
-            if self._compiled is not None:
-                vars(model)[_CALL] = self._compiled
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        # Classes of modules that pickle all attributes store None: no replacement of the call.
-        return type(None), ()
 
 
 def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:

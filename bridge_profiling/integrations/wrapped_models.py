@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_groups, layout_of_mesh, world_size
+from bridge_profiling.integrations.driver import world_size
+from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_groups, layout_of_mesh
 from bridge_profiling.layout import ParallelLayout
 
 
@@ -28,18 +29,16 @@ def describe(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]]:
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             return _ddp(module)
-        if _is_fully_sharded(module):
+        if _is_a(module, "FSDPModule"):
             return _fully_shard(model)
-        if _is_fsdp(module):
+        if _is_a(module, "FullyShardedDataParallel"):
             return _fsdp(model, module)
     return _not_wrapped(model), {"name": "torch", "parameters": _parameters(model)}
 
 
 def bucket_bytes(model: torch.nn.Module) -> list[int]:
-    """Sizes of DDP's gradient buckets, as rebuilt after the first iteration; empty without DDP."""
-    ddp = next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
-    if ddp is None:
-        return []
+    """Sizes of the gradient buckets of a model with DDP, as rebuilt after the first iteration."""
+    ddp = next(module for module in model.modules() if isinstance(module, DistributedDataParallel))
     logged = ddp._get_ddp_logging_data()
     sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
     return [int(size) for size in str(sizes).split(",") if size.strip().isdigit()]
@@ -48,7 +47,7 @@ def bucket_bytes(model: torch.nn.Module) -> list[int]:
 def wrapped_units(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """Units of FullyShardedDataParallel with parameters of their own: the module's name, and its handle."""
     for name, module in model.named_modules():
-        handle = getattr(module, "_handle", None) if _is_fsdp(module) else None
+        handle = getattr(module, "_handle", None) if _is_a(module, "FullyShardedDataParallel") else None
         if handle is not None:
             yield name.replace("_fsdp_wrapped_module.", "").replace("_fsdp_wrapped_module", "").strip("."), handle
 
@@ -71,9 +70,7 @@ def _ddp(ddp: DistributedDataParallel) -> tuple[FoundLayout, dict[str, object]]:
         "name": "ddp",
         "parameters": _parameters(ddp),
         "bucket_cap_bytes": ddp.bucket_bytes_cap,
-        "find_unused_parameters": ddp.find_unused_parameters,
-        "static_graph": ddp.static_graph,
-        "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
+        **{name: getattr(ddp, name) for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")},
         "mixed_precision": _fields(getattr(ddp, "mixed_precision", None), "param_dtype", "reduce_dtype", "buffer_dtype"),
         "wrapped_units": 1,
     }
@@ -102,7 +99,7 @@ def _fsdp(model: torch.nn.Module, first: Any) -> tuple[FoundLayout, dict[str, ob
 
 
 def _fully_shard(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]]:
-    sharded = [(name, module) for name, module in model.named_modules() if _is_fully_sharded(module)]
+    sharded = [(name, module) for name, module in model.named_modules() if _is_a(module, "FSDPModule")]
     groups = [(name, group) for name, module in sharded for group in _param_groups(module)]
     units = [
         {"name": name, "parameters": sum(one.sharded_param.numel() for one in group.fsdp_params)} for name, group in groups
@@ -149,15 +146,10 @@ def _parameters(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _is_fully_sharded(module: torch.nn.Module) -> bool:
+def _is_a(module: torch.nn.Module, wrapper: str) -> bool:
     # A wrapper exists only if its package is imported, which takes a moment.
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
-
-
-def _is_fsdp(module: torch.nn.Module) -> bool:
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
+    return fsdp is not None and isinstance(module, getattr(fsdp, wrapper))
 
 
 def _fields(settings: Any, *names: str) -> dict[str, object] | None:

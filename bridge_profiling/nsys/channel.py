@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -68,16 +68,10 @@ class Capture:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The files of one capture in their final place, or the error, written by the supervisor."""
+    """The files of one capture in their final place, the report first, and the error, if any; written by the supervisor."""
 
-    report: str | None = None
-    sqlite: str | None = None
+    artifacts: list[str] = field(default_factory=list)
     error: str | None = None
-
-    @property
-    def artifacts(self) -> list[Path]:
-        """The files that were written."""
-        return [Path(path) for path in (self.report, self.sqlite) if path]
 
 
 @dataclass(frozen=True)

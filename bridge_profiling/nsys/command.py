@@ -31,14 +31,8 @@ DIRECTIVES_VARIABLE = "NSYS_CONFIG_DIRECTIVES"
 #: for the rest of the run (docs/benchmarks.md).
 _DETACH = "CuptiFinalizeOnStop"
 
-#: The versions in which this is known to work. Others are not given what their manual leaves out.
-_VERSIONS_THAT_DETACH = ("2024.2.",)
-
 #: APIs that need a CUDA device.
 _CUDA_ONLY = frozenset({"cuda", "cuda-hw", "cuda-sw", "cublas", "cublas-verbose", "cudnn", "cusparse", "cusolver", "nccl"})
-
-#: The default that not every version knows.
-_NOT_EVERYWHERE = "--cuda-event-trace"
 
 
 def profile_command(request: NsysRequest, version: NsysVersion, *, report: Path) -> tuple[list[str], list[str]]:
@@ -88,7 +82,8 @@ def directives(version: NsysVersion, options: Sequence[str], environ: Mapping[st
     """
     own = environ.get(DIRECTIVES_VARIABLE, "")
     one_capture = value_of(options, "--capture-range-end") == "stop"
-    if not one_capture or not version.text.startswith(_VERSIONS_THAT_DETACH) or _DETACH.lower() in own.lower():
+    # The versions in which it is known to work. Other versions don't get a directive that their manual leaves out.
+    if not one_capture or not version.text.startswith("2024.2.") or _DETACH.lower() in own.lower():
         return own
     return ";".join(filter(None, [own.rstrip(";"), f"{_DETACH}=true"]))
 
@@ -110,7 +105,8 @@ def ray_options(
     """
     given = {split_options([f"-{name}" if len(name) == 1 else f"--{name}"])[0][0]: value for name, value in asked}
     output = given.pop("--output", None)
-    options = [option for option in DEFAULT_OPTIONS if not option.startswith(_NOT_EVERYWHERE)]
+    # Without the one default that not every version knows.
+    options = [option for option in DEFAULT_OPTIONS if not option.startswith("--cuda-event-trace")]
     options.append("--trace=cuda,nvtx" if cuda else "--trace=nvtx")
     if "--capture-range" not in given:
         options += _capture_range(cuda)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +18,6 @@ from bridge_profiling.processes import ancestors, command_of, environment_of, fi
 #: How long nsys may take before it begins to write; once it writes, it may take any time.
 _BEGIN_SECONDS = 120.0
 _POLL_SECONDS = 0.2
-
-#: nsys starts its application through this program.
-_LAUNCHER = "nsys-launcher"
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,8 @@ class ExternalNsys:
         for pid in ancestors(os.getpid()):
             command = command_of(pid)
             program = Path(command[0]).name if command else ""
-            if program == _LAUNCHER:
+            # nsys starts its application through this program.
+            if program == "nsys-launcher":
                 application = below
             if program == "nsys" and command[1:2] == ["profile"]:
                 options = _without_application(command[2:], command_of(application))
@@ -101,15 +98,8 @@ def _report(output: str | None, pid: int, application: int) -> Path | None:
     """The report of the nsys with this pid, as its option --output names it."""
     if output is None:
         return None
-    name = _expanded(output, environment_of(pid), application)
-    return (working_directory_of(pid) or Path.cwd()) / (name if name.endswith(".nsys-rep") else f"{name}.nsys-rep")
-
-
-def _expanded(name: str, environment: Mapping[str, str], application: int) -> str:
-    """A file name with nsys' placeholders filled in: %p, %h, %q{VARIABLE}, %%."""
+    # nsys' placeholders. A variable that is not set stays as it is.
     values = {"%p": str(application), "%h": os.uname().nodename, "%%": "%"}
-
-    def fill(match: re.Match[str]) -> str:
-        return environment.get(match[1], match[0]) if match[1] is not None else values[match[0]]
-
-    return re.sub(r"%p|%h|%%|%q\{(\w+)\}", fill, name)
+    values |= {f"%q{{{name}}}": value for name, value in environment_of(pid).items()}
+    name = re.sub(r"%p|%h|%%|%q\{\w+\}", lambda match: values.get(match[0], match[0]), output)
+    return (working_directory_of(pid) or Path.cwd()) / (name if name.endswith(".nsys-rep") else f"{name}.nsys-rep")

@@ -6,7 +6,6 @@ so torchrun and srun go on watching it. A rank whose nsys can't be started train
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -110,9 +109,7 @@ def _supervisor_command(request: NsysRequest) -> list[str]:
         os.environ[DIRECTIVES_VARIABLE] = text
     root = Path(__file__).resolve().parents[2]
     # By its path, not by -m: a training started by its own path need not have this package where -m looks.
-    start = (
-        f"import sys; sys.path.insert(0, {json.dumps(str(root))}); from bridge_profiling.nsys.supervisor import main; main()"
-    )
+    start = f"import sys; sys.path.insert(0, {str(root)!r}); from bridge_profiling.nsys.supervisor import main; main()"
     return [sys.executable, "-c", start]
 
 

@@ -171,26 +171,26 @@ class Supervisor:
                 continue
             delivery = self._deliver(number, capture)
             reason = delivery.error
-            if delivery.report and not capture.stopped:
+            if delivery.artifacts and not capture.stopped:
                 reason = "the process ended inside the window; the report holds what nsys had recorded"
             with contextlib.suppress(OSError, TraceError):
-                amend_manifest(Path(capture.manifest), "nsys", artifacts=delivery.artifacts, reason=reason)
+                amend_manifest(Path(capture.manifest), "nsys", artifacts=list(map(Path, delivery.artifacts)), reason=reason)
 
     def _deliver(self, number: int, capture: Capture) -> Delivery:
         """Move a capture's report to its place, export it, and announce both."""
         # nsys numbers the reports if it makes several.
         written = self._report if self._spec.captures == 1 else self._report.with_suffix(f".{number}{self._report.suffix}")
-        target, report, sqlite, error = Path(capture.report), None, None, None
+        target, artifacts, error = Path(capture.report), [], None
         try:
             self._await_whole_report()
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(written, target)
-            report = str(target)
+            artifacts.append(str(target))
             if self._spec.export_sqlite:
-                sqlite = self._export(target)
+                artifacts.append(self._export(target))
         except (OSError, CaptureError, subprocess.SubprocessError) as failure:
-            error = f"nsys left no report: {failure}" if report is None else f"no SQLite file: {failure}"
-        delivery = Delivery(report, sqlite, error)
+            error = f"no SQLite file: {failure}" if artifacts else f"nsys left no report: {failure}"
+        delivery = Delivery(artifacts, error)
         self._channel.write(delivery, number)
         return delivery
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from bridge_profiling.errors import CaptureError
 from bridge_profiling.nsys.options import GPU_METRICS, RENAMED_OPTIONS, split_options
 
-_SECONDS = 60
-
 
 @dataclass(frozen=True)
 class NsysVersion:
@@ -90,9 +88,7 @@ def find_nsys(name: str = "nsys") -> NsysVersion:
     """
     executable = shutil.which(name)
     if executable is None:
-        raise CaptureError(
-            f"{name} is not on this machine's PATH; install Nsight Systems there, or mount it into the container"
-        )
+        raise CaptureError(f"{name} is not on PATH here; install Nsight Systems, or mount it into the container")
     version = re.search(r"version\s+(\S+)", run_nsys(executable, "--version"))
     known = run_nsys(executable, "profile", "--help")
     options = re.findall(r"^\s*(?:-\w,\s*)?(--[a-z0-9][a-z0-9-]*)", known, re.MULTILINE)
@@ -108,10 +104,8 @@ def run_nsys(executable: str, *arguments: str) -> str:
         CaptureError: it does not run.
     """
     try:
-        environment = without_injection(os.environ)
-        done = subprocess.run(
-            [executable, *arguments], env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
+        environ = without_injection(os.environ)
+        done = subprocess.run([executable, *arguments], env=environ, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CaptureError(f"{executable} does not run: {error}") from error
     return done.stdout + done.stderr

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bridge_profiling.integrations.communication_ranges import repeat_annotations
 from bridge_profiling.integrations.parallel_layout import layout_of_mesh
+from bridge_profiling.integrations.phases import PhaseWatch
 from bridge_profiling.integrations.wrapped_models import describe
 
 
@@ -183,9 +184,10 @@ def test_annotations_of_fully_shard_are_repeated_for_a_profiler_that_does_not_se
     for module in (model[0], model[2]):
         fully_shard(module)
     fully_shard(model)
-    undo = repeat_annotations(range_of)
+    watch = PhaseWatch(range_of)
+    repeat_annotations(watch, range_of)
     model(torch.randn(2, 4)).sum().backward()
-    undo()
+    watch.detach()
     model(torch.randn(2, 4))
     gathered = [name for name in seen if name.startswith("FSDP::all_gather (")]
     assert gathered == [f"FSDP::all_gather ({unit})" for unit in (0, 2, 2, 0)]

@@ -26,7 +26,7 @@ SPEC = Spec(
 def test_a_message_is_read_as_it_was_written(tmp_path):
     channel = Channel(tmp_path)
     assert channel.read(Spec) is None
-    for message, number in ((SPEC, None), (Delivery("a.nsys-rep", None, "no SQLite file"), 2)):
+    for message, number in ((SPEC, None), (Delivery(["a.nsys-rep"], "no SQLite file"), 2)):
         channel.write(message, number)
         assert channel.read(type(message), number) == message
     assert channel.read(Delivery, 1) is None

@@ -7,10 +7,11 @@ from typing import Any
 
 from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.analysis.findings import Confidence, Finding
-from bridge_profiling.manifest import parse_manifest
+from bridge_profiling.manifest import Manifest
 from bridge_profiling.report.answers import Summary
 from bridge_profiling.traces.run_dir import RankCapture
 from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.typed_json import read_typed
 
 MS = 1_000.0
 
@@ -67,4 +68,4 @@ def manifest(rank: int, profiled_ms: list[int], plain_ms: list[int]) -> RankCapt
         "durations_ns": {"iteration": numbers, "duration_ns": [each * 1_000_000 for each in (500, *plain_ms, *profiled_ms)]},
         "profilers": [],
     }
-    return RankCapture(Path("run7"), "iter-12-14", parse_manifest(content))
+    return RankCapture(Path("run7"), "iter-12-14", read_typed(content, Manifest, "manifest"))

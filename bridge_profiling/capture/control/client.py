@@ -7,15 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bridge_profiling.capture.control.planning import check_none_open, plan_capture
-from bridge_profiling.capture.control.protocol import (
-    AcceptedCapture,
-    CaptureRequest,
-    DoneCapture,
-    JobStatus,
-    RankAnswer,
-    RequestDirectory,
-)
+from bridge_profiling.capture.control.planning import plan_capture
+from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, JobStatus, RankAnswer, RequestDirectory
 from bridge_profiling.config import DEFAULT_OUTPUT_DIR
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.processes import is_running, pid_space
@@ -97,77 +90,71 @@ def trigger(directory: RequestDirectory, request: CaptureRequest, *, wait: float
             why="another version of bridge_profiling wrote it, or it is damaged",
             instead="Use the version of bridge_profiling that the job runs with",
         )
+    request = replace(request, run=status.run)
     try:
         if status.ended is None:
             _check_responsive(directory, status)
-            check_none_open(status)
-        request = replace(request, run=status.run)
         plan_capture(request, status)
-        check_none_open(status, pending=not directory.submit(request))
+        is_submitted = directory.submit(request)
     except OSError as error:
-        raise ProfilingConfigError(
-            f"{directory.path} cannot be written", why=str(error), instead="Trigger as the user who runs the job"
-        ) from error
-    result = TriggerResult(request, status)
+        what = f"{directory.path} cannot be written"
+        raise ProfilingConfigError(what, why=str(error), instead="Trigger as the user who runs the job") from error
+    require(is_submitted, "another request is open: the job has not read it yet", instead="Try again in a few seconds")
     patience = 4 * status.poll_seconds + 10 if wait is None else wait
     if patience <= 0:
-        return result
+        return TriggerResult(request, status)
     try:
-        return _await_answers(directory, result, patience)
+        return _await_answers(directory, request, status, patience)
     except KeyboardInterrupt:
         # A user who stops waiting does not want a capture later.
-        withdrawn = directory.withdraw(request.id)
-        raise KeyboardInterrupt(
-            "the request is withdrawn" if withdrawn else "the job already has the request, and carries it out if it can"
-        ) from None
+        outcome = "the request is withdrawn" if directory.withdraw(request.id) else "the job already has the request"
+        raise KeyboardInterrupt(outcome) from None
 
 
 def _check_responsive(directory: RequestDirectory, status: JobStatus) -> None:
     """Refuse a job that was killed, or hangs."""
     require(
         status.pid_space is None or status.pid_space != pid_space() or is_running(status.pid),
-        "the job was killed",
-        why=f"its rank 0, process {status.pid}, is not running",
+        f"the job was killed: its rank 0, process {status.pid}, is not running",
         instead="Name a job that is running",
     )
     age = directory.seconds_since_update()
     require(
-        age is not None and age <= max(_SILENT_POLLS * status.poll_seconds, _SILENT_SECONDS),
-        f"the job does not respond: its last status is {age or 0:.0f} s old",
+        age <= max(_SILENT_POLLS * status.poll_seconds, _SILENT_SECONDS),
+        f"the job does not respond: its last status is {age:.0f} s old",
         why=f"rank 0 on {status.host}, process {status.pid}, updates it every {status.poll_seconds:g} s while it runs",
         instead="Check whether the job still runs, and try again",
     )
 
 
-def _await_answers(directory: RequestDirectory, result: TriggerResult, patience: float) -> TriggerResult:
-    """Wait for rank 0's decision, then for the ranks' answers."""
-    result = _poll(directory, result, patience, lambda result: result.accepted is not None)
-    if result.accepted is None:
+def _await_answers(directory: RequestDirectory, request: CaptureRequest, status: JobStatus, patience: float) -> TriggerResult:
+    """Wait for rank 0's decision, then until every rank has answered or the capture is over."""
+
+    def decision() -> AcceptedCapture | None:
+        refusal = directory.refusal(request.id)
+        if refusal is not None:
+            raise ProfilingConfigError(refusal.refused)
+        return directory.capture(request.id)
+
+    accepted = _wait_for(decision, patience)
+    if accepted is None:
         require(
-            not directory.withdraw(result.request.id),
+            not directory.withdraw(request.id),
             f"the job did not read the request within {patience:g} s",
-            why=f"its rank 0 polls every {result.status.poll_seconds:g} s, but is busy or hangs; the request is withdrawn",
+            why=f"its rank 0 polls every {status.poll_seconds:g} s, but is busy or hangs; the request is withdrawn",
             instead="Check whether the job still runs, and try again with a longer --wait",
         )
-        result = _poll(directory, result, _DECISION_SECONDS, lambda result: result.accepted is not None)
-        require(result.accepted, "the job took the request but has not decided", instead="Check whether the job still runs")
-    return _poll(directory, result, patience, lambda result: not result.silent or isinstance(result.accepted, DoneCapture))
+        accepted = _wait_for(decision, _DECISION_SECONDS)
+    if accepted is None:
+        raise ProfilingConfigError("the job took the request but has not decided", instead="Check that the job still runs")
+    is_answered = set(accepted.ranks).issubset
+    last = _wait_for(lambda: accepted if is_answered(directory.answers(request.id)) else directory.done(request.id), patience)
+    return TriggerResult(request, status, last or accepted, directory.answers(request.id))
 
 
-def _poll(
-    directory: RequestDirectory, result: TriggerResult, seconds: float, is_enough: Callable[[TriggerResult], bool]
-) -> TriggerResult:
-    """Add decision and answers to `result`, until there are enough of them or the time is up."""
-    request_id, deadline = result.request.id, time.monotonic() + seconds
-    while True:
-        if (refusal := directory.refusal(request_id)) is not None:
-            raise ProfilingConfigError(refusal)
-        done, accepted = directory.done(request_id), directory.accepted()
-        if done is not None:
-            # When a capture is over, rank 0 moves the answers there.
-            result = replace(result, accepted=done, answers={answer.rank: answer for answer in done.answers.values()})
-        elif accepted is not None and accepted.id == request_id:
-            result = replace(result, accepted=accepted, answers=directory.answers(request_id))
-        if is_enough(result) or time.monotonic() >= deadline:
-            return result
+def _wait_for(look: Callable[[], AcceptedCapture | None], seconds: float) -> AcceptedCapture | None:
+    """Call `look` until it finds the capture or the time is up."""
+    deadline = time.monotonic() + seconds
+    while (found := look()) is None and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
+    return found

@@ -11,23 +11,16 @@ import socket
 import statistics
 import sys
 import time
-import uuid
 from collections import deque
 from dataclasses import replace
 from itertools import pairwise
+from typing import Protocol
 
-from bridge_profiling.capture.control.planning import check_none_open, plan_capture
-from bridge_profiling.capture.control.protocol import (
-    PROFILERS,
-    AcceptedCapture,
-    CaptureRequest,
-    JobStatus,
-    RefusedRequest,
-    RequestDirectory,
-    new_id,
-    parse_request,
-)
+from bridge_profiling.capture.control import protocol
+from bridge_profiling.capture.control.planning import plan_capture
+from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, JobStatus, RequestDirectory
 from bridge_profiling.capture.files import claim_attempt
+from bridge_profiling.capture.window import WindowPlan
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.launch_env import LaunchEnv
@@ -39,6 +32,28 @@ logger = logging.getLogger(__name__)
 
 #: Polls remembered to measure the time from one iteration's start to the next.
 _KEPT_POLLS = 11
+
+
+class Training(Protocol):
+    """The hook, as the coordinator and the listener use it from their thread."""
+
+    @property
+    def running_iteration(self) -> int | None:
+        """The iteration that began last; None before the first."""
+
+    @property
+    def durations(self) -> tuple[tuple[int, int], ...]:
+        """`(iteration, nanoseconds)` of the last 1,000."""
+
+    @property
+    def records_memory(self) -> bool:
+        """Whether a memory history is being recorded."""
+
+    def is_disturbed(self, iteration: int) -> bool:
+        """Whether a profiler, a checkpoint or an evaluation made this iteration longer."""
+
+    def schedule(self, plan: WindowPlan) -> None:
+        """Capture a window that has not begun."""
 
 
 class Coordinator:
@@ -56,14 +71,14 @@ class Coordinator:
         self, requests: RequestDirectory, config: ProfilingConfig, layout: ParallelLayout, train_iters: int | None, holder: str
     ) -> None:
         self._requests, self._config, self._holder = requests, config, holder
-        self._slow_captures = self._nsys_captures = 0
-        #: Text of an unreadable request at the last poll, whose writer may not have finished.
-        self._unreadable: str | None = None
+        self._accepted: list[AcceptedCapture] = []
+        #: Text of the request that was pending at the last poll.
+        self._pending: str | None = None
         #: Time in seconds and current iteration of the last polls.
         self._polls: deque[tuple[float, int]] = deque(maxlen=_KEPT_POLLS)
         env = LaunchEnv.read()
         self._status = JobStatus(
-            run=uuid.uuid4().hex,
+            run=protocol.new_id(),
             launch=env.launch_id,
             job_id=env.job_id,
             host=socket.gethostname(),
@@ -73,104 +88,71 @@ class Coordinator:
             world_size=layout.world_size,
             pipeline_ranks=layout.pipeline_ranks(),
             profile_ranks=config.profile_ranks,
-            profilers=[name for name, setting in PROFILERS.items() if getattr(config, setting)] or ["torch"],
+            profilers=[name for name, setting in protocol.PROFILERS.items() if getattr(config, setting)] or ["torch"],
             train_iters=train_iters,
         )
 
     def begin(self) -> None:
-        """Close what an earlier run left open in this directory."""
+        """Close a capture that an earlier run left open, and refuse its request: this run has timed no iterations yet."""
         accepted = self._requests.accepted()
         if accepted is not None:
             self._requests.close(accepted, "the job ended before it was done")
-        self._decide(ProfilingConfigError("this run of the job began after the request", instead="Request it again"))
+        self._decide()
 
-    def poll(self, iteration: int | None, durations: tuple[tuple[int, int], ...], *, records_memory: bool) -> None:
+    def poll(self, training: Training, ended: str | None = None) -> None:
         """Close a capture that is over, decide on a pending request, and publish the status.
 
         Args:
-            iteration: the one that rank 0 is in.
-            durations: `(iteration, nanoseconds)` of the last ones.
-            records_memory: whether a memory history is being recorded.
+            training: the hook of rank 0.
+            ended: how the training ended.
         """
-        self._update_status(iteration, durations, records_memory)
+        self._update_status(training, ended)
         accepted = self._status.open
-        if accepted is not None and iteration is not None and iteration >= accepted.end:
-            self._close(accepted, "done")
-        self._read_request()
+        if accepted is not None and (ended or (self._status.iteration or 0) >= accepted.end):
+            self._requests.close(accepted, ended or "done")
+            self._status = replace(self._status, open=None)
+        before, self._pending = self._pending, self._requests.pending()
+        # A request that is written in place may be half-written: that one is taken at the next poll.
+        is_complete = self._pending is not None and (self._pending == before or self._pending.rstrip().endswith("}"))
+        if is_complete or ended:
+            self._decide()
         self._requests.write("progress.json", self._status)
 
-    def end(self, ending: str) -> None:
-        """Training has ended: refuse a pending request, and publish how it ended."""
-        self._status = replace(self._status, ended=ending)
-        if self._status.open is not None:
-            self._close(self._status.open, ending)
-        self._decide(ProfilingConfigError(f"the job has ended: {ending}", instead="Name a job that is running"))
-        self._requests.write("progress.json", self._status)
-
-    def _read_request(self) -> None:
-        pending, unreadable = self._requests.pending(), self._unreadable
-        self._unreadable = None
-        if pending is None:
-            return
-        try:
-            parse_request(pending)
-        except ProfilingConfigError:
-            if pending != unreadable:
-                self._unreadable = pending
-                return
-        self._decide()
-
-    def _decide(self, refusal: ProfilingConfigError | None = None) -> None:
+    def _decide(self) -> None:
         """Take the pending request, and accept it or write down why not."""
         text = self._requests.take()
         if text is None:
             return
         request = None
         try:
-            request = parse_request(text)
-            if refusal is not None:
-                raise refusal
+            request = protocol.parse_request(text)
             self._accept(request)
         except ProfilingConfigError as error:
             logger.warning("refused a capture request: %s", error)
             # The client looks for the answer under the request's name, unless that is another request's.
-            request_id = new_id() if request is None or self._requests.knows(request.id) else request.id
-            refused = RefusedRequest(refused=str(error), request=request or text[:1000])
+            request_id = protocol.new_id() if request is None or self._requests.knows(request.id) else request.id
+            refused = protocol.RefusedRequest(refused=str(error), request=request or text[:1000])
             self._requests.write(f"refused/{request_id}.json", refused)
 
     def _accept(self, request: CaptureRequest) -> None:
-        check_none_open(self._status)
+        planned = plan_capture(request, self._status)
         # A rank carries out each name once, and done/ keeps one file for it.
         require(
             not self._requests.knows(request.id),
             f"an earlier request was called {request.id}",
             instead="Leave id out, or give each request its own",
         )
-        is_slow = request.kind == "slow_iteration"
-        limit = self._config.slow_iteration_captures if self._config.slow_iteration_factor is not None else 0
-        require(
-            not is_slow or self._slow_captures < limit,
-            f"this job captures slow iterations {limit} times, and has done so {self._slow_captures} times",
-            why="profiling.slow_iteration_factor turns this on, profiling.slow_iteration_captures limits it",
-            instead="Leave kind out",
-        )
-        planned = plan_capture(request, self._status)
         accepted = replace(planned, attempt=claim_attempt(self._requests.root, planned.window, 0, self._holder))
         self._requests.write("accepted.json", accepted)
         self._status = replace(self._status, open=accepted)
-        self._slow_captures += is_slow
-        self._nsys_captures += "nsys" in accepted.profilers
+        self._accepted.append(accepted)
         logger.info(
-            "accepted request %s: iterations %d to %d of rank(s) %s with %s%s",
-            accepted.id, accepted.start, accepted.window.last, accepted.ranks, " and ".join(accepted.profilers),
-            f": {accepted.reason}" if accepted.reason else "",
+            "accepted request %s (%s): iterations %d to %d of rank(s) %s with %s", accepted.id,
+            accepted.reason or "no reason given", accepted.start, accepted.window.last, accepted.ranks, accepted.profilers,
         )  # fmt: skip
 
-    def _close(self, accepted: AcceptedCapture, ended: str) -> None:
-        self._status = replace(self._status, open=None)
-        self._requests.close(accepted, ended)
-
-    def _update_status(self, iteration: int | None, durations: tuple[tuple[int, int], ...], records_memory: bool) -> None:
+    def _update_status(self, training: Training, ended: str | None) -> None:
+        iteration, durations = training.running_iteration, training.durations
         if iteration is not None:
             self._polls.append((time.monotonic(), iteration))
         recent = [duration for _, duration in durations[-50:]]
@@ -182,7 +164,8 @@ class Coordinator:
         ] or [0]
         torch = sys.modules.get("torch")
         under_nsys = self._config.use_nsys_profiler or runs_under_nsys()
-        captures_left = self._config.nsys_capture_count - len(self._config.windows) - self._nsys_captures
+        nsys_captures = len(self._config.windows) + sum("nsys" in one.profilers for one in self._accepted)
+        slow_limit = self._config.slow_iteration_captures if self._config.slow_iteration_factor is not None else 0
         self._status = replace(
             self._status,
             iteration=iteration,
@@ -190,8 +173,10 @@ class Coordinator:
             fastest_ns=max(min(recent[-10:]), min(polled)) if recent else None,
             median_ns=int(max(statistics.median(recent), statistics.median(polled))) if recent else None,
             windows=[[window.start, window.end] for window in self._config.windows if window.end > (iteration or 0)],
-            records_memory=records_memory,
+            records_memory=training.records_memory,
             cuda=torch is not None and torch.cuda.is_initialized(),
             under_nsys=under_nsys,
-            nsys_captures_left=captures_left if under_nsys else 0,
+            nsys_captures_left=self._config.nsys_capture_count - nsys_captures if under_nsys else 0,
+            slow_captures_left=slow_limit - sum(one.kind == "slow_iteration" for one in self._accepted),
+            ended=ended,
         )

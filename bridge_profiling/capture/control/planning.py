@@ -5,9 +5,21 @@ Works on the job's published status alone, so the client and rank 0 reach the sa
 
 from __future__ import annotations
 
-from bridge_profiling.capture.control.protocol import MIN_COMPLETED, AcceptedCapture, CaptureRequest, JobStatus
+import math
+
+from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, JobStatus
 from bridge_profiling.config import Window, check_ranks_exist
 from bridge_profiling.errors import ProfilingConfigError, require
+
+#: A rank receives a request within four polls: rank 0 reads it at one, the other ranks its decision at the next, and a slow
+#: file system may take as long again.
+_POLLS = 4
+
+#: Ranks are not all in the same iteration, and a profiler warms up in the one before its window.
+_ITERATIONS_APART = 2
+
+#: The first iterations include one-time work, so they do not show how long later ones take.
+_MIN_COMPLETED = 3
 
 
 def plan_capture(request: CaptureRequest, status: JobStatus) -> AcceptedCapture:
@@ -18,6 +30,16 @@ def plan_capture(request: CaptureRequest, status: JobStatus) -> AcceptedCapture:
     """
     require(status.ended is None, f"the job has ended: {status.ended}", instead="Name a job that is running")
     require(request.run in (None, status.run), "the job has restarted since the request", instead="Request it again")
+    if status.open is not None:
+        raise ProfilingConfigError(
+            f"another request is open: iterations {status.open.start} to {status.open.window.last}",
+            instead=f"Try again after iteration {status.open.end}",
+        )
+    require(
+        request.kind == "request" or status.slow_captures_left > 0,
+        "the job makes no more captures of slow iterations: profiling.slow_iteration_captures limits them",
+        instead="Leave kind out",
+    )
     ranks = _select_ranks(status.profile_ranks if request.ranks is None else request.ranks, status)
     check_ranks_exist(ranks, status.world_size, name="--ranks")
     profilers = request.profilers or status.profilers
@@ -26,21 +48,6 @@ def plan_capture(request: CaptureRequest, status: JobStatus) -> AcceptedCapture:
     decided = {"start": window.start, "end": window.end, "ranks": ranks, "profilers": profilers}
     decided |= {"launch": status.launch, "run": status.run, "attempt": 0, "accepted_at_iteration": status.iteration}
     return AcceptedCapture(**vars(request) | decided)
-
-
-def check_none_open(status: JobStatus, *, pending: bool = False) -> None:
-    """Refuse a second request while one is pending or open.
-
-    Raises:
-        ProfilingConfigError: one is.
-    """
-    capture = status.open
-    require(
-        capture is None and not pending,
-        "another request is open: " + (f"iterations {capture.start} to {capture.end - 1}" if capture else "not read yet"),
-        why="a job carries out one request at a time",
-        instead=f"Try again after iteration {capture.end}" if capture else "Try again in a few seconds",
-    )
 
 
 def _select_ranks(ranks: list[int] | str, status: JobStatus) -> list[int]:
@@ -77,9 +84,7 @@ def _check_profilers(profilers: list[str], ranks: list[int], status: JobStatus) 
             instead="Leave --ranks out",
         )
     if "memory" in profilers:
-        require(
-            status.cuda, "a memory history records CUDA allocations, and rank 0 uses no GPU", instead="Type --profiler torch"
-        )
+        require(status.cuda, "memory history records CUDA allocations; rank 0 has no GPU", instead="Type --profiler torch")
         require(
             not status.records_memory,
             "the job already records a memory history until its own window ends",
@@ -88,21 +93,20 @@ def _check_profilers(profilers: list[str], ranks: list[int], status: JobStatus) 
 
 
 def _plan_window(request: CaptureRequest, status: JobStatus) -> Window:
-    nearest = status.nearest_start
-    if nearest is None or status.iteration is None:
+    now = status.iteration
+    if now is None or status.completed < _MIN_COMPLETED or not status.fastest_ns:
         raise ProfilingConfigError(
             f"the job has completed {status.completed} iterations",
-            why=f"it takes {MIN_COMPLETED} to know how soon all ranks can start a capture",
+            why=f"it takes {_MIN_COMPLETED} to know how soon all ranks can start a capture",
             instead="Try again in a few seconds",
         )
+    nearest = now + math.ceil(_POLLS * status.poll_seconds * 1e9 / status.fastest_ns) + _ITERATIONS_APART
     start = nearest if request.start is None else request.start
-    past = start <= status.iteration
     require(
         start >= nearest,
-        f"iteration {start} is {'past' if past else 'too soon'}",
-        why=f"the job is at iteration {status.iteration}"
-        + ("" if past else f", and some ranks may not receive the request before iteration {nearest}"),
-        instead=f"Type --start {nearest + max(1, (nearest - status.iteration) // 4)} or later, or leave --start out",
+        f"iteration {start} is {'past' if start <= now else 'too soon'}",
+        why=f"the job is at iteration {now}, and some ranks may not receive the request before iteration {nearest}",
+        instead=f"Type --start {nearest + max(1, (nearest - now) // 4)} or later, or leave --start out",
     )
     window = Window(start, start + request.iterations)
     for other in (Window(*bounds) for bounds in sorted(status.windows)):
@@ -117,8 +121,7 @@ def _plan_window(request: CaptureRequest, status: JobStatus) -> Window:
             window = Window(other.end + 1, other.end + 1 + request.iterations)
     require(
         status.train_iters is None or window.end <= status.train_iters,
-        f"training ends before iteration {window.last}: its last one is {(status.train_iters or 0) - 1}",
-        why=f"the request is for iterations {window.start} to {window.last}, and the job is at iteration {status.iteration}",
+        f"training ends before iteration {window.last}: its last one is {(status.train_iters or 0) - 1}, and it is at {now}",
         instead="Request fewer iterations, or use a job that runs longer",
     )
     return window

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import shutil
 import stat
+import tempfile
 import uuid
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -43,16 +43,6 @@ MAX_ITERATIONS = 1000
 #: A request has a few hundred bytes. Other messages list ranks and their answers.
 _MAX_REQUEST_BYTES, _MAX_BYTES = 1 << 16, 1 << 26
 
-#: A rank receives a request within four polls: rank 0 reads it at one, the other ranks its decision at the next, and a slow
-#: file system may take as long again.
-_POLLS = 4
-
-#: Ranks are not all in the same iteration, and a profiler warms up in the one before its window.
-_ITERATIONS_APART = 2
-
-#: The first iterations include one-time work, so they do not show how long later ones take.
-MIN_COMPLETED = 3
-
 _EXAMPLE = 'Write for example {"iterations": 3, "start": 120, "ranks": [0, 1], "profilers": ["torch"]}'
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -60,7 +50,7 @@ _Message = TypeVar("_Message")
 
 
 def new_id() -> str:
-    """A request's name: the time, and random digits that distinguish two in the same second."""
+    """A name for a request or a run: the time, and random digits that distinguish two in the same second."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
 
 
@@ -102,14 +92,12 @@ class CaptureRequest:
     def __post_init__(self) -> None:
         require(
             1 <= self.iterations <= MAX_ITERATIONS,
-            f"iterations={self.iterations} cannot be captured",
-            why=f"a capture has 1 to {MAX_ITERATIONS} iterations",
+            f"iterations={self.iterations} is not a number from 1 to {MAX_ITERATIONS}",
             instead="Type a small number, for example --iterations 3",
         )
         require(
             self.start is None or 0 <= self.start < 1 << 60,
-            f"start={self.start} is not an iteration",
-            why="iterations are whole numbers, counted from 0",
+            f"start={self.start} is not an iteration: they are counted from 0",
             instead="Leave it out to capture the nearest iterations possible",
         )
         for name in ("reason", "requested_by", "run"):
@@ -121,8 +109,7 @@ class CaptureRequest:
             require(
                 self.profilers and PROFILERS.keys() >= set(self.profilers),
                 f"profilers={self.profilers} cannot start on demand",
-                why=f"those that can are {', '.join(PROFILERS)}",
-                instead="Type --profiler torch",
+                instead=f"Choose from {', '.join(PROFILERS)}",
             )
             check_exclusive(use_nsys_profiler="nsys" in self.profilers, use_pytorch_profiler="torch" in self.profilers)
             object.__setattr__(self, "profilers", [name for name in PROFILERS if name in self.profilers])
@@ -215,6 +202,7 @@ class JobStatus:
         cuda: whether rank 0 uses a CUDA device.
         under_nsys: whether nsys runs around the ranks, or should.
         nsys_captures_left: how many more captures that nsys can make.
+        slow_captures_left: how many more slow iterations the job captures.
         open: the accepted capture that is not over.
         ended: how the training ended.
     """
@@ -240,15 +228,9 @@ class JobStatus:
     cuda: bool = False
     under_nsys: bool = False
     nsys_captures_left: int = 0
+    slow_captures_left: int = 0
     open: AcceptedCapture | None = None
     ended: str | None = None
-
-    @property
-    def nearest_start(self) -> int | None:
-        """The nearest iteration that every rank can receive in time; None until the iteration time is known."""
-        if self.iteration is None or self.completed < MIN_COMPLETED or not self.fastest_ns:
-            return None
-        return self.iteration + math.ceil(_POLLS * self.poll_seconds * 1e9 / self.fastest_ns) + _ITERATIONS_APART
 
 
 @dataclass(frozen=True)
@@ -278,16 +260,23 @@ class RequestDirectory:
         """A capture that is over."""
         return self._read(f"done/{request_id}.json", DoneCapture)
 
-    def refusal(self, request_id: str) -> str | None:
-        """Why a request was refused; None if it was not."""
-        found = self._read(f"refused/{request_id}.json", RefusedRequest)
-        return None if found is None else found.refused
+    def capture(self, request_id: str) -> AcceptedCapture | None:
+        """The capture that a request led to, open or over; None if it was not accepted."""
+        accepted = self.accepted()
+        return accepted if accepted is not None and accepted.id == request_id else self.done(request_id)
+
+    def refusal(self, request_id: str) -> RefusedRequest | None:
+        """A request that was refused."""
+        return self._read(f"refused/{request_id}.json", RefusedRequest)
 
     def answers(self, request_id: str) -> dict[int, RankAnswer]:
-        """The ranks' answers to the open capture, by rank."""
+        """The ranks' answers to a capture, by rank."""
         folder = self.path / "answers" / request_id
         answers = [_message(folder / name, RankAnswer) for name in _names(folder) if name.startswith("rank-")]
-        return {answer.rank: answer for answer in sorted(filter(None, answers), key=lambda answer: answer.rank)}
+        # After them: when a capture is over, rank 0 moves the answers there.
+        done = self.done(request_id)
+        found = done.answers.values() if done is not None else filter(None, answers)
+        return {answer.rank: answer for answer in sorted(found, key=lambda answer: answer.rank)}
 
     # -- the client ----------------------------------------------------------------------------------------------------
 
@@ -302,28 +291,21 @@ class RequestDirectory:
     def withdraw(self, request_id: str) -> bool:
         """Remove a request that rank 0 has not taken yet; whether it was removed."""
         pending = self._read("request.json", CaptureRequest)
-        if pending is None or pending.id != request_id:
-            return False  # rank 0 has taken it, and this is another user's
-        try:
-            (self.path / "request.json").unlink()
-        except FileNotFoundError:
-            return False
-        return True
+        # One with another name is another user's, written after rank 0 took this one.
+        if pending is not None and pending.id == request_id:
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / "request.json").unlink()
+                return True
+        return False
 
-    def seconds_since_update(self) -> float | None:
-        """Age of the job's status by the file system's clock, as two machines' clocks may differ; None if there is none.
+    def seconds_since_update(self) -> float:
+        """Age of the job's status by the file system's clock, as two machines' clocks may differ.
 
         Raises:
-            OSError: the directory cannot be written.
+            OSError: there is none, or the directory cannot be written.
         """
-        probe = self.path / f".clock.{os.getpid()}.{uuid.uuid4().hex}.tmp"
-        probe.touch()
-        try:
-            return probe.stat().st_mtime - (self.path / "progress.json").stat().st_mtime
-        except FileNotFoundError:
-            return None
-        finally:
-            probe.unlink(missing_ok=True)
+        with tempfile.TemporaryFile(dir=self.path) as probe:
+            return os.fstat(probe.fileno()).st_mtime - (self.path / "progress.json").stat().st_mtime
 
     # -- the job -------------------------------------------------------------------------------------------------------
 
@@ -350,14 +332,12 @@ class RequestDirectory:
         text = _text(taken, _MAX_REQUEST_BYTES)
         with contextlib.suppress(IsADirectoryError):
             taken.unlink()
-        shutil.rmtree(taken, ignore_errors=True)
+        shutil.rmtree(taken, ignore_errors=True)  # only now: it would open a pipe, and block
         return text
 
     def knows(self, request_id: str) -> bool:
         """Whether an earlier request has this name."""
-        accepted = self.accepted()
-        is_open = accepted is not None and accepted.id == request_id
-        return is_open or any((self.path / folder / f"{request_id}.json").exists() for folder in ("done", "refused"))
+        return self.capture(request_id) is not None or self.refusal(request_id) is not None
 
     def close(self, capture: AcceptedCapture, ended: str) -> None:
         """Record how an accepted capture ended, and make room for the next."""
@@ -388,9 +368,9 @@ def parse_request(text: str) -> CaptureRequest:
                 if type(content.get(name)) is item:  # a single one needs no list
                     content[name] = [content[name]]
         return read_typed(content, CaptureRequest, "request")
-    except ProfilingConfigError:
-        raise
     except (ValueError, RecursionError) as error:
+        if isinstance(error, ProfilingConfigError):
+            raise
         raise ProfilingConfigError("the request cannot be read", why=str(error), instead=_EXAMPLE) from error
 
 
@@ -412,7 +392,6 @@ def _text(path: Path, max_bytes: int) -> str:
 
 def _names(folder: Path) -> list[str]:
     """The files in a folder. Only a listing makes an NFS client ask its server for new files."""
-    try:
+    with contextlib.suppress(OSError):
         return os.listdir(folder)
-    except OSError:
-        return []
+    return []

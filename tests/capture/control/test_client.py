@@ -36,7 +36,7 @@ def test_a_directory_without_a_job_is_refused(tmp_path):
 def test_a_job_that_was_killed_is_distinguished_from_one_that_does_not_respond(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    with pytest.raises(ProfilingConfigError, match=rf"the job was killed; its rank 0, process {gone.pid}, is not running"):
+    with pytest.raises(ProfilingConfigError, match=rf"the job was killed: its rank 0, process {gone.pid}, is not running"):
         trigger(published(tmp_path, pid=gone.pid, pid_space=pid_space()), requested())
     # The same number means nothing where processes are counted anew, as in a container that has its machine's name.
     (tmp_path / "container").mkdir()
@@ -75,7 +75,7 @@ def test_ctrl_c_says_what_happens_to_the_request(tmp_path, monkeypatch, taken, s
 def test_a_request_never_replaces_another(tmp_path):
     directory = published(tmp_path)
     first = trigger(directory, requested(), wait=0)
-    with pytest.raises(ProfilingConfigError, match="another request is open: not read yet"):
+    with pytest.raises(ProfilingConfigError, match="another request is open: the job has not read it yet"):
         trigger(directory, requested(), wait=0)
     assert pending_id(directory) == first.request.id
 

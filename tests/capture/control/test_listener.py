@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.capture.control.coordinator import Coordinator
 from bridge_profiling.capture.control.planning import plan_capture
 from bridge_profiling.capture.control.protocol import RequestDirectory
 from bridge_profiling.capture.window import NEVER
@@ -75,7 +74,7 @@ def test_requests_of_an_earlier_run_are_closed(tmp_path):
     assert not (tmp_path / "manifest").exists()
     assert json.loads((training.requests.path / "done" / "old.json").read_text())["ended"].startswith("the job ended")
     [refused] = (training.requests.path / "refused").glob("*.json")
-    assert "this run of the job began after the request" in json.loads(refused.read_text())["refused"]
+    assert "the job has completed 0 iterations" in json.loads(refused.read_text())["refused"]
 
 
 def test_a_name_used_before_is_refused(tmp_path):
@@ -95,7 +94,7 @@ def test_a_name_used_before_is_refused(tmp_path):
 
 def test_a_request_made_while_the_job_ends_is_refused_under_its_own_name(tmp_path, monkeypatch):
     """The client expects the answer under that name."""
-    monkeypatch.setattr(Coordinator, "_read_request", lambda self: None)
+    monkeypatch.setattr(RequestDirectory, "pending", lambda self: None)
     training = Training(tmp_path)
 
     def request(iteration):
@@ -103,7 +102,7 @@ def test_a_request_made_while_the_job_ends_is_refused_under_its_own_name(tmp_pat
             training.requests.submit(requested(id="late"))
 
     training.run(range(30), request)
-    assert "the job has ended: training ended" in training.requests.refusal("late")
+    assert "the job has ended: training ended" in training.requests.refusal("late").refused
 
 
 def test_a_rank_ignores_captures_of_an_earlier_run(tmp_path, no_launcher):

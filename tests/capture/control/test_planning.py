@@ -14,7 +14,6 @@ from tests.capture.control.conftest import STATUS, requested
 
 def test_the_nearest_start_leaves_every_rank_four_polls_to_receive_it():
     # Four seconds are eight iterations of half a second, and two more: ranks apart, and the warm-up.
-    assert STATUS.nearest_start == 110
     assert plan_capture(requested(), STATUS).window == Window(110, 112)
     assert plan_capture(requested(start=110), STATUS).window == Window(110, 112)
 
@@ -80,7 +79,7 @@ def test_nsys_is_accepted_if_it_has_captures_left():
     ("wrong", "message"),
     [
         ({"iterations": True}, "request.iterations is 'True', not of type int"),
-        ({"iterations": 10**6}, "iterations=1000000 cannot be captured"),
+        ({"iterations": 10**6}, "iterations=1000000 is not a number from 1 to 1000"),
         ({"start": -1}, "start=-1 is not an iteration"),
         ({"start": 2.0}, "request.start is '2.0'"),
         ({"ranks": []}, "--ranks=\\[\\] names no rank"),

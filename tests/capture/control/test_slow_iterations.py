@@ -1,4 +1,4 @@
-"""Finding slow iterations, and the one capture that they lead to."""
+"""The one capture that slow iterations lead to."""
 
 import time
 
@@ -6,45 +6,8 @@ import pytest
 import torch
 
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.capture.control.listener import COOL_DOWN, SlowWatch
+from bridge_profiling.slow_iterations import COOL_DOWN
 from tests.capture.conftest import Training
-
-
-def durations(count, first=0, nanoseconds=10_000_000):
-    return tuple((iteration, nanoseconds) for iteration in range(first, first + count))
-
-
-def test_an_iteration_is_slow_against_the_median_of_those_before_it():
-    watch = SlowWatch(2.0, lambda iteration: False)
-    assert watch.check(durations(11)) is None
-    assert watch.check((*durations(11), (11, 20_000_000))) is None, "not above the factor"
-    slow = "iteration 60 took 23.0 ms, 2.3 x the median 10.0 ms of the 11 iterations before it"
-    assert watch.check((*durations(11), (11, 10_000_000), (60, 23_000_000))) == slow
-    assert watch.check((*durations(11), (11, 10_000_000), (60, 23_000_000))) is None, "reported once"
-
-
-def test_too_few_iterations_have_no_slow_one():
-    watch = SlowWatch(2.0, lambda iteration: False)
-    assert watch.check(durations(10)) is None
-    assert watch.check((*durations(10), (10, 10**9))) is None
-
-
-def test_disturbed_iterations_are_neither_slow_nor_in_the_median():
-    watch = SlowWatch(2.0, lambda iteration: iteration < 30)
-    watch.check(durations(39))
-    assert watch.check((*durations(39), (39, 10**9))) is None, "only nine were undisturbed"
-    watch = SlowWatch(2.0, lambda iteration: iteration < 30 or iteration == 45)
-    watch.check(durations(40))
-    assert watch.check((*durations(45), (45, 10**9))) is None
-    assert watch.check((*durations(45), (45, 10**9), (46, 10**9))).startswith("iteration 46 took 1000.0 ms")
-
-
-def test_after_a_capture_it_cools_down():
-    watch = SlowWatch(2.0, lambda iteration: False)
-    watch.check(durations(60))
-    watch.ignore_before(100)
-    assert watch.check((*durations(60), (99, 10**9))) is None
-    assert watch.check((*durations(60), (100, 10**9))).startswith("iteration 100")
 
 
 def test_a_slow_iteration_is_captured_once_with_its_reason(tmp_path):
