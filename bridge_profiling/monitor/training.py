@@ -83,8 +83,7 @@ class TrainingMonitor:
         self._lock = Lock()
         self._recent: deque[int] = deque(maxlen=window)
         self._unread: deque[tuple[int, int]] = deque(maxlen=_KEPT)
-        # Iterations, nanoseconds in them (`busy`), and every quantity that the loop has reported. A dictionary is copied at
-        # each iteration in a third of the time that a NamedTuple takes to be made.
+        # Iterations, nanoseconds in them (`busy`), and every quantity that the loop has reported.
         self._totals: dict[str, float] = {"iterations": 0, "busy": 0}
         if tokens_per_iteration is not None:
             self._totals["tokens"] = 0

@@ -1,5 +1,6 @@
 """The one capture that slow iterations lead to."""
 
+import re
 import time
 
 import pytest
@@ -26,7 +27,10 @@ def test_a_slow_iteration_is_captured_once_with_its_reason(tmp_path):
     assert manifest["status"] == "complete"
     assert len(manifest["captured"]["iterations"]) == 2
     assert manifest["trigger"]["kind"] == "slow_iteration"
-    assert manifest["trigger"]["reason"].startswith("iteration 60 took 15")
+    # It sleeps for 1.5 s, and a loaded machine may let it sleep longer.
+    milliseconds = re.match(r"iteration 60 took ([\d.]+) ms", manifest["trigger"]["reason"])
+    assert milliseconds is not None
+    assert float(milliseconds[1]) >= 1500
     assert "x the median" in manifest["trigger"]["reason"]
     assert manifest["trigger"]["reason"].endswith("on rank 0")
     assert manifest["trigger"]["requested_by"] == "rank 0"
