@@ -104,7 +104,7 @@ class ProfilingHook:
         self._window: CaptureWindow | None = None
         self._edge = 0 if self._config.nvtx_ranges else NEVER
         self._timer = _IterationTimer(self._end_iteration)
-        self._iteration_ranges: ExitStack | None = None
+        self._iteration_ranges = ExitStack()
         self._sigterm = unwind_on(signal.SIGTERM, reraise=not owns_process)
         self._listener: Listener | None = None
         #: The last iterations with a long phase.
@@ -232,9 +232,7 @@ class ProfilingHook:
         """Close the ranges of an iteration, and the window after its last one."""
         with self._guarded():
             self._timer.watched = False
-            if self._iteration_ranges is not None:
-                ranges, self._iteration_ranges = self._iteration_ranges, None
-                ranges.close()
+            self._iteration_ranges.pop_all().close()
             if self._window is not None:
                 self._window.iteration_ended(iteration, error)
             self._update()

@@ -208,7 +208,5 @@ def _addresses_of(slots: ctypes.Array[c_void_p]) -> ctypes.Array[c_void_p]:
     return (c_void_p * len(slots))(*(first + number * step for number in range(len(slots))))
 
 
-@functools.cache
-def _client(library: str) -> NvtxClient:
-    """The one client of this process: a profiler keeps the pointers that it is given."""
-    return NvtxClient(library)
+#: The one client of this process: a profiler keeps the pointers that it is given.
+_client = functools.cache(NvtxClient)
