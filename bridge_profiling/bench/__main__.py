@@ -50,12 +50,9 @@ def main(arguments: Sequence[str]) -> int:
         if env.rank == 0:
             Path(output).write_text(json.dumps(result), encoding="utf-8")
         _check_rows(result["rows"])
-    except (MeasurementError, UnavailableError) as error:
+    except (MeasurementError, UnavailableError, ProfilingConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except ProfilingConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _USAGE
+        return _USAGE if isinstance(error, ProfilingConfigError) else error.exit_code
     except _Signalled as error:
         return 128 + error.args[0]
     return 0

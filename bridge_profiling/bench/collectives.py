@@ -16,10 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bridge_profiling.bench.ranks import World, joined, world_conditions
-from bridge_profiling.bench.requests import DTYPES, CollectivesRequest
-from bridge_profiling.bench.results import MeasurementError, bus_factor
-from bridge_profiling.bench.statistics import device_seconds, estimate, plan
+from bridge_profiling.bench import ranks, requests, results, statistics
+from bridge_profiling.bench.ranks import World
 from bridge_profiling.errors import one_line, require
 from bridge_profiling.launch_env import LaunchEnv
 
@@ -63,7 +61,7 @@ class Exchange:
         return correct
 
 
-def measure(request: CollectivesRequest) -> dict[str, Any]:
+def measure(request: requests.CollectivesRequest) -> dict[str, Any]:
     """Measure every operation at every size; all ranks call it.
 
     Returns:
@@ -82,15 +80,15 @@ def measure(request: CollectivesRequest) -> dict[str, Any]:
         instead="Start two or more, or run without a launcher and type --nproc 2",
     )
     backend = request.backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    with joined(env, backend) as world:
+    with ranks.joined(env, backend) as world:
         return measure_in(world, request)
 
 
-def measure_in(world: World, request: CollectivesRequest) -> dict[str, Any]:
+def measure_in(world: World, request: requests.CollectivesRequest) -> dict[str, Any]:
     """`measure` among ranks that have joined."""
-    result = world_conditions(world) | {"dtype": request.dtype}
+    result = ranks.world_conditions(world) | {"dtype": request.dtype}
     rows: list[dict[str, Any]] = []
-    bytes_per_element = DTYPES[request.dtype]
+    bytes_per_element = requests.DTYPES[request.dtype]
     # Each rank's part has the same number of elements, at least one. Sizes that round to the same message are measured once.
     messages = dict.fromkeys(max(size // (bytes_per_element * world.size), 1) * world.size for size in request.sizes)
     for operation in request.operations:
@@ -102,23 +100,23 @@ def measure_in(world: World, request: CollectivesRequest) -> dict[str, Any]:
                 unsupported = any(text in str(error).lower() for text in ("does not support", "not implemented"))
                 if not unsupported and not isinstance(error, NotImplementedError):
                     what = f"{operation} of {elements * bytes_per_element:,} bytes"
-                    raise MeasurementError(f"{what}: {one_line(error)}") from error
+                    raise results.MeasurementError(f"{what}: {one_line(error)}") from error
                 result["limitations"].append(f"{operation}: not supported by {world.backend} of torch {torch.__version__}")
                 break
     return result | {"rows": rows}
 
 
-def _row(operation: str, elements: int, request: CollectivesRequest, world: World) -> dict[str, Any]:
+def _row(operation: str, elements: int, request: requests.CollectivesRequest, world: World) -> dict[str, Any]:
     exchange = _exchange(operation, elements, getattr(torch, request.dtype), world)
     (wrong,) = world.slowest([0.0 if exchange.arrives() else 1.0])
     for _ in range(_WARMUP):
         exchange.call()
     # All ranks take the same number of samples, from the time of the slowest.
     (once_s,) = world.slowest([_sample(exchange.call, 1, world)])
-    operations, samples = plan(once_s, request.seconds, min_samples=_MIN_SAMPLES)
+    operations, samples = statistics.plan(once_s, request.seconds, min_samples=_MIN_SAMPLES)
     taken = [_sample(exchange.call, operations, world) / operations for _ in range(samples)]
-    seconds = estimate(world.slowest(taken))
-    message = elements * DTYPES[request.dtype]
+    seconds = statistics.estimate(world.slowest(taken))
+    message = elements * requests.DTYPES[request.dtype]
     algorithm_gbs = message / seconds.median / 1e9
     return {
         "operation": operation,
@@ -126,7 +124,7 @@ def _row(operation: str, elements: int, request: CollectivesRequest, world: Worl
         "operations_per_sample": operations,
         "time_us": seconds.scaled(1e6).as_json(),
         "algorithm_bandwidth_gbs": float(f"{algorithm_gbs:.6g}"),
-        "bus_bandwidth_gbs": float(f"{algorithm_gbs * bus_factor(operation, world.size):.6g}"),
+        "bus_bandwidth_gbs": float(f"{algorithm_gbs * results.bus_factor(operation, world.size):.6g}"),
         "correct": not wrong,
     }
 
@@ -135,7 +133,7 @@ def _sample(call: Callable[[], object], operations: int, world: World) -> float:
     """Seconds of some operations in sequence; ranks start together."""
     dist.barrier()
     if world.device.type == "cuda":
-        return device_seconds(call, operations, hold_cycles=_HOLD_CYCLES)
+        return statistics.device_seconds(call, operations, hold_cycles=_HOLD_CYCLES)
     started = time.perf_counter()
     for _ in range(operations):
         call()

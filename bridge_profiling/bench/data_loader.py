@@ -11,7 +11,7 @@ import itertools
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -23,7 +23,7 @@ from bridge_profiling.bench.ranks import conditions
 from bridge_profiling.bench.requests import DataLoaderRequest
 from bridge_profiling.bench.results import MeasurementError
 from bridge_profiling.bench.statistics import estimate
-from bridge_profiling.bench.step import USER_ERRORS, accepted, call_factory, describe, load_factory
+from bridge_profiling.bench.step import USER_ERRORS, call_factory, describe, load_factory
 from bridge_profiling.errors import require
 
 #: Rates within this share of the best count as equal, and the cheapest setting among them is recommended.
@@ -35,7 +35,13 @@ _MAX_SAMPLES = 200
 #: Time for workers to start and deliver their first batch: a multiple of the time of a cell, and a minimum.
 _START, _MIN_START_S = 4, 30.0
 
-_Cell = dict[str, Any]
+#: Arguments of a DataLoader that vary, and their names in the result.
+_ARGUMENTS = {"num_workers": "workers", "pin_memory": "pin_memory", "prefetch_factor": "prefetch"}
+
+#: The other fields of a row, before it is measured.
+_UNMEASURED = {"status": "measured", "batches": 0} | dict.fromkeys(
+    ("samples_per_batch", "first_batch_s", "batches_per_s", "samples_per_s")
+)
 
 
 def measure(request: DataLoaderRequest) -> dict[str, Any]:
@@ -46,29 +52,29 @@ def measure(request: DataLoaderRequest) -> dict[str, Any]:
         MeasurementError: the factory failed, or the first combination did; a later one has the status `failed: why`.
     """
     factory = load_factory(request.loader, "--loader")
-    cells: list[_Cell] = [
-        {"num_workers": workers, "pin_memory": pin, "prefetch_factor": prefetch}
-        for workers, pin in itertools.product(request.workers, request.pin_memory)
-        # Without workers nothing is prefetched.
-        for prefetch in (request.prefetch if workers else (None,))
-    ]
-    make = _maker(factory, cells[0], request)
+    make = _maker(factory, request)
     result = conditions("data_loader", torch.device("cpu"), subject=request.loader)
     if make is None:
         result["limitations"].append(
-            f"{request.loader} returns neither a DataLoader nor a dataset, and does not accept {', '.join(cells[0])}: "
+            f"{request.loader} returns neither a DataLoader nor a dataset, and does not accept {', '.join(_ARGUMENTS)}: "
             "it is measured as it is"
         )
-        return result | {"rows": [_row(partial(call_factory, factory, "--loader"), {}, request)], "recommendation": None}
+        settings = {"workers": 0, "pin_memory": False, "prefetch": None}
+        row = _row(partial(call_factory, factory, "--loader"), settings, request)
+        return result | {"rows": [row], "recommendation": None}
     rows: list[dict[str, Any]] = []
-    for cell in cells:
-        try:
-            rows.append(_row(partial(make, cell), cell, request))
-        except MeasurementError as error:
-            # More workers can need more than there is, such as shared memory. Results of fewer workers are kept.
-            if not any(row["status"] == "measured" for row in rows):
-                raise
-            rows.append(_unmeasured(cell) | {"status": f"failed: {describe(error.__cause__ or error)}"})
+    for workers, pin_memory in itertools.product(request.workers, request.pin_memory):
+        # Without workers nothing is prefetched.
+        for prefetch in request.prefetch if workers else (None,):
+            settings = {"workers": workers, "pin_memory": pin_memory, "prefetch": prefetch}
+            arguments = {argument: settings[name] for argument, name in _ARGUMENTS.items()}
+            try:
+                rows.append(_row(partial(make, **arguments), settings, request))
+            except MeasurementError as error:
+                # More workers can need more than there is, such as shared memory. Results of fewer workers are kept.
+                if not any(row["status"] == "measured" for row in rows):
+                    raise
+                rows.append(settings | _UNMEASURED | {"status": f"failed: {describe(error.__cause__ or error)}"})
     return result | {"rows": rows, "recommendation": recommendation(rows)}
 
 
@@ -89,7 +95,7 @@ def recommendation(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
         reason += f"; {_settings(nearest)} gives {_rate(nearest):.4g}"
     if torch.cuda.is_available() and not chosen["pin_memory"]:
         reason += "; pin_memory=True does not make batches arrive faster, but lets copies to the device overlap with compute"
-    return {**{name: chosen[name] for name in ("workers", "pin_memory", "prefetch")}, "reason": reason}
+    return {name: chosen[name] for name in _ARGUMENTS.values()} | {"reason": reason}
 
 
 def _rate(row: dict[str, Any]) -> float:
@@ -106,15 +112,17 @@ def _settings(row: dict[str, Any]) -> str:
     return f"num_workers={row['workers']}, pin_memory={row['pin_memory']}{ahead}"
 
 
-def _maker(factory: Callable[..., Any], cell: _Cell, request: DataLoaderRequest) -> Callable[[_Cell], Any] | None:
-    """A function that makes a loader with other settings; None if that is impossible."""
-    if len(accepted(factory, cell)) == len(cell):
-        return lambda cell: call_factory(factory, "--loader", **cell)
+def _maker(factory: Callable[..., Any], request: DataLoaderRequest) -> Callable[..., Any] | None:
+    """A function that makes a loader from other arguments; None if that is impossible."""
+    with suppress(TypeError, ValueError):
+        inspect.signature(factory).bind_partial(**_ARGUMENTS)
+        # It accepts all of them.
+        return partial(call_factory, factory, "--loader")
     given = call_factory(factory, "--loader")
     if isinstance(given, DataLoader):
-        return lambda cell: _rebuilt(given, cell)
+        return partial(_rebuilt, given)
     if isinstance(given, Dataset) or (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
-        return lambda cell: DataLoader(given, batch_size=request.batch_size, **cell)
+        return partial(DataLoader, given, batch_size=request.batch_size)
     require(
         isinstance(given, Iterable),
         f"--loader {request.loader} returns {type(given).__name__}, which cannot be iterated over",
@@ -123,11 +131,11 @@ def _maker(factory: Callable[..., Any], cell: _Cell, request: DataLoaderRequest)
     return None
 
 
-def _rebuilt(given: DataLoader, cell: _Cell) -> DataLoader:
-    """The same loader with other settings: the same data, order and collation."""
+def _rebuilt(given: DataLoader, **arguments: Any) -> DataLoader:
+    """The same loader with other arguments: the same data, order and collation."""
     kept: dict[str, Any] = {name: getattr(given, name) for name in ("collate_fn", "worker_init_fn", "generator")}
     # These three apply to workers only.
-    if cell["num_workers"]:
+    if arguments["num_workers"]:
         kept |= {name: getattr(given, name) for name in ("multiprocessing_context", "timeout", "persistent_workers")}
     if isinstance(given.dataset, IterableDataset):
         kept |= {"batch_size": given.batch_size, "drop_last": given.drop_last}
@@ -137,22 +145,11 @@ def _rebuilt(given: DataLoader, cell: _Cell) -> DataLoader:
         kept |= {"batch_size": None, "sampler": given.sampler}
     # A subclass may have another constructor.
     same = inspect.signature(type(given)) == inspect.signature(DataLoader)
-    return (type(given) if same else DataLoader)(given.dataset, **kept, **cell)
+    return (type(given) if same else DataLoader)(given.dataset, **kept, **arguments)
 
 
-def _unmeasured(cell: _Cell) -> dict[str, Any]:
-    return {
-        "workers": cell.get("num_workers", 0),
-        "pin_memory": cell.get("pin_memory", False),
-        "prefetch": cell.get("prefetch_factor"),
-        "status": "measured",
-        "batches": 0,
-        **dict.fromkeys(("samples_per_batch", "first_batch_s", "batches_per_s", "samples_per_s")),
-    }
-
-
-def _row(make: Callable[[], Any], cell: _Cell, request: DataLoaderRequest) -> dict[str, Any]:
-    row = _unmeasured(cell)
+def _row(make: Callable[[], Any], settings: dict[str, Any], request: DataLoaderRequest) -> dict[str, Any]:
+    row = settings | _UNMEASURED
     if row["pin_memory"] and not torch.cuda.is_available():
         return row | {"status": "unavailable: pinning memory needs a CUDA device"}
     limit_s = max(_MIN_START_S, _START * request.seconds) + request.seconds

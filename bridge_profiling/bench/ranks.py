@@ -10,16 +10,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from bridge_profiling import __version__
 from bridge_profiling.bench.results import MeasurementError, UnavailableError
 from bridge_profiling.launch_env import LaunchEnv
 
@@ -28,8 +28,6 @@ STORE_VARIABLE = "BRIDGE_PROFILING_BENCH_STORE"
 
 #: Environment variables that select the links.
 _LINK_VARIABLES = ("NCCL_", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS")
-
-_POLL_S = 0.05
 
 #: Seconds that ranks have to end after one has failed.
 _PATIENCE_S = 5.0
@@ -60,14 +58,13 @@ def run_locally(arguments: Sequence[str], processes: int | None, backend: str | 
     count = processes or devices or 2
     command = [sys.executable, "-m", "bridge_profiling.bench", *arguments]
     with tempfile.TemporaryDirectory(prefix="bridge_profiling-bench-", ignore_cleanup_errors=True) as folder:
-        store = str(Path(folder, "store"))
-        # One thread each, as with torchrun: the ranks share the machine's CPU cores.
-        common = {"WORLD_SIZE": str(count), STORE_VARIABLE: store, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        # One thread each by default, as with torchrun: the ranks share the machine's CPU cores.
+        common = {"OMP_NUM_THREADS": "1"} | os.environ | {"WORLD_SIZE": str(count), STORE_VARIABLE: f"{folder}/store"}
         errors = [Path(folder, f"stderr-{rank}") for rank in range(count)]
         running: list[subprocess.Popen[bytes]] = []
         try:
             for rank, path in enumerate(errors):
-                environment = os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 with path.open("wb") as stderr:
                     running.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=stderr))
             failed = _first_failure(running)
@@ -88,16 +85,16 @@ def _first_failure(running: Sequence[subprocess.Popen[bytes]]) -> int | None:
         failed = next((rank for rank, code in enumerate(codes) if code), None)
         if failed is not None or None not in codes:
             return failed
-        time.sleep(_POLL_S)
+        time.sleep(0.05)
 
 
 def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in running:
         process.terminate()
     deadline = time.monotonic() + _PATIENCE_S
-    while any(process.poll() is None for process in running) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
     for process in running:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(deadline - time.monotonic(), 0))
         process.kill()
         process.wait()
 
@@ -186,6 +183,11 @@ def conditions(kind: str, device: torch.device, *, subject: str | None = None) -
         subject: the measured user code.
     """
     cuda = device.type == "cuda"
+    versions: dict[str, str | None] = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    versions["bridge-profiling"] = __version__
+    if cuda:
+        versions["cuda"] = torch.version.cuda
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
     return {
         "kind": kind,
         "measured_unix_ns": time.time_ns(),
@@ -193,7 +195,7 @@ def conditions(kind: str, device: torch.device, *, subject: str | None = None) -
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",
         "devices_of_host": torch.cuda.device_count() if cuda else 0,
         "subject": subject,
-        "versions": _versions(cuda),
+        "versions": versions,
         "limitations": [],
     }
 
@@ -217,23 +219,9 @@ def _links(world: World) -> dict[str, Any]:
         own = world.device.index
         others = [other for other in range(torch.cuda.device_count()) if other != own]
         found["peer_access"] = {str(other): torch.cuda.can_device_access_peer(own, other) for other in others}
-        command = ["nvidia-smi", "topo", "-m"]
-        try:
+        found["topology"] = None
+        with suppress(OSError, subprocess.SubprocessError):
+            command = ["nvidia-smi", "topo", "-m"]
             matrix = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-        except (OSError, subprocess.SubprocessError):
-            matrix = None
-        rows = [line.expandtabs(8).rstrip() for line in matrix or () if line.lstrip().startswith(("GPU", "NIC"))]
-        found["topology"] = None if matrix is None else rows
-    return found
-
-
-def _versions(cuda: bool) -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    try:
-        found["bridge-profiling"] = metadata.version("bridge-profiling")
-    except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
-        found["bridge-profiling"] = None
-    if cuda:
-        found["cuda"] = torch.version.cuda
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
+            found["topology"] = [line.expandtabs(8).rstrip() for line in matrix if line.lstrip().startswith(("GPU", "NIC"))]
     return found

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from bridge_profiling.errors import ProfilingConfigError, require
 
@@ -31,8 +30,32 @@ _RANGE = re.compile(r"([^:]+):([^:]+)(?::\s*(\d+(?:\.\d+)?)\s*[xX]?\s*)?")
 _SIZES_EXAMPLE = "Type --sizes 1KiB:256MiB:4x, or --sizes 1KiB,1MiB,64MiB"
 
 
+#: Fields with a smallest value, for each number of a list too.
+_LEAST = {"processes": 2, "workers": 0, "prefetch": 1, "batch_size": 1, "warmup": 0, "iterations": 1, "samples": 1}
+
+#: Fields that name one of some choices, or several of them.
+_CHOICES = {"operations": OPERATIONS, "dtype": DTYPES, "backend": BACKENDS}
+
+
 @dataclass(frozen=True)
-class CollectivesRequest:
+class Request:
+    """Base of all requests; checks every field on creation.
+
+    Attributes:
+        kind: the kind of benchmark, and the name of its module and of the kind of its results.
+    """
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for name, given in vars(self).items():
+            for value in given if isinstance(given, tuple) else (given,):
+                if value is not None:
+                    _check(name, value)
+
+
+@dataclass(frozen=True)
+class CollectivesRequest(Request):
     """Measure communication.
 
     Args:
@@ -44,6 +67,7 @@ class CollectivesRequest:
         seconds: approximate limit for each operation and size.
     """
 
+    kind = "collectives"
     operations: tuple[str, ...]
     sizes: tuple[int, ...]
     dtype: str = "float32"
@@ -51,19 +75,9 @@ class CollectivesRequest:
     processes: int | None = None
     seconds: float = 1.0
 
-    def __post_init__(self) -> None:
-        for operation in self.operations:
-            _check_choice("operation", operation.replace("_", "-"), [each.replace("_", "-") for each in OPERATIONS])
-        _check_choice("dtype", self.dtype, DTYPES)
-        if self.backend is not None:
-            _check_choice("backend", self.backend, BACKENDS)
-        if self.processes is not None:
-            _check_least("--nproc", (self.processes,), 2)
-        _check_seconds(self.seconds)
-
 
 @dataclass(frozen=True)
-class CopiesRequest:
+class CopiesRequest(Request):
     """Measure copies between host and device.
 
     Args:
@@ -71,15 +85,13 @@ class CopiesRequest:
         seconds: approximate limit for each kind of copy and size.
     """
 
+    kind = "copies"
     sizes: tuple[int, ...]
     seconds: float = 0.5
 
-    def __post_init__(self) -> None:
-        _check_seconds(self.seconds)
-
 
 @dataclass(frozen=True)
-class DataLoaderRequest:
+class DataLoaderRequest(Request):
     """Measure a data loader.
 
     Args:
@@ -91,6 +103,7 @@ class DataLoaderRequest:
         seconds: approximate limit for each combination.
     """
 
+    kind = "data_loader"
     loader: str
     workers: tuple[int, ...] = (0, 1, 2, 4)
     pin_memory: tuple[bool, ...] = (False, True)
@@ -98,16 +111,9 @@ class DataLoaderRequest:
     batch_size: int = 1
     seconds: float = 5.0
 
-    def __post_init__(self) -> None:
-        module_and_name(self.loader, "--loader")
-        _check_least("--workers", self.workers, 0)
-        _check_least("--prefetch", self.prefetch, 1)
-        _check_least("--batch-size", (self.batch_size,), 1)
-        _check_seconds(self.seconds)
-
 
 @dataclass(frozen=True)
-class StepRequest:
+class StepRequest(Request):
     """Measure a step.
 
     Args:
@@ -118,34 +124,16 @@ class StepRequest:
         samples: samples processed by one call; None if unknown.
     """
 
+    kind = "step"
     step: str
     warmup: int = 5
     iterations: int = 30
     seconds: float = 60.0
     samples: int | None = None
 
-    def __post_init__(self) -> None:
-        module_and_name(self.step, "--step")
-        _check_least("--warmup", (self.warmup,), 0)
-        _check_least("--iterations", (self.iterations,), 1)
-        _check_least("--samples", (1 if self.samples is None else self.samples,), 1)
-        _check_seconds(self.seconds)
 
-
-Request = CollectivesRequest | CopiesRequest | DataLoaderRequest | StepRequest
-
-#: Requests by the kind of benchmark, the name of its module and of the kind of its results.
-KINDS: dict[str, type[Request]] = {
-    "collectives": CollectivesRequest,
-    "copies": CopiesRequest,
-    "data_loader": DataLoaderRequest,
-    "step": StepRequest,
-}
-
-
-def kind_of(request: Request) -> str:
-    """The kind of a request, a key of `KINDS`."""
-    return next(name for name, kind in KINDS.items() if isinstance(request, kind))
+#: Requests by kind.
+KINDS: dict[str, type[Any]] = {each.kind: each for each in (CollectivesRequest, CopiesRequest, DataLoaderRequest, StepRequest)}
 
 
 def to_text(request: Request) -> str:
@@ -219,13 +207,15 @@ def module_and_name(text: str, option: str) -> tuple[str, str]:
     return module, name
 
 
-def _check_choice(what: str, value: str, choices: Collection[str]) -> None:
-    require(value in choices, f"unknown {what} {value!r}", instead=f"Type one of {', '.join(choices)}")
-
-
-def _check_least(option: str, values: Sequence[int], least: int) -> None:
-    require(min(values) >= least, f"{option} {min(values)} is too small", instead=f"Type {option} {least} or more")
-
-
-def _check_seconds(seconds: float) -> None:
-    require(seconds > 0, f"--seconds {seconds:g} is not a positive time", instead="Type --seconds 1")
+def _check(name: str, value: Any) -> None:
+    option = "--nproc" if name == "processes" else f"--{name.replace('_', '-')}"
+    if name in _LEAST:
+        least = _LEAST[name]
+        require(value >= least, f"{option} {value} is too small", instead=f"Type {option} {least} or more")
+    elif name in _CHOICES:
+        typed, choices = value.replace("_", "-"), [choice.replace("_", "-") for choice in _CHOICES[name]]
+        require(typed in choices, f"unknown {name.removesuffix('s')} {typed!r}", instead=f"Type one of {', '.join(choices)}")
+    elif name == "seconds":
+        require(value > 0, f"--seconds {value:g} is not a positive time", instead="Type --seconds 1")
+    elif name in ("loader", "step"):
+        module_and_name(value, option)

@@ -169,18 +169,17 @@ def load_factory(text: str, option: str) -> Callable[..., Any]:
     return found
 
 
-def call_factory(factory: Callable[..., Any], option: str, **offered: Any) -> Any:
-    """Call a factory with those of the offered arguments that it accepts.
+def call_factory(factory: Callable[..., Any], option: str, **arguments: Any) -> Any:
+    """Call a factory.
 
     Raises:
         ProfilingConfigError: it requires other arguments.
         MeasurementError: it failed.
     """
-    arguments = accepted(factory, offered)
     try:
         inspect.signature(factory).bind(**arguments)
     except TypeError as error:
-        supported = f"only {', '.join(offered)} are supported, all optional" if offered else "none are supported"
+        supported = f"only {', '.join(arguments)} are supported, all optional" if arguments else "none are supported"
         raise ProfilingConfigError(f"{option}: the arguments of the factory: {error}", why=supported) from error
     except ValueError:  # a builtin without a signature
         pass
@@ -188,16 +187,6 @@ def call_factory(factory: Callable[..., Any], option: str, **offered: Any) -> An
         return factory(**arguments)
     except USER_ERRORS as error:
         raise MeasurementError(f"{option}: the factory failed: {describe(error)}") from error
-
-
-def accepted(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Those of the offered arguments that a factory accepts by name."""
-    try:
-        parameters = inspect.signature(factory).parameters
-    except ValueError:
-        return {}
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: value for name, value in offered.items() if takes_any or name in parameters}
 
 
 def describe(error: BaseException) -> str:

@@ -14,7 +14,6 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ _CAPTURES = ("torch", "nsys", "memory")
 _WRITTEN_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
 class CaptureFiles:
     """Names of one rank's files in one attempt of a run.
 
@@ -39,38 +37,31 @@ class CaptureFiles:
         attempt: 0 for the first, n for the n-th restart into the same root.
         rank: global rank; it names the files.
         memory_snapshot_path: the user's own path for memory snapshots, or the default.
+
+    Attributes:
+        torch_trace: Kineto trace; TensorBoard and Perfetto look for this name.
+        chakra_trace: Chakra execution trace.
+        nsys_report: report of nsys.
+        manifest: the manifest: the request, the capture and the reason for any difference.
     """
 
-    root: Path
-    window: Window
-    attempt: int
-    rank: int
-    memory_snapshot_path: str = DEFAULT_MEMORY_SNAPSHOT_PATH
-
-    def _path(self, kind: str, name: str) -> Path:
-        return self.root / kind / folder_name(self.window, self.attempt) / name
-
-    @property
-    def torch_trace(self) -> Path:
-        """Kineto trace; TensorBoard and Perfetto look for this name."""
-        return self._path("torch", f"rank-{self.rank}.pt.trace.json.gz")
-
-    @property
-    def chakra_trace(self) -> Path:
-        """Chakra execution trace."""
-        return self._path("torch", f"rank-{self.rank}.et.json")
-
-    @property
-    def nsys_report(self) -> Path:
-        """Report of nsys."""
-        return self._path("nsys", f"rank-{self.rank}.nsys-rep")
+    def __init__(
+        self, root: Path, window: Window, attempt: int, rank: int, memory_snapshot_path: str = DEFAULT_MEMORY_SNAPSHOT_PATH
+    ) -> None:
+        self.root, self.window, self.attempt, self.rank = root, window, attempt, rank
+        folder = folder_name(window, attempt)
+        self.torch_trace = root / "torch" / folder / f"rank-{rank}.pt.trace.json.gz"
+        self.chakra_trace = root / "torch" / folder / f"rank-{rank}.et.json"
+        self.nsys_report = root / "nsys" / folder / f"rank-{rank}.nsys-rep"
+        self.manifest = root / "manifest" / folder / f"rank-{rank}.json"
+        self._memory, self._memory_snapshot_path = root / "memory" / folder, memory_snapshot_path
 
     @property
     def memory_snapshot(self) -> Path:
         """Memory snapshot at the end of the window."""
-        if self.memory_snapshot_path == DEFAULT_MEMORY_SNAPSHOT_PATH:
-            return self._path("memory", f"rank-{self.rank}.pickle")
-        asked = self.root / Path(self.memory_snapshot_path).expanduser()
+        if self._memory_snapshot_path == DEFAULT_MEMORY_SNAPSHOT_PATH:
+            return self._memory / f"rank-{self.rank}.pickle"
+        asked = self.root / Path(self._memory_snapshot_path).expanduser()
         # The user's path names no attempt, and a restart must not overwrite the first one's snapshot.
         suffixes = itertools.chain([""], (f".{number}" for number in itertools.count(1)))
         names = (asked.with_name(f"{asked.stem}_{self.rank}{suffix}{asked.suffix}") for suffix in suffixes)
@@ -78,12 +69,7 @@ class CaptureFiles:
 
     def oom_snapshot(self, number: int) -> Path:
         """Memory snapshot of this rank's n-th out-of-memory error, counted from 1."""
-        return self._path("memory", f"oom-rank-{self.rank}-{number}.pickle")
-
-    @property
-    def manifest(self) -> Path:
-        """The manifest: the request, the capture and the reason for any difference."""
-        return self._path("manifest", f"rank-{self.rank}.json")
+        return self._memory / f"oom-rank-{self.rank}-{number}.pickle"
 
 
 def folder_name(window: Window, attempt: int) -> str:

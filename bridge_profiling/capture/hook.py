@@ -313,7 +313,7 @@ class ProfilingHook:
         Raises:
             OSError: its manifest cannot be written.
         """
-        self._schedule.post(self._build_window(plan))
+        self._schedule.posted.append(self._build_window(plan))
         self.wake()
 
     @property

@@ -96,14 +96,14 @@ class NsysProfiler(Profiler):
             self.notes += self._spec.notes
             if self._spec.captures == 1:
                 # Now, not in `start`: an nsys that collects by the clock makes its report without ever seeing the window.
-                self._announce_capture()
+                self._number = self._channel.announce(self._capture)
 
     def start(self) -> None:
         """Open the capture range; a range per operator only if shapes are requested (1.47 x the step, not 1.13 x)."""
         import torch
 
-        if self._number is None:
-            self._announce_capture()
+        if self._channel is not None and self._number is None:
+            self._number = self._channel.announce(self._capture)
         marks = self._marks = ExitStack()
         if self._cuda:
             cudart = torch.cuda.cudart()
@@ -142,10 +142,6 @@ class NsysProfiler(Profiler):
         else:
             self.notes.append("nsys does not stop with the window: its report comes when the process or its duration ends")
         return None
-
-    def _announce_capture(self) -> None:
-        if self._channel is not None:
-            self._number = self._channel.announce(self._capture)
 
     def _await_delivery(self) -> None:
         """Wait until the supervisor has put the report into its place."""

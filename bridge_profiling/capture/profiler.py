@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,7 @@ def guarded(
 class Profiler:
     """One profiler of one window on one rank. Its methods may raise anything; they are called under `guarded`.
 
-    They are called in this order: `open`, `warm_up` (only with `needs_warm_up`, in the iteration before the window),
+    They are called in this order: `open`, `warm_up` (with `needs_warm_up`, in the iteration before the window),
     `start`, `iteration_range` for each captured iteration, then `stop`, and `close` in any case, also after an error and
     for a window that never opened; at the end of the training `leave`.
 
@@ -139,6 +139,19 @@ class Profiler:
             logger.info("rank %d: %s captured iterations %s (%s): %s", rank, self.name, span, outcome, where)
         elif self.status == "missed":
             logger.warning("rank %d: %s captured nothing: %s", rank, self.name, self.reason)
+
+
+def for_each(profilers: Iterable[Profiler], action: str, call: Callable[[Profiler], None]) -> None:
+    """Call `call` on each profiler, under its guard.
+
+    Args:
+        profilers: the profilers.
+        action: what a profiler could not do if it raises, for the log.
+        call: the call.
+    """
+    for profiler in profilers:
+        with profiler.guarded(action):
+            call(profiler)
 
 
 def synchronize_device(rank: int) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import CodeType, FrameType, FunctionType, MethodType
+from traceback import walk_tb
+from types import FrameType
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -49,24 +50,14 @@ def signals_held() -> Iterator[None]:
 
 def raised_by_handler(error: BaseException) -> bool:
     """Whether a signal handler raised `error`: the code that it interrupted did not fail."""
-    codes = {_code(handler) for handler in _handlers().values()} - {None}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
-    return False
+    # The code of a function or method, or of an object's `__call__`.
+    codes = [getattr(one, "__code__", None) for handler in _handlers().values() for one in (handler, handler.__call__)]
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
-def _handlers() -> dict[signal.Signals, Callable[[int, FrameType | None], Any]]:
+def _handlers() -> dict[signal.Signals, Any]:
     """The Python functions that handle signals now."""
     return {number: handler for number in _HELD if callable(handler := signal.getsignal(number))}
-
-
-def _code(handler: object) -> CodeType | None:
-    if not isinstance(handler, FunctionType | MethodType):
-        handler = getattr(type(handler), "__call__", None)  # noqa: B004 -- the function itself is wanted
-    return getattr(handler, "__code__", None)
 
 
 class unwind_on:

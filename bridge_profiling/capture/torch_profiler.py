@@ -63,12 +63,16 @@ class TorchProfiler(Profiler):
             activities.append(torch.profiler.ProfilerActivity.CUDA)
             # With CUPTI left attached, the rest of the run is 15-22% slower on an H200. A user's own setting wins, and torch
             # itself switches this off where CUDA graphs do not support it.
-            os.environ.setdefault("TEARDOWN_CUPTI", "1")
-            if os.environ["TEARDOWN_CUPTI"] == "0":
+            if os.environ.setdefault("TEARDOWN_CUPTI", "1") == "0":
                 self.notes.append(
                     "TEARDOWN_CUPTI=0, which CUDA graphs need: CUPTI stays attached, and the rest of this run may be slower"
                 )
-        self._observer = self._chakra_observer() if self.config.pytorch_profiler_collect_chakra else None
+        if self.config.pytorch_profiler_collect_chakra:
+            target = self.files.chakra_trace
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # The observer writes during the window, so the file gets its name at the end, like every other file.
+            self._chakra_temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+            self._observer = torch.profiler.ExecutionTraceObserver().register_callback(str(self._chakra_temporary))
         self._profile = torch.profiler.profile(
             activities=activities,
             record_shapes=self.config.wants_shapes,
@@ -116,15 +120,6 @@ class TorchProfiler(Profiler):
 
         profilers._prepare_trace, profilers._start_trace = prepare_alone, start_alone
         self._unwatch = unwatch
-
-    def _chakra_observer(self) -> Any:
-        from torch.profiler import ExecutionTraceObserver
-
-        target = self.files.chakra_trace
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # The observer writes during the window, so the file gets its name at the end, like every other file.
-        self._chakra_temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        return ExecutionTraceObserver().register_callback(str(self._chakra_temporary))
 
     def start(self) -> None:
         """Start recording."""
@@ -183,7 +178,10 @@ class TorchProfiler(Profiler):
         try:
             self._profile.export_chrome_trace(str(raw))
             _check_whole(raw)
-            self._publish_chakra()
+            if self._observer is not None:
+                self._observer.unregister_callback()
+                os.replace(self._chakra_temporary, self.files.chakra_trace)
+                self.artifacts.append(self.files.chakra_trace)
         except BaseException:
             _remove(raw)
             raise
@@ -199,12 +197,6 @@ class TorchProfiler(Profiler):
                 _remove(raw)
 
         return compress
-
-    def _publish_chakra(self) -> None:
-        if self._observer is not None:
-            self._observer.unregister_callback()
-            os.replace(self._chakra_temporary, self.files.chakra_trace)
-            self.artifacts.append(self.files.chakra_trace)
 
     def release(self) -> None:
         """Free the recorded events, about ten bytes of memory for each byte of the uncompressed trace."""

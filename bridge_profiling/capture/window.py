@@ -10,13 +10,14 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Thread
 
 from bridge_profiling.capture.files import CaptureFiles, give_up_attempt
 from bridge_profiling.capture.memory import MemoryProfiler
 from bridge_profiling.capture.nsys_profiler import NsysProfiler
-from bridge_profiling.capture.profiler import Profiler, guarded, synchronize_device
+from bridge_profiling.capture.profiler import Profiler, for_each, guarded, synchronize_device
 from bridge_profiling.capture.record import CaptureRecord, Rank
 from bridge_profiling.capture.signals import signals_held
 from bridge_profiling.capture.torch_profiler import TorchProfiler
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 #: Later than every iteration: there is nothing more to do.
 NEVER = sys.maxsize
+
+#: A profiler, and the function that writes the rest of its capture.
+_Unwritten = tuple[Profiler, Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,6 @@ class CaptureWindow:
         self.record = CaptureRecord(plan.config, files, rank, self.profilers, plan.trigger)
         self.record.reason = f"the process ended before it reached iteration {self.window.start}"
         self.record.write()
-        self._unwritten: list[tuple[Profiler, Callable[[], None]]] = []
         self._writer: Thread | None = None
         self._finished = self._skipped = False
 
@@ -96,9 +99,7 @@ class CaptureWindow:
 
     def open(self) -> None:
         """Prepare the profilers; memory history records from here on."""
-        for profiler in self.active:
-            with profiler.guarded("open"):
-                profiler.open()
+        for_each(self.active, "open", lambda profiler: profiler.open())
         if not self.active:
             self.close(None)
 
@@ -114,10 +115,7 @@ class CaptureWindow:
         self._skipped = self.state == "armed" and iteration > self.window.start
         if self.state == "waiting":
             self.state = "armed"
-            for profiler in self.active:
-                if profiler.needs_warm_up:
-                    with profiler.guarded("warm up"):
-                        profiler.warm_up()
+            for_each(self.active, "warm up", lambda profiler: profiler.warm_up())
         if iteration not in self.window:
             return
         # Before anything records: writing must not be in the capture, and starting may kill the process.
@@ -157,6 +155,7 @@ class CaptureWindow:
             return
         status: Status = "missed"
         reason = ending
+        unwritten: list[_Unwritten] = []
         with signals_held():
             if state == "capturing":
                 status, reason = self._completeness(ending)
@@ -166,39 +165,32 @@ class CaptureWindow:
                 for profiler in self.active:
                     with profiler.guarded("stop"):
                         rest = profiler.stop(interrupted)
-                        self._unwritten += [(profiler, rest)] if rest is not None else []
+                        unwritten += [(profiler, rest)] if rest is not None else []
             self._close_profilers()
-            if not (self._unwritten and self._start_writer(status, reason)):
-                self._finish(status, reason)
-
-    def _start_writer(self, status: Status, reason: str | None) -> bool:
-        # Not a daemon: an interpreter that exits waits for it.
-        writer = Thread(target=self._finish, args=(status, reason), name="bridge_profiling writer")
-        try:
-            writer.start()
-        except RuntimeError:
-            # From Python 3.12 on an exiting interpreter starts no threads; nor does a process at its limit of them.
-            return False
-        self._writer = writer
-        return True
+            if unwritten:
+                # Not a daemon: an interpreter that exits waits for it.
+                writer = Thread(target=self._finish, args=(status, reason, unwritten), name="bridge_profiling writer")
+                # From Python 3.12 on an exiting interpreter starts no threads; nor does a process at its limit of them.
+                with suppress(RuntimeError):
+                    writer.start()
+                    self._writer = writer
+            if self._writer is None:
+                self._finish(status, reason, unwritten)
 
     def _close_profilers(self) -> None:
-        for profiler in self.profilers:
-            with profiler.guarded("close"):
-                profiler.close()
+        for_each(self.profilers, "close", lambda profiler: profiler.close())
 
-    def _finish(self, status: Status, reason: str | None) -> None:
+    def _finish(self, status: Status, reason: str | None, unwritten: list[_Unwritten]) -> None:
         """Write the rest, and say in the manifest only afterwards that it is there. May run in another thread."""
-        unpacked = [profiler.unpacked for profiler, _ in self._unwritten if profiler.unpacked is not None]
+        unpacked = [profiler.unpacked for profiler, _ in unwritten if profiler.unpacked is not None]
         if unpacked:
             # True for a process that a launcher kills because it takes too long to end.
             where = " and ".join(str(path) for path in unpacked)
             self.record.reason = f"the process died while it compressed its trace; the whole trace is in {where}"
             self.write_manifest()
-        for profiler, write in self._unwritten:
+        for profiler, write in unwritten:
             with profiler.guarded("write"):
                 write()
-        self._unwritten = []
         for profiler in self.active:
             profiler.finish(status, reason)
         self.record.reason = None
@@ -250,9 +242,7 @@ class CaptureWindow:
     def release(self) -> None:
         """Free the memory of what is written: the next window's recording needs it."""
         if self._writer is None or not self._writer.is_alive():
-            for profiler in self.profilers:
-                with profiler.guarded("release"):
-                    profiler.release()
+            for_each(self.profilers, "release", lambda profiler: profiler.release())
 
     def settle(self) -> None:
         """Wait until everything is written, and write the manifest for the last time."""
@@ -281,22 +271,14 @@ class WindowSchedule:
         self._closed: list[CaptureWindow] = []
         #: Windows of the config that are built in the iteration before they start.
         self._plans: deque[WindowPlan] = deque()
-        self._posted: deque[CaptureWindow] = deque()
+        #: Windows that another thread adds; the training's next iteration takes them up.
+        self.posted: deque[CaptureWindow] = deque()
 
     def plan(self, plans: Iterable[WindowPlan]) -> None:
         """Build the first window and prepare its profilers; the others need nothing until the iteration before them."""
         first, *later = plans
         self._add(self._build(first))
         self._plans.extend(later)
-
-    def post(self, window: CaptureWindow) -> None:
-        """Add a window from another thread; the training's next iteration takes it up."""
-        self._posted.append(window)
-
-    @property
-    def posted(self) -> bool:
-        """Whether a window is posted and not yet taken up."""
-        return bool(self._posted)
 
     @property
     def windows(self) -> list[CaptureWindow]:
@@ -321,12 +303,12 @@ class WindowSchedule:
 
     def is_due(self, iteration: int) -> bool:
         """Whether `due` has work before `iteration` runs."""
-        return self.posted or self._plan_is_due(iteration) or any(window.is_due(iteration) for window in self._live[:1])
+        return bool(self.posted) or self._plan_is_due(iteration) or any(window.is_due(iteration) for window in self._live[:1])
 
     def due(self, iteration: int) -> Iterator[CaptureWindow]:
         """Yield each window that the caller has to advance to `iteration`: a second one only where that closed the first."""
-        while self._posted:
-            self._add(self._posted.popleft())
+        while self.posted:
+            self._add(self.posted.popleft())
         while self._plan_is_due(iteration):
             plan = self._plans.popleft()
             if iteration < plan.window.end or not self._plans:
@@ -363,23 +345,21 @@ class WindowSchedule:
 
     def ended(self, ending: str) -> None:
         """Close every window at the end of the training, and wait until everything is written."""
-        while self._posted:
-            self._live.append(self._posted.popleft())
+        while self.posted:
+            self._live.append(self.posted.popleft())
         for window in self._live:
             window.ended(ending)
         self._sort()
         for window in self.windows:
             window.settle()
         last_of_a_kind = {profiler.name: profiler for window in self.windows for profiler in window.profilers}
-        for profiler in last_of_a_kind.values():
-            with profiler.guarded("leave"):
-                profiler.leave()
+        for_each(last_of_a_kind.values(), "leave", lambda profiler: profiler.leave())
 
     def fail(self, reason: str) -> None:
         """Capture nothing more after an error in profiling itself."""
         self._plans.clear()
-        while self._posted:
-            self._live.append(self._posted.popleft())
+        while self.posted:
+            self._live.append(self.posted.popleft())
         for window in self.windows:
             window.fail(reason)
         self._sort()

@@ -156,7 +156,7 @@ def _measured(request: requests.Request) -> tuple[dict[str, Any] | None, int]:
     """The result, which only rank 0 has, and the exit code; error messages are on standard error."""
     with tempfile.TemporaryDirectory(prefix="bridge_profiling-bench-") as folder:
         path = Path(folder) / "result.json"
-        arguments = [requests.kind_of(request), requests.to_text(request), str(path)]
+        arguments = [request.kind, requests.to_text(request), str(path)]
         command = [sys.executable, "-m", "bridge_profiling.bench", *arguments]
         # Standard output is reserved for the result; NCCL and the user's code print to standard error.
         code = _wait(subprocess.Popen(command, stdout=sys.stderr.fileno(), env=_environment()))

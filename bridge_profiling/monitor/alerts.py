@@ -178,25 +178,3 @@ class SlowIterationAlert:
             f" {best * 1e3:,.1f} ms that this training reached before",
             {"iteration": iteration, "mean_seconds": now, "best_mean_seconds": best, "ratio": round(now / best, 3)},
         )
-
-
-class AlertLimiter:
-    """Counts alerts, and passes on at most one of each kind within `seconds`."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._last: dict[str, float] = {}
-        self.counts = dict.fromkeys(ALERTS, 0)
-
-    def admit(self, alert: Alert, now: float) -> bool:
-        """Count an alert; returns whether to pass it on.
-
-        Args:
-            alert: the alert.
-            now: seconds of a monotonic clock.
-        """
-        self.counts[alert.kind] += 1
-        if now - self._last.get(alert.kind, -self._seconds) < self._seconds:
-            return False
-        self._last[alert.kind] = now
-        return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -41,13 +42,13 @@ class GPUMonitor:
         self._gpus: Gpus | None = None
         self._thread: PeriodicThread | None = None
         self._kept: deque[tuple[float, tuple[Readings, ...]]] = deque(maxlen=_KEPT)
-        self._statistics: dict[str | int | None, _Statistics] = {}
+        self._summaries: dict[str | int | None, dict[str, Any]] = {}
         self._began = self._ended = 0.0
         self.unavailable: str | None = None
 
     def __enter__(self) -> GPUMonitor:
         self._kept.clear()
-        self._statistics.clear()
+        self._summaries.clear()
         self._gpus = Gpus(self._selected)
         self.unavailable = self._gpus.unavailable
         self._began = self._ended = monotonic()
@@ -77,7 +78,10 @@ class GPUMonitor:
             reason); `unavailable`, the reason why no GPU can be read.
         """
         with self._lock:
-            gpus = [one.summary() for one in self._statistics.values()]
+            gpus = deepcopy(list(self._summaries.values()))
+        for gpu in gpus:
+            # Values that were missing only in some samples, such as a rate in the first, are available.
+            gpu["unavailable"] = {name: gpu["unavailable"][name] for name in GPU_METRICS if name not in gpu["metrics"]}
         seconds = (monotonic() if self._thread is not None else self._ended) - self._began
         return {"seconds": seconds, "gpus": gpus if self.unavailable is None else None, "unavailable": self.unavailable}
 
@@ -87,27 +91,12 @@ class GPUMonitor:
         with self._lock:
             self._kept.append((monotonic() - self._began, readings))
             for gpu in readings:
-                self._statistics.setdefault(gpu.identity["gpu"], _Statistics()).add(gpu)
-
-
-class _Statistics:
-    """Running statistics of one GPU."""
-
-    def __init__(self) -> None:
-        self._identity: dict[str, str | int | None] = {}
-        self._metrics: dict[str, dict[str, float]] = {}
-        self._unavailable: dict[str, str] = {}
-
-    def add(self, readings: Readings) -> None:
-        self._identity = dict(readings.identity)
-        self._unavailable |= readings.unavailable
-        for name, value in readings.values.items():
-            metric = self._metrics.setdefault(name, {"mean": value, "min": value, "max": value, "samples": 0})
-            metric["samples"] += 1
-            metric["mean"] += (value - metric["mean"]) / metric["samples"]
-            metric["min"], metric["max"] = min(metric["min"], value), max(metric["max"], value)
-
-    def summary(self) -> dict[str, Any]:
-        metrics = {name: dict(metric) for name, metric in self._metrics.items()}
-        never = {name: self._unavailable[name] for name in GPU_METRICS if name not in metrics}
-        return {**self._identity, "metrics": metrics, "unavailable": never}
+                summary = self._summaries.setdefault(gpu.identity["gpu"], {**gpu.identity, "metrics": {}, "unavailable": {}})
+                # A GPU that did not respond at first has no UUID and no name until it does.
+                summary.update(gpu.identity)
+                summary["unavailable"].update(gpu.unavailable)
+                for name, value in gpu.values.items():
+                    metric = summary["metrics"].setdefault(name, {"mean": value, "min": value, "max": value, "samples": 0})
+                    metric["samples"] += 1
+                    metric["mean"] += (value - metric["mean"]) / metric["samples"]
+                    metric["min"], metric["max"] = min(metric["min"], value), max(metric["max"], value)

@@ -140,14 +140,12 @@ class _Device:
         """The MIG devices of this GPU."""
         nvml, found = self._nvml, []
         with suppress(nvml.NVMLError):
-            if self.handle is None or nvml.nvmlDeviceGetMigMode(self.handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
-                return []
-            for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(self.handle)):
-                find = partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, self.handle, number)
-                with suppress(nvml.NVMLError):
-                    find()
+            if self.handle is not None and nvml.nvmlDeviceGetMigMode(self.handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
+                for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(self.handle)):
+                    find = partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, self.handle, number)
                     found.append(_Device(nvml, f"{self.index}:{number}", find))
-        return found
+        # Numbers without a device have no handle.
+        return [device for device in found if device.handle is not None]
 
     def read(self) -> Readings:
         """Query every metric; those that the driver refuses are unavailable with its reason."""
@@ -170,11 +168,9 @@ class _Device:
             arguments = () if constant is None else (getattr(nvml, constant),)
             answer = self._ask(partial(getattr(nvml, function), self.handle, *arguments))
             for metric, (attribute, unit) in metrics.items():
-                if isinstance(answer, str):
-                    answers[metric] = answer
-                else:
-                    # Rounded, since 57 * 0.01 is 0.5700000000000001.
-                    answers[metric] = round((getattr(answer, attribute) if attribute else answer) * unit, 6)
+                value = answer if attribute is None or isinstance(answer, str) else getattr(answer, attribute)
+                # Rounded, since 57 * 0.01 is 0.5700000000000001.
+                answers[metric] = value if isinstance(value, str) else round(value * unit, 6)
         return answers | {metric: self._ask(partial(self._link_rate, metric)) for metric in _LINK_COUNTERS}
 
     def _ask(self, query: Callable[[], Any]) -> Any:

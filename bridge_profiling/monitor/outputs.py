@@ -22,6 +22,21 @@ PREFIX = "bridge_profiling_"
 
 _GIB = 1 << 30
 
+#: Columns of the terminal: a title, the text with its metrics' values, their unit, and the metrics.
+_GPU_COLUMNS = (
+    ("", "{:4.0%} busy", 1, "utilization_ratio"),
+    ("", "{:6.1f} of {:.1f} GiB", _GIB, "memory_used_bytes", "memory_total_bytes"),
+    ("", "{:5.0f} W", 1, "power_watts"),
+    ("", "{:3.0f} °C", 1, "temperature_celsius"),
+    ("", "{:5.0f} MHz", 1e6, "sm_clock_hertz"),
+    ("PCIe ", "{:.2f} out {:.2f} in GB/s", 1e9, "pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"),
+    ("NVLink ", "{:.2f} out {:.2f} in GB/s", 1e9, "nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second"),
+)
+_PROCESS_COLUMNS = (
+    ("", "{:5.0%} of a core", 1, "cpu_ratio"),
+    ("", "{:6.2f} GiB", _GIB, "resident_memory_bytes"),
+)
+
 
 class Sink(Protocol):
     """An output of samples: JsonLines, Terminal, Prometheus, TensorBoard, or any object with these three methods."""
@@ -95,8 +110,9 @@ class Terminal:
 
     def write(self, sample: Sample) -> None:
         """Write a sample."""
+        gpus = [_line("GPU {gpu}  {name}", gpu, _GPU_COLUMNS) for gpu in sample.gpus]
+        processes = [_line("process {pid} {name}", process, _PROCESS_COLUMNS) for process in sample.processes]
         time = datetime.fromtimestamp(sample.unix_seconds).strftime("%H:%M:%S")
-        gpus, processes = map(_gpu_line, sample.gpus), map(_process_line, sample.processes)
         for key, title, lines in (("gpus", "GPUs", gpus), ("processes", "processes", processes)):
             reason = sample.unavailable.get(key)
             for line in lines if reason is None else [f"{title} unavailable: {reason}"]:
@@ -110,41 +126,15 @@ class Terminal:
         """Do nothing: the stream belongs to the caller."""
 
 
-def _gpu_line(gpu: Readings) -> str:
-    links = []
-    for link in ("pcie", "nvlink"):
-        sent, received = (_text(gpu, f"{link}_{way}_bytes_per_second", "{:.2f}", 1e-9) for way in ("transmit", "receive"))
-        links.append(f"{sent} out {received} in GB/s")
-    total = _text(gpu, "memory_total_bytes", "{:.1f}", 1 / _GIB)
-    return _line(
-        f"GPU {gpu.identity['gpu']}  {gpu.identity['name'] or 'unnamed'}",
-        gpu,
-        _text(gpu, "utilization_ratio", "{:4.0%} busy"),
-        f"{_text(gpu, 'memory_used_bytes', '{:6.1f}', 1 / _GIB)} of {total} GiB",
-        _text(gpu, "power_watts", "{:5.0f} W"),
-        _text(gpu, "temperature_celsius", "{:3.0f} °C"),
-        _text(gpu, "sm_clock_hertz", "{:5.0f} MHz", 1e-6),
-        f"PCIe {links[0]}",
-        f"NVLink {links[1]}",
-    )
-
-
-def _process_line(process: Readings) -> str:
-    return _line(
-        f"process {process.identity['pid']} {process.identity['name'] or ''}".rstrip(),
-        process,
-        _text(process, "cpu_ratio", "{:5.0%} of a core"),
-        _text(process, "resident_memory_bytes", "{:6.2f} GiB", 1 / _GIB),
-    )
-
-
-def _line(head: str, readings: Readings, *parts: str) -> str:
-    reason = next(iter(readings.unavailable.values()), "") if not readings.values else None
-    return "  ".join((head, *parts) if reason is None else (head, f"unavailable: {reason}"))
-
-
-def _text(readings: Readings, metric: str, form: str, scale: float = 1.0) -> str:
-    return form.format(readings.values[metric] * scale) if metric in readings.values else "unavailable"
+def _line(title: str, readings: Readings, columns: Sequence[tuple[Any, ...]]) -> str:
+    parts = [title.format_map({**readings.identity, "name": readings.identity["name"] or "unnamed"})]
+    if not readings.values:
+        parts.append(f"unavailable: {next(iter(readings.unavailable.values()), '')}")
+        columns = ()
+    for name, text, unit, *metrics in columns:
+        values = [readings.values[metric] / unit for metric in metrics if metric in readings.values]
+        parts.append(name + (text.format(*values) if len(values) == len(metrics) else "unavailable"))
+    return "  ".join(parts)
 
 
 class Prometheus:
@@ -224,12 +214,8 @@ class Prometheus:
         )
         for group, metrics, readings, labels in groups:
             for metric, text in metrics.items():
-                yield (
-                    f"{group}_{metric}",
-                    text,
-                    labels,
-                    [(r.identity, r.values[metric]) for r in readings if metric in r.values],
-                )
+                measured = [(r.identity, r.values[metric]) for r in readings if metric in r.values]
+                yield f"{group}_{metric}", text, labels, measured
             known = [({**r.identity, "metric": metric}, float(metric in r.values)) for r in readings for metric in metrics]
             yield f"{group}_metric_available", "1 if a metric can be read, else 0", (*labels, "metric"), known
         counters = [({"name": name}, count) for name, count in sample.counters.items()]

@@ -78,16 +78,8 @@ class Processes:
     def _find_children(self) -> None:
         found: dict[int, _Process] = {}
         for process in self._own:
-            handles: Sequence[Any] = ()
-            try:
-                if process.handle is not None:
-                    handles = process.handle.children(recursive=True)
-            except self._psutil.NoSuchProcess:
-                # Also raised if the system has given its id to another process.
-                process.handle = None
-            except self._psutil.AccessDenied:
-                pass
-            for handle in handles:
+            handles = self._ask(process, lambda process: process.handle.children(recursive=True))
+            for handle in () if isinstance(handles, str) else handles:
                 known = self._children.get(handle.pid)
                 if known is None or known.handle != handle:
                     known = _Process(handle.pid, handle, process.pid)
@@ -100,16 +92,23 @@ class Processes:
         self._child_readings = [each for child, each in readings if child.handle is not None]
 
     def _read(self, process: _Process) -> Readings:
-        answers: dict[str, float | str] = dict.fromkeys(PROCESS_METRICS, "the process has ended")
-        try:
-            if process.handle is not None:
-                answers = self._query(process)
-        except self._psutil.NoSuchProcess:
-            process.handle = None
-        except self._psutil.AccessDenied:
-            answers = dict.fromkeys(PROCESS_METRICS, "this user may not read the process")
+        answers = self._ask(process, self._query)
+        if isinstance(answers, str):
+            answers = dict.fromkeys(PROCESS_METRICS, answers)
         parent = {} if process.parent is None else {"parent": process.parent}
         return Readings.of({"pid": process.pid, "name": process.name, **parent}, answers)
+
+    def _ask(self, process: _Process, query: Callable[[_Process], Any]) -> Any:
+        """The answer to a query, or the reason why there is none as text."""
+        try:
+            if process.handle is not None:
+                return query(process)
+        except self._psutil.NoSuchProcess:
+            # Also raised if the system has given its id to another process.
+            process.handle = None
+        except self._psutil.AccessDenied:
+            return "this user may not read the process"
+        return "the process has ended"
 
     def _query(self, process: _Process) -> dict[str, float | str]:
         handle = process.handle

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.monitor.alerts import Alert, AlertLimiter, LeakAlert, SlowIterationAlert
+from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, SlowIterationAlert
 from bridge_profiling.monitor.gpus import Gpus
 from bridge_profiling.monitor.metrics import Readings, Sample
 from bridge_profiling.monitor.outputs import JsonLines, Prometheus, Sink, TensorBoard
@@ -126,6 +126,7 @@ class Monitor:
         training: where the loop reports steps and waiting for data.
         counters: where the loop counts.
         sample: the last sample, None before the first.
+        alerts: number of alerts of each kind, including those not reported because they repeated within a minute.
         ended: set when the reader of an output, such as a pipe, has closed it.
     """
 
@@ -168,7 +169,8 @@ class Monitor:
         self._failed_sinks: set[int] = set()
         self._slow = slow_iterations or SlowIterationAlert()
         self._leaks = leaks if leaks is not None else (LeakAlert("device"), LeakAlert("host"))
-        self._limiter = AlertLimiter(_BETWEEN_ALERTS)
+        self.alerts = dict.fromkeys(ALERTS, 0)
+        self._next_alert: dict[str, float] = {}
         seconds, max_share = (1.0, MAX_CPU_SHARE) if interval is None else (interval, None)
         self._thread = PeriodicThread(self._take_sample, seconds, "bridge_profiling monitor", max_share)
 
@@ -195,11 +197,6 @@ class Monitor:
         if self._gpus is not None:
             self._gpus.close()
 
-    @property
-    def alerts(self) -> dict[str, int]:
-        """Number of alerts of each kind, including those not reported because they repeated within a minute."""
-        return dict(self._limiter.counts)
-
     def _take_sample(self) -> float:
         """Read everything once and send it to the outputs; returns the CPU seconds that the GPU driver computed."""
         assert self._gpus is not None
@@ -219,7 +216,9 @@ class Monitor:
         for sink in self._sinks:
             self._send(sink, sink.write, sample)
         for alert in self._new_alerts(sample.training, sample.processes):
-            if self._limiter.admit(alert, monotonic()):
+            self.alerts[alert.kind] += 1
+            if monotonic() >= self._next_alert.get(alert.kind, 0.0):
+                self._next_alert[alert.kind] = monotonic() + _BETWEEN_ALERTS
                 logger.warning("monitoring: %s", alert.message)
                 for sink in self._sinks:
                     self._send(sink, sink.alert, alert, sample)
@@ -233,8 +232,7 @@ class Monitor:
         in_use["host"] = processes[0].values.get("anonymous_memory_bytes") if processes else None
         for leak in self._leaks:
             reading = in_use[leak.memory]
-            alert = leak.feed(int(training.values["iteration"]), reading) if reading is not None else None
-            if alert is not None:
+            if reading is not None and (alert := leak.feed(int(training.values["iteration"]), reading)):
                 yield alert
 
     def _send(self, sink: Sink, call: Callable[..., None], *arguments: object) -> None:

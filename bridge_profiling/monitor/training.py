@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from math import inf, isfinite
@@ -20,8 +20,6 @@ T = TypeVar("T")
 
 #: Iterations kept until someone reads them.
 _KEPT = 1000
-
-_NO_ITERATION = "no iteration has ended yet"
 
 #: Metrics of quantities that only the loop can report, and the reason while it does not.
 _REPORTED = {
@@ -44,16 +42,6 @@ class TimesIterations(Protocol):
     @property
     def durations(self) -> Iterable[tuple[int, int]]:
         """Number and nanoseconds of the last iterations."""
-
-
-class _Totals(NamedTuple):
-    """Totals up to one moment; `busy` and `loading` in nanoseconds."""
-
-    iterations: int = 0
-    busy: int = 0
-    tokens: float = 0
-    samples: float = 0
-    loading: int = 0
 
 
 class Throughput(NamedTuple):
@@ -95,13 +83,16 @@ class TrainingMonitor:
         self._lock = Lock()
         self._recent: deque[int] = deque(maxlen=window)
         self._unread: deque[tuple[int, int]] = deque(maxlen=_KEPT)
-        self._totals = _Totals()
-        self._marks: deque[_Totals] = deque(maxlen=window + 1)
-        self._begin: _Totals | None = None
+        # Iterations, nanoseconds in them (`busy`), and every quantity that the loop has reported. A dictionary is copied at
+        # each iteration in a third of the time that a NamedTuple takes to be made.
+        self._totals: dict[str, float] = {"iterations": 0, "busy": 0}
+        if tokens_per_iteration is not None:
+            self._totals["tokens"] = 0
+        self._marks: deque[dict[str, float]] = deque(maxlen=window + 1)
+        self._begin: dict[str, float] | None = None
         self._ended: int | None = None
-        self._iteration: int | None = None
+        self._iteration = -1
         self._loss: float | str = "the loop does not report it"
-        self._reported = {"tokens"} if tokens_per_iteration is not None else set()
         self._refused: dict[str, str] = {}
         self._memory: dict[str, float | str] | None = None
         self._memory_due = False
@@ -109,7 +100,7 @@ class TrainingMonitor:
         if hook is not None:
             # Earlier iterations are not part of this monitor.
             self._last_of_hook = next(reversed(tuple(hook.durations)), None)
-            self._mark()
+            self._mark(None)
 
     def __enter__(self) -> TrainingMonitor:
         self.start()
@@ -125,8 +116,7 @@ class TrainingMonitor:
         """Start the first step. Without this call it starts at the first `record_step`, which then times nothing."""
         with self._lock:
             if self._hook is None:
-                self._ended = perf_counter_ns()
-                self._mark()
+                self._mark(perf_counter_ns())
 
     def record_step(
         self, *, tokens: float | None = None, samples: float | None = None, loss: Any = None, iteration: int | None = None
@@ -141,17 +131,19 @@ class TrainingMonitor:
             iteration: number of the step; counted from 0 by default.
         """
         now = perf_counter_ns()
-        if tokens is None and self._hook is None:
-            tokens = self._tokens_per_iteration
         with self._lock:
             if loss is not None:
                 self._loss = _number("loss", loss)
-            counted = self._amount("tokens", tokens), self._amount("samples", samples)
-            if self._hook is not None:
-                self._add(0, 0, *counted)
-            else:
-                number = iteration if iteration is not None else 0 if self._iteration is None else self._iteration + 1
-                self._end_iterations([(number, None if self._ended is None else now - self._ended)], now, *counted)
+            if tokens is None and self._hook is None:
+                tokens = self._tokens_per_iteration
+            if tokens is not None:
+                self._report("tokens", tokens)
+            if samples is not None:
+                self._report("samples", samples)
+            if self._hook is None:
+                duration = None if self._ended is None else now - self._ended
+                self._end_iteration(self._iteration + 1 if iteration is None else iteration, duration)
+                self._mark(now)
         if self._memory_due:
             # Read at the end of a step, so that variation within a step does not show.
             self._memory_due, self._memory = False, device_memory()
@@ -165,8 +157,7 @@ class TrainingMonitor:
         finally:
             waited = perf_counter_ns() - began
             with self._lock:
-                self._reported.add("loading")
-                self._add(0, 0, 0, 0, waited)
+                self._report("loading", waited)
 
     def loading(self, data: Iterable[T]) -> Iterator[T]:
         """Yield the same elements; the time to fetch each of them counts as waiting for data."""
@@ -213,94 +204,84 @@ class TrainingMonitor:
         """
         readings = self.read()
         with self._lock:
-            totals, begin, reported = self._totals, self._begin or self._totals, set(self._reported)
+            totals, begin = self._totals.copy(), self._begin or self._totals
             rates = self._rates(begin)
-        timed = totals.iterations - begin.iterations
+        timed = totals["iterations"] - begin["iterations"]
         return {
-            "iterations": totals.iterations,
-            "seconds": totals.busy / 1e9,
-            "iteration_mean_seconds": totals.busy / 1e9 / timed if timed else None,
-            "tokens": totals.tokens if "tokens" in reported else None,
-            "samples": totals.samples if "samples" in reported else None,
+            "iterations": totals["iterations"],
+            "seconds": totals["busy"] / 1e9,
+            "iteration_mean_seconds": totals["busy"] / 1e9 / timed if timed else None,
+            "tokens": totals.get("tokens"),
+            "samples": totals.get("samples"),
             **readings.as_json(),
             **rates._asdict(),
         }
 
     # -- private; the lock is held -----------------------------------------------------------------------------------
 
-    def _add(self, iterations: int, busy: int, tokens: float, samples: float, loading: int = 0) -> None:
-        so_far = self._totals
-        self._totals = _Totals(
-            so_far[0] + iterations, so_far[1] + busy, so_far[2] + tokens, so_far[3] + samples, so_far[4] + loading
-        )
+    def _report(self, name: str, amount: Any) -> None:
+        """Add to the total of a quantity. An amount that is not a number is left out, and the reason is kept."""
+        number = amount if type(amount) is int else _number(name, amount)
+        if isinstance(number, str):
+            self._refused[name] = number
+        else:
+            self._totals[name] = self._totals.get(name, 0) + number
 
-    def _mark(self) -> None:
-        self._marks.append(self._totals)
-        if self._begin is None:
-            self._begin = self._totals
+    def _end_iteration(self, iteration: int, duration: int | None) -> None:
+        """Add an iteration; a duration of None is unknown."""
+        # A NumPy number or a tensor could not be written as JSON.
+        self._iteration = int(iteration)
+        self._totals["iterations"] += 1
+        if duration is not None:
+            self._totals["busy"] += duration
+            self._recent.append(duration)
+            self._unread.append((self._iteration, duration))
 
-    def _amount(self, name: str, reported: Any) -> float:
-        """The amount to add to a total; 0 if there is none or it is not a number, whose reason is kept."""
-        if reported is None:
-            return 0
-        amount = reported if type(reported) is int else _number(name, reported)
-        if isinstance(amount, str):
-            self._refused[name] = amount
-            return 0
-        self._reported.add(name)
-        return amount
-
-    def _end_iterations(self, ended: Sequence[tuple[int, int | None]], now: int, tokens: float = 0, samples: float = 0) -> None:
-        """Add iterations that have ended, oldest first; a duration of None is unknown."""
-        busy = 0
-        for iteration, duration in ended:
-            # A NumPy number or a tensor could not be written as JSON.
-            self._iteration = int(iteration)
-            if duration is not None:
-                self._recent.append(duration)
-                self._unread.append((self._iteration, duration))
-                busy += duration
+    def _mark(self, now: int | None) -> None:
+        """Keep the totals at the end of an iteration, or at the beginning."""
         self._ended = now
-        self._add(len(ended), busy, tokens, samples)
-        self._mark()
+        self._marks.append(self._totals.copy())
+        if self._begin is None:
+            self._begin = self._marks[0]
 
     def _read_hook(self) -> None:
         """Add the iterations that the hook has timed since the last call."""
         durations = reversed(tuple(self._hook.durations)) if self._hook is not None else ()
         new = list(takewhile(lambda timed: timed != self._last_of_hook, durations))[::-1]
-        if new:
-            self._last_of_hook = new[-1]
-            self._end_iterations(new, perf_counter_ns(), (self._tokens_per_iteration or 0) * len(new))
+        if not new:
+            return
+        self._last_of_hook = new[-1]
+        for iteration, duration in new:
+            self._end_iteration(iteration, duration)
+        if self._tokens_per_iteration is not None:
+            self._report("tokens", self._tokens_per_iteration * len(new))
+        self._mark(perf_counter_ns())
 
-    def _rates(self, since: _Totals) -> Throughput:
+    def _rates(self, since: dict[str, float]) -> Throughput:
         until = self._marks[-1] if self._marks else since
-        seconds = (until.busy - since.busy) / 1e9
-        if seconds <= 0:
-            return Throughput()
-        return Throughput(
-            (until.iterations - since.iterations) / seconds,
-            (until.tokens - since.tokens) / seconds if "tokens" in self._reported else None,
-            (until.samples - since.samples) / seconds if "samples" in self._reported else None,
-        )
+        seconds = (until["busy"] - since["busy"]) / 1e9
+        names = [name for name in ("iterations", "tokens", "samples") if name in self._totals and seconds > 0]
+        return Throughput(**{f"{name}_per_second": (until.get(name, 0) - since.get(name, 0)) / seconds for name in names})
 
     def _progress(self) -> dict[str, float | str]:
-        """Every metric except those of device memory."""
-        answers: dict[str, float | str] = {metric: _NO_ITERATION for metric in TRAINING_METRICS if metric not in _MEMORY}
+        """Every metric; device memory, which is read without the lock, replaces its own."""
+        answers: dict[str, float | str] = dict.fromkeys(TRAINING_METRICS, "no iteration has ended yet")
         answers["loss"] = self._loss
-        if self._iteration is not None:
+        if self._totals["iterations"]:
             answers["iteration"] = self._iteration
         if self._ended is not None:
             answers["seconds_since_iteration"] = (perf_counter_ns() - self._ended) / 1e9
         if self._recent:
             since, until = self._marks[0], self._marks[-1]
+            waited = until.get("loading", 0) - since.get("loading", 0)
             rates = self._rates(since)._asdict()
             answers |= {
                 "iteration_seconds": self._recent[-1] / 1e9,
                 "iteration_median_seconds": median(self._recent) / 1e9,
-                "data_loading_ratio": min((until.loading - since.loading) / max(until.busy - since.busy, 1), 1.0),
+                "data_loading_ratio": min(waited / max(until["busy"] - since["busy"], 1), 1.0),
                 **{metric: rate for metric, rate in rates.items() if metric in answers and rate is not None},
             }
-        unreported = {metric: reason for metric, reason in _REPORTED.items() if reason[0] not in self._reported}
+        unreported = {metric: reason for metric, reason in _REPORTED.items() if reason[0] not in self._totals}
         return answers | {metric: self._refused.get(name, reason) for metric, (name, reason) in unreported.items()}
 
 
@@ -328,11 +309,9 @@ class Counters:
         Raises:
             ProfilingConfigError: `amount` is negative, infinite or not a number.
         """
-        item = getattr(amount, "item", None)
-        if item is not None:
-            # A tensor or a NumPy number, which JSON does not support.
-            with suppress(RuntimeError, ValueError):
-                amount = item()
+        # A tensor or a NumPy number has `item`, and JSON does not support it.
+        with suppress(RuntimeError, ValueError):
+            amount = getattr(amount, "item", lambda: amount)()
         require(
             isinstance(amount, int | float) and 0 <= amount < inf,
             f"counter {name!r} cannot be changed by {amount!r}",

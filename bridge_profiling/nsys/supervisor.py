@@ -174,8 +174,7 @@ class Supervisor:
             if delivery.artifacts and not capture.stopped:
                 reason = "the process ended inside the window; the report holds what nsys had recorded"
             with contextlib.suppress(OSError, TraceError):
-                artifacts = [Path(path) for path in delivery.artifacts]
-                amend_manifest(Path(capture.manifest), "nsys", artifacts=artifacts, reason=reason)
+                amend_manifest(Path(capture.manifest), "nsys", artifacts=list(map(Path, delivery.artifacts)), reason=reason)
 
     def _deliver(self, number: int, capture: Capture) -> Delivery:
         """Move a capture's report to its place, export it, and announce both."""

@@ -37,21 +37,21 @@ def result(tmp_path_factory):
     return json.loads(path.read_text())
 
 
-def test_every_operation_arrives_as_it_was_sent(result):
+def test_every_operation_transfers_the_data_correctly(result):
     assert result["limitations"] == []
     assert [row["operation"] for row in result["rows"][::2]] == list(requests.OPERATIONS)
     assert all(row["correct"] for row in result["rows"])
 
 
-def test_messages_are_whole_parts_of_every_rank_and_no_larger_than_asked(result):
+def test_message_sizes_are_rounded_down_to_equal_parts_for_each_rank(result):
     sizes = {row["message_bytes"] for row in result["rows"]}
     # 512 and 32,768 elements are 170 and 10,922 for each of three ranks.
     assert sizes == {1020, 65532}
-    # 1,024 and 1,025 bytes come to the same message.
+    # 1,024 and 1,025 bytes round to the same message.
     assert len(result["rows"]) == 2 * len(requests.OPERATIONS)
 
 
-def test_bandwidths_are_the_median_times_and_the_factors(result):
+def test_bandwidths_follow_from_the_median_time_and_the_bus_factor(result):
     factors = {
         "all_reduce": 4 / 3,
         "all_gather": 2 / 3,
@@ -67,22 +67,22 @@ def test_bandwidths_are_the_median_times_and_the_factors(result):
         assert row["time_us"]["count"] >= 2
 
 
-def test_the_result_says_where_it_was_measured(result):
+def test_the_result_records_where_it_was_measured(result):
     assert (result["world_size"], result["hosts"], result["ranks_per_host"]) == (3, 1, 3)
     assert (result["backend"], result["dtype"], result["device"]) == ("gloo", "bfloat16", "cpu")
     assert result["versions"]["torch"]
 
 
-def test_a_message_that_finds_no_memory_is_one_line(tmp_path, monkeypatch):
+def test_a_lack_of_memory_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setattr(collectives, "_row", lambda *_: torch.empty(1 << 62))
-    monkeypatch.setattr(collectives, "world_conditions", lambda world: {"limitations": []})
+    monkeypatch.setattr(collectives.ranks, "world_conditions", lambda world: {"limitations": []})
     request = requests.CollectivesRequest(("all_reduce",), (1 << 36,))
     with pytest.raises(MeasurementError, match="all_reduce of 68,719,476,736 bytes: RuntimeError: ") as raised:
         collectives.measure_in(World(0, 2, "gloo", torch.device("cpu"), ["here", "here"]), request)
     assert "\n" not in str(raised.value)
 
 
-def test_one_rank_of_a_launcher_has_nobody_to_communicate_with(tmp_path, monkeypatch, capsys):
+def test_a_launcher_with_one_rank_is_refused(tmp_path, monkeypatch, capsys):
     for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     request = requests.CollectivesRequest(("all_reduce",), (1024,), backend="gloo")
@@ -90,7 +90,7 @@ def test_one_rank_of_a_launcher_has_nobody_to_communicate_with(tmp_path, monkeyp
     assert "the launcher started only one rank" in capsys.readouterr().err
 
 
-def test_without_a_device_of_ones_own_nccl_is_unavailable():
+def test_without_a_device_nccl_is_unavailable():
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(UnavailableError, match="unavailable"), joined(LaunchEnv(world_size=2), "nccl"):

@@ -1,4 +1,4 @@
-"""A data loader's own rate, with real loaders and real workers."""
+"""The throughput of a data loader on its own, with real loaders and workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Stream(IterableDataset):
 
 
 class Greedy(Squares):
-    """Fails in workers alone, as where shared memory is too small for them."""
+    """Fails only in workers, as with too little shared memory."""
 
     def __getitem__(self, index):
         if get_worker_info() is not None:
@@ -41,7 +41,7 @@ class Greedy(Squares):
 
 
 class Stubborn(Squares):
-    """Tries again whatever comes in between, as datasets behind a network do."""
+    """Retries after any exception, as datasets on a network do."""
 
     def __getitem__(self, index):
         while True:
@@ -121,16 +121,16 @@ def measure(name, **settings):
     return data_loader.measure(DataLoaderRequest(f"{__name__}:{name}", **chosen_settings))
 
 
-def test_a_dataset_is_batched_and_its_rate_is_what_its_samples_allow():
+def test_a_dataset_is_batched_and_its_rate_is_plausible():
     row = measure("dataset", batch_size=4)["rows"][0]
     assert (row["status"], row["samples_per_batch"], row["prefetch"]) == ("measured", 4, None)
-    # Four samples of 2 ms: at most 125 batches a second, on a machine of any speed.
+    # Four samples of 2 ms each: at most 125 batches per second on any machine.
     assert 0 < row["batches_per_s"]["mean"] <= 125
     assert row["samples_per_s"]["mean"] == pytest.approx(4 * row["batches_per_s"]["mean"], rel=1e-4)
     assert row["batches"] >= 2
 
 
-def test_a_loader_keeps_its_batches_and_gets_the_grids_workers():
+def test_a_loader_keeps_its_batches_and_gets_the_settings_of_the_grid():
     result = measure("loader", workers=(0, 2), pin_memory=(False, True), prefetch=(2, 3))
     cells = [(row["workers"], row["pin_memory"], row["prefetch"]) for row in result["rows"]]
     assert cells == [(0, False, None), (0, True, None), *((2, pin, ahead) for pin in (False, True) for ahead in (2, 3))]
@@ -154,9 +154,9 @@ def test_a_factory_that_takes_the_settings_makes_each_loader_itself():
     assert {row["samples_per_batch"] for row in rows} == {2}
 
 
-def test_what_is_no_loader_is_measured_as_it_is_where_it_cannot_be_batched():
+def test_a_list_of_batches_is_measured_as_a_dataset():
     result = measure("batches")
-    # A list is a dataset of its batches; what has no length and no items is taken as it comes.
+    # A list is a dataset whose samples are the batches.
     assert result["rows"][0]["status"] == "measured"
 
 
@@ -172,12 +172,12 @@ def test_what_is_no_loader_is_measured_as_it_is_where_it_cannot_be_batched():
         ("nothing", ProfilingConfigError, "has no function nothing"),
     ],
 )
-def test_what_fails_says_what_and_where(name, error, said):
+def test_an_error_says_what_failed_and_where(name, error, said):
     with pytest.raises(error, match=said):
         measure(name, workers=(1,) if name == "greedy" else (0,))
 
 
-def test_a_module_that_is_not_there_is_told_apart_from_one_that_fails(tmp_path, monkeypatch):
+def test_a_missing_module_and_a_failing_import_have_different_errors(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "fails_when_imported.py").write_text("import surely_no_such_module\n")
     with pytest.raises(ProfilingConfigError, match="module nowhere_to_be_found not found"):
@@ -186,18 +186,18 @@ def test_a_module_that_is_not_there_is_told_apart_from_one_that_fails(tmp_path, 
         step.load_factory("fails_when_imported:make", "--loader")
 
 
-def test_a_batch_that_never_comes_ends_the_cell(monkeypatch):
+def test_a_batch_that_never_arrives_ends_the_measurement_of_its_settings(monkeypatch):
     monkeypatch.setattr(data_loader, "_MIN_START_S", 0.2)
     monkeypatch.setattr(Squares, "__getitem__", lambda self, index: time.sleep(30))
     assert measure("dataset", seconds=0.05)["rows"][0]["status"].startswith("too slow")
 
 
-def test_a_batch_that_never_comes_ends_even_a_dataset_that_tries_again(monkeypatch):
+def test_a_dataset_that_retries_forever_is_interrupted_too(monkeypatch):
     monkeypatch.setattr(data_loader, "_MIN_START_S", 0.2)
     assert measure("stubborn", seconds=0.05)["rows"][0]["status"].startswith("too slow")
 
 
-def test_what_fewer_workers_gave_stays_an_answer_when_more_fail():
+def test_results_of_fewer_workers_are_kept_when_more_workers_fail():
     result = measure("greedy", workers=(0, 1))
     first, second = result["rows"]
     assert first["status"] == "measured"
@@ -206,10 +206,10 @@ def test_what_fewer_workers_gave_stays_an_answer_when_more_fail():
     assert result["recommendation"]["workers"] == 0
 
 
-def test_workers_that_stay_from_epoch_to_epoch_do_so_in_every_cell_that_has_some():
+def test_persistent_workers_are_kept_in_all_settings_with_workers():
     cell = {"pin_memory": False, "prefetch_factor": None}
-    assert data_loader._rebuilt(kept(), cell | {"num_workers": 2}).persistent_workers
-    assert not data_loader._rebuilt(kept(), cell | {"num_workers": 0}).persistent_workers
+    assert data_loader._rebuilt(kept(), num_workers=2, **cell).persistent_workers
+    assert not data_loader._rebuilt(kept(), num_workers=0, **cell).persistent_workers
 
 
 def row(workers, rate, *, pin=False, prefetch=2):
@@ -222,7 +222,7 @@ def row(workers, rate, *, pin=False, prefetch=2):
     }
 
 
-def test_the_cheapest_of_the_fast_ones_is_recommended_with_both_reasons():
+def test_the_cheapest_of_the_fastest_settings_is_recommended_with_reasons():
     found = data_loader.recommendation([row(0, 10.0), row(2, 39.0), row(4, 40.0), row(4, 40.5, pin=True), row(8, 20.0)])
     assert (found["workers"], found["pin_memory"], found["prefetch"]) == (2, False, 2)
     assert "39 batches/s" in found["reason"]
@@ -230,7 +230,7 @@ def test_the_cheapest_of_the_fast_ones_is_recommended_with_both_reasons():
     assert "num_workers=0, pin_memory=False gives 10" in found["reason"]
 
 
-def test_without_a_cell_that_was_measured_nothing_is_recommended():
+def test_without_a_measured_row_nothing_is_recommended():
     assert data_loader.recommendation([row(0, 1.0) | {"status": "unavailable: why"}]) is None
 
 
@@ -246,5 +246,5 @@ def test_without_a_cell_that_was_measured_nothing_is_recommended():
         (3, None),
     ],
 )
-def test_samples_of_a_batch(batch, count):
+def test_number_of_samples_in_a_batch(batch, count):
     assert data_loader.samples_in(batch) == count

@@ -1,4 +1,4 @@
-"""`quick_benchmark` measures a model and leaves it as it was."""
+"""`quick_benchmark` measures a model and restores its state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bridge_profiling.easy import quick_benchmark
 
 
 class Seen(torch.nn.Module):
-    """Remembers how it was called."""
+    """Records how it is called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def test_it_calls_the_model_as_asked_and_leaves_it_as_it_was(train: bool) -> Non
     assert "samples/s (" in str(timing)
 
 
-def test_token_numbers_and_inputs_of_ones_own() -> None:
+def test_token_numbers_and_custom_inputs() -> None:
     embedding = torch.nn.Embedding(2, 4)
     assert quick_benchmark(embedding, (3, 5), dtype=torch.long, warmup=0, iterations=1).samples_per_iteration == 3
     tokens = torch.tensor([[0, 1]])
@@ -58,7 +58,7 @@ def test_token_numbers_and_inputs_of_ones_own() -> None:
     assert "too few iterations for bounds" in str(timing)
 
 
-def test_a_loss_of_ones_own_is_differentiated() -> None:
+def test_a_custom_loss_is_differentiated() -> None:
     taken = []
 
     def loss(output: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shape", [4, None, "ab", (2.0, 4), (-1, 4), ((6, 2), (6, 3)), {"x": torch.ones(2, 4)}])
-def test_what_is_no_shape_is_refused_with_what_is_one(shape: Any) -> None:
+def test_an_invalid_shape_is_refused_with_an_example(shape: Any) -> None:
     with pytest.raises(ProfilingConfigError, match=r"is not the shape of one tensor.*the tensors themselves"):
         quick_benchmark(torch.nn.Linear(4, 2), shape)
 
@@ -96,7 +96,7 @@ def test_a_model_of_tokens_says_how_to_ask_for_them() -> None:
         quick_benchmark(model, torch.ones(3, 5))
 
 
-def test_a_buffer_that_the_model_replaces_is_put_back() -> None:
+def test_a_buffer_that_the_model_replaces_is_restored() -> None:
     class Counts(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -115,7 +115,7 @@ def test_a_buffer_that_the_model_replaces_is_put_back() -> None:
 
 
 class Text(torch.nn.Linear):
-    """Gives no tensor."""
+    """Returns no tensor."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)

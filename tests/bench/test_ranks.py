@@ -37,7 +37,7 @@ def test_the_first_rank_that_fails_ends_the_others_and_is_reported(tmp_path, mon
     assert time.monotonic() - began < 60
 
 
-def test_half_a_launcher_is_refused(monkeypatch, tmp_path, capsys):
+def test_a_rank_without_a_world_size_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     request = requests.CopiesRequest((1024,))
@@ -45,7 +45,7 @@ def test_half_a_launcher_is_refused(monkeypatch, tmp_path, capsys):
     assert "WORLD_SIZE is not set" in capsys.readouterr().err
 
 
-def test_a_wrong_request_is_refused_before_torch_is_loaded(tmp_path):
+def test_an_invalid_request_is_refused_before_torch_is_imported(tmp_path):
     code = (
         "import sys; from bridge_profiling.bench.__main__ import main\n"
         "code = main(sys.argv[1:]); sys.exit(code + 10 * ('torch' in sys.modules))"

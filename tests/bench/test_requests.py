@@ -1,4 +1,4 @@
-"""Requests: what is typed, what it means, and what is refused before anything starts."""
+"""Parsing of options, and requests that are refused before anything starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_sizes(text, sizes):
 
 
 @pytest.mark.parametrize("text", ["", "big", "1KiB:", "4KiB:1KiB:2x", "1KiB:4KiB:1x", "1KiB:4KiB:2x:3", "0", "100GiB", "-1"])
-def test_what_is_no_size_is_refused_with_an_example(text):
+def test_an_invalid_size_is_refused_with_an_example(text):
     with pytest.raises(ProfilingConfigError, match="Type --sizes 1KiB:256MiB:4x"):
         requests.sizes_from(text)
 
@@ -66,5 +66,5 @@ def test_what_cannot_be_measured_is_refused(make, said):
         requests.StepRequest("a:b.c", 1, 2, 3.0, 4),
     ],
 )
-def test_a_request_reaches_another_process_as_it_was(request_):
-    assert requests.from_text(requests.kind_of(request_), requests.to_text(request_)) == request_
+def test_a_request_survives_the_transfer_to_another_process(request_):
+    assert requests.from_text(request_.kind, requests.to_text(request_)) == request_

@@ -1,4 +1,4 @@
-"""The file of results: which results it keeps, and which files are refused; and bus bandwidth, by hand."""
+"""The result file: results that it keeps, files that are refused; and bus factors computed by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def row(gbs):
     return {"operation": "send", "message_bytes": 8, "algorithm_bandwidth_gbs": gbs, "correct": True}
 
 
-def test_a_new_result_replaces_that_of_the_same_circumstances_and_leaves_the_others(tmp_path):
+def test_a_new_result_replaces_the_one_of_the_same_conditions_and_keeps_the_others(tmp_path):
     path = tmp_path / "bench.json"
     results.add(path, result(rows=[row(1.0)]))
     results.add(path, result(world_size=4))
@@ -42,7 +42,7 @@ def test_a_new_result_replaces_that_of_the_same_circumstances_and_leaves_the_oth
         ('{"format": "bridge-profiling bench", "schema_version": 1, "results": [{"kind": "step"}]}', "damaged"),
     ],
 )
-def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path, text, said):
+def test_another_kind_of_file_is_refused_and_not_changed(tmp_path, text, said):
     path = tmp_path / "bench.json"
     path.write_text(text)
     with pytest.raises(ProfilingConfigError, match=said):
@@ -64,26 +64,26 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path, text, s
         {"kind": "data_loader", "subject": "a:b", "rows": [{}]},
     ],
 )
-def test_a_result_without_what_is_read_of_it_is_damaged(tmp_path, damaged):
+def test_a_result_that_lacks_a_field_is_damaged(tmp_path, damaged):
     path = tmp_path / "bench.json"
     results.write(path, [damaged])
     with pytest.raises(ProfilingConfigError, match="its results are damaged"):
         results.read(path)
 
 
-def test_a_kind_of_a_later_version_is_left_alone(tmp_path):
+def test_a_kind_of_a_later_version_is_kept(tmp_path):
     path = tmp_path / "bench.json"
     results.write(path, [{"kind": "disks", "rows": [{}]}])
     results.add(path, result())
     assert [each["kind"] for each in results.read(path).results] == ["disks", "collectives"]
 
 
-def test_what_is_not_there_is_told_with_what_makes_it(tmp_path):
+def test_a_missing_file_is_an_error_with_the_command_that_creates_one(tmp_path):
     with pytest.raises(ProfilingConfigError, match="bridge-profiling bench collectives -o"):
         results.read(tmp_path / "nowhere.json")
 
 
-def test_what_json_cannot_hold_is_never_written(tmp_path):
+def test_values_that_json_does_not_support_are_not_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         results.write(tmp_path / "bench.json", [result(rows=[row(float("inf"))])])
     assert not list(tmp_path.iterdir())

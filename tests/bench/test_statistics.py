@@ -1,4 +1,4 @@
-"""Statistics of repeated measurements, by hand and against many draws."""
+"""Statistics of repeated measurements, compared with tables and with simulations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from bridge_profiling.bench.statistics import LEVEL, estimate
 
 
-def test_median_mean_and_bounds_of_ten_samples_are_those_of_the_tables():
+def test_median_mean_and_bounds_of_ten_samples_agree_with_tables():
     # n = 10: the second smallest and the second largest hold the median with 97.9%, the third with 89.1% only.
     found = estimate([10, 1, 9, 2, 8, 3, 7, 4, 6, 5])
     assert (found.count, found.median, found.mean, found.low, found.high) == (10, 5.5, 5.5, 2, 9)
@@ -25,8 +25,8 @@ def test_six_samples_are_bounded_by_their_ends():
     assert (estimate([4, 2, 6, 1, 5, 3]).low, estimate([4, 2, 6, 1, 5, 3]).high) == (1, 6)
 
 
-def test_bounds_hold_the_true_median_as_often_as_they_say():
-    # Of a skewed distribution, as times are: its median is ln 2.
+def test_bounds_hold_the_true_median_as_often_as_promised():
+    # A skewed distribution, as for times; its median is ln 2.
     draws = random.Random(7)
     held = 0
     for _ in range(2000):
@@ -35,7 +35,7 @@ def test_bounds_hold_the_true_median_as_often_as_they_say():
     assert held / 2000 >= LEVEL - 0.01
 
 
-def test_a_rate_is_the_inverse_and_its_bounds_change_places():
+def test_a_rate_is_the_inverse_with_swapped_bounds():
     rate = estimate([0.1, 0.1, 0.2, 0.2, 0.4, 0.5]).inverted(8)
     assert rate.median == pytest.approx(40)
     assert rate.mean == pytest.approx(8 / 0.25)

@@ -12,7 +12,7 @@ from bridge_profiling.bench.step import measure_step
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that each step moves: 9 s while it warms up, then 1, 3, 1, 3, … seconds."""
+    """A clock that each step advances: by 9 s during the warm-up, then by 1, 3, 1, 3, … seconds."""
     now = [0.0]
     monkeypatch.setattr(bench_step.time, "perf_counter", lambda: now[0])
     takes = itertools.chain([9.0, 9.0], itertools.cycle([1.0, 3.0]))
@@ -23,7 +23,7 @@ def clock(monkeypatch):
     return step
 
 
-def test_iterations_that_warm_up_do_not_count(clock):
+def test_warm_up_iterations_do_not_count(clock):
     timing = measure_step(clock, warmup=2, iterations=8, samples_per_iteration=6)
     assert (timing.warmup, timing.iterations, timing.device) == (2, 8, "cpu")
     assert (timing.seconds.median, timing.seconds.mean, timing.seconds.low, timing.seconds.high) == (2, 2, 1, 3)
@@ -31,15 +31,15 @@ def test_iterations_that_warm_up_do_not_count(clock):
     assert timing.samples_per_s.median == 3
 
 
-def test_it_stops_when_its_time_is_over_and_counts_one_at_least(clock):
+def test_it_stops_at_the_time_limit_and_counts_at_least_one(clock):
     assert measure_step(clock, warmup=2, iterations=100, max_seconds=10).iterations == 6
     assert measure_step(clock, warmup=0, iterations=100, max_seconds=0).iterations == 1
 
 
-def test_what_the_step_raises_is_the_callers():
+def test_an_exception_of_the_step_is_passed_on():
     with pytest.raises(ZeroDivisionError):
         measure_step(lambda: 1 / 0)
 
 
-def test_samples_of_an_unknown_number_are_not_guessed(clock):
+def test_an_unknown_number_of_samples_gives_no_rate(clock):
     assert measure_step(clock, iterations=2).samples_per_s is None

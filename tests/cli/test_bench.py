@@ -1,4 +1,4 @@
-"""`bridge-profiling bench` as it is typed: the table, the file, the exit code."""
+"""The command `bridge-profiling bench`: its table, result file and exit code."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_a_step_and_a_loader_are_printed_and_kept_in_one_file(bench, tmp_path):
 
 
 @pytest.mark.system
-def test_under_a_launcher_the_first_rank_alone_answers(bench, tmp_path):
-    """Both ranks as torchrun would start them, meeting where it says."""
+def test_under_a_launcher_only_rank_0_prints_the_result(bench, tmp_path):
+    """Starts both ranks with torchrun's variables."""
     launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     arguments = ("collectives", "--operations", "all-reduce", "--sizes", "4KiB", "--seconds", "0.05", "--backend", "gloo")
     command = [sys.executable, "-m", "bridge_profiling.cli", "bench", *arguments]
@@ -120,7 +120,7 @@ def test_a_wrong_request_is_refused_before_anything_starts(arguments, said, tmp_
     assert said in str(done.exception)
 
 
-def test_a_file_that_cannot_be_written_is_told_before_the_measurement(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_written_is_refused_before_the_measurement(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("something was started"))
     done = CliRunner().invoke(app, ["bench", "copies", "-o", "nowhere/bench.json"])
@@ -128,10 +128,10 @@ def test_a_file_that_cannot_be_written_is_told_before_the_measurement(tmp_path, 
     assert "nowhere/bench.json cannot be written" in " ".join(done.output.replace("│", " ").split())
 
 
-def test_a_result_that_cannot_be_kept_is_printed_all_the_same(tmp_path, monkeypatch):
+def test_a_result_that_cannot_be_saved_is_still_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = {"kind": "copies", "device": "NVIDIA H200", "limitations": [], "rows": []}
-    # The package has the command itself under the module's name.
+    # The package's attribute of this name is the command, not the module.
     monkeypatch.setattr(sys.modules["bridge_profiling.cli.bench"], "_measured", lambda request: (result, 0))
 
     def full(*_):
@@ -144,19 +144,19 @@ def test_a_result_that_cannot_be_kept_is_printed_all_the_same(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_what_ends_the_command_ends_what_measures(tmp_path, number, code):
+def test_a_signal_to_the_command_ends_the_measuring_process(tmp_path, number, code):
     (tmp_path / "mine.py").write_text(STEP)
     command = [sys.executable, "-m", "bridge_profiling.cli", "bench", "step", "--step", "mine:slow"]
     running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while running.stderr.readline() != "slow\n":
         assert running.poll() is None
     running.send_signal(number)
-    # Its standard error ends when the process that measures has, too.
+    # Standard error is closed once the measuring process has ended too.
     assert running.communicate(timeout=60) == (None, "")
     assert running.returncode == code
 
 
-def test_what_the_users_code_does_wrong_is_one_line(bench):
+def test_an_error_in_user_code_is_one_line(bench):
     done = bench("step", "--step", "mine:failing")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""`bridge-profiling monitor`, as it is typed."""
+"""The command `bridge-profiling monitor`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_it_serves_and_logs_until_ctrl_c(tmp_path):
     assert samples[0]["processes"][0]["pid"] == os.getpid()
 
 
-def test_without_a_gpu_it_says_so_and_watches_processes():
+def test_without_a_gpu_it_says_so_and_monitors_processes():
     done = subprocess.run(
         [*COMMAND, "--interval", "0.1", "--duration", "0.25"],
         capture_output=True,
@@ -52,7 +52,7 @@ def test_without_a_gpu_it_says_so_and_watches_processes():
     assert re.search(r"GPUs unavailable: .*\n.* process \d+ .* GiB", done.stdout)
 
 
-def test_a_reader_that_goes_ends_it_without_a_complaint():
+def test_a_closed_pipe_ends_it_without_an_error():
     process = subprocess.Popen(
         [*COMMAND, "--jsonl", "-", "--interval", "0.05", "--gpus", "none"],
         stdout=subprocess.PIPE,

@@ -29,7 +29,7 @@ def measured(tmp_path):
     def measure(request):
         path = tmp_path / "result.json"
         command = [
-            sys.executable, "-m", "bridge_profiling.bench", requests.kind_of(request), requests.to_text(request), str(path),
+            sys.executable, "-m", "bridge_profiling.bench", request.kind, requests.to_text(request), str(path),
         ]  # fmt: skip
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)

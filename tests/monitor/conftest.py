@@ -1,4 +1,4 @@
-"""A driver with GPUs where there is none: pynvml's functions answered from a table; its errors and constants are its own."""
+"""A fake driver with GPUs: a table answers pynvml's functions. Errors and constants are pynvml's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANSWERS = {
 
 
 class Driver:
-    """Each GPU's answers, which a test changes; an error among them is raised.
+    """The answers of each GPU, which tests change. An error among them is raised.
 
     `nvlink` holds the KiB that each NVLink field has counted, or an NVML error code.
     """
@@ -89,7 +89,7 @@ def driver(monkeypatch) -> Driver:
 
 @pytest.fixture
 def no_driver(monkeypatch) -> str:
-    """A machine without NVIDIA's driver, whatever this one has; gives what the library says of it."""
+    """Simulates a machine without NVIDIA's driver; returns the library's error message."""
 
     def refuse() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)

@@ -1,4 +1,4 @@
-"""The example of the documentation, run as a user runs it."""
+"""Runs the example of the documentation as a user would."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "monitor_loop.py"
 
 
-def test_a_plain_loop_is_watched_in_a_few_lines(tmp_path):
+def test_a_plain_loop_is_monitored_in_a_few_lines(tmp_path):
     assert len(EXAMPLE.read_text().splitlines()) <= 30
     path = tmp_path / "monitor.jsonl"
     done = subprocess.run([sys.executable, EXAMPLE, path], capture_output=True, text=True, timeout=300)

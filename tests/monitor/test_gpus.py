@@ -19,7 +19,7 @@ SENT, RECEIVED = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DE
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds, as the reader of counters sees them; a test lets them pass."""
+    """The clock of the counter readings, in seconds; tests advance it."""
     now = [100.0]
     monkeypatch.setattr(gpus, "monotonic", lambda: now[0])
     return now
@@ -46,7 +46,7 @@ def test_every_metric_has_its_unit(driver, clock):
         "pcie_transmit_bytes_per_second": 2e9,
         "pcie_receive_bytes_per_second": 1e6,
         "nvlink_transmit_bytes_per_second": 1000 * 1024,
-        # Nothing came in meanwhile: a zero that was measured.
+        # Nothing was received in between: a measured zero.
         "nvlink_receive_bytes_per_second": 0,
     }
     assert readings.unavailable == {}
@@ -62,7 +62,7 @@ def test_every_metric_has_its_unit(driver, clock):
         ("nvmlDeviceGetPcieThroughput", {"pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"}),
     ],
 )
-def test_what_the_driver_refuses_is_unavailable_and_the_rest_is_read(driver, clock, function, metrics):
+def test_a_metric_that_the_driver_refuses_is_unavailable_and_the_others_are_read(driver, clock, function, metrics):
     driver.add(nvlink={SENT: 1, RECEIVED: 1}, **{function: REFUSED})
     found = Gpus()
     found.read()
@@ -79,7 +79,7 @@ def test_a_gpu_without_nvlink_says_so(driver):
     assert readings.unavailable["nvlink_transmit_bytes_per_second"] == "the driver says: Not Supported"
 
 
-def test_a_link_has_no_rate_before_the_second_sample_nor_when_its_counter_starts_anew(driver, clock):
+def test_a_link_has_no_rate_in_the_first_sample_or_after_its_counter_is_reset(driver, clock):
     gpu = driver.add(nvlink={SENT: 1000, RECEIVED: 1000})
     found = Gpus()
     (first,) = found.read()
@@ -94,7 +94,7 @@ def test_a_link_has_no_rate_before_the_second_sample_nor_when_its_counter_starts
     assert third.values["nvlink_transmit_bytes_per_second"] == 10 * 1024
 
 
-def test_a_gpu_that_falls_off_the_bus_is_unavailable_as_a_whole_and_the_others_go_on(driver, caplog):
+def test_a_lost_gpu_is_unavailable_as_a_whole_and_the_others_are_read(driver, caplog):
     driver.add()
     lost = driver.add(nvmlDeviceGetUUID="GPU-bbbbbbbb")
     found = Gpus()
@@ -111,7 +111,7 @@ def test_a_gpu_that_falls_off_the_bus_is_unavailable_as_a_whole_and_the_others_g
     assert found.read()[1].values["temperature_celsius"] == 50
 
 
-def test_a_gpu_that_was_lost_before_is_listed_and_does_not_hide_the_others(driver):
+def test_a_gpu_lost_before_the_start_is_listed_and_does_not_hide_the_others(driver):
     driver.add(handle=LOST)
     driver.add(nvmlDeviceGetUUID="GPU-bbbbbbbb")
     gone, well = Gpus().read()
@@ -120,7 +120,7 @@ def test_a_gpu_that_was_lost_before_is_listed_and_does_not_hide_the_others(drive
     assert well.values["power_watts"] == 512.0
 
 
-def test_mig_devices_stand_beside_their_gpu_with_the_memory_they_have(driver):
+def test_mig_devices_are_listed_after_their_gpu_with_their_own_memory(driver):
     parts = [
         driver.add(nvmlDeviceGetUUID=f"MIG-{part}", nvmlDeviceGetUtilizationRates=REFUSED, nvmlDeviceGetPowerUsage=REFUSED)
         for part in "ab"
@@ -140,14 +140,14 @@ def test_mig_devices_stand_beside_their_gpu_with_the_memory_they_have(driver):
     assert [gpu.identity["gpu"] for gpu in Gpus(["MIG-b"]).read()] == ["0:1"]
 
 
-def test_gpus_are_chosen_by_index_or_by_uuid(driver):
+def test_gpus_are_selected_by_index_or_uuid(driver):
     for letter in "abc":
         driver.add(nvmlDeviceGetUUID=f"GPU-{letter}")
     assert [gpu.identity["uuid"] for gpu in Gpus([2, "GPU-a"]).read()] == ["GPU-a", "GPU-c"]
     assert Gpus(["GPU-z"]).unavailable == "the driver reports no GPU GPU-z"
 
 
-def test_without_a_driver_no_gpu_is_read_and_the_reason_is_told(no_driver):
+def test_without_a_driver_no_gpu_is_read_and_the_reason_is_given(no_driver):
     found = Gpus()
     assert found.read() == ()
     assert found.unavailable == f"NVIDIA's driver does not respond: {no_driver}"
@@ -158,12 +158,12 @@ def test_a_driver_without_gpus_says_so(driver):
     assert Gpus().unavailable == "the driver reports no GPU"
 
 
-def test_without_the_library_the_reason_is_what_to_install(monkeypatch):
+def test_without_the_library_the_reason_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Gpus().unavailable == "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
 
 
-def test_a_block_is_summed_up_for_each_gpu_and_metric(driver):
+def test_a_block_is_summarized_by_gpu_and_metric(driver):
     gpu = driver.add()
     with GPUMonitor(interval=60) as monitor:
         while not monitor.samples:
@@ -171,14 +171,14 @@ def test_a_block_is_summed_up_for_each_gpu_and_metric(driver):
         gpu["nvmlDeviceGetPowerUsage"] = 300_000
     (summary,) = monitor.summary()["gpus"]
     assert summary["uuid"] == "GPU-aaaaaaaa"
-    # Once at the begin of the block and once at its end.
+    # One at the beginning of the block and one at its end.
     assert summary["metrics"]["power_watts"] == {"mean": 406.0, "min": 300.0, "max": 512.0, "samples": 2}
     assert summary["unavailable"].keys() == {"nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second"}
     assert [readings[0].values["power_watts"] for _, readings in monitor.samples] == [512.0, 300.0]
     assert driver.shut_down == 1
 
 
-def test_a_block_without_a_gpu_runs_and_says_why_there_is_nothing(no_driver):
+def test_a_block_without_a_gpu_runs_and_gives_the_reason(no_driver):
     with GPUMonitor() as monitor:
         worked = True
     assert worked
@@ -188,7 +188,7 @@ def test_a_block_without_a_gpu_runs_and_says_why_there_is_nothing(no_driver):
     assert no_driver in summary["unavailable"]
 
 
-def test_an_exception_in_the_block_is_the_blocks_own(driver):
+def test_an_exception_in_the_block_is_passed_on(driver):
     driver.add()
     with pytest.raises(KeyError), GPUMonitor() as monitor:
         raise KeyError("theirs")

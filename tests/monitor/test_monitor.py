@@ -1,4 +1,4 @@
-"""The monitor as a whole in real loops: its log, its alerts, and that it never harms the training."""
+"""The whole monitor in real loops: it logs, raises alerts, and never harms the training."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import subprocess
 import sys
 from itertools import count
 from threading import Event
-from time import sleep
+from time import monotonic, sleep
 
 import pytest
 
 from bridge_profiling import ProfilingConfig, ProfilingConfigError
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.monitor import GPUMonitor, LeakAlert, Monitor, SlowIterationAlert, TrainingMonitor, sampler
+from bridge_profiling.monitor import Alert, GPUMonitor, LeakAlert, Monitor, SlowIterationAlert, TrainingMonitor, sampler
 
 
 def records(path, kind="sample") -> list[dict]:
@@ -23,7 +23,7 @@ def records(path, kind="sample") -> list[dict]:
 
 
 def wait_for(condition) -> None:
-    """Until a sampling thread has come so far; the test's own timeout bounds it."""
+    """Wait for the sampling thread; the test's timeout is the limit."""
     while not condition():
         sleep(0.002)
 
@@ -51,7 +51,7 @@ def test_a_hooks_iterations_are_logged_and_the_end_of_a_short_training_too(tmp_p
     assert last["processes"][0]["resident_memory_bytes"] > 1 << 20
 
 
-def test_the_driver_is_read_and_let_go(tmp_path, driver):
+def test_the_driver_is_read_and_released(tmp_path, driver):
     driver.add()
     path = tmp_path / "monitor.jsonl"
     with Monitor(jsonl=path, interval=60):
@@ -73,7 +73,7 @@ def test_a_slow_iteration_is_logged_recorded_and_counted(tmp_path, caplog):
     assert monitor.alerts["slow_iteration"] == 1
 
 
-def test_a_loop_that_keeps_memory_is_warned_of(tmp_path, caplog):
+def test_a_loop_that_leaks_memory_raises_an_alert(tmp_path, caplog):
     path = tmp_path / "monitor.jsonl"
     leak = LeakAlert("host", warm_up=2, window=24, bytes_per_iteration=1 << 20)
     kept = []
@@ -93,7 +93,36 @@ def test_a_loop_that_keeps_memory_is_warned_of(tmp_path, caplog):
     assert "host memory grows by" in caplog.text
 
 
-def test_an_output_that_cannot_be_opened_is_logged_and_the_training_goes_on(tmp_path, caplog):
+def test_alerts_of_one_kind_are_reported_once_a_minute_and_all_are_counted(monkeypatch):
+    class Reported(list):
+        def alert(self, alert, sample):
+            self.append((now[0] - began, alert.kind))
+
+        def write(self, sample):
+            pass
+
+        def close(self):
+            pass
+
+    reported = Reported()
+    with Monitor(sinks=[reported], interval=60, gpus=[]) as monitor:
+        wait_for(lambda: monitor.sample is not None)
+        began = monotonic()
+        now = [began]
+        monkeypatch.setattr(sampler, "monotonic", lambda: now[0])
+        kinds = ["slow_iteration"]
+        monkeypatch.setattr(monitor, "_new_alerts", lambda *_: [Alert(kind, "", {}) for kind in kinds])
+        for seconds in range(0, 200, 10):
+            kinds[1:] = ["host_memory_leak"] if seconds == 20 else []
+            now[0] = began + seconds
+            monitor._take_sample()
+        kinds.clear()
+    expected = [(0, "slow_iteration"), (20, "host_memory_leak"), (60, "slow_iteration")]
+    assert reported == [*expected, (120, "slow_iteration"), (180, "slow_iteration")]
+    assert (monitor.alerts["slow_iteration"], monitor.alerts["host_memory_leak"]) == (20, 1)
+
+
+def test_an_output_that_cannot_be_opened_is_logged_and_the_training_continues(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     with Monitor(jsonl=tmp_path / "file" / "monitor.jsonl", interval=60, gpus=[]) as monitor:
         monitor.training.record_step()
@@ -101,7 +130,7 @@ def test_an_output_that_cannot_be_opened_is_logged_and_the_training_goes_on(tmp_
     assert monitor.sample.training.values["iteration"] == 0
 
 
-def test_an_output_that_fails_is_said_once_and_the_others_get_every_sample(tmp_path, caplog):
+def test_a_failing_output_is_logged_once_and_the_others_get_every_sample(tmp_path, caplog):
     class Full:
         def write(self, sample):
             raise OSError(28, "No space left on device")
@@ -129,7 +158,7 @@ def test_a_reading_that_fails_does_not_end_the_monitor(tmp_path, monkeypatch, ca
     assert caplog.text.count("planted") == 1
 
 
-def test_an_exception_in_the_loop_is_the_loops_own_and_the_log_is_whole(tmp_path):
+def test_an_exception_in_the_loop_is_passed_on_and_the_log_is_complete(tmp_path):
     path = tmp_path / "monitor.jsonl"
 
     def train() -> None:
@@ -142,7 +171,7 @@ def test_an_exception_in_the_loop_is_the_loops_own_and_the_log_is_whole(tmp_path
     assert records(path)[-1]["training"]["iteration"] == 0
 
 
-def test_the_launchers_rank_is_taken(monkeypatch):
+def test_the_default_rank_is_the_launchers(monkeypatch):
     monkeypatch.setenv("RANK", "5")
     with Monitor(interval=60, gpus=[]) as monitor:
         pass
@@ -159,12 +188,12 @@ def test_a_loops_own_monitor_is_used():
 
 @pytest.mark.parametrize("interval", [0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("monitor", [Monitor, GPUMonitor])
-def test_an_interval_that_is_none_is_refused(monitor, interval):
+def test_an_invalid_interval_is_refused(monitor, interval):
     with pytest.raises(ProfilingConfigError, match="is not a valid time"):
         monitor(interval=interval)
 
 
-def test_a_process_that_is_forked_inside_leaves_the_outputs_to_its_parent(tmp_path):
+def test_a_process_forked_in_the_block_leaves_the_outputs_to_its_parent(tmp_path):
     path = tmp_path / "monitor.jsonl"
     child = 0
     with Monitor(jsonl=path, port=0, interval=60, gpus=[]) as monitor:
@@ -180,7 +209,7 @@ def test_a_process_that_is_forked_inside_leaves_the_outputs_to_its_parent(tmp_pa
     assert len(records(path)) == 2
 
 
-def test_monitoring_loads_no_torch_and_none_of_the_outputs_packages():
+def test_monitoring_imports_neither_torch_nor_the_packages_of_unused_outputs():
     code = (
         "import sys, bridge_profiling.monitor as m\n"
         "with m.Monitor(interval=60) as monitor: monitor.training.record_step(tokens=1)\n"
@@ -190,7 +219,7 @@ def test_monitoring_loads_no_torch_and_none_of_the_outputs_packages():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_driver_that_hangs_does_not_keep_the_training_from_ending(monkeypatch, caplog):
+def test_a_hanging_driver_does_not_block_the_end_of_the_training(monkeypatch, caplog):
     hanging = Event()
     monkeypatch.setattr(sampler, "_PATIENCE", 0.1)
     monkeypatch.setattr(sampler.Gpus, "read", lambda self: hanging.wait(60) and ())
@@ -201,7 +230,7 @@ def test_a_driver_that_hangs_does_not_keep_the_training_from_ending(monkeypatch,
 
 
 @pytest.mark.parametrize(("most", "seconds"), [(0.001, 5.0), (None, 1.0)])
-def test_sampling_that_costs_more_than_its_share_comes_more_rarely(most, seconds, monkeypatch):
+def test_sampling_above_its_share_of_time_becomes_rarer(most, seconds, monkeypatch):
     now, computed, waited = [0.0], count(0, 0.005), []
 
     def wait(stopped, time):

@@ -1,4 +1,4 @@
-"""JSON lines, TensorBoard's events and terminal lines; Prometheus has a file of its own."""
+"""JSON lines, TensorBoard events and terminal lines; test_prometheus.py covers Prometheus."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ for second in range(10**9):
 """
 
 
-def test_a_line_is_a_sample_by_itself(tmp_path):
+def test_each_line_is_a_complete_sample(tmp_path):
     log = JsonLines(tmp_path / "logs" / "monitor.jsonl")
     for one in (SAMPLE, BARE):
         log.write(one)
@@ -59,7 +59,7 @@ def test_a_line_is_a_sample_by_itself(tmp_path):
     assert (alert["kind"], alert["alert"], alert["evidence"]) == ("alert", "slow_iteration", {"iteration": 41})
 
 
-def test_a_process_that_is_killed_loses_its_last_line_at_most_and_the_next_goes_on(tmp_path):
+def test_a_killed_process_loses_at_most_its_last_line_and_the_next_one_appends(tmp_path):
     path = tmp_path / "monitor.jsonl"
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -68,7 +68,7 @@ def test_a_process_that_is_killed_loses_its_last_line_at_most_and_the_next_goes_
     process.wait()
     process.stdout.close()
     with open(path, "a") as file:
-        file.write('{"kind": "sam')  # as a machine that loses power leaves it
+        file.write('{"kind": "sam')  # as after a power failure
     JsonLines(path).write(SAMPLE)
     *lines, torn, last = path.read_text().splitlines()
     assert [json.loads(line)["unix_seconds"] for line in lines] == list(range(len(lines)))
@@ -77,7 +77,7 @@ def test_a_process_that_is_killed_loses_its_last_line_at_most_and_the_next_goes_
     assert json.loads(last)["host"] == "node1"
 
 
-def test_the_file_is_bounded(tmp_path):
+def test_the_size_of_the_file_is_bounded(tmp_path):
     log = JsonLines(tmp_path / "monitor.jsonl", max_bytes=2_000)
     for _ in range(100):
         log.write(SAMPLE)
@@ -88,7 +88,7 @@ def test_the_file_is_bounded(tmp_path):
         assert all(json.loads(line)["kind"] == "sample" for line in file.read_text().splitlines())
 
 
-def test_tensorboard_reads_what_is_written_for_it(tmp_path):
+def test_tensorboard_reads_the_event_file(tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = TensorBoard(tmp_path)
     board.write(SAMPLE)
@@ -119,7 +119,7 @@ def test_an_output_whose_package_is_missing_says_what_to_type(tmp_path, monkeypa
         output(tmp_path)
 
 
-def test_people_read_unavailable_where_there_is_no_value():
+def test_the_terminal_shows_unavailable_for_a_missing_value():
     stream = io.StringIO()
     lines = Terminal(stream)
     lines.write(SAMPLE)

@@ -36,7 +36,7 @@ def start():
         process.wait()
 
 
-def test_a_busy_process_is_told_from_an_idle_one(start):
+def test_a_busy_process_has_a_higher_cpu_ratio_than_an_idle_one(start):
     busy, idle = start(BUSY), start(IDLE)
     watched = Processes([busy.pid, idle.pid])
     first = watched.read()
@@ -45,19 +45,19 @@ def test_a_busy_process_is_told_from_an_idle_one(start):
     while monotonic() < until:
         sleep(0.05)
     second = {one.identity["pid"]: one.values for one in watched.read()}
-    # Other work may hold the machine meanwhile.
+    # The machine may be busy with other work.
     assert second[busy.pid]["cpu_ratio"] > 0.05
     assert second[idle.pid]["cpu_ratio"] <= 0.05
     assert second[busy.pid]["resident_memory_bytes"] - second[idle.pid]["resident_memory_bytes"] > 90 << 20
     assert second[busy.pid]["anonymous_memory_bytes"] > 100 << 20
 
 
-def test_a_process_that_has_ended_is_unavailable_and_not_zero(start):
+def test_a_process_that_has_ended_is_unavailable_not_zero(start):
     process = start(IDLE)
     watched = Processes([process.pid])
     watched.read()
     process.kill()
-    # Nobody has asked for its end yet, as with a data loader's worker that died: the system still lists it.
+    # Its exit code has not been read, as for a data loader's worker that died: the system still lists it.
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     (ended,) = watched.read()
     assert ended.unavailable == dict.fromkeys(PROCESS_METRICS, "the process has ended")
@@ -67,13 +67,13 @@ def test_a_process_that_has_ended_is_unavailable_and_not_zero(start):
     assert gone.unavailable == dict.fromkeys(PROCESS_METRICS, "the process has ended")
 
 
-def test_a_name_that_is_no_text_can_be_written_all_the_same(monkeypatch):
+def test_a_process_name_that_is_not_valid_text_can_be_written(monkeypatch):
     monkeypatch.setattr(psutil.Process, "name", lambda self: b"tr\xe4in".decode(errors="surrogateescape"))
     own, *_ = Processes().read()
     assert own.identity["name"] == "tr?in"
 
 
-def test_children_come_and_go(start, monkeypatch):
+def test_children_are_found_and_dropped_when_they_end(start, monkeypatch):
     monkeypatch.setattr(processes, "_COST_MULTIPLE", 0)
     watched = Processes()
     child = start(IDLE)
@@ -85,7 +85,7 @@ def test_children_come_and_go(start, monkeypatch):
     assert child.pid not in {one.identity["pid"] for one in watched.read()}
 
 
-def test_without_psutil_the_reason_is_what_to_install(monkeypatch):
+def test_without_psutil_the_reason_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     watched = Processes()
     assert watched.read() == ()

@@ -1,4 +1,4 @@
-"""Prometheus, over a real HTTP connection, read by prometheus_client's own parser; and the dashboard that asks for it."""
+"""Prometheus metrics, served over HTTP and read by prometheus_client's parser, and the dashboard that queries them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERYTHING = Sample(1_700_000_000.0, "node1", 3, (GPU, LOST), (PROCESS,), TRAINI
 
 
 def scrape(port: int) -> dict[str, list]:
-    """What Prometheus gets: samples by name."""
+    """The samples that Prometheus would read, by name."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     found: dict[str, list] = {}
@@ -59,7 +59,7 @@ def test_every_value_is_served_with_host_rank_and_gpu(server):
     assert found["bridge_profiling_sample_timestamp_seconds"][0].value == 1_700_000_000.0
 
 
-def test_a_lost_gpu_has_no_value_and_is_said_to_be_unavailable(server):
+def test_a_lost_gpu_has_no_values_and_is_served_as_unavailable(server):
     server.write(EVERYTHING)
     found = scrape(server.port)
     lost = [sample.name for samples in found.values() for sample in samples if sample.labels.get("gpu") == "1"]
@@ -72,7 +72,7 @@ def test_a_lost_gpu_has_no_value_and_is_said_to_be_unavailable(server):
     assert {value for (gpu, _), value in availability.items() if gpu == "1"} == {0}
 
 
-def test_a_gpu_that_is_no_longer_there_is_no_longer_served(server):
+def test_a_gpu_that_is_gone_is_no_longer_served(server):
     server.write(EVERYTHING)
     assert "bridge_profiling_gpu_power_watts" in scrape(server.port)
     server.write(Sample(1_700_000_001.0, "node1", unavailable={"gpus": "no driver"}))
@@ -82,7 +82,7 @@ def test_a_gpu_that_is_no_longer_there_is_no_longer_served(server):
     assert found["bridge_profiling_gpu_available"][0].labels["rank"] == ""
 
 
-def test_alerts_are_counted_from_zero(server):
+def test_alert_counters_start_at_zero(server):
     server.write(EVERYTHING)
     alerts = {sample.labels["alert"]: sample.value for sample in scrape(server.port)["bridge_profiling_alerts_total"]}
     assert set(alerts.values()) == {0}
@@ -103,7 +103,7 @@ def test_a_running_training_is_served(no_driver):
         assert found["bridge_profiling_training_iteration"][0].value == 4
         assert found["bridge_profiling_training_tokens_per_second"][0].value > 0
         assert found["bridge_profiling_process_resident_memory_bytes"][0].value > 1 << 20
-        # There is no GPU, and nothing pretends that there is an idle one.
+        # Without a GPU no idle GPU is reported.
         assert found["bridge_profiling_gpu_available"][0].value == 0
         assert "bridge_profiling_gpu_utilization_ratio" not in found
         assert "bridge_profiling_training_allocated_bytes" not in found
@@ -111,14 +111,14 @@ def test_a_running_training_is_served(no_driver):
         scrape(server.port)
 
 
-def test_it_is_served_at_the_loopback_address_alone_unless_told_otherwise(server):
-    # Another address of this machine, which a server at 0.0.0.0 would answer too.
+def test_only_the_loopback_address_is_served_by_default(server):
+    # Another address of this machine; a server at 0.0.0.0 would accept this connection.
     with socket.socket() as one:
         assert one.connect_ex(("127.0.0.2", server.port)) == errno.ECONNREFUSED
         assert socket.create_connection(("127.0.0.1", server.port), timeout=10).close() is None
 
 
-def test_a_port_that_is_taken_is_refused_with_the_mend(server):
+def test_a_port_in_use_is_refused_with_advice(server):
     with pytest.raises(ProfilingConfigError, match=f"port {server.port} of 127.0.0.1 cannot be served.*Use another port"):
         Prometheus(server.port)
 
@@ -129,7 +129,7 @@ def test_without_prometheus_client_it_says_what_to_type(monkeypatch):
         Prometheus(0)
 
 
-def test_every_query_of_the_dashboard_names_a_metric_and_labels_that_are_served(server):
+def test_every_query_of_the_dashboard_uses_metrics_and_labels_that_are_served(server):
     server.write(EVERYTHING)
     served = {name: set(samples[0].labels) for name, samples in scrape(server.port).items()}
     dashboard = json.loads(files("bridge_profiling.monitor").joinpath("grafana.json").read_text(encoding="utf-8"))
@@ -152,6 +152,6 @@ def test_every_query_of_the_dashboard_names_a_metric_and_labels_that_are_served(
     for query in variables:
         name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", query).groups()
         assert label in served[name]
-    # And the other way about: whatever is served can be seen.
+    # Conversely, the dashboard shows every metric that is served.
     unseen = {name for name in served if name not in asked and not name.endswith("_metric_available")}
     assert unseen == {"bridge_profiling_training_iteration"}

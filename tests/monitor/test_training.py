@@ -18,7 +18,7 @@ from bridge_profiling.monitor.training import device_memory
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Nanoseconds as the monitor sees them; `clock(seconds)` lets them pass."""
+    """The monitor's clock; `clock(seconds)` advances it."""
     now = [0]
 
     def wait(seconds: float) -> None:
@@ -28,7 +28,7 @@ def clock(monkeypatch):
     return wait
 
 
-def test_a_step_lasts_from_the_one_before(clock):
+def test_a_step_starts_at_the_end_of_the_previous_one(clock):
     monitor = TrainingMonitor()
     clock(60)  # the model is built
     with monitor:
@@ -64,7 +64,7 @@ def test_without_a_start_the_first_step_is_counted_and_not_timed(clock):
     assert (summary["iteration_mean_seconds"], summary["tokens_per_second"]) == (2.0, 5.0)
 
 
-def test_rates_are_recent_and_the_summarys_of_all(clock):
+def test_rates_cover_the_recent_iterations_and_the_summary_covers_all(clock):
     monitor = TrainingMonitor(window=2)
     with monitor:
         for seconds in (10.0, 1.0, 1.0):
@@ -74,7 +74,7 @@ def test_rates_are_recent_and_the_summarys_of_all(clock):
     assert monitor.summary()["tokens_per_second"] == 3.0
 
 
-def test_what_the_loop_does_not_tell_is_unavailable_with_the_reason():
+def test_metrics_that_the_loop_does_not_report_are_unavailable_with_the_reason():
     readings = TrainingMonitor().read()
     assert readings.values == {}
     assert readings.unavailable.keys() == TRAINING_METRICS.keys()
@@ -83,7 +83,7 @@ def test_what_the_loop_does_not_tell_is_unavailable_with_the_reason():
     assert readings.unavailable["iteration_seconds"] == "no iteration has ended yet"
 
 
-def test_every_metric_is_either_told_or_unavailable(clock):
+def test_every_metric_is_either_available_or_unavailable(clock):
     with TrainingMonitor() as monitor:
         clock(1)
         monitor.record_step(tokens=5)
@@ -92,7 +92,7 @@ def test_every_metric_is_either_told_or_unavailable(clock):
     assert not readings.values.keys() & readings.unavailable.keys()
 
 
-def test_tokens_in_each_iteration_count_without_a_hook_too(clock):
+def test_tokens_per_iteration_also_count_without_a_hook(clock):
     with TrainingMonitor(tokens_per_iteration=100) as monitor:
         clock(2)
         monitor.record_step()
@@ -102,7 +102,7 @@ def test_tokens_in_each_iteration_count_without_a_hook_too(clock):
     assert monitor.summary()["tokens"] == 400
 
 
-def test_a_hook_times_the_iterations_and_the_loop_need_not_tell_them(clock):
+def test_a_hook_times_the_iterations_so_the_loop_need_not_report_them(clock):
     hook = SimpleNamespace(durations=((0, 9_000_000_000),))
     monitor = TrainingMonitor(hook=hook, tokens_per_iteration=100)
     hook.durations += ((1, 1_000_000_000), (2, 3_000_000_000))
@@ -115,12 +115,12 @@ def test_a_hook_times_the_iterations_and_the_loop_need_not_tell_them(clock):
     assert readings.values["iteration_seconds"] == 1.0
     assert readings.values["tokens_per_second"] == 60.0
     assert readings.values["data_loading_ratio"] == 0.2
-    # Iteration 0 was before this monitor.
+    # Iteration 0 ended before this monitor was created.
     assert monitor.new_iterations() == [(1, 1.0), (2, 3.0), (3, 1.0)]
     assert monitor.summary()["iterations"] == 3
 
 
-def test_a_real_hooks_iterations_are_all_seen():
+def test_all_iterations_of_a_real_hook_are_counted():
     with ProfilingHook(None, rank=0) as hook:
         monitor = TrainingMonitor(hook=hook)
         for iteration in range(7):
@@ -129,7 +129,7 @@ def test_a_real_hooks_iterations_are_all_seen():
     assert [iteration for iteration, _ in monitor.new_iterations()] == list(range(7))
 
 
-def test_data_comes_unchanged_and_waiting_for_it_counts(clock):
+def test_data_is_passed_on_unchanged_and_waiting_for_it_counts(clock):
     def data():
         for element in "abc":
             clock(1)
@@ -154,7 +154,7 @@ def test_data_comes_unchanged_and_waiting_for_it_counts(clock):
         (SimpleNamespace(device=SimpleNamespace(type="cuda")), "it is on the GPU"),
     ],
 )
-def test_a_loss_that_cannot_be_told_is_unavailable_and_nothing_waits_for_a_gpu(loss, reason):
+def test_an_unusable_loss_is_unavailable_and_nothing_waits_for_a_gpu(loss, reason):
     monitor = TrainingMonitor()
     monitor.record_step(loss=loss)
     assert monitor.read().unavailable["loss"].startswith(reason)
@@ -168,7 +168,7 @@ def test_a_loss_that_cannot_be_told_is_unavailable_and_nothing_waits_for_a_gpu(l
         (SimpleNamespace(device=SimpleNamespace(type="cuda")), "it is on the GPU, and reading it would wait for the GPU: pass"),
     ],
 )
-def test_tokens_that_are_no_number_are_not_counted_and_the_rest_is(clock, tokens, reason):
+def test_tokens_that_are_not_a_number_are_left_out_and_the_rest_counts(clock, tokens, reason):
     with TrainingMonitor() as monitor:
         clock(1)
         monitor.record_step(tokens=tokens, samples=4)
@@ -180,7 +180,7 @@ def test_tokens_that_are_no_number_are_not_counted_and_the_rest_is(clock, tokens
     assert monitor.read().values["tokens_per_second"] == 5.0
 
 
-def test_tensors_on_the_cpu_and_numpys_numbers_are_numbers():
+def test_tensors_on_the_cpu_and_numpy_numbers_are_accepted():
     torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
     with TrainingMonitor() as monitor:
         loss = torch.tensor(2.5, requires_grad=True)
@@ -194,7 +194,7 @@ def test_tensors_on_the_cpu_and_numpys_numbers_are_numbers():
     assert told[2] == {"padding": 3, "retries": 2}
 
 
-def test_memory_is_asked_of_the_torch_that_is_loaded_and_none_is_loaded_for_it(monkeypatch):
+def test_reading_memory_does_not_import_torch(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert device_memory() == dict.fromkeys(device_memory(), "this process has not loaded torch")
     assert "torch" not in sys.modules
@@ -207,7 +207,7 @@ def test_a_process_without_cuda_has_no_device_memory():
     assert set(device_memory().values()) == {"this process uses no GPU"}
 
 
-def test_memory_of_all_devices_of_the_process_adds_up(monkeypatch):
+def test_memory_is_summed_over_all_devices_of_the_process(monkeypatch):
     def statistics(device: int) -> dict:
         allocated = {"all": {"current": 10 + device, "peak": 100}}
         return {"allocated_bytes": allocated, "reserved_bytes": {"all": {"current": 50, "peak": 60}}}
@@ -217,7 +217,7 @@ def test_memory_of_all_devices_of_the_process_adds_up(monkeypatch):
     assert device_memory() == {"allocated_bytes": 21, "allocated_peak_bytes": 200, "reserved_bytes": 100}
 
 
-def test_memory_is_read_where_a_step_ends_once_a_sample(monkeypatch):
+def test_memory_is_read_at_the_end_of_a_step_once_per_sample(monkeypatch):
     asked = []
     monkeypatch.setattr(training, "device_memory", lambda: asked.append(1) or {"allocated_bytes": len(asked)})
     monitor = TrainingMonitor()
@@ -228,7 +228,7 @@ def test_memory_is_read_where_a_step_ends_once_a_sample(monkeypatch):
     assert monitor.read().values["allocated_bytes"] == 2
 
 
-def test_threads_count_and_record_without_losing_any():
+def test_threads_count_and_record_without_losing_updates():
     monitor, counters = TrainingMonitor(), Counters()
 
     def work() -> None:
