@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -44,8 +45,8 @@ def name_wrapper_steps(phases: PhaseWatch, model: torch.nn.Module, range_of: Ran
         return of_unit("FSDP::all_gather", handle) if handle.needs_unshard() else nullcontext()
 
     module = importlib.import_module("torch.distributed.fsdp._runtime_utils")
-    phases.run_inside(module, "_unshard", gathers)
-    phases.run_inside(module, "_reduce_grad", lambda state, handle: of_unit("FSDP::post_backward_reduce", handle))
+    _run_inside(phases, module, "_unshard", gathers)
+    _run_inside(phases, module, "_reduce_grad", lambda state, handle: of_unit("FSDP::post_backward_reduce", handle))
 
 
 def repeat_annotations(phases: PhaseWatch, range_of: RangeOf) -> None:
@@ -83,9 +84,9 @@ def name_zero_steps(phases: PhaseWatch, optimizer: Any, range_of: RangeOf) -> No
         optimizer: DeepSpeed's own, around the one that steps.
         range_of: returns the range for a name, on any thread.
     """
-    phases.run_inside(optimizer, "reduce_ipg_grads", lambda *_, **__: range_of("ZeRO::reduce"))
+    _run_inside(phases, optimizer, "reduce_ipg_grads", lambda *_, **__: range_of("ZeRO::reduce"))
     module = importlib.import_module(type(optimizer).__module__)
-    phases.run_inside(module, "all_gather_dp_groups", lambda *_, **__: range_of("ZeRO::all_gather"))
+    _run_inside(phases, module, "all_gather_dp_groups", lambda *_, **__: range_of("ZeRO::all_gather"))
 
 
 def repeat_nvtx(phases: PhaseWatch, accelerator: Any, range_of: RangeOf) -> None:
@@ -115,3 +116,8 @@ def repeat_nvtx(phases: PhaseWatch, accelerator: Any, range_of: RangeOf) -> None
 
     phases.replace(accelerator, "range_push", range_push)
     phases.replace(accelerator, "range_pop", range_pop)
+
+
+def _run_inside(phases: PhaseWatch, owner: Any, name: str, range_of: Callable[..., AbstractContextManager]) -> None:
+    if hasattr(owner, name):
+        phases.run_inside(owner, name, range_of)

@@ -133,7 +133,8 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
             return
         # On this one object; no class is changed.
         for name, phase in _PHASES.items():
-            phases.function(trainer, name, phase)
+            if hasattr(trainer, name):
+                phases.function(trainer, name, phase)
         phases.function(trainer.accelerator, "backward", "backward")
         phases.function(accelerate.data_loader, "send_to_device", "host-to-device")
 
