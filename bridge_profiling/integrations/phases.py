@@ -65,8 +65,21 @@ class PhaseWatch:
         self.data_loaders()
         self.checkpoints()
 
-    def model(self, model: torch.nn.Module) -> ForwardCalls:
-        """Watch calls of this module as `forward`; wrap it first (DDP, FSDP, torch.compile)."""
+    def model(self, model: torch.nn.Module) -> None:
+        """Watch calls of this module as `forward`; wrap it first (DDP, FSDP, torch.compile).
+
+        By hooks, because replicas of `torch.nn.DataParallel` share everything else in the model's `__dict__`: a replaced call
+        would run the original on every device.
+        """
+        if getattr(model, _CALL, None) is not None:
+            # After `model.compile()`, torch would compile hooks too, but not a function around the compiled call.
+            self.function(model, _CALL, "forward")
+            return
+        self.undo.callback(model.register_forward_pre_hook(_ModelHook(self.begin), prepend=True).remove)
+        self.undo.callback(model.register_forward_hook(_ModelHook(self.end), always_call=True).remove)
+
+    def calls_of(self, model: torch.nn.Module) -> ForwardCalls:
+        """Watch calls of a module that the script itself calls, and may compile, save or copy, as `forward`."""
         calls = ForwardCalls(model, self)
         self.undo.callback(calls.remove)
         return calls
@@ -189,6 +202,20 @@ def watch_phases(
     watch = PhaseWatch(range_of)
     watch.everything(model, optimizer)
     return watch
+
+
+class _ModelHook:
+    """A module's hook that copies and pickles of the module leave behind (`torch.save(model)`, a moving average)."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+
+    def __call__(self, *_: object) -> None:
+        self._report("forward")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The replacement accepts any arguments, returns None, and loads without this package.
+        return getattr, (nullcontext(), "__exit__")
 
 
 class ForwardCalls:

@@ -194,7 +194,7 @@ class ScriptProfiling:
             self._calls = None
         model = self._model() if self._model is not None else None
         if self._calls is None and capturing and model is not None and phases is not None:
-            self._calls = phases.model(model)
+            self._calls = phases.calls_of(model)
 
     def _report_missed(self) -> None:
         """Log why nothing was captured and what to type instead, on one rank."""

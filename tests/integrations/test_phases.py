@@ -146,6 +146,16 @@ def test_a_model_is_copied_and_saved_whole_without_what_watches_it(recorded):
     assert recorded.seen == ["forward", "/forward"]
 
 
+def test_replicas_of_data_parallel_compute_with_their_own_weights(recorded):
+    """DataParallel copies the model's `__dict__` for each device, as the Hugging Face Trainer does on several GPUs."""
+    watch = PhaseWatch(recorded.range)
+    watch.model(model := torch.nn.Linear(4, 1))
+    replica = model._replicate_for_data_parallel()
+    replica.weight, replica.bias = torch.zeros(1, 4), torch.full((1,), 7.0)
+    assert replica(torch.ones(2, 4)).tolist() == [[7.0], [7.0]]
+    watch.detach()
+
+
 def test_two_watches_come_off_in_any_order(recorded):
     original = torch.autograd.backward
     model = torch.nn.Linear(4, 4)
