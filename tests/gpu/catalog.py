@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tests.gpu.jobs import NO_MULTICAST, BridgeSpec, JobSpec
 
+#: Megatron-core's own layers: left alone, a recipe takes Transformer Engine's where that is installed.
+_LOCAL = "model.transformer_impl=local"
 #: 20 iterations with a window of 4 in their midst, and layers enough for every stage.
-_GPT = ("train.train_iters=20", "model.num_layers=4", "model.seq_length=1024", "train.micro_batch_size=2")
+_GPT = (_LOCAL, "train.train_iters=20", "model.num_layers=4", "model.seq_length=1024", "train.micro_batch_size=2")
 _TP2_DP2 = (*_GPT, "model.tensor_model_parallel_size=2", "train.global_batch_size=8")
 _PP2_DP2 = (*_GPT, "model.pipeline_model_parallel_size=2", "train.global_batch_size=16", "ddp.overlap_param_gather=true")
 _DP2 = (*_GPT, "train.global_batch_size=8")
@@ -13,11 +15,11 @@ _TP2 = (*_DP2, "model.tensor_model_parallel_size=2")
 _PP2 = (*_DP2, "model.pipeline_model_parallel_size=2")
 #: Two layers of Llama 3 8B, and a quarter of its vocabulary. Megatron-core's own layers know no sequence parallelism.
 _LLAMA = (
-    "train.train_iters=20", "model.num_layers=2", "model.seq_length=2048", "model.vocab_size=32064",
+    _LOCAL, "train.train_iters=20", "model.num_layers=2", "model.seq_length=2048", "model.vocab_size=32064",
     "model.sequence_parallel=false", "train.global_batch_size=8",
 )  # fmt: skip
 #: One layer on one GPU: what a layer's execution changes shows in full.
-_LAYER = ("train.train_iters=20", "model.num_layers=1", "model.seq_length=1024", "train.global_batch_size=4")
+_LAYER = (_LOCAL, "train.train_iters=20", "model.num_layers=1", "model.seq_length=1024", "train.global_batch_size=4")
 #: More than can be done before the signal comes, and few enough that data for them are indexed at once.
 _ENDLESS = ("train.train_iters=3000",)
 _ENDLESS_WINDOW = (4, 3000)
