@@ -105,7 +105,7 @@ def time_poll(config: ProfilingConfig, *, rank: int, polls: int = 200) -> float:
         listener = hook._listener
         assert listener is not None
         listener._stopping.set()
-        listener._thread.join()
+        listener.join()
         began = perf_counter_ns()
         for _ in range(polls):
             listener._poll()
