@@ -196,7 +196,7 @@ def test_a_training_started_anew_in_the_process_is_another_attempt(train):
     training = train(config=TORCH, fault={"raise": 5}, again=True)
     assert training.exit_codes == [0], training.log()
     assert [ending[:2] for ending in training.endings()] == [("partial", [4])]
-    assert "started anew" in training.endings()[0][2]
+    assert "started again in the same process" in training.endings()[0][2]
     assert training.endings(f"{FOLDER}.1") == [("complete", [4, 5], None)]
 
 
