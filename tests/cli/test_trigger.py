@@ -14,25 +14,11 @@ import pytest
 
 from bridge_profiling.capture.control.client import TriggerResult
 from bridge_profiling.capture.control.planning import plan_capture
-from bridge_profiling.capture.control.protocol import CaptureRequest, JobStatus, RankAnswer, RequestDirectory
+from bridge_profiling.capture.control.protocol import CaptureRequest, RankAnswer, RequestDirectory
+from tests.capture.control.conftest import STATUS as PUBLISHED
 
-STATUS = JobStatus(
-    run="r",
-    launch="",
-    job_id=None,
-    host="elsewhere",
-    pid=1,
-    pid_space=None,
-    poll_seconds=1.0,
-    world_size=2,
-    pipeline_ranks=[0],
-    profile_ranks=[0],
-    profilers=["torch"],
-    train_iters=None,
-    iteration=100,
-    completed=100,
-    fastest_ns=10**9,
-    median_ns=10**9,
+STATUS = replace(
+    PUBLISHED, run="r", world_size=2, pipeline_ranks=[0], train_iters=None, fastest_ns=10**9, median_ns=10**9, cuda=False
 )
 
 #: The module: the package calls the command by the same name.
