@@ -110,7 +110,7 @@ def run_steps(run: Run, ranks: Sequence[int]) -> RunSteps | None:
         run: whose captures are read, unless they were.
         ranks: those to look at, of which the run may lack some.
     """
-    every = budget_of_iterations(run.iterations(), run.absences(), run.ranks())
+    every = budget_of_iterations(run.iterations(), run.idle_causes(), run.ranks())
     rows = [row for row in every if row["rank"] in set(ranks) and row["source"] == run.main_source]
     if not rows:
         return None

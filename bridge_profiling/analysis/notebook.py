@@ -89,7 +89,7 @@ def _text(value: Any) -> str:
 
 
 def _budget(run: Run, view: str = "cause") -> Figure:
-    rows = [row for row in run.budget().to_pylist() if row["source"] == run.main_source]
+    rows = [row for row in run.attribution().to_pylist() if row["source"] == run.main_source]
     return budget_figure(rows, view)
 
 

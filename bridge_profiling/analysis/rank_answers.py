@@ -115,11 +115,11 @@ class RankAnswers:
         """Device time in each iteration: `analysis.iterations`."""
         return iterations(self._windows, self._work, self._absent)
 
-    def launches(self) -> pa.Table:
+    def idle_gaps(self) -> pa.Table:
         """Why the device did not compute, in each iteration; over the span where none is marked: `analysis.launches`."""
         return launches(self._absent, *self._iterations_or_span)
 
-    def absences(self, **options: Any) -> pa.Table:
+    def idle_causes(self, **options: Any) -> pa.Table:
         """The same time by what it is owed to, with what shows it: `analysis.absences`.
 
         Args:
@@ -130,7 +130,7 @@ class RankAnswers:
         found = absences(self._absent, self._device_events, host_events, host)
         return absence_table(found, host, *self._iterations_or_span)
 
-    def pace(self) -> pa.Table:
+    def launch_statistics(self) -> pa.Table:
         """How many kernels each iteration has, how long they take, and what launching them costs: `analysis.pace`."""
         return pace(self._device_events, *self._iterations_or_span)
 

@@ -134,28 +134,28 @@ class Run:
         """Medians over each rank's iterations, boundary ones left out where at least three were captured."""
         return of_iterations.typical_of_each(self.iterations())
 
-    def launches(self) -> pa.Table:
+    def idle_gaps(self) -> pa.Table:
         """Why each device did not compute when it did not: launch-starved, blocked, dependency-stalled."""
-        return self._answers.ask("launches")
+        return self._answers.ask("idle_gaps")
 
-    def absences(self, **range_names: str) -> pa.Table:
+    def idle_causes(self, **range_names: str) -> pa.Table:
         """What compute-absent time is owed to, by iteration, cause and what shows it; a cause's rows add up to its time.
 
         Args:
             range_names: regular expressions `data_loading` and `checkpoint`, which names of such ranges match; those of
                 `analysis.host_evidence` where not given.
         """
-        return self._answers.ask("absences", **range_names)
+        return self._answers.ask("idle_causes", **range_names)
 
-    def pace(self) -> pa.Table:
+    def launch_statistics(self) -> pa.Table:
         """Kernels of each iteration: how many, how long, and what launching them costs the host."""
-        return self._answers.ask("pace")
+        return self._answers.ask("launch_statistics")
 
-    def budget(self) -> pa.Table:
+    def attribution(self) -> pa.Table:
         """What the median iteration of each rank is made of: compute, and what the rest is owed to; the parts add up to it."""
         from bridge_profiling.analysis.budget import budget
 
-        return budget(self.iterations(), self.absences(), self.ranks())
+        return budget(self.iterations(), self.idle_causes(), self.ranks())
 
     def kernels(self, *, by_rank: bool = True) -> pa.Table:
         """Kernel statistics: count, total, mean, shortest and longest, per name."""
@@ -207,7 +207,7 @@ class Run:
 
         return self._answers.across(ranks.waits)
 
-    def straggler(self) -> pa.Table:
+    def stragglers(self) -> pa.Table:
         """A row per rank, the slowest first: whether it is always slow, sometimes or not, and how sure that is."""
         from bridge_profiling.analysis import ranks
 

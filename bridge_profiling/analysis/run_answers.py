@@ -6,10 +6,11 @@ know.
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -28,19 +29,16 @@ if TYPE_CHECKING:
 OnProgress = Callable[[int, int], None]
 
 #: Small answers, given together while a capture's tables are in a worker: asking for one soon means asking for another.
-_TOGETHER: Questions = {name: {} for name in ("breakdown", "iterations", "launches", "copies", "limitations")}
+_TOGETHER: Questions = {name: {} for name in ("breakdown", "iterations", "idle_gaps", "copies", "limitations")}
 
 #: What findings need besides. Who asks for these first gets all of them in one pass.
-_FOR_FINDINGS = ("absences", "pace")
+_FOR_FINDINGS = ("idle_causes", "launch_statistics")
 
 _ALL_TOGETHER: Questions = {**_TOGETHER, **{name: {} for name in _FOR_FINDINGS}}
 
 
-class AcrossRanks(Protocol):
-    """A question that a database of all ranks answers."""
-
-    def __call__(self, connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str]) -> pa.Table:
-        """The answer; what it cannot tell is appended to the limitations."""
+#: A question that a database of all ranks answers: called with a DuckDB connection and the `RankInfo`s.
+AcrossRanks = Callable[..., Any]
 
 
 class RunAnswers:
@@ -102,7 +100,13 @@ class RunAnswers:
             return self._across[question, with_memory]
         chosen = [result.info for result in self.results if with_memory or result.info.source != "memory"]
         infos = [info for info in chosen if info.source in (self.main_source, "memory")]
-        found = self._across[question, with_memory] = question(self.connection, infos, limitations=self._limitations)
+        if "limitations" in inspect.signature(question).parameters:  # until every question returns an Answer
+            found = question(self.connection, infos, limitations=self._limitations)
+        else:
+            answer = question(self.connection, infos)
+            self._limitations += [caveat.text for caveat in answer.caveats]
+            found = answer.table
+        self._across[question, with_memory] = found
         return found
 
     @property

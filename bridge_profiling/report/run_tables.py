@@ -228,7 +228,7 @@ def _stragglers(run: Run) -> Section:
             f"{row['times_slow']} of {row['iterations']}",
             row["verdict"] + (f" ({row['confidence']} confidence)" if row["confidence"] else ""),
         ]
-        for row in _rows(run.straggler())
+        for row in _rows(run.stragglers())
     ]
     headings = ["rank", "own beyond the mean", "compute beyond the mean", "others waited", "iterations slow", "slow"]
     return Section("stragglers, ms", headings, rows, of_ranks=True)

@@ -60,7 +60,7 @@ def _ranks(**waiting_us: float | None) -> pa.Table:
 
 def test_the_parts_of_real_ranks_add_up_to_the_iteration_either_way(run_of, captures: Path) -> None:
     run: Run = run_of(captures / "kineto" / "tp2_dp2")
-    rows = run.budget().to_pylist()
+    rows = run.attribution().to_pylist()
     medians = {row["rank"]: row["duration_us"] for row in run.typical_iteration().to_pylist()}
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     for row in rows:

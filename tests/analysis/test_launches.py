@@ -118,7 +118,7 @@ def test_streams_of_two_devices_with_one_number_are_two_streams() -> None:
 
 def test_without_iterations_the_whole_capture_is_one_row() -> None:
     answers = RankAnswers(rank(device_events=[work("compute", 0, 1000, -5), work("compute", 5000, 6000, 4000)]))
-    (row,) = answers.launches().to_pylist()
+    (row,) = answers.idle_gaps().to_pylist()
     assert row["iteration"] is None
     assert (row["duration_us"], row["compute_absent_us"], row["launch_starved_us"]) == (6.0, 4.0, 3.0)
 

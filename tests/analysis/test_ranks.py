@@ -186,7 +186,7 @@ def test_captures_without_iterations_are_compared_as_wholes(tmp_path: Path) -> N
 @pytest.mark.parametrize(("name", "expected"), [("tp2_dp2", {1, 3}), ("plant_straggler", {2})])
 def test_the_ranks_that_real_runs_wait_for(captures: Path, name: str, expected: set[int]) -> None:
     with Run(captures / "kineto" / name) as run:
-        rows = run.straggler().to_pylist()
+        rows = run.stragglers().to_pylist()
         cells = run.waits().to_pylist()
     assert {row["rank"] for row in rows if row["verdict"] == "stable"} == expected
     assert {row["confidence"] for row in rows if row["verdict"] == "stable"} == {"low"}
@@ -200,6 +200,6 @@ def test_the_ranks_that_real_runs_wait_for(captures: Path, name: str, expected: 
 def test_the_planted_straggler_computes_more_in_every_iteration_and_nobody_else_does(captures: Path) -> None:
     """40 extra matrix products per micro-batch, 52 ms of them in two iterations."""
     with Run(captures / "kineto" / "plant_straggler") as run:
-        rows = {row["rank"]: row for row in run.straggler().to_pylist()}
+        rows = {row["rank"]: row for row in run.stragglers().to_pylist()}
     assert rows[2]["excess_compute_us"] == pytest.approx(26_000, abs=1_500)
     assert max(abs(rows[rank]["excess_compute_us"]) for rank in (0, 1, 3)) < 1_500

@@ -23,7 +23,7 @@ from tests.traces.kineto_files import call, complete, kernel
 
 OpenRun = Callable[..., Run]
 
-PER_RANK = ("breakdown", "iterations", "launches", "copies", "kernels", "operators", "typical_iteration")
+PER_RANK = ("breakdown", "iterations", "idle_gaps", "copies", "kernels", "operators", "typical_iteration")
 
 
 def _steps(*lengths: float) -> list[dict]:

@@ -18,7 +18,7 @@ def typical_ms(run: Run, column: str) -> dict[int, float]:
 def kernel_counts(run: Run) -> dict[int, set[int]]:
     """How many kernels each rank launched in its iterations."""
     found = defaultdict(set)
-    for row in run.pace().to_pylist():
+    for row in run.launch_statistics().to_pylist():
         found[row["rank"]].add(row["kernel_count"])
     return dict(found)
 
@@ -26,7 +26,7 @@ def kernel_counts(run: Run) -> dict[int, set[int]]:
 def lost_ms(run: Run, cause: str) -> dict[int, dict[int, float]]:
     """Compute-absent milliseconds that are owed to a cause, by rank and iteration; with those between it and the next."""
     found: dict[int, dict[int, float]] = {rank: dict.fromkeys(iterations, 0.0) for rank, iterations in _iterations(run).items()}
-    for row in run.absences().to_pylist():
+    for row in run.idle_causes().to_pylist():
         if row["cause"] == cause:
             found[row["rank"]][row["iteration"]] += row["lost_us"] / 1e3
     return found
@@ -43,7 +43,7 @@ def waited_ms(run: Run, rank: int, waits_for: int) -> dict[int, float]:
 
 def verdicts(run: Run) -> dict[int, str]:
     """What is said of each rank: stable, sometimes or no."""
-    return {row["rank"]: row["verdict"] for row in run.straggler().to_pylist()}
+    return {row["rank"]: row["verdict"] for row in run.stragglers().to_pylist()}
 
 
 def copies(run: Run, direction: str, from_memory: str) -> dict[int, dict[str, float]]:

@@ -79,7 +79,7 @@ def test_small_kernels_are_counted_and_the_device_waits_for_their_launches(run_o
     (rank,) = case.captured
     (count,) = kernel_counts(twin)[rank]
     assert kernel_counts(run) == {rank: {count + case.planted_kernels_per_iteration}}
-    assert {row["median_kernel_us"] < 3 for row in run.pace().to_pylist()} == {True}
+    assert {row["median_kernel_us"] < 3 for row in run.launch_statistics().to_pylist()} == {True}
     starved, before = typical_ms(run, "launch_starved_us"), typical_ms(twin, "launch_starved_us")
     # Each is launched in some 5 us and done in 1: the difference is lost, less what was queued before them.
     assert 2 < (starved[rank] - before[rank]) * 1e3 / case.planted_kernels_per_iteration < 8

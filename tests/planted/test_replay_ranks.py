@@ -48,7 +48,7 @@ def test_who_waits_for_whom_names_the_late_rank(name: str, run_of: RunOf):
     assert all(0.7 * alone < waited < 1.1 * alone for waited in waited_ms(run, partner, late).values())
     assert all(waited < 3 for waited in waited_ms(run, late, partner).values())
     assert verdicts(run) == dict.fromkeys(case.captured, "no") | {late: "stable"}
-    assert run.straggler().to_pylist()[0]["rank"] == late
+    assert run.stragglers().to_pylist()[0]["rank"] == late
 
 
 def test_waiting_is_not_guessed_where_groups_are_unknown(run_of: RunOf):

@@ -57,7 +57,7 @@ def test_numbers_on_the_page_are_the_analysis(run_of: RunOf, captures: Path, tmp
     run = run_of(captures / "kineto" / "tp2_dp2")
     text = _page(run, tmp_path)
     figures = _data(text)["figures"]
-    budget = {row["rank"]: row for row in run.budget().to_pylist()}
+    budget = {row["rank"]: row for row in run.attribution().to_pylist()}
     for trace in figures["budget"]["cause"]["data"]:
         if trace["name"] == "host late to launch":
             assert trace["x"] == [pytest.approx(budget[rank]["host_launch_us"] / 1e3, abs=1e-3) for rank in range(4)]

@@ -106,7 +106,7 @@ class Context:
     @cached_property
     def launches(self) -> pa.Table:
         """`Run.launches` of this profiler's traces: as the iterations, and a row for a capture without any."""
-        return self._mine(self.run.launches())
+        return self._mine(self.run.idle_gaps())
 
     def grid(self, table: pa.Table, column: str) -> Grid:
         """A column of a table with the columns `rank` and `iteration` as a grid. Rows of the same place are added up.
@@ -245,12 +245,12 @@ class Context:
     @cached_property
     def absences(self) -> pa.Table:
         """`Run.absences` of this profiler's traces, by the thresholds' names of ranges."""
-        return self._mine(self.run.absences(**self.thresholds.range_names()))
+        return self._mine(self.run.idle_causes(**self.thresholds.range_names()))
 
     @cached_property
     def pace(self) -> pa.Table:
         """`Run.pace` of this profiler's traces."""
-        return self._mine(self.run.pace())
+        return self._mine(self.run.launch_statistics())
 
     @cached_property
     def profiler_us(self) -> dict[int, float]:

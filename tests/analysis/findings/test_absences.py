@@ -22,7 +22,7 @@ def _answers(hosts: SimulatedHosts, folder: Path, number: int = 0) -> RankAnswer
 
 def _lost(answers: RankAnswers) -> dict[str, float]:
     lost: dict[str, float] = defaultdict(float)
-    for row in answers.absences().to_pylist():
+    for row in answers.idle_causes().to_pylist():
         lost[row["cause"]] += row["lost_us"]
     return {cause: time for cause, time in lost.items() if time}
 
@@ -53,9 +53,9 @@ def test_causes_add_up_to_the_compute_absent_time_of_every_iteration(seed: int, 
     for number in range(2):
         answers = _answers(hosts, tmp_path, number)
         lost: dict[int, float] = defaultdict(float)
-        for row in answers.absences().to_pylist():
+        for row in answers.idle_causes().to_pylist():
             lost[row["iteration"]] += 0.0 if row["between"] else row["lost_us"]
-        expected = {row["iteration"]: row["compute_absent_us"] for row in answers.launches().to_pylist()}
+        expected = {row["iteration"]: row["compute_absent_us"] for row in answers.idle_gaps().to_pylist()}
         assert lost == pytest.approx(expected, abs=1e-3)
 
 
