@@ -57,8 +57,9 @@ TRANSFORMER_ENGINE = {
 TE_UNDER_NSYS = ("te_bf16", "te_fp8_delayed", "te_cuda_graphs")
 TE_WITH_MEMORY = "te_bf16"
 
-#: Fused attention adds up its gradients in any order otherwise, and two runs differ in the last bits.
-_DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+#: Fused attention adds up its gradients in any order otherwise, and cuBLAS may where streams share a workspace: two runs would
+#: differ in the last bits.
+_DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 _TE_ENVIRONMENT = {**_DETERMINISTIC, NO_MULTICAST: "1"}
 
 

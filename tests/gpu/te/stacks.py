@@ -28,7 +28,7 @@ STACKS = {
         ),
     ),
     "0.6.2": Stack(
-        "2.16.0",
+        "2.12.0",
         (
             "megatron-core==0.19.2", "megatron-bridge==0.6.2", "transformers==5.12.1", "huggingface-hub==1.33.0",
             "hydra-core==1.3.4",
