@@ -18,7 +18,8 @@ class Stack:
     packages: tuple[str, ...]
 
 
-#: By the release of Megatron Bridge. Transformer Engine is the one of Bridge's own container, or the nearest on the index.
+#: By the release of Megatron Bridge. Transformer Engine is the one of Bridge's own container where that runs with the machine's
+#: torch: from 2.13 on its core library needs cuBLAS 13.2 (`cublasLtGroupedMatrixLayoutInit_internal`), and torch 2.11 has 13.1.
 STACKS = {
     "0.3.1": Stack(
         "2.11.0",
