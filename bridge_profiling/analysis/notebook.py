@@ -16,8 +16,8 @@ from bridge_profiling.analysis.figures.memory import memory_figure
 from bridge_profiling.analysis.figures.style import Figure
 from bridge_profiling.analysis.figures.timeline import timeline_figure
 from bridge_profiling.analysis.figures.waits import wait_matrix, waits_figure
-from bridge_profiling.analysis.memory_over_time import memory_over_time
-from bridge_profiling.analysis.timeline import segments, whole_captures, windows_of
+from bridge_profiling.analysis.memory.over_time import memory_over_time
+from bridge_profiling.analysis.ranks.timeline import segments, whole_captures, windows_of
 from bridge_profiling.errors import ProfilingConfigError
 
 if TYPE_CHECKING:

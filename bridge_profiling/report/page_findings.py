@@ -12,7 +12,7 @@ from bridge_profiling.analysis.figures.budget import budget_figure
 from bridge_profiling.analysis.figures.style import Figure
 from bridge_profiling.analysis.figures.timeline import timeline_figure
 from bridge_profiling.analysis.findings import Event, Finding
-from bridge_profiling.analysis.timeline import Window, segments
+from bridge_profiling.analysis.ranks.timeline import Window, segments
 from bridge_profiling.report import wording
 from bridge_profiling.report.answers import Answers
 from bridge_profiling.report.evidence import length_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bridge_profiling.analysis.confidence import Change
+from bridge_profiling.analysis.compare.statistics import Change
 from bridge_profiling.analysis.figures.style import COLOURS, Figure, axis, figure
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge_profiling.analysis.figures.style import COLOURS, Figure, axis, figure
-from bridge_profiling.analysis.timeline import KINDS, Segments
+from bridge_profiling.analysis.ranks.timeline import KINDS, Segments
 
 #: What kinds are called in the legend.
 KIND_NAMES = {

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge_profiling.analysis.compare_events import Sides
-from bridge_profiling.analysis.compare_steps import RunSteps
+from bridge_profiling.analysis.compare.events import Sides
+from bridge_profiling.analysis.compare.steps import RunSteps
 from bridge_profiling.analysis.run import Run
 from bridge_profiling.analysis.run_limitations import named
 from bridge_profiling.traces.run_dir import RankCapture
