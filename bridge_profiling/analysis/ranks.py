@@ -21,7 +21,7 @@ from bridge_profiling.analysis.iterations import windows as device_windows
 from bridge_profiling.analysis.run_limitations import named
 from bridge_profiling.analysis.stragglers import stragglers
 from bridge_profiling.analysis.waiting import measure_waiting, rank_by_rank
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb
