@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.traces.joins import NULL, Integers, sequence_in_group
-from bridge_profiling.traces.tables import ProcessGroup
+from bridge_profiling.traces.types import ProcessGroup
 
 #: Bytes of an element, by torch's name of its type.
 _ELEMENT_BYTES = {

@@ -1,7 +1,7 @@
 """Reads a PyTorch memory snapshot into the tables: allocations and segments over time, with their call stacks.
 
 A snapshot is a pickle, and to unpickle runs code that it names. This reader builds plain data and nothing else
-(plain_pickle.py), in memory in proportion to the file. What the snapshot has lost is said in the limitations.
+(plain_pickle.py), in memory in proportion to the file. What the snapshot has lost is said in the caveats.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import pyarrow as pa
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import plain_pickle
 from bridge_profiling.traces.coded_columns import coded_column
-from bridge_profiling.traces.run_dir import RankSource
 from bridge_profiling.traces.snapshot_annotations import annotation_tables, read_annotations
 from bridge_profiling.traces.snapshot_replay import (
     ROUNDING_BYTES,
@@ -30,7 +29,8 @@ from bridge_profiling.traces.snapshot_replay import (
     replay,
     text,
 )
-from bridge_profiling.traces.tables import RankInfo, RankTables, build
+from bridge_profiling.traces.tables import build
+from bridge_profiling.traces.types import RankInfo, RankSource, RankTables
 
 #: Refused beyond, packed or not.
 _MAX_BYTES = 16 << 30
@@ -253,38 +253,61 @@ def _times(microseconds: list[int | None]) -> pa.Array:
 
 def _describe(info: RankInfo, replays: list[Replay]) -> None:
     """Say what the snapshot has lost, and which clock it has."""
-    say = info.limitations.append
+    say = info.add_caveat
     times = [each.allocated for found in replays for each in found.allocations if each.allocated is not None]
     times += [held.allocated for found in replays for held in found.segments if held.allocated is not None]
     if times and min(times) > _UNIX_SINCE_US:
         info.clock = "unix"
     elif any(found.entries for found in replays):
-        say("times are not on the host's clock: only differences mean anything")
+        say("clock_unknown", "times are not on the host's clock: only differences mean anything")
     if any(found.allocations for found in replays):
-        say(f"allocations that were freed count as asked for, rounded up to {ROUNDING_BYTES} bytes: a history has no blocks")
+        say(
+            "freed_sizes_rounded",
+            f"allocations that were freed count as asked for, rounded up to {ROUNDING_BYTES} bytes: a history has no blocks",
+        )
     for found in replays:
         _describe_device(found, say)
     if not any(found.entries for found in replays):
-        say("no history was recorded (torch.cuda.memory._record_memory_history): there is only what was live at the end")
+        say(
+            "no_memory_history",
+            "no history was recorded (torch.cuda.memory._record_memory_history): there is only what was live at the end",
+        )
 
 
 def _describe_device(found: Replay, say: Any) -> None:
     on = f"on device {found.device}"
     if found.entries == _USUAL_CAP:
-        say(f"the history {on} holds {_USUAL_CAP:,} entries, its usual limit: earlier ones were overwritten")
+        say(
+            "history_overwritten",
+            f"the history {on} holds {_USUAL_CAP:,} entries, its usual limit: earlier ones were overwritten",
+        )
     if found.unmatched_frees:
-        say(f"{found.unmatched_frees} frees {on} are of allocations made before the history begins: their beginning is unknown")
+        say(
+            "frees_unmatched",
+            f"{found.unmatched_frees} frees {on} are of allocations made before the history begins: their beginning is unknown",
+        )
     if found.before:
-        say(f"{found.before} allocations {on} that are live at the end were made before the history begins")
+        say(
+            "allocated_before_history",
+            f"{found.before} allocations {on} that are live at the end were made before the history begins",
+        )
     if found.replaced:
-        say(f"{found.replaced} allocations {on} have no free, though their address was allocated again: they end there")
+        say(
+            "frees_missing",
+            f"{found.replaced} allocations {on} have no free, though their address was allocated again: they end there",
+        )
     if found.overlapping:
-        say(f"{found.overlapping} segments {on} overlap others and are left out")
+        say("segments_overlap", f"{found.overlapping} segments {on} overlap others and are left out")
     if found.unlisted:
-        say(f"{found.unlisted} allocations {on} are live by the history and in no segment")
+        say("allocations_outside_segments", f"{found.unlisted} allocations {on} are live by the history and in no segment")
     if found.unplaced:
-        say(f"{found.unplaced} entries of the history {on} have no address or no size and are left out")
+        say(
+            "entries_without_place", f"{found.unplaced} entries of the history {on} have no address or no size and are left out"
+        )
     for action, count in found.unknown.most_common(3):
-        say(f"{count} entries of the history {on} with the unknown action {action!r} are left out")
+        say("actions_unknown", f"{count} entries of the history {on} with the unknown action {action!r} are left out")
     for error in found.out_of_memory[:3]:
-        say(f"the history {on} has an out-of-memory error: {error.requested} bytes were asked for, {error.free} were free")
+        say(
+            "out_of_memory",
+            f"the history {on} has an out-of-memory error: {error.requested} bytes were asked for, {error.free} were free",
+        )

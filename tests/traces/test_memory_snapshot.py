@@ -42,7 +42,7 @@ def write(path: Path, trace: list[dict[str, Any]], segments: list[dict[str, Any]
 
 
 def said(tables: Any, words: str) -> list[str]:
-    return [sentence for sentence in tables.info.limitations if words in sentence]
+    return [each.text for each in tables.info.caveats if words in each.text]
 
 
 def test_an_allocation_lives_from_its_alloc_to_the_end_of_its_free(tmp_path: Path) -> None:
