@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bridge_profiling.capture.work import IterationWork
+from bridge_profiling.capture.record import IterationWork
 from bridge_profiling.integrations import communication_ranges, wrapped_models
 from bridge_profiling.integrations.driver import LoopProfiling, OutputDir, config_from, world_size
 from bridge_profiling.integrations.phases import PhaseWatch
