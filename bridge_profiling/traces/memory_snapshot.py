@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import plain_pickle
-from bridge_profiling.traces.coded_columns import coded_column
 from bridge_profiling.traces.snapshot_annotations import annotation_tables, read_annotations
 from bridge_profiling.traces.snapshot_replay import (
     ROUNDING_BYTES,
@@ -29,7 +28,7 @@ from bridge_profiling.traces.snapshot_replay import (
     replay,
     text,
 )
-from bridge_profiling.traces.tables import build
+from bridge_profiling.traces.tables import build, coded_column
 from bridge_profiling.traces.types import RankInfo, RankSource, RankTables
 
 #: Refused beyond, packed or not.

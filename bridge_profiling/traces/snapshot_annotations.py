@@ -8,9 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.traces.collectives import text_column
 from bridge_profiling.traces.snapshot_replay import integer, text
-from bridge_profiling.traces.tables import build
+from bridge_profiling.traces.tables import build, text_column
 
 
 @dataclass(frozen=True)
