@@ -27,7 +27,7 @@ from bridge_profiling.analysis.breakdown import rows_of
 from bridge_profiling.analysis.collective_matching import POINT_TO_POINT, tell
 from bridge_profiling.analysis.intervals import Intervals, union, window
 from bridge_profiling.analysis.waiting import measure_waiting, rank_by_rank
-from bridge_profiling.traces.collectives import ranks_of
+from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:

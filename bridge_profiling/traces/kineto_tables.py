@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.coded_columns import coded_column
-from bridge_profiling.traces.collectives import Operation, batch, integer_column, operation_columns, ranks_of
-from bridge_profiling.traces.device_kinds import (
+from bridge_profiling.traces.joins import Iterations, Operation, batch, collective_columns, ranks_of, rows_by_key, taken
+from bridge_profiling.traces.kinds import (
     COMMUNICATION,
     COMPUTE,
     MEMCPY,
@@ -23,10 +22,9 @@ from bridge_profiling.traces.device_kinds import (
     synchronization_kind,
     torch_operation,
 )
-from bridge_profiling.traces.joins import NULL, Integers, Iterations, rows_by_key, taken
 from bridge_profiling.traces.kineto_collect import MEANINGS, Collector, Message
 from bridge_profiling.traces.kineto_columns import Columns
-from bridge_profiling.traces.tables import build
+from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
 from bridge_profiling.traces.types import Caveat, ProcessGroup
 
 _ITERATION = re.compile(r"(?:ProfilerStep\s*#|iteration[_ #])(\d+)$")
@@ -62,9 +60,10 @@ def tables_of(
     iterations, boundary = _iterations(host, names, np.array(collected.marks, np.int64) + base_ns, caveats)
     device = _Device(collected, host, names, iterations, base_ns)
     operations = _operations(device, host, collected, {group.name: group for group in groups}, caveats)
+    columns, rows = device.columns(names), device.communication
     tables = {
-        "device_events": build("device_events", rank, device.columns(names)),
-        "collectives": build("collectives", rank, device.collective_columns(operations)),
+        "device_events": build("device_events", rank, columns),
+        "collectives": build("collectives", rank, collective_columns(operations, columns, rows, device.issued_ns[rows])),
         "iterations": build("iterations", rank, _iteration_columns(iterations, boundary)),
         "host_events": build("host_events", rank, host.table_columns(collected)),
     }
@@ -200,20 +199,6 @@ class _Device:
             **moves,
         }
 
-    def collective_columns(self, operations: list[Operation]) -> dict[str, pa.Array]:
-        """The columns of collectives, a row for each communication kernel."""
-        rows = self.communication
-        return {
-            **operation_columns(operations, self.issued_ns[rows]),
-            "backend": self.backend.take(pa.array(rows)),
-            "device": integer_column(self.raw["device"][rows]),
-            "stream": integer_column(self.raw["stream"][rows]),
-            "start_ns": pa.array(self.start_ns[rows]),
-            "end_ns": pa.array(self.end_ns[rows]),
-            "launch_start_ns": integer_column(self.launch_start_ns[rows]),
-            "iteration": integer_column(self.iteration[rows]),
-        }
-
 
 def _operations(
     device: _Device, host: _Host, collected: Collector, groups: dict[str, ProcessGroup], caveats: list[Caveat]
@@ -313,7 +298,7 @@ def _iterations(host: _Host, names: _Names, marks_ns: Integers, caveats: list[Ca
     flushes = [row for row in overhead.tolist() if _FLUSH.search(names.all[host.name[row]])]
     for row in flushes:
         boundary |= (start < host.end_ns[row]) & (host.start_ns[row] < end)
-    return Iterations(number, start, end), boundary
+    return Iterations(number, start, end, rows), boundary
 
 
 def _iteration_columns(iterations: Iterations, boundary: NDArray[np.bool_]) -> dict[str, pa.Array]:

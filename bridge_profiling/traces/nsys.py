@@ -15,9 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.coded_columns import coded_column
-from bridge_profiling.traces.collectives import integer_column, operation_columns
-from bridge_profiling.traces.joins import NULL, Integers, Iterations, rows_by_key, taken
+from bridge_profiling.traces.joins import Iterations, collective_columns, rows_by_key, taken
 from bridge_profiling.traces.nsys_capture import describe_capture
 from bridge_profiling.traces.nsys_database import Database, opened
 from bridge_profiling.traces.nsys_device import KINDS, DeviceWork, read_device_work
@@ -28,7 +26,7 @@ from bridge_profiling.traces.nsys_ranges import TABLE as NVTX
 from bridge_profiling.traces.nsys_ranges import Ranges, iterations, read_ranges
 from bridge_profiling.traces.nsys_synchronizations import KINDS as SYNCHRONIZATION_KINDS
 from bridge_profiling.traces.nsys_synchronizations import read_synchronizations
-from bridge_profiling.traces.tables import build
+from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
 from bridge_profiling.traces.types import RankInfo, RankSource, RankTables
 
 _RUNTIME, _OVERHEAD = "CUPTI_ACTIVITY_KIND_RUNTIME", "PROFILER_OVERHEAD"
@@ -225,9 +223,7 @@ def _device_tables(
             f"the message size of {described.unknown} of {len(communication)} communication kernels is unknown: NCCL's payloads"
             " are in reports since nsys 2024.6, exported with --include-blobs=true",
         )
-    rows = pa.array(communication)
-    columns = {name: column.take(rows) for name, column in shared.items()}
-    columns |= operation_columns(described.operations, issued[communication])
+    columns = collective_columns(described.operations, device, communication, issued[communication])
     columns["message_bytes"] = pa.array(described.message_bytes, pa.int64())
     return {
         "device_events": build("device_events", info.rank, device),

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.joins import NULL, Integers, Iterations
+from bridge_profiling.traces.joins import Iterations
 from bridge_profiling.traces.nsys_database import SEPARATOR, Database
+from bridge_profiling.traces.tables import NULL, Integers
 from bridge_profiling.traces.types import Caveat
 
 TABLE = "NVTX_EVENTS"
@@ -184,4 +185,4 @@ def iterations(ranges: Ranges, caveats: list[Caveat], path: object) -> tuple[Ite
         caveats.append(
             Caveat("iterations_overlap", "iterations overlap: an event inside two of them counts toward the later one")
         )
-    return Iterations(number, start, end), rows
+    return Iterations(number, start, end, rows), rows

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from bridge_profiling.traces.joins import NULL, Integers, rows_by_key, taken
+from bridge_profiling.traces.joins import rows_by_key, taken
 from bridge_profiling.traces.nsys_database import Database
 from bridge_profiling.traces.nsys_processes import Process
+from bridge_profiling.traces.tables import NULL, Integers
 from bridge_profiling.traces.types import Caveat
 
 TABLE, _RECORDS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT"

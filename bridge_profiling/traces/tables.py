@@ -8,9 +8,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+#: Stands for null in arrays of integers.
+NULL = np.iinfo(np.int64).min
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 RANK = ("rank", pa.int32())  # global rank, the same in every row of a file, so that files of many ranks can be queried as one
@@ -194,7 +202,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 
 def build(name: str, rank: int, columns: Mapping[str, pa.Array]) -> pa.Table:
-    """A table of a schema from the columns a capture has; the rank is filled in, columns that are not given are null.
+    """A table of a schema. The rank is filled in; columns that are not given are null.
 
     Args:
         name: a key of SCHEMAS.
@@ -219,3 +227,40 @@ def build(name: str, rank: int, columns: Mapping[str, pa.Array]) -> pa.Table:
         else:
             arrays.append(pa.nulls(rows, column.type))
     return pa.table(arrays, schema=schema)
+
+
+def coded_column(codes: NDArray[Any], values: Sequence[str | None]) -> pa.Array:
+    """`values[codes]` as a dictionary-encoded column that holds only the values in use, each once.
+
+    Args:
+        codes: index of each row's value; null where negative.
+        values: texts; null where None.
+    """
+    counts = np.bincount(codes[codes >= 0], minlength=len(values)) if len(codes) else np.zeros(len(values), np.int64)
+    known: dict[str, int] = {}
+    place = np.full(len(values) + 1, -1, np.int32)  # the last one is for negative codes
+    for code in np.flatnonzero(counts).tolist():
+        value = values[code]
+        if value is not None:
+            place[code] = known.setdefault(value, len(known))
+    numbers = place[np.where(codes >= 0, codes, len(values))]
+    return pa.DictionaryArray.from_arrays(pa.array(numbers, mask=numbers < 0), pa.array(list(known), pa.string()))
+
+
+def text_column(values: Sequence[str | None]) -> pa.Array:
+    """Texts, dictionary-encoded."""
+    return pa.array(values, pa.string()).dictionary_encode()
+
+
+def integer_column(values: Integers) -> pa.Array:
+    """Integers as a column, null where they are NULL; shares memory with `values`."""
+    missing = values == NULL
+    if not missing.any():
+        return pa.array(values)
+    valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    return pa.Array.from_buffers(pa.int64(), len(values), [valid, pa.py_buffer(np.ascontiguousarray(values, np.int64))])
+
+
+def to_int64(column: pa.ChunkedArray, null: int = NULL) -> Integers:
+    """A column of integers as an array."""
+    return column.cast(pa.int64()).fill_null(null).to_numpy()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bridge_profiling.traces import kineto
-from bridge_profiling.traces.device_kinds import kernel_kind, torch_operation
+from bridge_profiling.traces.kinds import kernel_kind, torch_operation
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import call, complete, kernel
 

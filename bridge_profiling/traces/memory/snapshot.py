@@ -7,7 +7,6 @@ data before it loads one.
 from __future__ import annotations
 
 import io
-import lzma
 import pickle
 import pickletools
 import re
@@ -19,16 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.coded_columns import coded_column
+from bridge_profiling.traces.bounds import Bounds, unpack
 from bridge_profiling.traces.memory.replay import ROUNDING_BYTES, Replay, dictionaries, integer, replay, text, time_of
-from bridge_profiling.traces.tables import SCHEMAS, build
+from bridge_profiling.traces.tables import SCHEMAS, build, coded_column
 from bridge_profiling.traces.types import RankInfo, RankSource, RankTables
 
-#: Larger files are refused, packed or not.
-_MAX_BYTES = 16 << 30
-
-#: An .xz file that unpacks to more is refused. Real snapshots shrink 45-fold.
-_MAX_RATIO, _RATIO_CHECKED_BYTES = 400, 64 << 20
+#: Real snapshots shrink 45-fold as .xz.
+_BOUNDS = Bounds(max_bytes=16 << 30, max_ratio=400)
 
 #: Entries kept by our own hook, and by torch's examples.
 _USUAL_CAP = 100_000
@@ -108,7 +104,7 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
         TraceError: it is not a snapshot, or more than plain data. The message names the file.
         OSError: the file does not exist.
     """
-    data = _bytes(path)
+    data = b"".join(unpack(path, _BOUNDS))
     try:
         snapshot = load_plain(data)
     except ValueError as error:
@@ -134,24 +130,6 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
     info = RankInfo(rank=rank, rank_source=rank_source, source="memory", files=[str(path.absolute())])
     _add_caveats(info, replays)
     return RankTables(info, tables)
-
-
-def _bytes(path: Path) -> bytes:
-    if path.stat().st_size > _MAX_BYTES:
-        raise TraceError(f"{path} is larger than {_MAX_BYTES >> 30} GiB: no snapshot is")
-    if path.suffix != ".xz":
-        return path.read_bytes()
-    packed, pieces, done = path.stat().st_size, [], 0
-    try:
-        with lzma.open(path) as source:
-            while piece := source.read(1 << 22):
-                pieces.append(piece)
-                done += len(piece)
-                if done > _MAX_BYTES or (done > _RATIO_CHECKED_BYTES and done > _MAX_RATIO * packed):
-                    raise TraceError(f"{path} unpacks to more than {_MAX_RATIO} times its size: that is no snapshot")
-    except (lzma.LZMAError, EOFError) as error:
-        raise TraceError(f"{path} cannot be unpacked: {error}") from error
-    return b"".join(pieces)
 
 
 class _Budget:
