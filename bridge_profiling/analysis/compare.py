@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from bridge_profiling.analysis import compare_events as events
 from bridge_profiling.analysis import compare_steps as of_steps
-from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.analysis.compare_events import Noise, Sides
 from bridge_profiling.analysis.compare_steps import RunSteps, StepChange
 from bridge_profiling.analysis.confidence import LEVEL, Change

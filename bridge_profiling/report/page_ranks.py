@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.analysis.figures.budget import PARTS, VIEWS, budget_figure, parts_that_matter
 from bridge_profiling.analysis.figures.iterations import MEASURES, MOST_ROWS, iterations_figure
 from bridge_profiling.analysis.figures.waits import wait_matrix, waits_figure

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.engines import RayEngine
+from bridge_profiling.analysis.workers import RayEngine
 from bridge_profiling.errors import ProfilingConfigError
 from tests.traces.conftest import captures
 

@@ -168,7 +168,7 @@ _WORKER = """
 import json, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 sys.path[:] = json.loads(sys.argv[1])
-from bridge_profiling.analysis.engines import serve
+from bridge_profiling.analysis.workers import serve
 serve()
 """
 

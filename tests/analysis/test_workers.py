@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.analysis.engines import ProcessEngine, RayEngine, engine_named
+from bridge_profiling.analysis.workers import ProcessEngine, RayEngine, engine_named
 from bridge_profiling.errors import ProfilingConfigError
 
 
@@ -113,7 +113,7 @@ def test_a_script_without_a_main_guard_can_use_processes(tmp_path: Path) -> None
     script.write_text(
         textwrap.dedent("""
             import os
-            from bridge_profiling.analysis.engines import ProcessEngine
+            from bridge_profiling.analysis.workers import ProcessEngine
             print("once")
             print(sorted(outcome.answer for outcome in ProcessEngine(2).map(os.path.basename, ["/a/b", "/c/d", "/e/f"])))
         """)
