@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis import clocks, communication, memory, memory_over_time, out_of_memory, pipeline, ranks
 from bridge_profiling.analysis.attribution import device, host, idle, operators, parts
+from bridge_profiling.analysis.memory import out_of_memory, over_time, tables
 from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question
+from bridge_profiling.analysis.ranks import clocks, communication, pipeline, ranks
 from bridge_profiling.traces.types import Caveat
 
 
@@ -101,12 +102,12 @@ QUESTIONS = {
         Question("start_skew", "run", filled(ranks.start_skew), _ACROSS),
         Question("pipeline", "run", filled(pipeline.pipeline), _ACROSS),
         Question("pipeline_by_rank", "run", filled(pipeline.pipeline_by_rank), _ACROSS),
-        Question("memory", "run", filled(memory.memory), _WITH_MEMORY),
-        Question("memory_timeline", "run", filled(memory.timeline), _WITH_MEMORY),
-        Question("memory_sites", "run", filled(memory.sites), _WITH_MEMORY),
-        Question("memory_at_peak", "run", filled(memory.live_at_peak), _WITH_MEMORY),
-        Question("memory_growth", "run", filled(memory.growth), _WITH_MEMORY),
-        Question("memory_over_time", "run", filled(memory_over_time.memory_over_time), _WITH_MEMORY),
+        Question("memory", "run", filled(tables.memory), _WITH_MEMORY),
+        Question("memory_timeline", "run", filled(tables.timeline), _WITH_MEMORY),
+        Question("memory_sites", "run", filled(tables.sites), _WITH_MEMORY),
+        Question("memory_at_peak", "run", filled(tables.live_at_peak), _WITH_MEMORY),
+        Question("memory_growth", "run", filled(tables.growth), _WITH_MEMORY),
+        Question("memory_over_time", "run", filled(over_time.memory_over_time), _WITH_MEMORY),
         Question("out_of_memory", "run", filled(out_of_memory.out_of_memory), _WITH_MEMORY),
     )
 }

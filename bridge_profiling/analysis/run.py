@@ -7,7 +7,6 @@ run.breakdown().to_pandas()
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -28,11 +27,9 @@ from bridge_profiling.traces.tables import RankInfo
 from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure as PlotlyFigure
-
-    from bridge_profiling.analysis.against_bench import AgainstBench
     from bridge_profiling.analysis.compare import Comparison
-    from bridge_profiling.analysis.compare_events import Noise
+    from bridge_profiling.analysis.compare.bench import AgainstBench
+    from bridge_profiling.analysis.compare.events import Noise
     from bridge_profiling.analysis.findings import Finding, Thresholds
 
 
@@ -76,10 +73,6 @@ class Run:
             engine = engine_named(engine, workers, ray_address)
         self._session = Session(self.path, engine, None if parquet is None else Path(parquet), on_progress)
         self._custom: dict[Callable[..., Any], Question] = {}
-        if "IPython" in sys.modules:
-            from bridge_profiling.analysis.notebook import show_tables
-
-            show_tables()
 
     def __enter__(self) -> Self:
         return self
@@ -266,7 +259,7 @@ class Run:
     @cached_property
     def against_bench(self) -> AgainstBench | None:
         """This run compared with what its links, copies, data loader and step reach alone; None without such results."""
-        from bridge_profiling.analysis.against_bench import against_bench
+        from bridge_profiling.analysis.compare.bench import against_bench
 
         return None if self._bench is None else against_bench(self, self._bench, found=self._bench_found)
 
@@ -298,7 +291,7 @@ class Run:
 
     def memory_difference(self, other: Run) -> pa.Table:
         """Differences from this run's memory to another's, by the place in the program that allocated it."""
-        from bridge_profiling.analysis.memory import difference
+        from bridge_profiling.analysis.memory.tables import difference
 
         return difference(self.memory_sites(), other.memory_sites())
 
@@ -316,21 +309,6 @@ class Run:
 
         return find_all(self, thresholds)
 
-    def figure(self, name: str, **options: Any) -> PlotlyFigure:
-        """An answer as a Plotly figure, for a notebook; needs Plotly.
-
-        Args:
-            name: `budget` (view: `cause` or `activity`), `iterations` (measure: `own_us`, `duration_us`, `compute_us` or
-                `waiting_us`), `waits`, `communication`, `memory` (rank, device), `timeline` (iteration, ranks).
-            options: of that figure.
-
-        Raises:
-            ProfilingConfigError: the figure is unknown.
-        """
-        from bridge_profiling.analysis.notebook import figure
-
-        return figure(self, name, **options)
-
     def compare(self, other: Run, *, noise: Noise | None = None) -> Comparison:
         """Changes from this run to another; `analysis.compare.compare` takes several runs per side.
 
@@ -341,16 +319,6 @@ class Run:
         from bridge_profiling.analysis.compare import compare
 
         return compare(self, other, noise=noise)
-
-    def to_json(self, thresholds: Thresholds | None = None) -> str:
-        """Every answer, as the document that `bridge-profiling analyze --json` prints.
-
-        Args:
-            thresholds: as for `findings`.
-        """
-        from bridge_profiling.analysis.json_output import dumps
-
-        return dumps(self, thresholds)
 
 
 def _results(path: Path, bench: str | Path | None) -> tuple[results.BenchDocument | None, bool, tuple[Caveat, ...]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.allocation_sites import site
+from bridge_profiling.analysis.memory.sites import site
 from bridge_profiling.traces.tables import RankInfo
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ import pyarrow as pa
 from bridge_profiling.analysis.attribution.device import Windows
 from bridge_profiling.analysis.attribution.device import windows as device_windows
 from bridge_profiling.analysis.caveats import name_ranks
-from bridge_profiling.analysis.collective_matching import tell
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, rows_of, union
-from bridge_profiling.analysis.stragglers import stragglers
-from bridge_profiling.analysis.waiting import measure_waiting, rank_by_rank
+from bridge_profiling.analysis.ranks.matching import tell
+from bridge_profiling.analysis.ranks.stragglers import stragglers
+from bridge_profiling.analysis.ranks.waiting import measure_waiting, rank_by_rank
 from bridge_profiling.traces.tables import RankInfo
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge_profiling.analysis.caveats import name_ranks
-from bridge_profiling.analysis.compare_events import Sides
-from bridge_profiling.analysis.compare_steps import RunSteps
+from bridge_profiling.analysis.compare.events import Sides
+from bridge_profiling.analysis.compare.steps import RunSteps
 from bridge_profiling.analysis.run import Run
 from bridge_profiling.traces.run_dir import RankCapture
 from bridge_profiling.traces.tables import RankInfo

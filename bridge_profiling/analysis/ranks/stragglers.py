@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
-from bridge_profiling.analysis.collective_matching import tell
+from bridge_profiling.analysis.ranks.matching import tell
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.clocks import use_offsets
-from bridge_profiling.analysis.collective_matching import has_table, tell
+from bridge_profiling.analysis.ranks.clocks import use_offsets
+from bridge_profiling.analysis.ranks.matching import has_table, tell
 from bridge_profiling.traces.tables import RankInfo
 
 if TYPE_CHECKING:

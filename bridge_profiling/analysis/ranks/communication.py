@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.collective_matching import tell
 from bridge_profiling.analysis.intervals import rows_of, union
-from bridge_profiling.analysis.waiting import measure_waiting, rank_by_rank
+from bridge_profiling.analysis.ranks.matching import tell
+from bridge_profiling.analysis.ranks.waiting import measure_waiting, rank_by_rank
 from bridge_profiling.traces.tables import RankInfo
 
 if TYPE_CHECKING:

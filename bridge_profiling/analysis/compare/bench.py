@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.waiting import measure_waiting
+from bridge_profiling.analysis.ranks.waiting import measure_waiting
 from bridge_profiling.bench.results import BenchDocument, bus_factor
 from bridge_profiling.traces.tables import RankInfo
 
