@@ -27,7 +27,7 @@ from bridge_profiling.analysis.questions import (
     needed_of_captures,
 )
 from bridge_profiling.analysis.registry import QUESTIONS, WITH_EVERY_PASS
-from bridge_profiling.analysis.workers import Engine
+from bridge_profiling.analysis.workers import Engine, ProcessEngine
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.load import load
@@ -137,7 +137,9 @@ class Session:
         self._errors: list[str] = []
 
     def close(self) -> None:
-        """Close the database and delete scratch files."""
+        """End the workers, close the database and delete scratch files."""
+        if isinstance(self._engine, ProcessEngine):
+            self._engine.close()
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
