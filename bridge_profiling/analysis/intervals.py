@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import NULL
+from bridge_profiling.traces.tables import NULL
 
 Nanoseconds = NDArray[np.int64]
 
@@ -170,8 +170,3 @@ def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:
         # Index of null: the place after the last name.
         found.append(wanted[chunk.indices.fill_null(len(wanted) - 1).to_numpy(zero_copy_only=False)])
     return np.concatenate(found)
-
-
-def integers(column: pa.ChunkedArray, null: int = NULL) -> NDArray[np.int64]:
-    """An integer column as an array."""
-    return column.cast(pa.int64()).fill_null(null).to_numpy()

@@ -32,8 +32,8 @@ from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.load import load
 from bridge_profiling.traces.run_dir import Capture, RankCapture, find_captures, find_run
-from bridge_profiling.traces.tables import SCHEMAS, RankInfo, RankTables
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.tables import SCHEMAS
+from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
 if TYPE_CHECKING:
     import duckdb
@@ -193,7 +193,7 @@ class Session:
             )
             found.append(Caveat("tables_not_accessible", text))
         for result in results:
-            found += [Caveat("reader", sentence, (result.info.rank,)) for sentence in result.info.limitations]
+            found += [replace(caveat, ranks=(result.info.rank,)) for caveat in result.info.caveats]
         return found
 
     # Answers.

@@ -24,7 +24,7 @@ import psutil
 
 from bridge_profiling.traces.load import load
 from bridge_profiling.traces.run_dir import Capture, find_run
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.types import RankTables
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, integers, rows_of, union, window
+from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
+from bridge_profiling.traces.tables import to_int64
 from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def launch_statistics(device_events: pa.Table, spans: Spans) -> pa.Table:
     """
     kernels = device_events.filter(pa.array(rows_of(device_events["kind"], "compute")))
     start, end = (kernels[name].to_numpy() for name in ("start_ns", "end_ns"))
-    call, called, returned = (integers(kernels[name], -1) for name in ("correlation", "launch_start_ns", "launch_end_ns"))
+    call, called, returned = (to_int64(kernels[name], -1) for name in ("correlation", "launch_start_ns", "launch_end_ns"))
     rows = []
     for begin, stop in zip(spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True):
         mine = (start >= begin) & (start < stop)

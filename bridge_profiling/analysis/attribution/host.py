@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, integers, outermost, rows_of, union
-from bridge_profiling.traces.joins import NULL
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, outermost, rows_of, union
+from bridge_profiling.traces.tables import NULL, to_int64
 
 #: Names of ranges in which a program waits for its data. `enumerate(DataLoader)#…` is torch's, batch-generator Megatron's
 #: timer. A Python frame is named "file(line): function".
@@ -111,8 +111,8 @@ def host_activity(host_events: pa.Table, device_events: pa.Table, *, data_loadin
         checkpoint: the same for saving.
     """
     computes = rows_of(device_events["kind"], "compute") & device_events["launch_thread"].is_valid().to_numpy()
-    launching = np.unique(integers(device_events["launch_thread"])[computes])
-    thread = integers(host_events["thread"])
+    launching = np.unique(to_int64(device_events["launch_thread"])[computes])
+    thread = to_int64(host_events["thread"])
     # Profilers record their own work on thread 0 if they do not know whose time it takes.
     here = np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
     own = rows_of(host_events["category"], "overhead") & (here | (thread == 0))
@@ -135,7 +135,7 @@ def names_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> list
     """The name of each wanted operator, an id as in `host_events.operator`; None for NULL and for an unknown id."""
     if not len(wanted):
         return []
-    ids, own = integers(host_events["operator"]), rows_of(host_events["category"], "operator", "annotation")
+    ids, own = to_int64(host_events["operator"]), rows_of(host_events["category"], "operator", "annotation")
     ascending = np.unique(wanted)
     place = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)
     rows = np.flatnonzero(own & (ascending[place] == ids) & (ids != NULL))
@@ -151,13 +151,13 @@ def _pageable_copies(device_events: pa.Table) -> tuple[Ranges, NDArray[np.int64]
     to_device = rows_of(copies["direction"], "HtoD") & rows_of(copies["from_memory"], "pageable")
     from_device = rows_of(copies["direction"], "DtoH") & rows_of(copies["to_memory"], "pageable")
     # A copy of unrecorded size counts if it took the device as long as so many bytes would.
-    size = integers(copies["bytes"])
-    took = integers(copies["end_ns"]) - integers(copies["start_ns"])
+    size = to_int64(copies["bytes"])
+    took = to_int64(copies["end_ns"]) - to_int64(copies["start_ns"])
     large = np.where(size == NULL, took > STAGED_BYTES // 10, size > STAGED_BYTES)
     copies = copies.filter(pa.array((to_device | from_device) & large))
-    on_device = union(integers(copies["start_ns"]), integers(copies["end_ns"]))
+    on_device = union(to_int64(copies["start_ns"]), to_int64(copies["end_ns"]))
     copies = copies.filter(copies["launch_start_ns"].is_valid())
-    start, end, thread = (integers(copies[name]) for name in ("launch_start_ns", "launch_end_ns", "launch_thread"))
+    start, end, thread = (to_int64(copies[name]) for name in ("launch_start_ns", "launch_end_ns", "launch_thread"))
     order = np.argsort(start, kind="stable")
     names = np.array(["a copy of pageable memory"] * len(start), object)
     return Ranges(names, start[order], end[order]), thread[order], on_device
@@ -166,13 +166,13 @@ def _pageable_copies(device_events: pa.Table) -> tuple[Ranges, NDArray[np.int64]
 def _synchronizing_calls(host_events: pa.Table, runtime: NDArray[np.bool_]) -> tuple[Ranges, NDArray[np.int64]]:
     """Calls that wait for the device, named with the operator that made them, and their threads."""
     found = host_events.filter(pa.array(runtime & rows_of(host_events["name"], *SYNCHRONIZING)))
-    operators = names_of_operators(host_events, integers(found["operator"]))
+    operators = names_of_operators(host_events, to_int64(found["operator"]))
     names = [
         call if operator is None else f"{call} in {operator}"
         for call, operator in zip(found["name"].to_pylist(), operators, strict=True)
     ]
-    ranges = Ranges(np.array(names, object), integers(found["start_ns"]), integers(found["end_ns"]))
-    return ranges, integers(found["thread"])
+    ranges = Ranges(np.array(names, object), to_int64(found["start_ns"]), to_int64(found["end_ns"]))
+    return ranges, to_int64(found["thread"])
 
 
 def _follow_copies(
@@ -192,8 +192,8 @@ def _follow_copies(
 def _silent(host_events: pa.Table, here: NDArray[np.bool_]) -> Intervals:
     """Pauses between the records of launching threads, which are sorted by start."""
     rows = here & rows_of(host_events["category"], "runtime", "operator")
-    begin = np.maximum.accumulate(integers(host_events["end_ns"])[rows])[:-1]
-    end = integers(host_events["start_ns"])[rows][1:]
+    begin = np.maximum.accumulate(to_int64(host_events["end_ns"])[rows])[:-1]
+    end = to_int64(host_events["start_ns"])[rows][1:]
     pauses = end - begin >= SILENT_NS
     return Intervals(begin[pauses], end[pauses])
 
@@ -210,7 +210,7 @@ def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -
 
 def _outermost(host_events: pa.Table, rows: NDArray[np.bool_]) -> Ranges:
     found = host_events.filter(pa.array(rows))
-    start, end = integers(found["start_ns"]), integers(found["end_ns"])
+    start, end = to_int64(found["start_ns"]), to_int64(found["end_ns"])
     order = np.lexsort((-end, start))
     ranges = Ranges(np.array(found["name"].to_pylist(), object), start, end)[order]
     return ranges[outermost(ranges.end_ns)]

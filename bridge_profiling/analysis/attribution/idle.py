@@ -49,9 +49,10 @@ from bridge_profiling.analysis.attribution.host import (
     host_activity,
     names_of_operators,
 )
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, integers, rows_of, union, window
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
-from bridge_profiling.traces.joins import NULL, taken
+from bridge_profiling.traces.joins import taken
+from bridge_profiling.traces.tables import NULL, to_int64
 from bridge_profiling.traces.types import Caveat
 
 #: A kernel that waited starts this soon after what it waited for; 2 to 4 µs are usual on an H200.
@@ -220,12 +221,12 @@ class _Events:
     def __init__(self, device_events: pa.Table) -> None:
         self.start_ns, self.end_ns = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
         # An unrecorded launch comes before everything, so that it starves no kernel.
-        self.launched_ns = integers(device_events["launch_end_ns"])
-        self.launching_ns = integers(device_events["launch_start_ns"])
-        self.correlation = integers(device_events["correlation"])
-        self.stream = integers(device_events["stream"])
+        self.launched_ns = to_int64(device_events["launch_end_ns"])
+        self.launching_ns = to_int64(device_events["launch_start_ns"])
+        self.correlation = to_int64(device_events["correlation"])
+        self.stream = to_int64(device_events["stream"])
         self.computes = rows_of(device_events["kind"], "compute")
-        self.device = integers(device_events["device"], 0)
+        self.device = to_int64(device_events["device"], 0)
 
     def compute_starting_at(self, time_ns: Nanoseconds) -> NDArray[np.int64]:
         """Row of the compute kernel that starts then, of several the one launched first; -1 if none does."""
@@ -315,7 +316,7 @@ def _recorded_waits(synchronizations: pa.Table) -> pa.Table:
 def _unrecorded_waits_ns(host_events: pa.Table, waits: pa.Table) -> Nanoseconds:
     """When the host made streams wait for something that the capture does not record; ascending."""
     calls = host_events.filter(pa.array(rows_of(host_events["name"], *WAIT_CALLS)))
-    recorded = np.isin(integers(calls["correlation"]), waits["correlation"].to_numpy())
+    recorded = np.isin(to_int64(calls["correlation"]), waits["correlation"].to_numpy())
     return np.sort(calls["start_ns"].to_numpy()[~recorded])
 
 
@@ -466,7 +467,7 @@ class _Pieces:
 
 def _launchers(gaps: IdleGaps, device_events: pa.Table, host_events: pa.Table) -> tuple[list[str | None], NDArray[np.int64]]:
     """Distinct names of the operators that launched the kernels which end the gaps, and the index of each gap's."""
-    operator = np.append(integers(device_events["operator"]), NULL)[gaps.next_kernel]
+    operator = np.append(to_int64(device_events["operator"]), NULL)[gaps.next_kernel]
     ids, code = np.unique(operator, return_inverse=True)
     names = names_of_operators(host_events, ids)
     index = {name: number for number, name in enumerate(dict.fromkeys(names))}

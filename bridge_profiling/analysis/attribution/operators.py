@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.intervals import integers, parents, rows_of, self_times_ns
-from bridge_profiling.traces.joins import NULL
+from bridge_profiling.analysis.intervals import parents, rows_of, self_times_ns
+from bridge_profiling.traces.tables import NULL, to_int64
 
 #: Categories of host ranges that `operators` accepts.
 CATEGORIES = ("operator", "annotation", "runtime", "python")
@@ -128,7 +128,7 @@ def _communication_inside(
     """How many communication events were launched in each range on its thread, and how long they took."""
     count, spent = np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
     events = device_events.filter(pa.array(rows_of(device_events["kind"], "communication")))
-    launched_on, launched_at = integers(events["launch_thread"]), integers(events["launch_start_ns"])
+    launched_on, launched_at = to_int64(events["launch_thread"]), to_int64(events["launch_start_ns"])
     duration = events["end_ns"].to_numpy() - events["start_ns"].to_numpy()
     for one in np.unique(thread):
         # Steps of one thread do not nest.

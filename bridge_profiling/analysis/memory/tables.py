@@ -27,7 +27,7 @@ from bridge_profiling.analysis.memory.series import (
     stacks,
 )
 from bridge_profiling.analysis.memory.sites import site
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

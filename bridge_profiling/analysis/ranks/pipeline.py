@@ -26,8 +26,8 @@ import pyarrow as pa
 from bridge_profiling.analysis.intervals import Intervals, rows_of, union, window
 from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT, tell
 from bridge_profiling.analysis.ranks.waiting import measure_waiting, rank_by_rank
-from bridge_profiling.traces.collectives import ranks_of
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.joins import ranks_of
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

@@ -20,7 +20,7 @@ from bridge_profiling.analysis.intervals import EMPTY, Intervals, rows_of, union
 from bridge_profiling.analysis.ranks.matching import tell
 from bridge_profiling.analysis.ranks.stragglers import stragglers
 from bridge_profiling.analysis.ranks.waiting import measure_waiting, rank_by_rank
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb
