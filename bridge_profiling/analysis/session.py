@@ -289,14 +289,14 @@ class Session:
             self._keep(asked, self.traces)
 
     def _one_of_each(self, read: Sequence[RankResult]) -> list[RankResult]:
-        """One result of each rank and profiler, whole captures first: a copied file claims the rank of another one."""
+        """One result of each rank and profiler, whole captures first: a copied file says that it is of another one's rank."""
         kept: dict[tuple[int, str], RankResult] = {}
         for result in sorted(read, key=lambda result: (result.info.rank, result.info.source, result.info.error is not None)):
             first = kept.setdefault((result.info.rank, result.info.source), result)
             if first is not result:
                 path, other = result.info.files[0], first.info.files[0]
-                text = f"{path} is left out: it claims rank {result.info.rank}, and so does {other}"
-                self._found_caveats.append(Caveat("rank_claimed_twice", text, file=path))
+                text = f"{path} is left out: {other} is a capture of the same rank, {result.info.rank}"
+                self._found_caveats.append(Caveat("several_captures_of_a_rank", text, file=path))
         return list(kept.values())
 
     def _opened(self) -> Iterator[RankResult]:
@@ -334,7 +334,7 @@ class Session:
             self._answers[each] = Answer(pa.concat_tables(tables[1:] or tables), tuple(caveats))
 
     def _without_rows(self, asked: Asked) -> pa.Table:
-        """The table of a question about captures if there is no capture."""
+        """The answer about captures without any of them: no rows, but columns."""
         return _labelled(self._of_no_events.answer(asked.question.name, **dict(asked.options)).table, _NO_CAPTURE).slice(0, 0)
 
     @cached_property
