@@ -14,7 +14,7 @@ from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 _READERS = {
     "kineto": "bridge_profiling.traces.kineto",
     "nsys": "bridge_profiling.traces.nsys",
-    "memory": "bridge_profiling.traces.memory_snapshot",
+    "memory": "bridge_profiling.traces.memory.snapshot",
 }
 
 
