@@ -71,7 +71,7 @@ def write_merged_trace(
     Args:
         ranks: what is known of each, and the folder of its Parquet tables.
         output: the file; compressed when its name ends in .gz. It is there when it is whole.
-        clock_offsets: what `analysis.clocks.clock_offsets` found; None leaves each rank's times as they are.
+        clock_offsets: what `analysis.ranks.clocks.clock_offsets` found; None leaves each rank's times as they are.
         host: with the hosts' ranges, and arrows from launches to what they launched.
         findings: annotated where they show: at their events, else over the iterations of the ranks to blame.
         on_progress: called with how many ranks are done, and how many there are.

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
+from bridge_profiling.analysis.ranks.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
 from bridge_profiling.report.answers import Answers
 from bridge_profiling.traces.types import RankInfo
 

@@ -46,6 +46,16 @@ _SHARES_OF_A_SMALL_MACHINE = {"large": 0, "small": 4}
 _AFTERMATH_SECONDS = 20
 
 
+def devices() -> list[str]:
+    """This machine's GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """One training.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge_profiling.analysis.allocation_sites import site
+from bridge_profiling.analysis.memory.sites import site
 from bridge_profiling.traces.memory import snapshot as memory_snapshot
 
 pytestmark = [
