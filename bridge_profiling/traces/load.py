@@ -13,7 +13,7 @@ from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 #: Each reader has `read(path, *, rank, rank_source)`. It is imported when a capture needs it: no other desk pays for SQLite.
 _READERS = {
     "kineto": "bridge_profiling.traces.kineto",
-    "nsys": "bridge_profiling.traces.nsys",
+    "nsys": "bridge_profiling.traces.nsys.tables",
     "memory": "bridge_profiling.traces.memory.snapshot",
 }
 

@@ -269,9 +269,9 @@ def _ranks_in(path: Path) -> list[int]:
     if _split(path)[1] != ".sqlite":
         return []
     try:
-        from bridge_profiling.traces import nsys  # not above: whoever only looks for manifests needs no pyarrow
+        from bridge_profiling.traces.nsys.report import ranks_in_report  # on use: it imports pyarrow
 
-        return nsys.ranks_in(path)
+        return ranks_in_report(path)
     except (ImportError, TraceError):
         return []
 
