@@ -30,8 +30,8 @@ from bridge_profiling.analysis.units import COLUMNS as unit_columns
 from bridge_profiling.analysis.units import units
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.load import load
-from bridge_profiling.traces.run_dir import Capture
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import Capture
 from bridge_profiling.traces.tables import DEVICE_EVENTS
 from bridge_profiling.traces.types import RankInfo, RankTables
 
@@ -204,7 +204,7 @@ def _load(task: RankTask) -> tuple[RankTables, Path | None]:
         if kept is None:
             raise TraceError(f"{task.source} holds no tables of a capture")
         return kept, kept.entry
-    tables = load(task.source, cache_directory=task.cache_directory)
+    tables = load(task.source, directory=task.cache_directory)
     return tables, tables.entry or _write_to_scratch(task, tables)
 
 

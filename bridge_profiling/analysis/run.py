@@ -21,7 +21,7 @@ from bridge_profiling.analysis.run_answers import AcrossRanks, OnProgress, RunAn
 from bridge_profiling.analysis.run_limitations import of_ranks
 from bridge_profiling.bench import results
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:

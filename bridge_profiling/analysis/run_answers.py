@@ -18,8 +18,9 @@ from bridge_profiling.analysis.engines import Engine
 from bridge_profiling.analysis.parquet_views import connect
 from bridge_profiling.analysis.rank_answers import Questions, RankResult, RankTask, answer
 from bridge_profiling.errors import TraceError
+from bridge_profiling.manifest import RankCapture, find_captures
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.run_dir import Capture, RankCapture, find_captures, find_run
+from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:

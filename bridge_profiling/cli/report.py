@@ -79,7 +79,7 @@ def report(
         from rich.console import Console
 
         from bridge_profiling.report.findings_terminal import print_verdict
-        from bridge_profiling.traces.run_dir import WHICH_WINDOW
+        from bridge_profiling.traces.discover import WHICH_WINDOW
 
         print_verdict(summary, Console(highlight=False))
         for sentence in summary.limitations:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.traces.load import load
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import find_run
 from bridge_profiling.traces.nsys import tables as nsys
 from bridge_profiling.traces.nsys.report import ranks_in_report
-from bridge_profiling.traces.run_dir import find_run
 from tests.traces.nsys_files import (
     COMMUNICATOR,
     EVENT,

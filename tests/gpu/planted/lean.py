@@ -26,9 +26,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import Capture
 from bridge_profiling.traces.kineto.decode import Args
-from bridge_profiling.traces.load import load
-from bridge_profiling.traces.run_dir import Capture
 from bridge_profiling.traces.types import RankTables, Source
 
 Rename = Callable[[str], str]
