@@ -254,7 +254,8 @@ def _skipped(source: Source, shown: Path, skipped: list[Capture], root: Path) ->
     """The folder shown, the others, and how to see one of those."""
     others = {capture.path.parent: capture.path.stat().st_mtime_ns for capture in skipped if capture.path.parent != shown}
     names = [str(folder.relative_to(root)) for folder in sorted(others, key=lambda folder: others[folder], reverse=True)]
-    text = f"showing {shown.relative_to(root)}, the newest; {len(skipped)} older {source} capture{'s' if len(skipped) > 1 else ''} skipped"
+    captures = "capture" if len(skipped) == 1 else "captures"
+    text = f"showing {shown.relative_to(root)}, the newest; {len(skipped)} older {source} {captures} skipped"
     if names:
         more = f" and {len(names) - _NAMED_FOLDERS} more" if len(names) > _NAMED_FOLDERS else ""
         text += f", in {', '.join(names[:_NAMED_FOLDERS])}{more}. To read the next one, pass {root / names[0]}"
