@@ -22,7 +22,7 @@ from bridge_profiling.analysis.session import OnProgress, Session
 from bridge_profiling.analysis.workers import Engine, engine_named
 from bridge_profiling.bench import results
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:

@@ -29,9 +29,10 @@ from bridge_profiling.analysis.questions import (
 from bridge_profiling.analysis.registry import QUESTIONS, WITH_EVERY_PASS
 from bridge_profiling.analysis.workers import Engine, ProcessEngine
 from bridge_profiling.errors import TraceError
+from bridge_profiling.manifest import RankCapture, find_captures
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.load import load
-from bridge_profiling.traces.run_dir import Capture, RankCapture, find_captures, find_run
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.tables import SCHEMAS
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
@@ -394,7 +395,7 @@ def _load(task: RankTask) -> tuple[RankTables, Path | None]:
         if kept is None:
             raise TraceError(f"{task.source} holds no tables of a capture")
         return kept, kept.entry
-    tables = load(task.source, cache_directory=task.cache_directory)
+    tables = load(task.source, directory=task.cache_directory)
     if tables.entry is not None or task.scratch is None:
         return tables, tables.entry
     # Questions across ranks need Parquet even if nothing can be cached.
@@ -422,8 +423,7 @@ def _find(path: Path) -> tuple[list[Capture | Path], list[Caveat], list[RankCapt
         return [], [Caveat("manifests_alone", text)], manifests
     # A trace's after a memory snapshot's: they can be of different windows, and iterations are the trace's.
     ordered = sorted(found.captures, key=lambda each: each.source != "memory")
-    caveats = [Caveat("discovery", sentence) for sentence in found.limitations]
-    return list(found.captures), caveats, [each.manifest for each in ordered if each.manifest is not None]
+    return list(found.captures), found.caveats, [each.manifest for each in ordered if each.manifest is not None]
 
 
 def _manifests_alone(path: Path) -> list[RankCapture]:

@@ -15,7 +15,7 @@ from bridge_profiling.analysis.caveats import name_ranks
 from bridge_profiling.analysis.compare.events import Sides
 from bridge_profiling.analysis.compare.steps import RunSteps
 from bridge_profiling.analysis.run import Run
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 #: What a difference concerns, the gravest first.
