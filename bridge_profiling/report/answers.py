@@ -12,7 +12,7 @@ from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.against_bench import AgainstBench
 from bridge_profiling.analysis.breakdown import without_device
 from bridge_profiling.analysis.findings import Finding, Thresholds
-from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
+from bridge_profiling.analysis.findings.evidence import profiler_cost_us
 from bridge_profiling.analysis.memory_over_time import memory_over_time
 from bridge_profiling.report import rank_choice
 from bridge_profiling.traces.run_dir import RankCapture
