@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.against_bench import AgainstBench
 from bridge_profiling.analysis.breakdown import without_device
+from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Finding, Thresholds
 from bridge_profiling.analysis.findings.evidence import profiler_cost_us
-from bridge_profiling.analysis.memory_over_time import memory_over_time
+from bridge_profiling.analysis.memory.over_time import memory_over_time
 from bridge_profiling.report import rank_choice
 from bridge_profiling.traces.run_dir import RankCapture
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 Rows = list[dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""A capture beside benchmarks in words, for the terminal and the page. The comparison is `analysis.against_bench`'s."""
+"""A capture beside benchmarks in words, for the terminal and the page. The comparison is `analysis.compare.bench`'s."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge_profiling.analysis.against_bench import AgainstBench
+from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.report import wording
 from bridge_profiling.report.page_parts import Table
 

@@ -23,7 +23,7 @@ from isal import igzip
 from bridge_profiling.analysis.findings import Event, Finding
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report.evidence import length_ns
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 #: Rows in memory at a time.
 _BATCH_ROWS = 1 << 14
@@ -71,7 +71,7 @@ def write_merged_trace(
     Args:
         ranks: what is known of each, and the folder of its Parquet tables.
         output: the file; compressed when its name ends in .gz. It is there when it is whole.
-        clock_offsets: what `analysis.clocks.clock_offsets` found; None leaves each rank's times as they are.
+        clock_offsets: what `analysis.ranks.clocks.clock_offsets` found; None leaves each rank's times as they are.
         host: with the hosts' ranges, and arrows from launches to what they launched.
         findings: annotated where they show: at their events, else over the iterations of the ranks to blame.
         on_progress: called with how many ranks are done, and how many there are.

@@ -18,9 +18,9 @@ from bridge_profiling.analysis.breakdown import without_device
 from bridge_profiling.analysis.findings.ledger import Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event
 from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS
-from bridge_profiling.analysis.stragglers import iterations_that_count
+from bridge_profiling.analysis.ranks.stragglers import iterations_that_count
 from bridge_profiling.traces.run_dir import RankCapture
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 #: Causes that profiling inflates, most inflated first: a profiler slows operators and launches, not waits for storage.
 _INFLATED = (Cause.host_launch, Cause.small_kernels, Cause.host_sync, Cause.pageable_copy)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bridge_profiling.traces.run_dir import RankCapture
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 #: Iterations before the profiled one, which allocate, compile and tune.
 _WARMUP = 3

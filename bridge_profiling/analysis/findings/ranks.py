@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from bridge_profiling.analysis.absences import Cause
-from bridge_profiling.analysis.collective_matching import POINT_TO_POINT
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
 from bridge_profiling.analysis.findings.words import advice, ms, ranks_in_words
+from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
 from bridge_profiling.analysis.run_limitations import named
 
 Found = tuple[list[Finding], Ledger]

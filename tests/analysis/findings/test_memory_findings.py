@@ -14,7 +14,7 @@ from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Confidence, Finding
 from bridge_profiling.analysis.findings.memory import memory_fragmentation, memory_growth, memory_headroom
 from bridge_profiling.traces import cache, kineto, nsys
-from bridge_profiling.traces.tables import RankInfo, RankTables
+from bridge_profiling.traces.types import RankInfo, RankTables
 from tests.analysis.findings.simulated_jobs import Here, found_by
 from tests.analysis.ranks_in_hand import table
 

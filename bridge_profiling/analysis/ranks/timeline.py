@@ -1,0 +1,221 @@
+"""What ran when in an iteration: a lane for each stream of each rank, all ranks on one clock, as fine as a picture can be.
+
+Events too short to be told apart at a picture's resolution become one segment that says how many they are and which was the
+longest. Reads the tables of a few ranks, one after the other; computes no answer from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from bridge_profiling.analysis.breakdown import rows_of
+from bridge_profiling.traces import cache
+from bridge_profiling.traces.types import RankInfo
+
+#: Kinds of segments, by their number in `Segments.kind`.
+KINDS = ("compute", "communication", "memcpy", "memset", "annotation")
+
+#: The lane of the host's own annotations, where they are shown.
+HOST_LANE = "host annotations"
+
+#: An annotation that covers more of the iteration than this is the iteration itself, or what the program runs in.
+_WHOLE = 0.95
+
+_DEVICE = ["kind", "name", "device", "stream", "start_ns", "end_ns"]
+_HOST = ["category", "name", "thread", "start_ns", "end_ns"]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which time of which rank is shown.
+
+    Args:
+        rank: global rank.
+        iteration: its number; None for a whole capture without marked iterations.
+        start_ns: where it begins on the rank's clock.
+        end_ns: where it ends there.
+        zero_ns: what on the rank's clock is the picture's time 0.
+    """
+
+    rank: int
+    iteration: int | None
+    start_ns: int
+    end_ns: int
+    zero_ns: int
+
+
+@dataclass(frozen=True)
+class Segments:
+    """One rank's part of one picture; arrays are as long as there are segments.
+
+    Args:
+        window: what is shown.
+        lanes: names of the lanes, from the top down.
+        lane: the lane of each segment.
+        kind: its place in `KINDS`.
+        name: of the longest event in it.
+        start_ns: since the picture's time 0.
+        duration_ns: from the first event's start to the last one's end.
+        count: events it stands for.
+    """
+
+    window: Window
+    lanes: list[str]
+    lane: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    name: list[str]
+    start_ns: NDArray[np.int64]
+    duration_ns: NDArray[np.int64]
+    count: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def windows_of(iterations: pa.Table, source: str, offsets: pa.Table | None) -> dict[int | None, dict[int, Window]]:
+    """Each iteration's window on each rank; time 0 of an iteration is when the first of its ranks begins it.
+
+    Args:
+        iterations: `Run.iterations`.
+        source: the profiler whose captures are shown.
+        offsets: `Run.clock_offsets`; None leaves each rank's times as they are.
+    """
+    shift = {} if offsets is None else {row["rank"]: row["offset_ns"] for row in offsets.to_pylist()}
+    apart: dict[int | None, dict[int, tuple[int, int, int]]] = {}
+    for row in iterations.to_pylist():
+        if row["source"] == source:
+            place = (row["start_ns"], row["end_ns"], shift.get(row["rank"], 0))
+            apart.setdefault(row["iteration"], {})[row["rank"]] = place
+    found: dict[int | None, dict[int, Window]] = {}
+    for number, ranks in sorted(apart.items(), key=lambda item: -1 if item[0] is None else item[0]):
+        zero = min(start + offset for start, _, offset in ranks.values())
+        found[number] = {
+            rank: Window(rank, number, start, end, zero - offset) for rank, (start, end, offset) in sorted(ranks.items())
+        }
+    return found
+
+
+def whole_captures(entries: Sequence[tuple[RankInfo, Path]], offsets: pa.Table | None) -> dict[int | None, dict[int, Window]]:
+    """Windows of captures without marked iterations: each from its first device event to its last.
+
+    Args:
+        entries: `Run.entries`.
+        offsets: `Run.clock_offsets`; None leaves each rank's times as they are.
+    """
+    shift = {} if offsets is None else {row["rank"]: row["offset_ns"] for row in offsets.to_pylist()}
+    spans: dict[int, tuple[int, int]] = {}
+    for info, entry in entries:
+        tables = cache.open_entry(entry)
+        events = None if tables is None else tables.columns("device_events", ["start_ns", "end_ns"])
+        if events is not None and events.num_rows:
+            spans[info.rank] = (pc.min(events["start_ns"]).as_py(), pc.max(events["end_ns"]).as_py())
+    if not spans:
+        return {}
+    zero = min(start + shift.get(rank, 0) for rank, (start, _) in spans.items())
+    return {None: {rank: Window(rank, None, *span, zero - shift.get(rank, 0)) for rank, span in sorted(spans.items())}}
+
+
+def segments(entry: Path, windows: Sequence[Window], resolution_ns: Mapping[int | None, int], *, host: bool) -> list[Segments]:
+    """One rank's segments in some windows.
+
+    Args:
+        entry: the folder of the rank's Parquet tables.
+        windows: of that rank.
+        resolution_ns: by iteration: what is shorter, and gaps that are, cannot be seen.
+        host: with a lane of the host's annotations.
+    """
+    tables = cache.open_entry(entry)
+    if tables is None:
+        return []
+    events = tables.columns("device_events", _DEVICE)
+    ranges = tables.columns("host_events", _HOST) if host else None
+    if ranges is not None:
+        ranges = ranges.filter(pa.array(rows_of(ranges["category"], "annotation")))
+    return [_segments(events, ranges, window, resolution_ns[window.iteration]) for window in windows]
+
+
+def _segments(events: pa.Table, ranges: pa.Table | None, window: Window, resolution_ns: int) -> Segments:
+    inside = events.filter(_overlaps(events, window))
+    kinds = np.zeros(inside.num_rows, np.int64)
+    for code, kind in enumerate(KINDS):
+        kinds[rows_of(inside["kind"], kind)] = code
+    device, stream = (inside[name].fill_null(0).to_numpy() for name in ("device", "stream"))
+    keys = sorted(set(zip(device.tolist(), stream.tolist(), strict=True)))
+    several = len({key[0] for key in keys}) > 1
+    lanes, pieces = [], []
+    if ranges is not None and (annotations := _outermost(ranges.filter(_overlaps(ranges, window)), window)).num_rows:
+        lanes.append(HOST_LANE)
+        pieces.append(_merged(annotations, np.full(annotations.num_rows, KINDS.index("annotation")), 0, window, resolution_ns))
+    for key in keys:
+        chosen = (device == key[0]) & (stream == key[1])
+        pieces.append(_merged(inside.filter(pa.array(chosen)), kinds[chosen], len(lanes), window, resolution_ns))
+        lanes.append(f"stream {key[1]}" + (f" of device {key[0]}" if several else ""))
+    columns = [np.concatenate([piece[place] for piece in pieces] or [np.zeros(0, np.int64)]) for place in range(5)]
+    names = [name for piece in pieces for name in piece[5]]
+    return Segments(window, lanes, columns[0], columns[1], names, columns[2], columns[3], columns[4])
+
+
+def _overlaps(events: pa.Table, window: Window) -> pa.ChunkedArray:
+    return pc.and_(pc.less(events["start_ns"], window.end_ns), pc.greater(events["end_ns"], window.start_ns))
+
+
+def _outermost(ranges: pa.Table, window: Window) -> pa.Table:
+    """Annotations inside no other one, of the thread that has most of them; those of the whole iteration left out."""
+    if not ranges.num_rows:
+        return ranges
+    length = window.end_ns - window.start_ns
+    start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
+    covered = np.minimum(end, window.end_ns) - np.maximum(start, window.start_ns)
+    thread = ranges["thread"].to_numpy()
+    values, counts = np.unique(thread, return_counts=True)
+    ranges = ranges.filter(pa.array((covered < _WHOLE * length) & (thread == values[counts.argmax()])))
+    end = ranges["end_ns"].to_numpy()
+    # Rows are sorted by start, longest first: whatever ends within what came before is inside of it.
+    before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1])) if len(end) else end
+    return ranges.filter(pa.array(end > before))
+
+
+_Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[str]]
+
+
+def _merged(events: pa.Table, kind: NDArray[np.int64], lane: int, window: Window, resolution_ns: int) -> _Columns:
+    """Lane, kind, start, duration, count and name of a lane's segments.
+
+    A long event is a segment. Short ones that start within the same cell of the picture are one, of the kind that has most
+    time in it; and such segments of one kind with no gap to be seen between them are one again. So a lane has no more segments
+    than two for each cell, whatever ran in it.
+    """
+    if not events.num_rows:
+        nothing = np.zeros(0, np.int64)
+        return nothing, nothing, nothing, nothing, nothing, []
+    start = np.maximum(events["start_ns"].to_numpy(), window.start_ns)
+    end = np.minimum(events["end_ns"].to_numpy(), window.end_ns)
+    short = end - start < resolution_ns
+    cell = np.where(short, (start - window.start_ns) // resolution_ns, -1 - np.arange(len(start)))
+    first = _begins(cell)
+    group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(start))))
+    spent = np.zeros((len(first), len(KINDS)))
+    np.add.at(spent, (group, kind), end - start + 1)
+    kinds, begin, until = spent.argmax(axis=1), start[first], np.maximum.reduceat(end, first)
+    seen = (begin[1:] - np.maximum.accumulate(until)[:-1] >= resolution_ns) | (kinds[1:] != kinds[:-1])
+    apart = np.cumsum(np.concatenate(([0], seen | ~short[first][1:] | ~short[first][:-1])))
+    outer = _begins(apart)
+    count = np.diff(np.append(first[outer], len(start)))
+    # The longest event of each segment is the last one when they are ordered by it.
+    order = np.lexsort((end - start, apart[group]))
+    longest = order[np.cumsum(count) - 1]
+    names = ["" if name is None else name for name in events["name"].take(pa.array(longest)).to_pylist()]
+    last = np.maximum.reduceat(until, outer)
+    return np.full(len(outer), lane), kinds[outer], begin[outer] - window.zero_ns, last - begin[outer], count, names
+
+
+def _begins(groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where runs of equal values begin."""
+    return np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))
