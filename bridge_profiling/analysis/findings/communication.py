@@ -41,7 +41,7 @@ _AS_FAST_AS_ALONE = 0.85
 #: Overlapped to this share, overlapping is on and works: only the first and the last bucket are left.
 _MOSTLY_HIDDEN = 0.5
 
-#: What can overlap: these operations of data parallelism. Smaller messages are norms, flags and losses, which depend on all of
+#: Operations of data parallelism that can overlap. Smaller messages are norms, flags and losses, which depend on all of
 #: the backward pass.
 _OVERLAPPING, _SMALLEST_BYTES = ("all_reduce", "reduce_scatter", "all_gather"), 1 << 20
 
@@ -109,8 +109,8 @@ def exposed_communication(evidence: Evidence, thresholds: Thresholds, ledger: Le
     saving_us, ledger = ledger.attribute(exposed, (Cause.blocked_by_communication,), waited=not known)
     finding = Finding(
         id="exposed_communication",
-        title=f"{ranks_in_words(ranks, evidence.ranks).capitalize()}: communication is exposed for {ms(worst_us)} of each "
-        f"{evidence.per} ({share:.0%}), without waiting for other ranks"
+        title=f"{ranks_in_words(ranks, evidence.ranks).capitalize()}: exposed communication takes {ms(worst_us)} of each "
+        f"{evidence.per} ({share:.0%}), excluding waiting for other ranks"
         + (f", over a slow link ({min(slow):.0f} GB/s)" if slow else ""),
         ranks=ranks,
         evidence={

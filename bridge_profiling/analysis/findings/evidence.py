@@ -196,12 +196,12 @@ class Evidence:
     def confidence(self, *, of_host: bool = False) -> tuple[Confidence, str]:
         """How certain a finding about lost time can be, and why not more; the profiler's cost matters to times of the host."""
         if of_host and not self.profiler_us:
-            return Confidence.low, "profiler overhead is unknown (no manifest), and it slows the host"
+            return Confidence.low, "profiler overhead is unknown (no manifest)"
         if len(self.numbers) >= ENOUGH_ITERATIONS:
             return Confidence.high, ""
         if self.per == "capture":
             return Confidence.medium, "no iterations are marked, so changes between iterations are unknown"
-        return Confidence.medium, f"only {len(self.numbers)} iteration{'s count' if len(self.numbers) > 1 else ' counts'}"
+        return Confidence.medium, f"it is based on only {len(self.numbers)} iteration{'s' if len(self.numbers) > 1 else ''}"
 
     # Non-compute time by cause.
 

@@ -123,7 +123,7 @@ def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger)
     }
     often = "each captured iteration" if times == of else f"{times} of {of} captured iterations"
     title = f"Saving a checkpoint stalls {{ranks}} for {ms(loss.saving_us * of / times)} in {often}"
-    rare = "the saving is that of the captured iterations, and save_interval determines it over the whole run"
+    rare = "the saving applies to the captured iterations, and over the whole run it depends on save_interval"
     return [_finding(evidence, cause, loss, title, numbers, reason=rare)], ledger
 
 
@@ -194,7 +194,7 @@ def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
         confidence=confidence,
         confidence_reason=reason,
         action=f"{advice('low_device_busy', 'alone' if alone else 'follow')} "
-        f"On {ranks_in_words([least], evidence.ranks)}, {_WAITS_FOR[main]} accounts for {ms(lost_us)} of each {evidence.per}.",
+        f"On rank {least}, the device waits {ms(lost_us)} of each {evidence.per} for {_WAITS_FOR[main]}.",
         events=evidence.events(main, ranks=responsible({rank: idle[main].get(rank, 0.0) for rank in low})),
         severe=busy[least] < thresholds.device_busy_severe,
     )

@@ -74,7 +74,7 @@ def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
 
 
 def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> tuple[list[Finding], Ledger]:
-    """Profiled iterations are longer than the others. That costs no time outside the window, so there is no saving."""
+    """Profiled iterations are longer than the others. That costs nothing outside the window."""
     shares, unprofiled, counts = {}, {}, []
     for manifest in evidence.manifests:
         if manifest.rank in evidence.profiler_us:

@@ -109,14 +109,14 @@ def memory_fragmentation(evidence: Evidence, thresholds: Thresholds, ledger: Led
     split = worst["inactive_split_bytes"]
     certain = worst["failed"] or (split is not None and split > thresholds.memory_fragmentation * worst["end_reserved_bytes"])
     named = ranks_in_words(ranks, evidence.ranks)
-    of_reserved = f"of the {megabytes(worst['peak_reserved_bytes'])} that the allocator of {named} holds"
+    reserved = megabytes(worst["peak_reserved_bytes"])
     if worst["failed"]:
         free = megabytes(worst["end_reserved_bytes"] - worst["end_bytes"])
         title = f"A request for {megabytes(worst['failed'])} failed on {named}, with {free} reserved and free in smaller pieces"
     elif worst["growth"]:
-        title = f"Fragmentation takes {megabytes(worst['growth'])} more per iteration, {of_reserved}"
+        title = f"Fragmentation reserves {megabytes(worst['growth'])} more per iteration on {named} (peak: {reserved})"
     else:
-        title = f"Fragmentation takes {megabytes(worst['needlessly_reserved_bytes'])} {of_reserved}"
+        title = f"Fragmentation takes {megabytes(worst['needlessly_reserved_bytes'])} of the {reserved} reserved on {named}"
     finding = Finding(
         id="memory_fragmentation",
         title=title,
