@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from bridge_profiling.analysis.findings import communication, idle, iterations, kernels, memory, ranks
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.ledger import Ledger
+from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
 
 __all__ = ["ORDER", "Confidence", "Event", "Evidence", "Find", "Finding", "Ledger", "Thresholds", "find_all"]
 
-Find = Callable[[Evidence, Thresholds, Ledger], tuple[list[Finding], Ledger]]
+Find = Callable[[Evidence, Thresholds, Ledger], Found]
 
 # Most specific cause first: time without compute is attributed to the first finding whose evidence covers it.
 _FINDINGS: tuple[Find, ...] = (

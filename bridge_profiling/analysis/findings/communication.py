@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.absences import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.ledger import Grid, Ledger
+from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
 from bridge_profiling.analysis.findings.words import advice, ms, ranks_in_words
 
@@ -83,7 +83,7 @@ class Transfer:
         return self.exposed_us * (1 - self.bus_bandwidth_gbs / self.slow_gbs)
 
 
-def exposed_communication(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> tuple[list[Finding], Ledger]:
+def exposed_communication(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Data is transferred while the next kernel is already launched and waits for it.
 
     A slow link can be fixed: it is reported from the threshold of other causes on, with the time that a faster one would save.
@@ -129,7 +129,7 @@ def exposed_communication(evidence: Evidence, thresholds: Thresholds, ledger: Le
     return [finding], ledger
 
 
-def low_overlap(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> tuple[list[Finding], Ledger]:
+def low_overlap(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Reductions of gradients and gathers of parameters do not overlap compute.
 
     Each depends on one layer only, so the exposed time can be hidden as far as there is compute that overlaps nothing yet.

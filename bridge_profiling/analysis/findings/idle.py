@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.absences import LAUNCH_NS, Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.ledger import Grid, Ledger
+from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
 from bridge_profiling.analysis.findings.types import Finding, Thresholds
 from bridge_profiling.analysis.findings.words import advice, by_rank, ms, ranks_in_words
-
-Found = tuple[list[Finding], Ledger]
 
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5

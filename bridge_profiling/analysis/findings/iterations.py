@@ -6,7 +6,7 @@ import numpy as np
 
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.idle import responsible
-from bridge_profiling.analysis.findings.ledger import Ledger
+from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
 from bridge_profiling.analysis.findings.words import advice, by_rank, ms, ranks_in_words
 from bridge_profiling.slow_iterations import slow_threshold
@@ -18,7 +18,7 @@ _ENOUGH = 10
 _REGULAR = 3
 
 
-def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> tuple[list[Finding], Ledger]:
+def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Unprofiled iterations that are far longer than usual. They need not be in a capture."""
     slow: dict[int, dict[int, float]] = {}
     lost, typical, ranks = [], [], []
@@ -73,7 +73,7 @@ def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     return [finding], ledger
 
 
-def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> tuple[list[Finding], Ledger]:
+def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Profiled iterations are longer than the others. That costs nothing outside the window."""
     shares, unprofiled, counts = {}, {}, []
     for manifest in evidence.manifests:

@@ -6,13 +6,13 @@ from collections import defaultdict
 from typing import Any
 
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.ledger import Ledger
+from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.ncu import ncu_command
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
 from bridge_profiling.analysis.findings.words import advice, ms, ranks_in_words
 
 
-def dominant_kernel(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> tuple[list[Finding], Ledger]:
+def dominant_kernel(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """A finding for each kernel that exceeds the threshold's share of any rank's compute."""
     compute_us: dict[int, float] = defaultdict(float)
     kernels: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)

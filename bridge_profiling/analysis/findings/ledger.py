@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.findings.types import Finding
 
 #: A value for each iteration that counts (rows) and each rank (columns); NaN where a rank did not capture an iteration.
 Grid = NDArray[np.float64]
@@ -96,3 +97,7 @@ class Ledger:
             saving_us=max(self.saving_us, bound_us),
             of_causes_us=of_causes_us,
         )
+
+
+#: What a finding's function returns.
+Found = tuple[list[Finding], Ledger]

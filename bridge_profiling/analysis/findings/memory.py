@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.ledger import Ledger
+from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
 from bridge_profiling.analysis.findings.words import advice, gigabytes, megabytes, ranks_in_words
-
-Found = tuple[list[Finding], Ledger]
 
 #: The allocator takes up to 10 MiB in pieces of 20 MiB: one piece now and then is rounding, and so are a few per stream.
 _PIECE_BYTES = 20 * 1024 * 1024

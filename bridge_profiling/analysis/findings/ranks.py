@@ -10,13 +10,11 @@ import numpy as np
 
 from bridge_profiling.analysis.absences import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.ledger import Grid, Ledger
+from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
 from bridge_profiling.analysis.findings.words import advice, ms, ranks_in_words
 from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
 from bridge_profiling.analysis.run_limitations import named
-
-Found = tuple[list[Finding], Ledger]
 
 #: Communication slows compute that it overlaps by at most this share of the overlap.
 _CONTENTION = 0.5
