@@ -7,11 +7,10 @@ run.breakdown().to_pandas()
 
 from __future__ import annotations
 
-import sys
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
@@ -23,11 +22,9 @@ from bridge_profiling.analysis.run_limitations import of_ranks
 from bridge_profiling.bench import results
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.traces.run_dir import RankCapture
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure as PlotlyFigure
-
     from bridge_profiling.analysis.compare import Comparison
     from bridge_profiling.analysis.compare.bench import AgainstBench
     from bridge_profiling.analysis.compare.events import Noise
@@ -76,10 +73,6 @@ class Run:
         if isinstance(engine, str):
             engine = engine_named(engine, workers, ray_address)
         self._answers = RunAnswers(self.path, engine, None if parquet is None else Path(parquet), on_progress)
-        if "IPython" in sys.modules:
-            from bridge_profiling.analysis.notebook import show_tables
-
-            show_tables()
 
     def __enter__(self) -> Self:
         return self
@@ -308,21 +301,6 @@ class Run:
 
         return find_all(self, thresholds)
 
-    def figure(self, name: str, **options: Any) -> PlotlyFigure:
-        """An answer as a Plotly figure, as a notebook shows it; needs Plotly.
-
-        Args:
-            name: `budget` (view: `cause` or `activity`), `iterations` (measure: `own_us`, `duration_us`, `compute_us` or
-                `waiting_us`), `waits`, `communication`, `memory` (rank, device), `timeline` (iteration, ranks).
-            options: of that figure; the defaults otherwise.
-
-        Raises:
-            ProfilingConfigError: there is no such figure.
-        """
-        from bridge_profiling.analysis.notebook import figure
-
-        return figure(self, name, **options)
-
     def compare(self, other: Run, *, noise: Noise | None = None) -> Comparison:
         """What changed from this run to another; of several runs a side, `analysis.compare.compare`.
 
@@ -335,16 +313,6 @@ class Run:
         return compare(self, other, noise=noise)
 
     # All of it.
-
-    def to_json(self, thresholds: Thresholds | None = None) -> str:
-        """Every answer, as the document that `bridge-profiling analyze --json` prints.
-
-        Args:
-            thresholds: above or below what a number becomes a finding; None for the defaults.
-        """
-        from bridge_profiling.analysis.json_output import dumps
-
-        return dumps(self, thresholds)
 
     def entries(self) -> list[tuple[RankInfo, Path]]:
         """Each rank's trace, by the profiler that captured the most ranks, and the folder of its Parquet tables."""

@@ -34,7 +34,7 @@ def analyze(
     """
     with readable(run) as path:
         # Imported here: `--help` and other commands start faster without it.
-        from bridge_profiling.analysis import Run
+        from bridge_profiling.run import Run
 
         check_parquet(parquet)
         with (

@@ -46,8 +46,8 @@ def compare(
     with contextlib.ExitStack() as stack:
         paths = [[stack.enter_context(readable(path, hint)) for path in side] for hint, side in named]
         # Imported here: `--help` and other commands start faster without it.
-        from bridge_profiling.analysis import Run
         from bridge_profiling.analysis.compare import compare as compared
+        from bridge_profiling.run import Run
 
         on_progress = stack.enter_context(progress("reading", "captures"))
         sides = [[stack.enter_context(Run(path, workers=workers, on_progress=on_progress)) for path in side] for side in paths]

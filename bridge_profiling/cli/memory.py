@@ -32,9 +32,9 @@ def memory(
         asked = [(run, "A"), *([(other, "B")] if other is not None else [])]
         paths = [stack.enter_context(readable(path, hint)) for path, hint in asked]
         # Imported here: `--help` and other commands start faster without it.
-        from bridge_profiling.analysis import Run
         from bridge_profiling.errors import TraceError
         from bridge_profiling.report import memory_report
+        from bridge_profiling.run import Run
 
         on_progress = stack.enter_context(progress("reading", "captures"))
         runs = [stack.enter_context(Run(path, workers=workers, on_progress=on_progress)) for path in paths]

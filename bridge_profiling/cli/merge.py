@@ -26,8 +26,8 @@ def merge(
     """
     with readable(run) as path:
         # Imported here: `--help` and other commands start faster without it.
-        from bridge_profiling.analysis import Run
         from bridge_profiling.report.merged_trace import write_merged_trace
+        from bridge_profiling.run import Run
 
         check_output(output)
         with progress("reading", "captures") as on_progress, Run(path, workers=workers, on_progress=on_progress) as found:

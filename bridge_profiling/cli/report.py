@@ -52,9 +52,9 @@ def report(
     check_parquet(parquet)
     with readable(run) as path:
         # Imported here: `--help` and other commands start faster without it.
-        from bridge_profiling.analysis import Run
         from bridge_profiling.report.answers import summarize
         from bridge_profiling.report.html import write_page
+        from bridge_profiling.run import Run
 
         thresholds = _thresholds(threshold or [])
         with (

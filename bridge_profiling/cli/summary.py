@@ -15,9 +15,9 @@ def main() -> None:
     try:
         from rich.console import Console
 
-        from bridge_profiling.analysis import Run
         from bridge_profiling.report.answers import summarize
         from bridge_profiling.report.findings_terminal import print_verdict
+        from bridge_profiling.run import Run
     except ImportError as error:
         sys.exit(f"reading captures needs {error.name}")
     with Run(Path(sys.argv[1])) as run:

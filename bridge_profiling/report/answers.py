@@ -16,7 +16,7 @@ from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
 from bridge_profiling.analysis.memory.over_time import memory_over_time
 from bridge_profiling.report import rank_choice
 from bridge_profiling.traces.run_dir import RankCapture
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 Rows = list[dict[str, Any]]
 

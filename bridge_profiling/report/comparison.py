@@ -11,7 +11,7 @@ import pyarrow as pa
 from bridge_profiling.analysis.compare import Comparison, changed
 from bridge_profiling.analysis.compare.statistics import LEVEL, Change
 from bridge_profiling.analysis.compare.steps import OUTLIERS
-from bridge_profiling.analysis.figures import budget as figures
+from bridge_profiling.report.figures import budget as figures
 from bridge_profiling.report.run_tables import Section
 from bridge_profiling.report.wording import mebibytes, milliseconds, size
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bridge_profiling.analysis.compare import Comparison
-from bridge_profiling.analysis.figures.comparison import change_figure
 from bridge_profiling.report import comparison as words
+from bridge_profiling.report.figures.comparison import change_figure
 from bridge_profiling.report.small_page import Block, block_of, write_small_page
 
 

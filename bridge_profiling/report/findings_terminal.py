@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge_profiling.analysis.budget import BY_CAUSE
-from bridge_profiling.analysis.figures.budget import PARTS, parts_that_matter
-from bridge_profiling.analysis.figures.style import COLOURS
 from bridge_profiling.analysis.findings import Finding
 from bridge_profiling.report import bench_comparison, rank_choice, wording
 from bridge_profiling.report.answers import Summary
+from bridge_profiling.report.figures.budget import PARTS, parts_that_matter
+from bridge_profiling.report.figures.style import COLOURS
 from bridge_profiling.report.verdict import shortened, verdict
 
 #: Rows of the budget and findings in one screen; a pipe gets all findings.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.figures.style import COLOURS
-from bridge_profiling.analysis.figures.timeline import KIND_NAMES
 from bridge_profiling.analysis.findings import Thresholds
 from bridge_profiling.report import bench_comparison, page_timeline, rank_choice, self_contained
 from bridge_profiling.report.answers import Answers, ask
+from bridge_profiling.report.figures.style import COLOURS
+from bridge_profiling.report.figures.timeline import KIND_NAMES
 from bridge_profiling.report.page_findings import Pictures, findings_section, rank_table
 from bridge_profiling.report.page_parts import Figures
 from bridge_profiling.report.page_quality import facts, quality_section, raw_traces

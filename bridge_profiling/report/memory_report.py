@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.figures.memory import memory_figure
 from bridge_profiling.analysis.memory.over_time import memory_over_time
+from bridge_profiling.report.figures.memory import memory_figure
 from bridge_profiling.report.run_tables import Section
 from bridge_profiling.report.small_page import Block, block_of, write_small_page
 from bridge_profiling.report.wording import mebibytes, percent

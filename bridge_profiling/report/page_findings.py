@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.analysis.figures.bars import bars_figure
-from bridge_profiling.analysis.figures.budget import budget_figure
-from bridge_profiling.analysis.figures.style import Figure
-from bridge_profiling.analysis.figures.timeline import timeline_figure
 from bridge_profiling.analysis.findings import Event, Finding
 from bridge_profiling.analysis.ranks.timeline import Window, segments
 from bridge_profiling.report import wording
 from bridge_profiling.report.answers import Answers
 from bridge_profiling.report.evidence import length_ns
+from bridge_profiling.report.figures.bars import bars_figure
+from bridge_profiling.report.figures.budget import budget_figure
+from bridge_profiling.report.figures.style import Figure
+from bridge_profiling.report.figures.timeline import timeline_figure
 from bridge_profiling.report.page_parts import Figures, Table
 from bridge_profiling.report.page_timeline import PageTimeline
 

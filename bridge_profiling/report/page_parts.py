@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bridge_profiling.analysis.figures.style import Figure
+from bridge_profiling.report.figures.style import Figure
 
 #: What a number in words begins with; a dash stands for one that is not known.
 _NUMBER = re.compile(r"[−+]?\d|–")

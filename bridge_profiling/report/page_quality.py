@@ -11,7 +11,7 @@ from typing import Any
 from bridge_profiling.report import rank_choice, wording
 from bridge_profiling.report.answers import Answers
 from bridge_profiling.report.page_parts import Table
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 
 def facts(answers: Answers) -> list[tuple[str, str]]:

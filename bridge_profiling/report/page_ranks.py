@@ -7,11 +7,11 @@ from statistics import fmean, median
 from typing import Any
 
 from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.analysis.figures.budget import PARTS, VIEWS, budget_figure, parts_that_matter
-from bridge_profiling.analysis.figures.iterations import MEASURES, MOST_ROWS, iterations_figure
-from bridge_profiling.analysis.figures.waits import wait_matrix, waits_figure
 from bridge_profiling.report import rank_choice, wording
 from bridge_profiling.report.answers import Answers
+from bridge_profiling.report.figures.budget import PARTS, VIEWS, budget_figure, parts_that_matter
+from bridge_profiling.report.figures.iterations import MEASURES, MOST_ROWS, iterations_figure
+from bridge_profiling.report.figures.waits import wait_matrix, waits_figure
 from bridge_profiling.report.page_parts import Figures, Table
 
 _TIMES = ("duration_us", *dict.fromkeys((*BY_CAUSE, *BY_ACTIVITY)))

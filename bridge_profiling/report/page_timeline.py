@@ -11,7 +11,7 @@ from typing import Any
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.ranks.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
 from bridge_profiling.report.answers import Answers
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 #: An iteration is so many times as long as what is shortest in its picture, at the finest and at the coarsest.
 _FINEST, _COARSEST = 2_000, 400

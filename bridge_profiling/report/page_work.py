@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge_profiling.analysis.figures.communication import MOST_GROUPS, by_group, communication_figure
-from bridge_profiling.analysis.figures.memory import memory_figure
 from bridge_profiling.report import wording
 from bridge_profiling.report.answers import Answers, Rows
+from bridge_profiling.report.figures.communication import MOST_GROUPS, by_group, communication_figure
+from bridge_profiling.report.figures.memory import memory_figure
 from bridge_profiling.report.page_parts import Cell, Figures, SortableTable, Table
 
 #: Rows of kernels and of operators on the page; the rest is in the JSON.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bridge_profiling.analysis.findings import Finding
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 #: Up to so many ranks, each has a row wherever ranks have rows. Beyond, they are aggregated.
 EVERY_RANK = 64

@@ -19,8 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from bridge_profiling import __version__
-from bridge_profiling.analysis.json_output import finite
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.report.json import finite
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge_profiling.analysis.figures.style import COLOURS, Figure
 from bridge_profiling.report import self_contained
+from bridge_profiling.report.figures.style import COLOURS, Figure
 from bridge_profiling.report.page_parts import Table
 from bridge_profiling.report.run_tables import Section
 

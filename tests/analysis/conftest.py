@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.analysis import Run
+from bridge_profiling.run import Run
 from bridge_profiling.traces import cache
 from tests.traces.conftest import captures, write_trace
 

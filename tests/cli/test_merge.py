@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.report.merged_trace import write_merged_trace
+from bridge_profiling.run import Run
 from bridge_profiling.traces import kineto
 from tests.cli.test_analyze import write
 from tests.traces.conftest import captures
@@ -178,7 +178,7 @@ def test_memory_does_not_grow_with_the_number_of_ranks(captures: Path, tmp_path:
 import resource, sys
 from dataclasses import replace
 from pathlib import Path
-from bridge_profiling.analysis import Run
+from bridge_profiling.run import Run
 from bridge_profiling.report.merged_trace import write_merged_trace
 capture, tables, output, ranks = sys.argv[1:]
 ((info, entry),) = Run(capture, parquet=tables).entries()

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Event, Finding
 from bridge_profiling.report.merged_trace import write_merged_trace
+from bridge_profiling.run import Run
 from tests.cli.test_analyze import write
 from tests.report.summaries import finding
 

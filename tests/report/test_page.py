@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Event
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report import rank_choice
 from bridge_profiling.report.html import write_page
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.run import Run
+from bridge_profiling.traces.types import RankInfo
 from tests.analysis.simulated_runs import MS, SimulatedRun
 from tests.cli.test_analyze import write
 from tests.report.summaries import finding

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.engines import RayEngine
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.run import Run
 from tests.traces.conftest import captures
 
 __all__ = ["captures"]

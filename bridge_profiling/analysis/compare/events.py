@@ -19,7 +19,7 @@ from bridge_profiling.analysis.compare.statistics import ENOUGH_SAMPLES, welch_p
 from bridge_profiling.analysis.compare.steps import RunSteps
 from bridge_profiling.analysis.ranks.waiting import measure_waiting
 from bridge_profiling.analysis.run import Run
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

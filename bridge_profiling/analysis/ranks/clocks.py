@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.analysis.questions import Answer
-from bridge_profiling.traces.tables import RankInfo
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
     import duckdb

@@ -28,9 +28,8 @@ from bridge_profiling.analysis.intervals import Intervals, union, window
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.ranks.communication import rank_by_rank
 from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
-from bridge_profiling.traces.collectives import ranks_of
-from bridge_profiling.traces.tables import RankInfo
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.joins import ranks_of
+from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
     import duckdb

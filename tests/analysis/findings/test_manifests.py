@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Confidence, Finding
+from bridge_profiling.run import Run
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import call, complete, kernel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from bridge_profiling.analysis.figures.style import COLOURS, Figure, axis, figure
+from bridge_profiling.report.figures.style import COLOURS, Figure, axis, figure
 
 
 def bars_figure(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bridge_profiling.analysis.figures.style import COLOURS, Figure, axis, figure
 from bridge_profiling.analysis.ranks.timeline import KINDS, Segments
+from bridge_profiling.report.figures.style import COLOURS, Figure, axis, figure
 
 #: What kinds are called in the legend.
 KIND_NAMES = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge_profiling.analysis.compare.statistics import Change
-from bridge_profiling.analysis.figures.style import COLOURS, Figure, axis, figure
+from bridge_profiling.report.figures.style import COLOURS, Figure, axis, figure
 
 
 def change_figure(parts: Mapping[str, Change], whole: Change, words: Mapping[str, str], names: tuple[str, str]) -> Figure:

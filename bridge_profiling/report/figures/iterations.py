@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bridge_profiling.analysis.figures.style import SCALE, Figure, axis, figure
+from bridge_profiling.report.figures.style import SCALE, Figure, axis, figure
 
 #: What can be shown, its words, and whether little of it is good.
 MEASURES = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge_profiling.analysis.figures.style import SCALE, Figure, axis, figure
+from bridge_profiling.report.figures.style import SCALE, Figure, axis, figure
 
 #: More ranks than this make no matrix that can be read: those that wait or are waited for most are shown.
 MOST_RANKS = 32

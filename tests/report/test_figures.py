@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.figures.budget import PARTS, budget_figure
-from bridge_profiling.analysis.figures.communication import by_group, communication_figure
-from bridge_profiling.analysis.figures.iterations import MOST_ROWS, iterations_figure
-from bridge_profiling.analysis.figures.style import COLOURS
-from bridge_profiling.analysis.figures.waits import MOST_RANKS, wait_matrix, waits_figure
-from bridge_profiling.analysis.notebook import FIGURES, table_html
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.report.figures.budget import PARTS, budget_figure
+from bridge_profiling.report.figures.communication import by_group, communication_figure
+from bridge_profiling.report.figures.iterations import MOST_ROWS, iterations_figure
+from bridge_profiling.report.figures.style import COLOURS
+from bridge_profiling.report.figures.waits import MOST_RANKS, wait_matrix, waits_figure
+from bridge_profiling.report.notebook import FIGURES, table_html
+from bridge_profiling.run import Run
 from tests.report.summaries import MS, row
 
 
@@ -131,7 +132,7 @@ def test_names_in_a_notebooks_table_are_text() -> None:
     assert "… 10 more rows" in text
 
 
-def test_a_notebook_shows_tables_as_tables(monkeypatch: pytest.MonkeyPatch, captures: Path, run_of) -> None:
+def test_a_notebook_that_imports_run_shows_tables_as_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     class Formatter:
         type_printers: dict[type, Any] = {}
 
@@ -141,5 +142,6 @@ def test_a_notebook_shows_tables_as_tables(monkeypatch: pytest.MonkeyPatch, capt
     formatter = Formatter()
     shell = SimpleNamespace(display_formatter=SimpleNamespace(formatters={"text/html": formatter}))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    run_of(captures / "kineto" / "pp2_dp2")
+    monkeypatch.delitem(sys.modules, "bridge_profiling.run")
+    importlib.import_module("bridge_profiling.run")
     assert formatter.type_printers == {pa.Table: table_html}

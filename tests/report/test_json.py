@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.analysis import Run
+from bridge_profiling.run import Run
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import kernel
 

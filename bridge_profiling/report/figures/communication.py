@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from bridge_profiling.analysis.figures.style import COLOURS, Figure, axis, figure
+from bridge_profiling.report.figures.style import COLOURS, Figure, axis, figure
 
 #: More groups than this are put together by name.
 MOST_GROUPS = 24

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.figures.budget import budget_figure
-from bridge_profiling.analysis.figures.communication import MOST_GROUPS, by_group, communication_figure
-from bridge_profiling.analysis.figures.iterations import iterations_figure
-from bridge_profiling.analysis.figures.memory import memory_figure
-from bridge_profiling.analysis.figures.style import Figure
-from bridge_profiling.analysis.figures.timeline import timeline_figure
-from bridge_profiling.analysis.figures.waits import wait_matrix, waits_figure
 from bridge_profiling.analysis.memory.over_time import memory_over_time
 from bridge_profiling.analysis.ranks.timeline import segments, whole_captures, windows_of
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.report.figures.budget import budget_figure
+from bridge_profiling.report.figures.communication import MOST_GROUPS, by_group, communication_figure
+from bridge_profiling.report.figures.iterations import iterations_figure
+from bridge_profiling.report.figures.memory import memory_figure
+from bridge_profiling.report.figures.style import Figure
+from bridge_profiling.report.figures.timeline import timeline_figure
+from bridge_profiling.report.figures.waits import wait_matrix, waits_figure
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as PlotlyFigure

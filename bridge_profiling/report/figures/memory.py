@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bridge_profiling.analysis.figures.style import COLOURS, Figure, axis, figure
+from bridge_profiling.report.figures.style import COLOURS, Figure, axis, figure
 
 #: Colours of sites, told apart by the colour-blind; the last is for the rest.
 _SITES = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#8d7bb8", "#f0e442", "#7f5a36", "#9a9a9a")

@@ -1,0 +1,94 @@
+"""The public `Run`: every question of `analysis.Run`, and the page, merged trace, figures and JSON made from the answers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge_profiling import analysis
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from bridge_profiling.analysis.findings import Thresholds
+
+
+class Run(analysis.Run):
+    """The captures of a run.
+
+    from bridge_profiling.run import Run
+    run = Run("profiles")
+    run.breakdown().to_pandas()
+    run.report("report.html")
+    """
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    def report(self, output: str | Path = "report.html", thresholds: Thresholds | None = None) -> Path:
+        """Write the page that `bridge-profiling report` writes, as one HTML file that works offline.
+
+        Args:
+            output: the file, written atomically.
+            thresholds: limits at which a number becomes a finding; None for the defaults.
+
+        Raises:
+            ProfilingConfigError: the file cannot be written.
+        """
+        from bridge_profiling.report.html import write_page
+
+        write_page(self, Path(output), thresholds)
+        return Path(output)
+
+    def merge(self, output: str | Path = "all_ranks.json.gz", *, host: bool = True, findings: bool = True) -> int:
+        """Write one trace of all ranks on one clock, for https://ui.perfetto.dev.
+
+        Args:
+            output: the file, compressed if its name ends with .gz.
+            host: include the hosts' ranges in addition to the devices' work.
+            findings: annotate the findings.
+
+        Returns:
+            The number of device and host events.
+
+        Raises:
+            ProfilingConfigError: the file cannot be written.
+        """
+        from bridge_profiling.report.merged_trace import write_merged_trace
+
+        # Findings first: one pass over the captures then reads everything.
+        found = self.findings() if findings else []
+        offsets = self.clock_offsets() if len(self.entries()) > 1 else None
+        return write_merged_trace(self.entries(), Path(output), clock_offsets=offsets, host=host, findings=found)
+
+    def figure(self, name: str, **options: Any) -> Figure:
+        """An answer as a Plotly figure.
+
+        Args:
+            name: `budget` (view: `cause` or `activity`), `iterations` (measure: `own_us`, `duration_us`, `compute_us` or
+                `waiting_us`), `waits`, `communication`, `memory` (rank, device), `timeline` (iteration, ranks).
+            options: of that figure.
+
+        Raises:
+            ProfilingConfigError: there is no such figure.
+        """
+        from bridge_profiling.report.notebook import figure
+
+        return figure(self, name, **options)
+
+    def to_json(self, thresholds: Thresholds | None = None) -> str:
+        """Every answer, as the document that `bridge-profiling analyze --json` prints.
+
+        Args:
+            thresholds: limits at which a number becomes a finding; None for the defaults.
+        """
+        from bridge_profiling.report.json import dumps
+
+        return dumps(self, thresholds)
+
+
+if "IPython" in sys.modules:  # in a notebook, pyarrow's tables are shown as HTML tables
+    from bridge_profiling.report.notebook import show_tables
+
+    show_tables()
