@@ -125,7 +125,7 @@ def test_several_runs_a_side_are_samples_of_one_each(compared) -> None:
 
 
 def test_one_run_against_several_is_refused(compared) -> None:
-    with pytest.raises(ProfilingConfigError, match="two of a side"):
+    with pytest.raises(ProfilingConfigError, match="2 base runs against 1"):
         compared([WrittenRun(), WrittenRun()], WrittenRun())
 
 
@@ -164,8 +164,8 @@ def test_the_iterations_at_the_profilers_edges_are_left_out(compared, monkeypatc
         rows = original(*tables)
         return [row | {"boundary": row["iteration"] in (10, 15)} for row in rows]
 
-    original = compare_steps.budget_of_iterations
-    monkeypatch.setattr(compare_steps, "budget_of_iterations", with_edges)
+    original = compare_steps.parts_of_iterations
+    monkeypatch.setattr(compare_steps, "parts_of_iterations", with_edges)
     found = compared(WrittenRun(slow={0: 900.0}), WrittenRun(slow={5: 900.0}, seed=2))
     assert found.step.samples == (4, 4)
     assert abs(found.by_cause["host_launch_us"].change) < 5
@@ -183,7 +183,7 @@ def test_captures_without_iterations_are_compared_as_wholes(tmp_path: Path) -> N
     found = compare(*sides)
     assert (found.step, found.profiled, found.by_cause) == (None, None, {})
     assert _words(found) == {"gemm": "slower"}
-    assert any("nothing marks iterations" in each for each in found.limitations)
+    assert any("no marked iterations" in each for each in found.limitations)
 
 
 # The same kernels, as Kineto and as nsys demangle them.

@@ -184,9 +184,9 @@ def _compare(runs: list[list[ComparedRun]], noise: Noise) -> Comparison:
     rekey = {"rekey": events.without_arguments} if several_profilers else {}
     communication = [events.events_of(side, "communication") for side in sides]
     found = {
+        "communication": events.comparable(communication[0], communication[1]),
         "kernels": [events.events_of(side, "kernels", **rekey) for side in sides],
         "copies": [events.events_of(side, "copies") for side in sides],
-        "communication": events.comparable(communication[0], communication[1]),
         "operators": [events.operators_of(side) for side in sides],
     }
     means = [float(each.parts["duration_us"].mean()) for each in base]
@@ -203,8 +203,8 @@ def _compare(runs: list[list[ComparedRun]], noise: Noise) -> Comparison:
         by_activity=of_steps.split(base, other, BY_ACTIVITY) if marked else {},
         ranks=_table(of_steps.split_by_rank(base, other), "rank"),
         **{
-            of: _table(events.changes(*both, of, step_us=step_us, noise=noise), "change", *KEYS[of])
-            for of, both in found.items()
+            of: _table(events.changes(before, after, of, step_us=step_us, noise=noise), "change", *KEYS[of])
+            for of, (before, after) in found.items()
         },
         memory=_memory(runs),
         memory_sites=_sites(runs),

@@ -224,8 +224,8 @@ def _bytes_communicated(base: Events, other: Events) -> Iterator[Difference]:
         amounts = [side.get(key, 0.0) for side in sides]
         if not _alike(*amounts):
             operation, group, members = key
-            texts = (f"{amount / 1e6:.1f} MB an iteration and rank" for amount in amounts)
-            yield Difference(f"bytes of {operation}, {group} of {members}", WORK, *texts, _MEANS_BYTES)
+            first, second = (f"{amount / 1e6:.1f} MB an iteration and rank" for amount in amounts)
+            yield Difference(f"bytes of {operation}, {group} of {members}", WORK, first, second, _MEANS_BYTES)
 
 
 def _alike(first: float, second: float) -> bool:

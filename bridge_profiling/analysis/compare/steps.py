@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE, parts_of_iterations
+from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE, parts_of_iterations, steady_iterations
 from bridge_profiling.analysis.compare.statistics import ENOUGH_SAMPLES, Change, change_of_mean, change_of_median
 from bridge_profiling.traces.run_dir import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
-    from bridge_profiling.analysis.findings.types import Finding
+    from bridge_profiling.analysis.findings.finding import Finding
 
 #: Name of the part that is the change of the median beyond the mean.
 OUTLIERS = "outlying_iterations_us"
@@ -143,8 +143,8 @@ def run_steps(run: ComparedRun, ranks: Sequence[int]) -> RunSteps | None:
         by_iteration.setdefault(row["iteration"], []).append(row)
     # An iteration missing in a rank's capture would change the mean.
     whole = {number: each for number, each in sorted(by_iteration.items()) if len(each) == len(found)} or by_iteration
-    steady = {number: each for number, each in whole.items() if not any(row["boundary"] for row in each)}
-    chosen = steady or whole
+    boundary = {number: any(row["boundary"] for row in each) for number, each in whole.items()}
+    chosen = {number: whole[number] for number in steady_iterations(boundary, at_least=1)}
     names = dict.fromkeys(("duration_us", *BY_CAUSE, *BY_ACTIVITY))
     of_rank: dict[int, list[dict]] = {}
     for row in itertools.chain.from_iterable(chosen.values()):
@@ -154,7 +154,7 @@ def run_steps(run: ComparedRun, ranks: Sequence[int]) -> RunSteps | None:
         ranks=found,
         parts={name: np.array([fmean(row[name] for row in each) for each in chosen.values()]) for name in names},
         of_ranks={rank: {name: fmean(row[name] for row in mine) for name in names} for rank, mine in sorted(of_rank.items())},
-        with_boundary=not steady,
+        with_boundary=all(boundary.values()),
     )
 
 

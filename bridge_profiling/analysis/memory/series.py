@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -96,7 +96,7 @@ class Series:
         allocated: bytes of tensors, as the allocator rounds them.
         reserved: bytes that the caching allocator holds; None if unknown.
         allocations: bytes, allocated_ns, freed_ns, code (index of `stacks`); None without a snapshot.
-        stacks: call stacks of the whole run; None without a snapshot.
+        stacks: call stacks of the whole run.
     """
 
     rank: int
@@ -105,7 +105,7 @@ class Series:
     allocated: Amounts
     reserved: Amounts | None
     allocations: pa.Table | None = None
-    stacks: pa.Array | None = None
+    stacks: Sequence[str | None] = ()
 
     @property
     def needlessly_reserved(self) -> int | None:
@@ -126,7 +126,7 @@ class Series:
 def device_series(connection: duckdb.DuckDBPyConnection) -> Iterator[Series]:
     """Every device with recorded memory; a rank's snapshot is preferred to its trace."""
     connection.execute(_STACKS)
-    stacks = connection.sql("select stack from allocation_stacks order by code").to_arrow_table()["stack"].combine_chunks()
+    stacks = [row[0] for row in connection.execute("select stack from allocation_stacks order by code").fetchall()]
     segments = dict(rank_by_rank(connection, _SEGMENTS))
     seen = set()
     for rank, table in rank_by_rank(connection.cursor(), _ALLOCATIONS):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bridge_profiling.analysis.memory.series import (
     Amounts,
@@ -29,6 +30,7 @@ from bridge_profiling.analysis.memory.series import (
     running,
     site,
 )
+from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
@@ -152,7 +154,8 @@ def memory_tables(connection: duckdb.DuckDBPyConnection, *, points: int = _POINT
     growth: list[dict[str, Any]] = []
     sites: list[dict[str, Any]] = []
     timeline, at_peak, over_time = [_TIMELINE.empty_table()], [_AT_PEAK.empty_table()], [_OVER_TIME.empty_table()]
-    of_code: list[str] = []
+    sites_of_code: list[str] = []
+    of_code: tuple[pa.Array, ...] = ()
     caveats = []
     for series in device_series(connection):
         key = {"rank": series.rank, "device": series.device}
@@ -171,10 +174,12 @@ def memory_tables(connection: duckdb.DuckDBPyConnection, *, points: int = _POINT
             )
             caveats.append(Caveat("memory_without_snapshot", text, (series.rank,)))
             continue
-        of_code = of_code or [site(stack) for stack in series.stacks.to_pylist()]
-        parts = _by_site(series.allocations, of_code)
+        if not sites_of_code:  # once: stacks are those of the whole run
+            sites_of_code = [site(stack) for stack in series.stacks]
+            of_code = pa.array(sites_of_code, pa.string()), pa.array(series.stacks, pa.string())
+        parts = _by_site(series.allocations, sites_of_code)
         sites += [key | row for row in _sites(series, parts, ends)]
-        at_peak.append(_at_peak(series.allocations, series, of_code))
+        at_peak.append(_at_peak(series.allocations, series.allocated.peak[1], of_code))
         if len(series.allocated.time_ns):
             over_time.append(_over_time(series, parts))
     sites.sort(key=lambda row: (row["rank"], row["device"], -row["bytes_at_peak"], -row["peak_bytes"], row["site"]))
@@ -187,6 +192,14 @@ def memory_tables(connection: duckdb.DuckDBPyConnection, *, points: int = _POINT
         pa.concat_tables(over_time),
         tuple(caveats),
     )
+
+
+def memory_over_time(recorded: MemoryTables, *, ranks: tuple[int, ...] | None = None) -> Answer:
+    """`MemoryTables.over_time` of some ranks; None for all."""
+    found = recorded.over_time
+    if ranks is not None:
+        found = found.filter(pc.is_in(found["rank"], pa.array(ranks, pa.int32())))
+    return Answer(found, recorded.caveats)
 
 
 def out_of_memory(connection: duckdb.DuckDBPyConnection) -> pa.Table:
@@ -344,11 +357,11 @@ def _sites(series: Series, parts: dict[str, _Site], ends: Integers) -> list[dict
     return rows
 
 
-def _at_peak(allocations: pa.Table, series: Series, of_code: Sequence[str]) -> pa.Table:
-    mine = allocations.filter(pa.array(live(allocations, series.allocated.peak[1]))).sort_by([("bytes", "descending")])
+def _at_peak(allocations: pa.Table, peak_ns: int | None, of_code: Sequence[pa.Array]) -> pa.Table:
+    mine = allocations.filter(pa.array(live(allocations, peak_ns))).sort_by([("bytes", "descending")])
     code = mine["code"].combine_chunks().cast(pa.int32())
     columns = [mine[name] for name in ("rank", "device", "bytes", "allocated_ns", "freed_ns")]
-    columns += [pa.DictionaryArray.from_arrays(code, values) for values in (pa.array(of_code, pa.string()), series.stacks)]
+    columns += [pa.DictionaryArray.from_arrays(code, values) for values in of_code]
     return pa.table(columns, names=_AT_PEAK.names).cast(_AT_PEAK)
 
 

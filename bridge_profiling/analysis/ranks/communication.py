@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.breakdown import rows_of
-from bridge_profiling.analysis.intervals import union
+from bridge_profiling.analysis.intervals import rows_of, union
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
 from bridge_profiling.traces.types import Caveat

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.breakdown import rows_of
-from bridge_profiling.analysis.intervals import Intervals, union, window
+from bridge_profiling.analysis.intervals import Intervals, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.ranks.communication import rank_by_rank
 from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT

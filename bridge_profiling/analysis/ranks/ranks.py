@@ -8,16 +8,15 @@ opposite, since fast ranks wait there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.breakdown import rows_of
-from bridge_profiling.analysis.intervals import union
-from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS, Windows
-from bridge_profiling.analysis.iterations import windows as device_windows
+from bridge_profiling.analysis.attribution.device import Windows
+from bridge_profiling.analysis.attribution.device import windows as device_windows
+from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS, steady_iterations
+from bridge_profiling.analysis.intervals import rows_of, union
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.ranks.communication import rank_by_rank
 from bridge_profiling.traces.types import Caveat
@@ -152,16 +151,10 @@ def start_skew(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Table) -
         to its times for that), median_late_us (time from an operation's first participant to this one), times_last (operations
         that it was last to begin), operations.
     """
-    connection.register("offsets", clock_offsets)
+    connection.register("offsets", clock_offsets.select(["rank", "offset_ns"]))
     found = connection.sql(_SKEW).to_arrow_table()
     connection.unregister("offsets")
     return found
-
-
-def steady_iterations(boundary: Mapping[int, bool]) -> list[int]:
-    """Iterations without the boundary ones, or all of them if that leaves fewer than three."""
-    steady = sorted(number for number, edge in boundary.items() if not edge)
-    return steady if len(steady) >= ENOUGH_ITERATIONS else sorted(boundary)
 
 
 def stragglers(ranks: pa.Table) -> Answer:

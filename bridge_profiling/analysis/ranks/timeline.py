@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.breakdown import rows_of
+from bridge_profiling.analysis.intervals import outermost, rows_of
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo
 
@@ -179,10 +179,7 @@ def _outermost(ranges: pa.Table, window: Window) -> pa.Table:
     thread = ranges["thread"].to_numpy()
     values, counts = np.unique(thread, return_counts=True)
     ranges = ranges.filter(pa.array((covered < _WHOLE * length) & (thread == values[counts.argmax()])))
-    end = ranges["end_ns"].to_numpy()
-    # Rows are sorted by start, longest first: whatever ends within what came before is inside of it.
-    before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1])) if len(end) else end
-    return ranges.filter(pa.array(end > before))
+    return ranges.filter(pa.array(outermost(ranges["end_ns"].to_numpy())))
 
 
 _Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[str]]

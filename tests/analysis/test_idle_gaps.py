@@ -1,4 +1,4 @@
-"""Compute-absent time is launch-starved, blocked or dependency-stalled, each nanosecond one of them."""
+"""Time without compute is launch-starved, blocked or dependency-stalled, each nanosecond one of them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis.breakdown import device_work
+from bridge_profiling.analysis.attribution.device import IdleGaps, Windows, device_work
+from bridge_profiling.analysis.attribution.idle import PROMPT_NS, gaps
 from bridge_profiling.analysis.intervals import Intervals
-from bridge_profiling.analysis.launches import PROMPT_NS, ComputeAbsent, compute_absent
-from bridge_profiling.analysis.rank_answers import RankAnswers
-from tests.analysis.ranks_in_hand import rank, work
+from tests.analysis.ranks_in_hand import answer, rank, work
 
 
-def _absent(start_ns: int, end_ns: int, **tables: list[dict[str, Any]]) -> ComputeAbsent:
-    tables_ = rank(**tables)
-    return compute_absent(tables_, device_work(tables_.device_events), start_ns, end_ns)
+def _absent(start_ns: int, end_ns: int, **tables: list[dict[str, Any]]) -> IdleGaps:
+    found = rank(**tables)
+    window = Windows(np.array([0], np.int32), np.array([False]), np.array([start_ns]), np.array([end_ns]))
+    events = found.device_events
+    return gaps(events, found.host_events, found["synchronizations"], device_work(events), window)
 
 
-def _sets(absent: ComputeAbsent) -> tuple[list, list, list]:
+def _sets(absent: IdleGaps) -> tuple[list, list, list]:
     def pairs(found: Intervals) -> list[tuple[int, int]]:
         return list(zip(found.start_ns.tolist(), found.end_ns.tolist(), strict=True))
 
@@ -117,10 +118,10 @@ def test_streams_of_two_devices_with_one_number_are_two_streams() -> None:
 
 
 def test_without_iterations_the_whole_capture_is_one_row() -> None:
-    answers = RankAnswers(rank(device_events=[work("compute", 0, 1000, -5), work("compute", 5000, 6000, 4000)]))
-    (row,) = answers.idle_gaps().to_pylist()
+    tables = rank(device_events=[work("compute", 0, 1000, -5), work("compute", 5000, 6000, 4000)])
+    (row,) = answer(tables, "idle_gaps").to_pylist()
     assert row["iteration"] is None
-    assert (row["duration_us"], row["compute_absent_us"], row["launch_starved_us"]) == (6.0, 4.0, 3.0)
+    assert (row["duration_us"], row["non_compute_us"], row["launch_starved_us"]) == (6.0, 4.0, 3.0)
 
 
 _KINDS = st.sampled_from(["compute", "compute", "communication", "memcpy"])
@@ -177,11 +178,11 @@ def test_the_three_parts_are_those_of_a_judgement_nanosecond_by_nanosecond(rows:
 
 
 @given(_EVENTS, st.lists(st.integers(-3, 120), min_size=2, max_size=6))
-def test_the_three_parts_of_any_window_add_up_to_its_compute_absent_time(rows: list, cuts: list[int]) -> None:
-    tables = rank(device_events=_in_order(rows))
-    work_done = device_work(tables.device_events)
+def test_the_three_parts_of_any_window_add_up_to_its_time_without_compute(rows: list, cuts: list[int]) -> None:
+    events = _in_order(rows)
+    work_done = device_work(rank(device_events=events).device_events)
     cuts = sorted(cuts)
-    absent = compute_absent(tables, work_done, -3, 200)
+    absent = _absent(-3, 200, device_events=events)
     start, end = np.array(cuts[:-1], np.int64), np.array(cuts[1:], np.int64)
     parts = sum(part.within_ns(start, end) for part in (absent.launch_starved, absent.blocked, absent.dependency_stalled))
     assert parts.tolist() == (end - start - work_done.compute.within_ns(start, end)).tolist()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.analysis.engines import ProcessEngine, RayEngine, engine_named
+from bridge_profiling.analysis.workers import ProcessEngine, RayEngine, engine_named
 from bridge_profiling.errors import ProfilingConfigError
 
 
@@ -43,7 +43,9 @@ def process(value: int) -> int:
 
 
 def _answers(engine: ProcessEngine, function: object, tasks: list) -> dict:
-    return {outcome.task: outcome.answer for outcome in engine.map(function, tasks)}  # type: ignore[arg-type]
+    answers = {outcome.task: outcome.answer for outcome in engine.map(function, tasks)}  # type: ignore[arg-type]
+    engine.close()
+    return answers
 
 
 @pytest.mark.parametrize("tasks", [[], [7], list(range(20))])
@@ -77,6 +79,18 @@ def test_several_tasks_are_worked_on_outside_this_process_by_few_others() -> Non
     found = set(_answers(ProcessEngine(workers=2), process, [0] * 6).values())
     assert os.getpid() not in found
     assert len(found) <= 2
+
+
+def test_processes_are_kept_for_the_next_call_until_the_engine_is_closed_or_deleted() -> None:
+    engine, others = ProcessEngine(workers=2), _children()
+    first, second = ({outcome.answer for outcome in engine.map(process, [0] * 4)} for _ in range(2))
+    assert second <= first == _children() - others
+    engine.close()
+    assert not first & _children()
+    third = {outcome.answer for outcome in engine.map(process, [0] * 4)}
+    assert not first & third
+    del engine
+    assert not third & _children()
 
 
 def test_workers_end_when_the_caller_stops_asking(tmp_path: Path) -> None:
@@ -113,7 +127,7 @@ def test_a_script_without_a_main_guard_can_use_processes(tmp_path: Path) -> None
     script.write_text(
         textwrap.dedent("""
             import os
-            from bridge_profiling.analysis.engines import ProcessEngine
+            from bridge_profiling.analysis.workers import ProcessEngine
             print("once")
             print(sorted(outcome.answer for outcome in ProcessEngine(2).map(os.path.basename, ["/a/b", "/c/d", "/e/f"])))
         """)
@@ -131,7 +145,7 @@ def test_an_unknown_engine_is_refused() -> None:
         engine_named("dask", None, None)
     with pytest.raises(ProfilingConfigError, match="--engine ray"):
         engine_named("process", None, "auto")
-    with pytest.raises(ProfilingConfigError, match="0 workers"):
+    with pytest.raises(ProfilingConfigError, match="--workers 0"):
         engine_named("process", 0, None)
 
 

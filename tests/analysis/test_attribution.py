@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.absences import Cause
-from bridge_profiling.analysis.budget import _PART, BY_ACTIVITY, BY_CAUSE, budget
+from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE, PART_OF_CAUSE, attribution
 
 _TIMES = (
     "duration_us",
@@ -77,31 +77,31 @@ def test_the_parts_of_real_ranks_add_up_to_the_iteration_either_way(run_of, capt
 
 
 def test_it_is_of_the_middle_iteration_or_the_mean_of_the_middle_two() -> None:
-    odd = budget(_iterations(100, 300, 120), _absences((2, Cause.data_loading, 60.0)), _ranks()).to_pylist()[0]
+    odd = attribution(_iterations(100, 300, 120), _absences((2, Cause.data_loading, 60.0)), _ranks()).to_pylist()[0]
     assert (odd["duration_us"], odd["iterations"], odd["data_loading_us"]) == (120, 3, 60)
-    even = budget(_iterations(100, 300, 120, 140), _absences((2, Cause.data_loading, 60.0)), _ranks()).to_pylist()[0]
+    even = attribution(_iterations(100, 300, 120, 140), _absences((2, Cause.data_loading, 60.0)), _ranks()).to_pylist()[0]
     assert (even["duration_us"], even["data_loading_us"]) == (130, 30)
 
 
 def test_boundary_iterations_are_left_out() -> None:
-    found = budget(_iterations(900, 100, 100, 100, boundary=0), _absences(), _ranks()).to_pylist()[0]
+    found = attribution(_iterations(900, 100, 100, 100, boundary=0), _absences(), _ranks()).to_pylist()[0]
     assert (found["duration_us"], found["iterations"]) == (100, 3)
 
 
 def test_waiting_is_taken_from_communication_and_never_more_than_it() -> None:
     lost = _absences(*((n, Cause.blocked_by_communication, 40.0) for n in range(3)))
-    some = budget(_iterations(100, 100, 100), lost, _ranks(i0=30.0, i1=30.0, i2=30.0)).to_pylist()[0]
+    some = attribution(_iterations(100, 100, 100), lost, _ranks(i0=30.0, i1=30.0, i2=30.0)).to_pylist()[0]
     assert (some["communication_us"], some["waiting_us"], some["waiting_known"]) == (10, 30, True)
-    more = budget(_iterations(100, 100, 100), lost, _ranks(i0=70.0, i1=70.0, i2=70.0)).to_pylist()[0]
+    more = attribution(_iterations(100, 100, 100), lost, _ranks(i0=70.0, i1=70.0, i2=70.0)).to_pylist()[0]
     assert (more["communication_us"], more["waiting_us"]) == (0, 40)
-    unknown = budget(_iterations(100, 100, 100), lost, _ranks(i0=None, i1=None, i2=None)).to_pylist()[0]
+    unknown = attribution(_iterations(100, 100, 100), lost, _ranks(i0=None, i1=None, i2=None)).to_pylist()[0]
     assert (unknown["communication_us"], unknown["waiting_us"], unknown["waiting_known"]) == (40, 0, False)
 
 
 def test_every_cause_has_a_part() -> None:
-    assert set(_PART) == set(Cause)
-    assert set(_PART.values()) <= set(BY_CAUSE)
+    assert set(PART_OF_CAUSE) == set(Cause)
+    assert set(PART_OF_CAUSE.values()) <= set(BY_CAUSE)
 
 
 def test_without_iterations_there_is_none() -> None:
-    assert budget(pa.table({"rank": pa.array([], pa.int32())}), _absences(), _ranks()).num_rows == 0
+    assert attribution(_iterations(100).slice(0, 0), _absences(), _ranks()).num_rows == 0

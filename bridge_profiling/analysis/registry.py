@@ -1,0 +1,133 @@
+"""Every question about a run: its inputs, and the function that answers it. A new question is one more entry here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import pyarrow as pa
+
+from bridge_profiling.analysis.attribution import device, host, idle, operators, parts
+from bridge_profiling.analysis.compare import bench, events
+from bridge_profiling.analysis.memory import tables
+from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question, SideTables
+from bridge_profiling.analysis.ranks import clocks, communication, matching, pipeline, ranks
+from bridge_profiling.traces.types import Caveat
+
+
+def filled(function: Callable[..., Any]) -> Callable[..., Answer | pa.Table]:
+    """A question that fills a list of sentences, as one that returns an answer."""
+    signature = inspect.signature(function)
+    if "limitations" not in signature.parameters:
+        return function
+
+    @wraps(function)
+    def answer(*inputs: Any, **options: Any) -> Answer:
+        said: list[str] = []
+        table = function(*inputs, limitations=said, **options)
+        return Answer(table, tuple(Caveat("across_ranks", sentence) for sentence in said))
+
+    kept = [each for each in signature.parameters.values() if each.name != "limitations"]
+    answer.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return answer
+
+
+_DEVICE_EVENTS = Columns(
+    "device_events",
+    (
+        "kind",
+        "device",
+        "stream",
+        "start_ns",
+        "end_ns",
+        "correlation",
+        "operator",
+        "launch_start_ns",
+        "launch_end_ns",
+        "launch_thread",
+        "iteration",
+        "bytes",
+        "direction",
+        "from_memory",
+        "to_memory",
+    ),
+    shared=True,
+)
+_ITERATIONS = Columns("iterations", ("iteration", "start_ns", "end_ns", "boundary"))
+_WAIT_CALLS = Columns("host_events", ("name", "start_ns", "correlation"))
+_SYNCHRONIZATIONS = Columns("synchronizations", ("kind", "stream", "correlation", "producer_stream", "producer_correlation"))
+_WORK = Derived(device.device_work, (_DEVICE_EVENTS,))
+_WINDOWS = Derived(device.windows, (_ITERATIONS, _DEVICE_EVENTS))
+_SPANS = Derived(device.spans, (_WINDOWS, _WORK))
+_GAPS = Derived(idle.gaps, (_DEVICE_EVENTS, _WAIT_CALLS, _SYNCHRONIZATIONS, _WORK, _WINDOWS))
+_ACTIVITY = Columns("host_events", host.COLUMNS)
+_OPERATORS = Columns(
+    "host_events",
+    ("category", "thread", "name", "start_ns", "end_ns", "operator"),
+    optional=(("shapes", "shapes"), ("stacks", "stack")),
+)
+_ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns"))
+
+_MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
+_MATCHED = SideTables(matching.match, (Given.DATABASE,))
+CLOCK_OFFSETS = Question("clock_offsets", "run", clocks.clock_offsets, (_MATCHED, Given.DATABASE, Given.INFOS))
+_WAITING = SideTables(communication.measure_waiting, (_MATCHED, Given.DATABASE, CLOCK_OFFSETS))
+
+
+def _recorded(name: str) -> Callable[[tables.MemoryTables], Answer]:
+    return lambda recorded: Answer(getattr(recorded, name), recorded.caveats)
+
+
+BREAKDOWN = Question("breakdown", "rank", device.breakdown, (_WORK,))
+ITERATIONS = Question("iterations", "rank", device.iterations, (_WINDOWS, _WORK, _GAPS))
+IDLE_GAPS = Question("idle_gaps", "rank", idle.idle_gaps, (_GAPS, _SPANS))
+IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_EVENTS, _ACTIVITY, _SPANS))
+COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
+RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE))
+PIPELINE_BY_RANK = Question(
+    "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS)
+)
+
+QUESTIONS = {
+    question.name: question
+    for question in (
+        BREAKDOWN,
+        ITERATIONS,
+        IDLE_GAPS,
+        IDLE_CAUSES,
+        COPIES,
+        Question("launch_statistics", "rank", device.launch_statistics, (_DEVICE_EVENTS, _SPANS)),
+        Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS)),
+        Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),
+        Question("kernels", "source", device.kernels, (Given.DATABASE,)),
+        Question("typical_iteration", "run", parts.typical_iteration, (ITERATIONS,)),
+        Question("attribution", "run", parts.attribution, (ITERATIONS, IDLE_CAUSES, RANKS)),
+        RANKS,
+        CLOCK_OFFSETS,
+        PIPELINE_BY_RANK,
+        Question("communication", "run", communication.communication, (_WAITING, Given.DATABASE)),
+        Question("communication_by_rank", "run", communication.communication_by_rank, (_WAITING, Given.DATABASE)),
+        Question("waits", "run", ranks.waits, (_WAITING, Given.DATABASE)),
+        Question("stragglers", "run", ranks.stragglers, (RANKS,)),
+        Question("start_skew", "run", ranks.start_skew, (_WAITING, Given.DATABASE, CLOCK_OFFSETS)),
+        Question("pipeline", "run", pipeline.pipeline, (PIPELINE_BY_RANK,)),
+        Question("event_cells", "run", events.event_cells, (_WAITING, Given.DATABASE)),
+        Question("transfers_by_size", "run", bench.transfers_by_size, (_WAITING, Given.DATABASE)),
+        Question("copies_by_size", "run", bench.copies_by_size, (Given.DATABASE,)),
+        Question("memory", "run", _recorded("summary"), (_MEMORY,)),
+        Question("memory_timeline", "run", _recorded("timeline"), (_MEMORY,)),
+        Question("memory_sites", "run", _recorded("sites"), (_MEMORY,)),
+        Question("memory_at_peak", "run", _recorded("at_peak"), (_MEMORY,)),
+        Question("memory_growth", "run", _recorded("growth"), (_MEMORY,)),
+        Question("memory_over_time", "run", tables.memory_over_time, (_MEMORY,)),
+        Question("out_of_memory", "run", tables.out_of_memory, (Given.DATABASE,)),
+    )
+}
+
+#: Small answers, computed whenever a capture's tables are loaded: together they cost less than loading the tables again.
+WITH_EVERY_PASS = (BREAKDOWN, ITERATIONS, IDLE_GAPS, COPIES)
+
+#: Questions whose caveats are those of a run as a whole.
+WITH_CAVEATS = ("breakdown", "idle_gaps", "typical_iteration", "communication", "stragglers", "pipeline", "memory")
