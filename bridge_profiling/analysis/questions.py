@@ -54,7 +54,7 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """A value computed from one capture once, for several questions.
+    """A value computed once for several questions: from one capture, or from the database.
 
     Args:
         function: called with its inputs.
@@ -62,7 +62,7 @@ class Derived:
     """
 
     function: Callable[..., Any]
-    inputs: tuple[Columns | Derived, ...]
+    inputs: tuple[Given | Columns | Derived, ...]
 
 
 @dataclass(frozen=True, eq=False)

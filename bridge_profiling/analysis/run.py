@@ -8,7 +8,7 @@ run.breakdown().to_pandas()
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bridge_profiling.analysis.compare import Comparison
     from bridge_profiling.analysis.compare.bench import AgainstBench
     from bridge_profiling.analysis.compare.events import Noise
+    from bridge_profiling.analysis.compare.steps import ComparedRun
     from bridge_profiling.analysis.findings import Finding, Thresholds
 
 
@@ -265,7 +266,18 @@ class Run:
         """This run compared with what its links, copies, data loader and step reach alone; None without such results."""
         from bridge_profiling.analysis.compare.bench import against_bench
 
-        return None if self._bench is None else against_bench(self, self._bench, found=self._bench_found)
+        if self._bench is None:
+            return None
+        return against_bench(
+            self._bench,
+            found=self._bench_found,
+            infos=[info for info in self.infos if info.source == self.main_source],
+            manifests=self.manifests,
+            iterations=self.iterations(),
+            communication=self.communication(),
+            transfers=self.ask("transfers_by_size"),
+            copies=self.ask("copies_by_size"),
+        )
 
     # Memory.
 
@@ -323,6 +335,27 @@ class Run:
         from bridge_profiling.analysis.compare import compare
 
         return compare(self, other, noise=noise)
+
+    def compared(self) -> ComparedRun:
+        """Everything that a comparison needs."""
+        from bridge_profiling.analysis.compare.steps import ComparedRun
+
+        self.prefetch("idle_causes", "launch_statistics", operators={"shapes": True})
+        return ComparedRun(
+            name=str(self.path),
+            main_source=self.main_source,
+            infos=self.infos,
+            manifests=self.manifests,
+            iterations=self.iterations(),
+            idle_causes=self.idle_causes(),
+            ranks=self.ranks(),
+            operators=self.operators(shapes=True),
+            memory=self.memory(),
+            memory_sites=self.memory_sites(),
+            findings=self.findings(),
+            limitations=self.limitations,
+            cells=partial(self.ask, "event_cells"),
+        )
 
 
 def _results(path: Path, bench: str | Path | None) -> tuple[results.BenchDocument | None, bool, tuple[Caveat, ...]]:

@@ -134,6 +134,7 @@ class Session:
         self._loaded: list[RankResult] | None = None
         self._answers: dict[Asked, Answer] = {}
         self._side_tables: dict[SideTables, tuple[Caveat, ...]] = {}
+        self._derived: dict[Derived, Any] = {}
         self._connections: dict[tuple[str, ...], duckdb.DuckDBPyConnection] = {}
         self._errors: list[str] = []
 
@@ -226,15 +227,26 @@ class Session:
         self, question: Question | SideTables, options: dict[str, Any], sources: tuple[str, ...] | None = None
     ) -> Answer:
         """Call the function with its inputs; `sources` says whose tables the database holds, None for the main source's."""
+        values, caveats = self._inputs(question.inputs, sources)
+        if isinstance(question, SideTables):
+            return Answer(_NOTHING, (*caveats, *question.function(*values)))
+        own = _as_answer(question.function(*values, **options))
+        return replace(own, caveats=(*caveats, *own.caveats))
+
+    def _inputs(self, inputs: Sequence[Input], sources: tuple[str, ...] | None) -> tuple[list[Any], list[Caveat]]:
         values: list[Any] = []
         caveats: list[Caveat] = []
-        for item in question.inputs:
+        for item in inputs:
             if isinstance(item, SideTables):
                 caveats += self._made(item)
             elif isinstance(item, Question):
                 answer = self.answer(item.with_options())
                 values.append(answer.table)
                 caveats += answer.caveats
+            elif isinstance(item, Derived):
+                if item not in self._derived:
+                    self._derived[item] = item.function(*self._inputs(item.inputs, sources)[0])
+                values.append(self._derived[item])
             elif item is Given.DATABASE:
                 # Traces and memory snapshots have no table in common.
                 values.append(self._connected(*(sources or (self.main_source, "memory"))))
@@ -242,10 +254,7 @@ class Session:
                 values.append(self._infos(with_snapshots=item is Given.INFOS_WITH_SNAPSHOTS))
             else:
                 raise TypeError(f"{item} is an input of questions about one capture")
-        if isinstance(question, SideTables):
-            return Answer(_NOTHING, (*caveats, *question.function(*values)))
-        own = _as_answer(question.function(*values, **options))
-        return replace(own, caveats=(*caveats, *own.caveats))
+        return values, caveats
 
     def _made(self, tables: SideTables) -> tuple[Caveat, ...]:
         if tables not in self._side_tables:

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.idle import Cause
-from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
+from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS, steady_iterations
 from bridge_profiling.analysis.findings.books import Books, Grid
 from bridge_profiling.analysis.findings.finding import Confidence, Event
 from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
 from bridge_profiling.analysis.findings.thresholds import Thresholds
-from bridge_profiling.analysis.ranks.stragglers import iterations_that_count
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
@@ -90,7 +89,7 @@ class Context:
         for row in self.iterations.select(["iteration", "boundary"]).to_pylist() if self.iterations.num_rows else ():
             boundary[row["iteration"]] = boundary.get(row["iteration"], False) or row["boundary"]
         if boundary:
-            return list(iterations_that_count(boundary, []))
+            return list(steady_iterations(boundary))
         return [None] if self.launches.num_rows else []
 
     @property
