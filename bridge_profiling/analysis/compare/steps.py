@@ -27,7 +27,7 @@ from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
-    from bridge_profiling.analysis.findings.finding import Finding
+    from bridge_profiling.analysis.findings.types import Finding
 
 #: Name of the part that is the change of the median beyond the mean.
 OUTLIERS = "outlying_iterations_us"
