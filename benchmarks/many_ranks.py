@@ -31,8 +31,8 @@ from bridge_profiling.analysis.attribution.device import kernels
 from bridge_profiling.analysis.ranks import clocks, communication, matching, ranks
 from bridge_profiling.analysis.session import connect
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.load import load
-from bridge_profiling.traces.run_dir import find_run
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import find_run
 from bridge_profiling.traces.types import RankInfo, RankTables
 
 _TABLES = ("device_events", "collectives", "iterations")

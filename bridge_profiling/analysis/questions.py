@@ -86,7 +86,7 @@ class Question:
         name: how `Run.ask` and `Run.prefetch` name it.
         scope: `rank`: asked of each capture, in a worker; the answers become one table with the columns `rank` and `source`.
             `run`: asked once. `source`: asked once per profiler; the answers get a column `source`.
-        function: called with its inputs and options. Returns an `Answer`, or a table if there are no caveats.
+        function: called with its inputs and options. Returns an `Answer`, or just a table without caveats.
         inputs: passed in order, except side tables. An input question is asked with its default options and passed as a table;
             its caveats are also those of this answer.
     """

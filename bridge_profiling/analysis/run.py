@@ -22,7 +22,7 @@ from bridge_profiling.analysis.session import OnProgress, Session
 from bridge_profiling.analysis.workers import Engine, engine_named
 from bridge_profiling.bench import results
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
@@ -118,9 +118,14 @@ class Run:
             names: questions, as `ask` takes them: caveats of their answers only. None for those of the captures and of all
                 questions that `analyze` asks.
         """
-        general = () if names else (*self._bench_caveats, *self._session.caveats)
+        general = () if names else self.capture_caveats
         answers = (self._answer(name) for name in names or WITH_CAVEATS)
         return merged([*general, *(caveat for answer in answers for caveat in answer.caveats)])
+
+    @property
+    def capture_caveats(self) -> list[Caveat]:
+        """Caveats about the captures, found when they were searched for and read."""
+        return [*self._bench_caveats, *self._session.caveats]
 
     @property
     def limitations(self) -> list[str]:

@@ -29,9 +29,10 @@ from bridge_profiling.analysis.questions import (
 from bridge_profiling.analysis.registry import QUESTIONS, WITH_EVERY_PASS
 from bridge_profiling.analysis.workers import Engine, ProcessEngine
 from bridge_profiling.errors import TraceError
+from bridge_profiling.manifest import RankCapture, find_captures
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.load import load
-from bridge_profiling.traces.run_dir import Capture, RankCapture, find_captures, find_run
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.tables import SCHEMAS
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
@@ -298,14 +299,14 @@ class Session:
             self._keep(asked, self.traces)
 
     def _one_of_each(self, read: Sequence[RankResult]) -> list[RankResult]:
-        """One result of each rank and profiler, whole captures first: a copied file claims the rank of another one."""
+        """One result of each rank and profiler, whole captures first: a copied file says that it is of another one's rank."""
         kept: dict[tuple[int, str], RankResult] = {}
         for result in sorted(read, key=lambda result: (result.info.rank, result.info.source, result.info.error is not None)):
             first = kept.setdefault((result.info.rank, result.info.source), result)
             if first is not result:
                 path, other = result.info.files[0], first.info.files[0]
-                text = f"{path} is left out: it claims rank {result.info.rank}, and so does {other}"
-                self._found_caveats.append(Caveat("rank_claimed_twice", text, file=path))
+                text = f"{path} is left out: {other} is a capture of the same rank, {result.info.rank}"
+                self._found_caveats.append(Caveat("several_captures_of_a_rank", text, file=path))
         return list(kept.values())
 
     def _opened(self) -> Iterator[RankResult]:
@@ -343,7 +344,7 @@ class Session:
             self._answers[each] = Answer(pa.concat_tables(tables[1:] or tables), tuple(caveats))
 
     def _without_rows(self, asked: Asked) -> pa.Table:
-        """The table of a question about captures if there is no capture."""
+        """The answer about captures without any of them: no rows, but columns."""
         return _labelled(self._of_no_events.answer(asked.question.name, **dict(asked.options)).table, _NO_CAPTURE).slice(0, 0)
 
     @cached_property
@@ -403,7 +404,7 @@ def _load(task: RankTask) -> tuple[RankTables, Path | None]:
         if kept is None:
             raise TraceError(f"{task.source} holds no tables of a capture")
         return kept, kept.entry
-    tables = load(task.source, cache_directory=task.cache_directory)
+    tables = load(task.source, directory=task.cache_directory)
     if tables.entry is not None or task.scratch is None:
         return tables, tables.entry
     # Questions across ranks need Parquet even if nothing can be cached.
@@ -431,8 +432,7 @@ def _find(path: Path) -> tuple[list[Capture | Path], list[Caveat], list[RankCapt
         return [], [Caveat("manifests_alone", text)], manifests
     # A trace's after a memory snapshot's: they can be of different windows, and iterations are the trace's.
     ordered = sorted(found.captures, key=lambda each: each.source != "memory")
-    caveats = [Caveat("discovery", sentence) for sentence in found.limitations]
-    return list(found.captures), caveats, [each.manifest for each in ordered if each.manifest is not None]
+    return list(found.captures), found.caveats, [each.manifest for each in ordered if each.manifest is not None]
 
 
 def _manifests_alone(path: Path) -> list[RankCapture]:

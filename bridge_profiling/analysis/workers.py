@@ -177,7 +177,7 @@ def engine_named(name: str, workers: int | None, ray_address: str | None) -> Eng
         raise ProfilingConfigError("--ray-address needs the ray engine", instead="Type --engine ray")
     if name == "process":
         return ProcessEngine(workers)
-    raise ProfilingConfigError(f"there is no engine {name!r}", instead="Type process or ray")
+    raise ProfilingConfigError(f"engine {name!r} is unknown", instead="Type process or ray")
 
 
 def call(function: Callable[[T], R], task: T) -> tuple[R | None, str | None]:

@@ -12,8 +12,8 @@ from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Finding, Thresholds
 from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import rank_choice
-from bridge_profiling.traces.run_dir import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 Rows = list[dict[str, Any]]

@@ -189,6 +189,21 @@ def test_fewer_than_three_iterations_are_a_limitation_said_once(write_trace: Wri
     assert len([sentence for sentence in run.limitations if sentence.startswith("ranks 0-2: only 2 iterations")]) == 1
 
 
+def test_caveats_do_not_depend_on_the_questions_asked_before(captures: Path, run_of: OpenRun) -> None:
+    first, second = (run_of(captures / "kineto" / "tp2_dp2") for _ in range(2))
+    before = first.limitations
+    second.communication(by_rank=True)
+    second.start_skew()
+    second.operators()
+    assert second.limitations == before == second.limitations
+    assert {caveat.code for caveat in second.caveats("idle_gaps")} == {"stream_waits_unrecorded"}
+
+
+def test_an_unknown_option_is_refused(write_trace: WriteTrace, run_of: OpenRun) -> None:
+    with pytest.raises(TypeError, match="breakdown has no option by_rank"):
+        run_of(write_trace(_steps(1))).ask("breakdown", by_rank=True)
+
+
 def test_three_iterations_are_enough(write_trace: WriteTrace, run_of: OpenRun) -> None:
     run = run_of(write_trace(_steps(100, 200, 300)))
     assert run.caveats("typical_iteration") == []
@@ -219,7 +234,7 @@ def test_an_engine_of_ones_own_can_do_the_work(write_trace: WriteTrace, run_of: 
 
 
 def test_an_unknown_engine_is_refused(write_trace: WriteTrace) -> None:
-    with pytest.raises(ProfilingConfigError, match="no engine"):
+    with pytest.raises(ProfilingConfigError, match="engine 'dask'"):
         Run(write_trace(_steps(1)), engine="dask")
 
 

@@ -141,7 +141,7 @@ def test_a_script_without_a_main_guard_can_use_processes(tmp_path: Path) -> None
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(ProfilingConfigError, match="no engine 'dask'"):
+    with pytest.raises(ProfilingConfigError, match="engine 'dask' is unknown"):
         engine_named("dask", None, None)
     with pytest.raises(ProfilingConfigError, match="--engine ray"):
         engine_named("process", None, "auto")

@@ -325,10 +325,10 @@ def _times_by_cause(gaps: IdleGaps, device_events: pa.Table, host: HostActivity)
     start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
     communicates, copies = rows_of(device_events["kind"], "communication"), rows_of(device_events["kind"], "memcpy")
     ended_in_gap = communicates & (gaps.gaps.within_ns(end - 1, end) > 0)
-    beside = gaps.launch_starved & union(start[ended_in_gap], end[ended_in_gap])
-    waiting_call = beside & host.synchronizing.time
-    times = {Cause.starved_beside_communication: beside - waiting_call}
-    left = gaps.launch_starved - beside
+    while_communicating = gaps.launch_starved & union(start[ended_in_gap], end[ended_in_gap])
+    waiting_call = while_communicating & host.synchronizing.time
+    times = {Cause.starved_beside_communication: while_communicating - waiting_call}
+    left = gaps.launch_starved - while_communicating
 
     def take(cause: Cause, time: Intervals) -> None:
         nonlocal left
@@ -492,7 +492,7 @@ def _in_ranges(time: Intervals, ranges: Ranges) -> _Pieces:
 def _between(
     start: Nanoseconds, end: Nanoseconds, code: NDArray[np.int64], start_ns: int, end_ns: int
 ) -> tuple[Nanoseconds, Nanoseconds, NDArray[np.int64]]:
-    """Starts, lengths and codes of what lies between two moments, cut there."""
+    """Starts, lengths and codes of what is between two moments, cut there."""
     mine = (end > start_ns) & (start < end_ns)
     begin = np.maximum(start[mine], start_ns)
     return begin, np.minimum(end[mine], end_ns) - begin, code[mine]

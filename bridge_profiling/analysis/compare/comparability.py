@@ -14,7 +14,7 @@ from typing import Any
 from bridge_profiling.analysis.caveats import name_ranks
 from bridge_profiling.analysis.compare.events import Events
 from bridge_profiling.analysis.compare.steps import ComparedRun, Side
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 #: Kinds of differences, the most serious first.

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE, parts_of_iterations, steady_iterations
 from bridge_profiling.analysis.compare.statistics import ENOUGH_SAMPLES, Change, change_of_mean, change_of_median
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from bridge_profiling.analysis.findings.books import Books, Grid
 from bridge_profiling.analysis.findings.finding import Confidence, Event
 from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
 from bridge_profiling.analysis.findings.thresholds import Thresholds
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:

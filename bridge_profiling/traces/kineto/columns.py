@@ -1,19 +1,20 @@
-"""Lists of JSON values as numpy columns: numbered names, integers, exact nanoseconds. Knows nothing of what they mean."""
+"""Lists of JSON values as numpy columns: numbered names, integers, exact nanoseconds."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
+from decimal import Decimal, DecimalException
 from operator import attrgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.kineto_events import AnyEvent, exact_ns
 from bridge_profiling.traces.tables import NULL, Integers
 
-#: Below it, consecutive floats are less than 1 ns apart, so every time in µs with three decimals is a float of its own.
+#: Below it, consecutive floats are less than 1 ns apart, so each time in µs with three decimals has its own float.
 _EXACT_BELOW_US = float(1 << 43)
 
 #: Longer ones, with a base, would overflow 64 bits of nanoseconds; they are the year 2096, and 31 years.
@@ -30,11 +31,7 @@ class InexactTimes(Exception):
 
 
 class Codes:
-    """Values numbered in the order in which they come.
-
-    Attributes:
-        values: each value's number.
-    """
+    """Values numbered in order of appearance: `values` has each value's number."""
 
     def __init__(self) -> None:
         self.values: dict[Any, int] = {}
@@ -51,10 +48,9 @@ class Codes:
 
 
 class Columns:
-    """Columns of one kind of events, growing piece by piece.
+    """Columns of one kind of events. Each is an array that grows in place.
 
-    Each is one array that grows in place: many small ones would leave the heap in holes when they are put together, and half
-    of what reading a file costs in memory would be holes.
+    Joining many small arrays would leave holes in the heap, as large as half of the memory that reading takes.
     """
 
     def __init__(self) -> None:
@@ -74,7 +70,7 @@ class Columns:
             buffer[first : self._rows] = values
 
     def take(self, name: str, rows: NDArray[Any] | slice = slice(None)) -> NDArray[Any]:
-        """One column's rows, in the order given. The column is gone then: columns are most of what reading a file costs."""
+        """Remove a column and return its rows, in the order given. Columns take most of the memory."""
         buffer = self._buffers.pop(name, None)
         return np.empty(0, np.int64)[rows] if buffer is None else buffer[: self._rows][rows]
 
@@ -89,7 +85,7 @@ class Identifiers:
         self._known: dict[str, int] = {}
 
     def of(self, values: Sequence[Any]) -> Integers:
-        """The number in each value; NULL where there is none, and negative ones, all different, for texts without a number."""
+        """The number in each value. NULL stands for None, and a negative number of its own for each text without digits."""
         try:
             return np.fromiter(values, np.int64, len(values))
         except (TypeError, ValueError, OverflowError):
@@ -108,28 +104,17 @@ class Identifiers:
         return self._known[text]
 
 
-def integers(values: Iterable[Any], count: int, *, again: Callable[[], Iterable[Any]]) -> Integers:
-    """A column of integers; NULL for what is none.
-
-    Args:
-        values: mostly integers, or numbers as text.
-        count: how many.
-        again: gives the values once more.
-    """
-    try:
-        return np.fromiter(values, np.int64, count)
-    except (TypeError, ValueError, OverflowError):
-        return np.fromiter(map(integer, again()), np.int64, count)
-
-
 def arguments(args: Sequence[Any], name: str) -> Integers:
-    """One argument of every event as integers; NULL where it is missing or none."""
+    """One argument of every event as integers; NULL where it is missing or not an integer."""
     getter = attrgetter(name)
-    return integers(map(getter, args), len(args), again=lambda: map(getter, args))
+    try:
+        return np.fromiter(map(getter, args), np.int64, len(args))
+    except (TypeError, ValueError, OverflowError):
+        return np.fromiter(map(integer, map(getter, args)), np.int64, len(args))
 
 
 def integer(value: Any) -> int:
-    """The integer that a value is or spells; NULL when it is none, or beyond 64 bits."""
+    """The integer that a value is or spells; NULL for anything else, and beyond 64 bits."""
     try:
         number = int(value, 0) if isinstance(value, str) else int(value)
     except (TypeError, ValueError, OverflowError):
@@ -137,50 +122,37 @@ def integer(value: Any) -> int:
     return number if abs(number) <= _MAX_INTEGER else NULL
 
 
-def times_ns(events: Sequence[AnyEvent], *, exact: bool) -> tuple[Integers, Integers]:
-    """Start and duration of every event, in nanoseconds; NULL where a time is none.
+def starts_ns(values: list[Any], *, exact: bool) -> Integers:
+    """Times in microseconds as nanoseconds; NULL where one is not a time.
 
     Args:
-        events: events that have a duration.
-        exact: whether their starts are text.
-
-    Raises:
-        InexactTimes: starts are floats too large to be exact.
-    """
-    durations = _durations_ns([event.dur for event in events])
-    starts: list[Any] = [event.ts for event in events]
-    return (exact_starts_ns(starts) if exact else starts_ns(starts)), durations
-
-
-def starts_ns(values: list[Any]) -> Integers:
-    """Times in microseconds, integers or floats, as nanoseconds; NULL where one is none.
+        values: integers or floats; their JSON text when `exact`.
+        exact: the file is being read without rounding.
 
     Raises:
         InexactTimes: there are floats too large to be exact.
     """
+    if exact:
+        return _exactly(values, _MAX_START_US)
     try:
         microseconds = np.fromiter(values, np.float64, len(values))
     except (TypeError, ValueError, OverflowError):
         if any(isinstance(value, float) and abs(value) >= _EXACT_BELOW_US for value in values):
             raise InexactTimes from None
-        return exact_starts_ns(values)
+        return _exactly(values, _MAX_START_US)
     if not len(values) or np.abs(microseconds).max() < _EXACT_BELOW_US:
         return _nanoseconds(microseconds, _MAX_START_US)
     if set(map(type, values)) != {int}:
         raise InexactTimes
-    return exact_starts_ns(values)
+    return _exactly(values, _MAX_START_US)
 
 
-def exact_starts_ns(values: list[Any]) -> Integers:
-    """Times in microseconds, as integers or text, as nanoseconds; NULL where one is none."""
-    return np.fromiter((_exact_ns(value, _MAX_START_US) for value in values), np.int64, len(values))
-
-
-def _durations_ns(values: list[Any]) -> Integers:
+def durations_ns(values: list[Any]) -> Integers:
+    """Durations in microseconds as nanoseconds; NULL where one is not a duration."""
     try:
         return _nanoseconds(np.fromiter(values, np.float64, len(values)), _MAX_DURATION_US)
     except (TypeError, ValueError, OverflowError):
-        return np.fromiter((_exact_ns(value, _MAX_DURATION_US) for value in values), np.int64, len(values))
+        return _exactly(values, _MAX_DURATION_US)
 
 
 def _nanoseconds(microseconds: NDArray[np.float64], limit: float) -> Integers:
@@ -192,9 +164,33 @@ def _nanoseconds(microseconds: NDArray[np.float64], limit: float) -> Integers:
     return nanoseconds if usable.all() else np.where(usable, nanoseconds, NULL)
 
 
-def _exact_ns(value: Any, limit: float) -> int:
+def _exactly(values: list[Any], limit: float) -> Integers:
+    def nanoseconds(value: Any) -> int:
+        try:
+            found = exact_ns(value)
+        except (TypeError, ValueError):
+            return NULL
+        return found if abs(found) < limit * 1000 else NULL
+
+    return np.fromiter(map(nanoseconds, values), np.int64, len(values))
+
+
+def exact_ns(microseconds: object) -> int:
+    """Nanoseconds of a decimal number of microseconds, without a float's rounding.
+
+    Args:
+        microseconds: a number, or its text as bytes or str; JSON quotes around it are ignored.
+
+    Raises:
+        ValueError: it is not a number.
+    """
+    if type(microseconds) is int:
+        return microseconds * 1000
+    text = bytes(microseconds).decode() if isinstance(microseconds, (msgspec.Raw, bytes)) else str(microseconds)
+    whole, _, fraction = text.partition(".")
+    if len(fraction) <= 3 and (not fraction or fraction.isdecimal()) and whole.isdecimal():
+        return int(whole + fraction.ljust(3, "0"))
     try:
-        nanoseconds = exact_ns(value)
-    except (TypeError, ValueError):
-        return NULL
-    return nanoseconds if abs(nanoseconds) < limit * 1000 else NULL
+        return int((Decimal(text.strip('"')) * 1000).to_integral_value())
+    except (DecimalException, ValueError, OverflowError) as error:
+        raise ValueError(f"{text} is not a time") from error

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.load import load
-from bridge_profiling.traces.run_dir import find_run
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import WHICH_WINDOW, find_run
 from tests.traces.kineto_files import document, kernel
 
 
@@ -97,7 +97,7 @@ def test_files_that_nothing_names_are_numbered_in_order_and_that_is_said(tmp_pat
         _trace(tmp_path / name)
     run = find_run(tmp_path)
     assert [(capture.rank, capture.rank_source) for capture in run.captures] == [(0, "order"), (1, "order"), (2, "order")]
-    assert "nothing names the rank of 3 files" in run.limitations[0]
+    assert [each.code for each in run.caveats] == ["ranks_guessed"]
 
 
 def test_other_json_is_no_capture(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_other_json_is_no_capture(tmp_path: Path) -> None:
     assert [name for *_, name in _found(tmp_path)] == ["rank-0.json.gz"]
 
 
-def test_a_damaged_file_named_like_a_capture_is_one_so_that_its_error_is_told(tmp_path: Path) -> None:
+def test_a_damaged_file_named_like_a_capture_is_one_whose_error_is_shown(tmp_path: Path) -> None:
     _trace(tmp_path / "rank-0.json.gz", 0)
     (tmp_path / "rank-1.json.gz").write_bytes(b"")
     (tmp_path / "rank-2.json").write_bytes(b"")
@@ -128,7 +128,9 @@ def test_of_several_attempts_the_one_written_last_counts_and_that_is_said(tmp_pa
             os.utime(path, (time, time))
     run = find_run(tmp_path)
     assert {capture.path.parent.name for capture in run.captures} == {"iter-2-4.1"}
-    assert "4 kineto captures are passed over" in run.limitations[0]
+    [caveat] = run.caveats
+    assert caveat.code in WHICH_WINDOW
+    assert "showing torch/iter-2-4.1, the newest; 4 older kineto captures skipped" in caveat.text
     assert {capture.path.parent.name for capture in find_run(tmp_path / "torch" / "iter-8-9").captures} == {"iter-8-9"}
 
 
