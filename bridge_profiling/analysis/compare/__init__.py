@@ -97,9 +97,8 @@ class Comparison:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no difference, as between a run and itself."""
-        tables = (self.kernels, self.copies, self.communication, self.operators)
-        quiet = all(not changed(table) for table in tables) and not changed_memory(self.memory)
+        """Whether nothing differs, as between a run and itself."""
+        quiet = not any(changed(getattr(self, name)) for name in KEYS) and not changed_memory(self.memory)
         still = self.step is None or self.step.verdict == "unchanged" or not self.step.us.change
         return quiet and still and not self.differences and not self.findings_came and not self.findings_went
 
@@ -111,14 +110,8 @@ class Comparison:
         """All of it as plain data, with events that changed."""
         step = None
         if self.step is not None:
-            step = _change(self.step.us) | {
-                "verdict": self.step.verdict,
-                "evidence": self.step.evidence,
-                "method": self.step.method,
-                "samples": list(self.step.samples),
-                "level": LEVEL,
-                "reason": self.step.reason,
-            }
+            known = {name: getattr(self.step, name) for name in ("verdict", "evidence", "method", "reason")}
+            step = _change(self.step.us) | known | {"samples": list(self.step.samples), "level": LEVEL}
         return {
             "schema_version": SCHEMA_VERSION,
             "base": self.base,
@@ -130,10 +123,7 @@ class Comparison:
             "by_cause": {name: _change(each) for name, each in self.by_cause.items()},
             "by_activity": {name: _change(each) for name, each in self.by_activity.items()},
             "ranks": self.ranks.to_pylist(),
-            "kernels": changed(self.kernels),
-            "copies": changed(self.copies),
-            "communication": changed(self.communication),
-            "operators": changed(self.operators),
+            **{name: changed(getattr(self, name)) for name in KEYS},
             "memory": self.memory.to_pylist(),
             "memory_sites": [row for row in self.memory_sites.to_pylist() if abs(row["change_bytes_at_peak"]) >= _LEAST_BYTES],
             "findings_came": [_finding(each) for each in self.findings_came],
@@ -284,15 +274,8 @@ def _finding(finding: Any) -> dict[str, Any]:
 
 
 def _change(change: Change) -> dict[str, Any]:
-    return {
-        "base_us": change.base,
-        "other_us": change.other,
-        "change_us": change.change,
-        "low_us": change.low,
-        "high_us": change.high,
-        "relative": change.relative,
-        "significant": change.significant,
-    }
+    us = {f"{name}_us": getattr(change, name) for name in ("base", "other", "change", "low", "high")}
+    return us | {"relative": change.relative, "significant": change.significant}
 
 
 def _limitations(sides: Sequence[Side], *, marked: bool, merged: bool) -> list[str]:

@@ -2,7 +2,7 @@
 
 Communication is compared per operation and size: the time of the run's transfers, without waiting for other ranks, with the
 time of the same transfers alone. Between measured sizes, time is interpolated over size, which is exact for a link with a
-latency and a bandwidth; there is no extrapolation. Results from another device, number of ranks or kind of link are not
+latency and a bandwidth; other sizes are not compared. Results from another device, number of ranks or kind of link are not
 compared.
 """
 
@@ -201,14 +201,8 @@ def _communication(
         factor = bus_factor(row["operation"], row["group_size"] or 2)
         compared = _compared([(each["message_bytes"], each["count"], each["transfer_us"]) for each in sizes], points)
         yield {
-            **{name: row[name] for name in kinds},
-            "count": row["count"],
-            "compared_count": compared.count,
-            "transfer_us": compared.taken_us,
-            "alone_us": compared.alone_us,
-            "reached_share": compared.share,
-            "bus_bandwidth_gbs": compared.gbs(compared.taken_us, factor),
-            "alone_bus_bandwidth_gbs": compared.gbs(compared.alone_us, factor),
+            **{name: row[name] for name in (*kinds, "count")},
+            **compared.row("transfer_us", "bus_bandwidth_gbs", factor),
             "reason": reason or compared.left_out,
         }
 
@@ -289,12 +283,7 @@ def _copies(document: BenchDocument, copies: pa.Table, device: str | None) -> It
             "direction": direction,
             "host_memory": memory,
             "count": sum(row["count"] for row in rows),
-            "compared_count": compared.count,
-            "copy_us": compared.taken_us,
-            "alone_us": compared.alone_us,
-            "reached_share": compared.share,
-            "bandwidth_gbs": compared.gbs(compared.taken_us),
-            "alone_bandwidth_gbs": compared.gbs(compared.alone_us),
+            **compared.row("copy_us", "bandwidth_gbs"),
             "reason": reason,
         }
 
@@ -309,12 +298,17 @@ class _Compared:
     alone_us: float | None
     left_out: str | None
 
-    @property
-    def share(self) -> float | None:
-        return self.alone_us / self.taken_us if self.taken_us and self.alone_us is not None else None
-
-    def gbs(self, time_us: float | None, factor: float = 1.0) -> float | None:
-        return factor * self.bytes / time_us / 1e3 if time_us else None
+    def row(self, time_name: str, bandwidth_name: str, factor: float = 1.0) -> dict[str, Any]:
+        """Columns of the comparison; `factor` is bus over algorithm bandwidth."""
+        taken_us, alone_us = self.taken_us, self.alone_us
+        return {
+            "compared_count": self.count,
+            time_name: taken_us,
+            "alone_us": alone_us,
+            "reached_share": alone_us / taken_us if taken_us and alone_us is not None else None,
+            bandwidth_name: factor * self.bytes / taken_us / 1e3 if taken_us else None,
+            f"alone_{bandwidth_name}": factor * self.bytes / alone_us / 1e3 if alone_us else None,
+        }
 
 
 def _compared(sizes: Sequence[tuple[int | None, int, float]], points: Sequence[tuple[int, float]]) -> _Compared:

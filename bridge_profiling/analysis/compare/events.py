@@ -76,38 +76,33 @@ Key = tuple[Any, ...]
 #: Kinds of events by key, each with its amounts on one side.
 Events = dict[Key, EventSide]
 
+# Nanoseconds are added up as integers: DuckDB adds doubles in an order that changes from run to run.
 _CELLS = """
-with chosen as (select {iteration} as iteration, * exclude (iteration) from device_events where {kinds} {where}
-), cells as (
-    select {keys}, rank, iteration, count(*) as count, sum(end_ns - start_ns) / 1e3 as us, sum(bytes) as bytes
-    from chosen group by all
+with cells as (
+    select {keys}, rank, {iteration} as step, count(*) as count, sum(end_ns - start_ns) as ns, sum(bytes) as bytes
+    from device_events where {kinds} {where} group by all
 )
-select {keys}, iteration, sum(count)::double as count, sum(us)::double as us, min(us / count) as fastest,
-    max(us / count) as slowest, coalesce(sum(bytes), 0)::double as bytes
-from cells group by all order by iteration
+select {keys}, step as iteration, sum(count)::double as count, sum(ns) / 1e3 as us, min(ns / 1e3 / count) as fastest,
+    max(ns / 1e3 / count) as slowest, coalesce(sum(bytes), 0)::double as bytes
+from cells group by all order by step
 """
 
 # Only matched operations have transfer and waiting; for others, the kernel's time counts as transfer.
 _OPERATIONS = """
-with chosen as (
-    select {iteration} as iteration, rank, collective, operation, coalesce("group", '') as "group",
-        coalesce(group_size, 0) as group_size, message_bytes as bytes, end_ns - start_ns as kernel_ns
+with timed as (
+    select operation, coalesce("group", '') as "group", coalesce(group_size, 0) as group_size, rank, collective,
+        {iteration} as step, message_bytes as bytes, end_ns - start_ns as kernel_ns
     from operations where true {where}
-), timed as (
-    select chosen.*, kernel_ns / 1e3 as kernel_us, wait_ns / 1e3 as wait_us,
-        coalesce(transfer_ns, kernel_ns) / 1e3 as transfer_us
-    from chosen left join (select rank, collective, wait_ns, transfer_ns from waiting) using (rank, collective)
 ), cells as (
-    select operation, "group", group_size, rank, iteration, count(*) as count, sum(transfer_us) as us, sum(bytes) as bytes,
-        sum(wait_us) as wait_us, sum(kernel_us) as kernel_us
-    from timed group by all
+    select operation, "group", group_size, rank, step, count(*) as count, sum(bytes) as bytes,
+        sum(coalesce(transfer_ns, kernel_ns)) as ns, sum(wait_ns) as wait_ns, sum(kernel_ns) as kernel_ns
+    from timed left join (select rank, collective, transfer_ns, wait_ns from waiting) using (rank, collective) group by all
 )
-select operation, "group", group_size, iteration, sum(count)::double as count, sum(us)::double as us,
-    min(us / count) as fastest, max(us / count) as slowest, coalesce(sum(bytes), 0)::double as bytes,
-    coalesce(sum(wait_us), 0)::double as wait_us, sum(kernel_us)::double as kernel_us
-from cells group by all order by iteration
+select operation, "group", group_size, step as iteration, sum(count)::double as count, sum(ns) / 1e3 as us,
+    min(ns / 1e3 / count) as fastest, max(ns / 1e3 / count) as slowest, coalesce(sum(bytes), 0)::double as bytes,
+    coalesce(sum(wait_ns), 0) / 1e3 as wait_us, sum(kernel_ns) / 1e3 as kernel_us
+from cells group by all order by step
 """
-
 
 #: Columns that tell kinds of events apart.
 KEYS = {

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 #: Confidence level of the intervals.
 LEVEL = 0.95
 
-#: With fewer samples per side, there is no confidence interval.
+#: Samples per side that a confidence interval needs.
 ENOUGH_SAMPLES = 3
 
 #: With fewer samples, the correlation of neighbors is unknown.

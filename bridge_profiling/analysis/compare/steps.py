@@ -102,7 +102,7 @@ class StepChange:
         evidence: `unprofiled` (iterations timed in the manifests) or `profiled` (iterations in the captures).
         method: `median` of the iterations of one run per side, or `welch` over the medians of several runs.
         samples: of each side: iterations or runs.
-        reason: why there is no confidence interval; None if there is one.
+        reason: why the confidence interval is unknown; None if it is known.
     """
 
     us: Change

@@ -197,7 +197,7 @@ def inferred_ends(series: Series) -> Integers:
 
 
 def iteration_ends(kind: NDArray[np.int64], time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Times between iterations, inferred from events of which some occur once per iteration; empty if there is no such order.
+    """Times between iterations, inferred from events of which some occur once per iteration; empty without such order.
 
     Each kind of event occurs equally often in every iteration, so its occurrences are a multiple of the iterations. The largest
     number that explains most kinds is used: a smaller one, such as a half, explains them too, and a larger one, such as the

@@ -49,15 +49,10 @@ _SUMMARY = pa.schema(
     [
         *_DEVICE,
         ("source", pa.string()),
-        ("peak_bytes", pa.int64()),
-        ("peak_ns", pa.int64()),
-        ("end_bytes", pa.int64()),
-        ("peak_reserved_bytes", pa.int64()),
-        ("end_reserved_bytes", pa.int64()),
+        *((name, pa.int64()) for name in ("peak_bytes", "peak_ns", "end_bytes", "peak_reserved_bytes", "end_reserved_bytes")),
         ("largest_free_bytes", pa.int64()),
         ("fragmentation", pa.float64()),
-        ("inactive_split_bytes", pa.int64()),
-        ("needlessly_reserved_bytes", pa.int64()),
+        *((name, pa.int64()) for name in ("inactive_split_bytes", "needlessly_reserved_bytes")),
         ("iterations", pa.int32()),
         ("growth_bytes_per_iteration", pa.float64()),
     ]

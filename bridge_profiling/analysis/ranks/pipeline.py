@@ -65,16 +65,8 @@ _STAGES = pa.schema(
         ("ranks", pa.list_(pa.int32())),
         ("iterations", pa.int32()),
         ("microbatches", pa.int32()),
-        ("pipeline_us", pa.float64()),
-        ("compute_us", pa.float64()),
-        ("excess_compute_us", pa.float64()),
-        ("bubble_us", pa.float64()),
-        ("warm_up_us", pa.float64()),
-        ("steady_us", pa.float64()),
-        ("cool_down_us", pa.float64()),
-        ("other_idle_us", pa.float64()),
-        ("bubble_fraction", pa.float64()),
-        ("ideal_bubble_fraction", pa.float64()),
+        *((name, pa.float64()) for name in (*_TIMES[:2], "excess_compute_us", *_TIMES[2:])),
+        *((name, pa.float64()) for name in ("bubble_fraction", "ideal_bubble_fraction")),
     ]
 )
 

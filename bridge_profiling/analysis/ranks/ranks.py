@@ -66,11 +66,7 @@ _RANKS = pa.schema(
         ("iteration", pa.int32()),
         ("rank", pa.int32()),
         ("boundary", pa.bool_()),
-        ("duration_us", pa.float64()),
-        ("compute_us", pa.float64()),
-        ("waiting_us", pa.float64()),
-        ("own_us", pa.float64()),
-        ("waited_for_us", pa.float64()),
+        *((name, pa.float64()) for name in ("duration_us", "compute_us", "waiting_us", "own_us", "waited_for_us")),
         ("place", pa.string()),
     ]
 )
@@ -81,13 +77,8 @@ _STRAGGLERS = pa.schema(
         ("verdict", pa.string()),
         ("confidence", pa.string()),
         ("chance", pa.float64()),
-        ("iterations", pa.int32()),
-        ("times_slow", pa.int32()),
-        ("times_slowest", pa.int32()),
-        ("times_fastest", pa.int32()),
-        ("excess_own_us", pa.float64()),
-        ("excess_compute_us", pa.float64()),
-        ("waited_for_us", pa.float64()),
+        *((name, pa.int32()) for name in ("iterations", "times_slow", "times_slowest", "times_fastest")),
+        *((name, pa.float64()) for name in ("excess_own_us", "excess_compute_us", "waited_for_us")),
     ]
 )
 
