@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.absences import Cause
-from bridge_profiling.analysis.breakdown import without_device
+from bridge_profiling.analysis.attribution.device import ranks_without_work
+from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.findings.ledger import Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event
-from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.ranks.stragglers import iterations_that_count
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 #: Causes that profiling inflates, most inflated first: a profiler slows operators and launches, not waits for storage.
@@ -82,7 +82,7 @@ class Evidence:
 
     @cached_property
     def _without_device(self) -> list[int]:
-        return without_device(self.breakdown, self.infos[0].source) if self.infos else []
+        return ranks_without_work(self.breakdown, self.infos[0].source) if self.infos else []
 
     @cached_property
     def numbers(self) -> list[int | None]:
@@ -139,7 +139,7 @@ class Evidence:
     @cached_property
     def compute_us(self) -> Grid:
         """Compute of each iteration."""
-        return self.duration_us - self.grid(self.idle_gaps, "compute_absent_us")
+        return self.duration_us - self.grid(self.idle_gaps, "non_compute_us")
 
     @cached_property
     def communicating_us(self) -> Grid:

@@ -19,7 +19,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.types import Finding
 
 #: A value for each iteration that counts (rows) and each rank (columns); NaN where a rank did not capture an iteration.

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.caveats import name_ranks
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
 from bridge_profiling.analysis.findings.words import advice, ms, ranks_in_words
 from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
-from bridge_profiling.analysis.run_limitations import named
 
 #: Communication slows compute that it overlaps by at most this share of the overlap.
 _CONTENTION = 0.5
@@ -214,10 +214,10 @@ def pipeline_bubble(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     steps = [advice("pipeline_bubble", end, stage=longest)] if uneven else []
     steps += [advice("pipeline_bubble", "few_microbatches")] if few else []
     names = ("stage", "ranks", "pipeline_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
+    longer = f"{ms(compute[longest] - mean)} longer per {evidence.per} than the mean stage"
     finding = Finding(
         id="pipeline_bubble",
-        title=f"Pipeline stage {longest} ({named(members)}) computes {ms(compute[longest] - mean)} longer per {evidence.per} "
-        "than the mean stage, and the other stages wait"
+        title=f"Pipeline stage {longest} ({name_ranks(members)}) computes {longer}, and the other stages wait"
         if uneven
         else f"Pipeline stages wait {bubble:.0%} of the time: {microbatches} microbatches are too few for {len(stages)} stages",
         ranks=members if uneven else sorted(rank for row in stages.values() for rank in row["ranks"]),

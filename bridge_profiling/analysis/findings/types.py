@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from bridge_profiling.analysis.host_evidence import CHECKPOINT, DATA_LOADING
+from bridge_profiling.analysis.attribution.host import CHECKPOINT, DATA_LOADING
 
 
 class Confidence(StrEnum):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 
-from bridge_profiling.analysis.run_limitations import named
+from bridge_profiling.analysis.caveats import name_ranks
 
 
 def ms(time_us: float) -> str:
@@ -29,7 +29,7 @@ def ranks_in_words(ranks: Sequence[int], everyone: Sequence[int]) -> str:
     """Ranks out of all captured ones: `both ranks`, `all 4 ranks`, `rank 2`, `ranks 1, 3`."""
     if len(ranks) == len(everyone) > 1:
         return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
-    return named(ranks)
+    return name_ranks(ranks)
 
 
 def by_rank(values: Mapping[int, float], digits: int = 3) -> dict[str, float]:

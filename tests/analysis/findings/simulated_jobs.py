@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.engines import Outcome
 from bridge_profiling.analysis.findings import Find, Finding, Thresholds
+from bridge_profiling.analysis.workers import Outcome
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo, RankTables
 from tests.analysis.findings.simulated_hosts import MS, US, SimulatedHosts
