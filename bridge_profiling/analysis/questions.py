@@ -32,7 +32,6 @@ class Given(Enum):
 
     DATABASE = "DuckDB connection with a view of each table in `traces.tables.SCHEMAS`"
     INFOS = "`RankInfo` of each trace in the database"
-    INFOS_WITH_SNAPSHOTS = "the same, and of each memory snapshot"
 
 
 @dataclass(frozen=True)

@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import wraps
-from typing import Any
-
-import pyarrow as pa
 
 from bridge_profiling.analysis.attribution import device, host, idle, operators, parts
 from bridge_profiling.analysis.compare import bench, events
 from bridge_profiling.analysis.memory import tables
 from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question, SideTables
 from bridge_profiling.analysis.ranks import clocks, communication, matching, pipeline, ranks
-from bridge_profiling.traces.types import Caveat
-
-
-def filled(function: Callable[..., Any]) -> Callable[..., Answer | pa.Table]:
-    """A question that fills a list of sentences, as one that returns an answer."""
-    signature = inspect.signature(function)
-    if "limitations" not in signature.parameters:
-        return function
-
-    @wraps(function)
-    def answer(*inputs: Any, **options: Any) -> Answer:
-        said: list[str] = []
-        table = function(*inputs, limitations=said, **options)
-        return Answer(table, tuple(Caveat("across_ranks", sentence) for sentence in said))
-
-    kept = [each for each in signature.parameters.values() if each.name != "limitations"]
-    answer.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    return answer
-
 
 _DEVICE_EVENTS = Columns(
     "device_events",

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from bridge_profiling.analysis.caveats import merged, sentences
 from bridge_profiling.analysis.questions import Answer, Given, Question
-from bridge_profiling.analysis.registry import QUESTIONS, WITH_CAVEATS, filled
+from bridge_profiling.analysis.registry import QUESTIONS, WITH_CAVEATS
 from bridge_profiling.analysis.session import OnProgress, Session
 from bridge_profiling.analysis.workers import Engine, engine_named
 from bridge_profiling.bench import results
@@ -158,11 +158,8 @@ class Run:
         Args:
             function: called with a DuckDB connection to the tables of all ranks, and the `RankInfo` of each.
         """
-        if function not in self._custom:
-            answer = filled(function)
-            inputs = (Given.DATABASE, Given.INFOS)
-            self._custom[function] = Question("custom", "run", lambda connection, infos: answer(connection, infos), inputs)
-        return self._session.answer(self._custom[function].with_options()).table
+        question = Question("custom", "run", function, (Given.DATABASE, Given.INFOS))
+        return self._session.answer(self._custom.setdefault(function, question).with_options()).table
 
     def _answer(self, name: str, **options: Any) -> Answer:
         return self._session.answer(QUESTIONS[name].with_options(**options))
