@@ -8,7 +8,7 @@ run.breakdown().to_pandas()
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from bridge_profiling.analysis.caveats import merged, sentences
 from bridge_profiling.analysis.questions import Answer, Given, Question
-from bridge_profiling.analysis.registry import QUESTIONS, WITH_CAVEATS, filled
+from bridge_profiling.analysis.registry import QUESTIONS, WITH_CAVEATS
 from bridge_profiling.analysis.session import OnProgress, Session
 from bridge_profiling.analysis.workers import Engine, engine_named
 from bridge_profiling.bench import results
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bridge_profiling.analysis.compare import Comparison
     from bridge_profiling.analysis.compare.bench import AgainstBench
     from bridge_profiling.analysis.compare.events import Noise
+    from bridge_profiling.analysis.compare.steps import ComparedRun
     from bridge_profiling.analysis.findings import Evidence, Finding, Thresholds
 
 
@@ -157,11 +158,8 @@ class Run:
         Args:
             function: called with a DuckDB connection to the tables of all ranks, and the `RankInfo` of each.
         """
-        if function not in self._custom:
-            answer = filled(function)
-            inputs = (Given.DATABASE, Given.INFOS)
-            self._custom[function] = Question("custom", "run", lambda connection, infos: answer(connection, infos), inputs)
-        return self._session.answer(self._custom[function].with_options()).table
+        question = Question("custom", "run", function, (Given.DATABASE, Given.INFOS))
+        return self._session.answer(self._custom.setdefault(function, question).with_options()).table
 
     def _answer(self, name: str, **options: Any) -> Answer:
         return self._session.answer(QUESTIONS[name].with_options(**options))
@@ -266,7 +264,18 @@ class Run:
         """This run compared with what its links, copies, data loader and step reach alone; None without such results."""
         from bridge_profiling.analysis.compare.bench import against_bench
 
-        return None if self._bench is None else against_bench(self, self._bench, found=self._bench_found)
+        if self._bench is None:
+            return None
+        return against_bench(
+            self._bench,
+            found=self._bench_found,
+            infos=[info for info in self.infos if info.source == self.main_source],
+            manifests=self.manifests,
+            iterations=self.iterations(),
+            communication=self.communication(),
+            transfers=self.ask("transfers_by_size"),
+            copies=self.ask("copies_by_size"),
+        )
 
     # Memory.
 
@@ -322,12 +331,13 @@ class Run:
         """
         from bridge_profiling.analysis.findings import Evidence, Thresholds
 
+        range_names = (thresholds or Thresholds()).range_names()
+        self.prefetch("launch_statistics", idle_causes=range_names)
         source = self.main_source
 
         def own(table: pa.Table) -> pa.Table:
-            return table.filter(pc.equal(table["source"], source)) if table.num_rows else table
+            return table.filter(pc.equal(table["source"], source))
 
-        self.prefetch("idle_causes", "launch_statistics")
         bench = self.against_bench
         return Evidence(
             infos=[info for info in self.infos if info.source == source],
@@ -336,7 +346,7 @@ class Run:
             breakdown=own(self.breakdown()),
             iterations=own(self.iterations()),
             idle_gaps=own(self.idle_gaps()),
-            idle_causes=own(self.idle_causes(**(thresholds or Thresholds()).range_names())),
+            idle_causes=own(self.idle_causes(**range_names)),
             launch_statistics=own(self.launch_statistics()),
             kernels=own(self.kernels()),
             copies=own(self.copies()),
@@ -362,6 +372,27 @@ class Run:
         from bridge_profiling.analysis.compare import compare
 
         return compare(self, other, noise=noise)
+
+    def compared(self) -> ComparedRun:
+        """Everything that a comparison needs."""
+        from bridge_profiling.analysis.compare.steps import ComparedRun
+
+        self.prefetch("idle_causes", "launch_statistics", operators={"shapes": True})
+        return ComparedRun(
+            name=str(self.path),
+            main_source=self.main_source,
+            infos=self.infos,
+            manifests=self.manifests,
+            iterations=self.iterations(),
+            idle_causes=self.idle_causes(),
+            ranks=self.ranks(),
+            operators=self.operators(shapes=True),
+            memory=self.memory(),
+            memory_sites=self.memory_sites(),
+            findings=self.findings(),
+            limitations=self.limitations,
+            cells=partial(self.ask, "event_cells"),
+        )
 
 
 def _results(path: Path, bench: str | Path | None) -> tuple[results.BenchDocument | None, bool, tuple[Caveat, ...]]:

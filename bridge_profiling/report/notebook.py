@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import html
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.memory.over_time import memory_over_time
 from bridge_profiling.analysis.ranks.timeline import segments, whole_captures, windows_of
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report.figures.budget import budget_figure
@@ -112,7 +110,7 @@ def _memory(run: Run, rank: int | None = None, device: int = 0) -> Figure:
         known = f"one of {held}" if held else "a run whose memory was recorded"
         raise ProfilingConfigError("no memory of that rank was recorded", instead=f"Name {known}")
     rank = held[0] if rank is None else rank
-    by_site = run.across(partial(memory_over_time, ranks=[rank])).to_pylist()
+    by_site = run.ask("memory_over_time", ranks=(rank,)).to_pylist()
     mine = [row for row in run.memory_timeline().to_pylist() if row["rank"] == rank and row["device"] == device]
     return memory_figure([row for row in by_site if row["device"] == device], mine)
 

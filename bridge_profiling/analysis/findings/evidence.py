@@ -18,7 +18,7 @@ from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.findings.ledger import Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event
-from bridge_profiling.analysis.ranks.stragglers import iterations_that_count
+from bridge_profiling.analysis.ranks.ranks import steady_iterations
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
@@ -91,7 +91,7 @@ class Evidence:
         for row in self.iterations.select(["iteration", "boundary"]).to_pylist() if self.iterations.num_rows else ():
             boundary[row["iteration"]] = boundary.get(row["iteration"], False) or row["boundary"]
         if boundary:
-            return list(iterations_that_count(boundary, []))
+            return list(steady_iterations(boundary))
         return [None] if self.idle_gaps.num_rows else []
 
     @property

@@ -214,10 +214,10 @@ def pipeline_bubble(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     steps = [advice("pipeline_bubble", end, stage=longest)] if uneven else []
     steps += [advice("pipeline_bubble", "few_microbatches")] if few else []
     names = ("stage", "ranks", "pipeline_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
+    longer = f"{ms(compute[longest] - mean)} longer per {evidence.per} than the mean stage"
     finding = Finding(
         id="pipeline_bubble",
-        title=f"Pipeline stage {longest} ({name_ranks(members)}) computes {ms(compute[longest] - mean)} longer "
-        f"per {evidence.per} than the mean stage, and the other stages wait"
+        title=f"Pipeline stage {longest} ({name_ranks(members)}) computes {longer}, and the other stages wait"
         if uneven
         else f"Pipeline stages wait {bubble:.0%} of the time: {microbatches} microbatches are too few for {len(stages)} stages",
         ranks=members if uneven else sorted(rank for row in stages.values() for rank in row["ranks"]),
