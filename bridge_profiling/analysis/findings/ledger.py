@@ -99,5 +99,5 @@ class Ledger:
         )
 
 
-#: What a finding's function returns.
+#: The return value of a finding's function.
 Found = tuple[list[Finding], Ledger]
