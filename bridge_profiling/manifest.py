@@ -208,11 +208,7 @@ class Manifest:
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write it; OSError if it cannot be written."""
     write_json(path, dataclasses.asdict(manifest))
 
 

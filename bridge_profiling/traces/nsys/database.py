@@ -39,11 +39,7 @@ _EXPORT_SECONDS = 3600
 
 
 class Database:
-    """An nsys SQLite export, open for reading.
-
-    Args:
-        path: the SQLite file.
-        name: the file to name in errors; the SQLite file can be a temporary one.
+    """An nsys SQLite export, open for reading. Errors name the file `name`: the SQLite file can be a temporary one.
 
     Raises:
         TraceError: this is not an SQLite file. Every method raises it when SQLite cannot read the file.
@@ -85,14 +81,9 @@ class Database:
         return self.rows(f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(table)}") if self.has(table, *columns) else []
 
     def columns(self, table: str, names: Sequence[str], where: str = "1") -> dict[str, Integers]:
-        """Columns of integers; NULL where a value, the column or the table is missing.
-
-        SQLite joins each column's numbers into one text for numpy to parse. 1.0 M kernels with 8 columns take 1.05 s of CPU so,
-        2.1 s as Python tuples, and 0.77 s through adbc-driver-sqlite 1.13 (20 MB, and it takes types from the first rows).
-
-        Raises:
-            TraceError: a column holds something other than integers.
-        """
+        """Columns of integers; NULL where a value, the column or the table is missing."""
+        # SQLite joins each column's numbers into one text for numpy to parse. 1.0 M kernels with 8 columns take 1.05 s of CPU,
+        # 2.1 s as Python tuples, 0.77 s through adbc-driver-sqlite 1.13 (20 MB, and it takes types from the first rows).
         present = [name for name in names if self.has(table, name)]
         pieces: dict[str, list[Integers]] = {name: [] for name in present}
         rows = 0
@@ -159,14 +150,7 @@ def quoted(name: str) -> str:
 
 @contextlib.contextmanager
 def open_report(path: Path) -> Iterator[Database]:
-    """The database of a report: a SQLite export, or an `.nsys-rep` that is exported first; either may be packed as `.xz`.
-
-    Temporary files are gone afterwards.
-
-    Raises:
-        TraceError: it cannot be read or exported.
-        OSError: it does not exist.
-    """
+    """The database of a report: an SQLite export, or an `.nsys-rep` that is exported first; either may be packed as `.xz`."""
     with tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True) as temporary:
         plain = path
         if path.suffix == ".xz":

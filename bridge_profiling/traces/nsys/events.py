@@ -52,13 +52,7 @@ class DeviceName:
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """Columns of device events; NULL for unknown values.
-
-    Args:
-        name: index of `names`.
-        whole_graphs: how many events are executions of a CUDA graph as a whole.
-        negative: how many events were left out because they end before they start.
-    """
+    """Columns of device events; NULL for unknown values."""
 
     start_ns: Integers
     end_ns: Integers
@@ -67,10 +61,10 @@ class DeviceWork:
     correlation: Integers
     graph: Integers
     bytes: Integers
-    name: NDArray[np.int32]
+    name: NDArray[np.int32]  # index of `names`
     names: list[DeviceName]
-    whole_graphs: int
-    negative: int
+    whole_graphs: int  # events that are executions of a CUDA graph as a whole
+    negative: int  # events left out because they end before they start
 
 
 def read_device_work(process: Process) -> DeviceWork:
@@ -191,11 +185,7 @@ class Calls:
 
 
 def read_calls(process: Process, table: str, unnamed: str) -> Calls:
-    """The events of one host table.
-
-    Args:
-        unnamed: the name of events without one.
-    """
+    """The events of one host table; those without a name are called `unnamed`."""
     columns = process.columns(table, "start", "end", "globalTid", "correlationId", "nameId")
     rows, negative = _usable(columns)
     rows = rows[np.lexsort((-columns["end"][rows], columns["start"][rows]))]
@@ -241,11 +231,9 @@ def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Integers], lis
 
 
 def _records_of(waits: dict[str, Integers], event: Integers, records: dict[str, Integers]) -> Integers:
-    """The row of the event record that each wait is for; -1 where there is none.
-
-    An event is recorded repeatedly under one `eventId`; `eventSyncId` numbers each record. Without it, a wait is for the latest
-    record before it, by correlation: times of records can be 0.
-    """
+    """The row of the event record that each wait is for; -1 where there is none."""
+    # An event is recorded repeatedly under one `eventId`; `eventSyncId` numbers each record. Without it, a wait is for the
+    # latest record before it, by correlation: times of records can be 0.
     row = rows_by_key(records["eventSyncId"], np.where(event != NULL, waits["eventSyncId"], NULL))
     unnumbered = (row < 0) & (event != NULL) & (waits["eventSyncId"] == NULL)
     if unnumbered.any() and len(records["eventId"]):

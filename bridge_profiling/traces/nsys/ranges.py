@@ -66,38 +66,23 @@ _WHOLE = {"all_reduce", "broadcast", "reduce", "send", "recv"}
 
 @dataclass(frozen=True)
 class Ranges:
-    """Ranges by start, the longer first, on the report's clock.
-
-    Args:
-        end_ns: the report's end for a range that is still `open` there.
-        thread: `globalTid`.
-        name: index of `names`, `operator` and `shapes`.
-        nested: pushed and popped on its thread.
-        names: without torch's additions.
-        operator: torch called it an operator.
-        shapes: its inputs' dimensions as JSON text; None when not recorded.
-    """
+    """Ranges by start, the longer first, on the report's clock."""
 
     start_ns: Integers
-    end_ns: Integers
-    thread: Integers
-    name: NDArray[np.int32]
-    nested: NDArray[np.bool_]
+    end_ns: Integers  # the report's end for a range that is still open there
+    thread: Integers  # globalTid
+    name: NDArray[np.int32]  # index of `names`, `operator` and `shapes`
+    nested: NDArray[np.bool_]  # pushed and popped on its thread
     open: NDArray[np.bool_]
-    names: list[str]
-    operator: list[bool]
-    shapes: list[str | None]
+    names: list[str]  # without torch's additions
+    operator: list[bool]  # torch called it an operator
+    shapes: list[str | None]  # its inputs' dimensions as JSON text; None when not recorded
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
     def innermost(self, thread: Integers, time_ns: Integers, among: NDArray[np.bool_] | None = None) -> Integers:
-        """The innermost nested range of a thread that contains a time; -1 where there is none.
-
-        Args:
-            thread: `globalTid` of each time.
-            among: ranges to consider; None for all.
-        """
+        """The innermost nested range that contains a time on its thread, `among` some of them; -1 where there is none."""
         found = np.full(len(time_ns), -1)
         usable = self.nested & (self.end_ns > self.start_ns)
         usable = usable if among is None else usable & among
@@ -133,12 +118,10 @@ class Ranges:
 
 
 def read_ranges(process: Process, end_ns: int | None) -> Ranges:
-    """The ranges of one process.
-
-    Args:
-        end_ns: the last time in the report; None leaves out ranges that are still open.
-    """
-    database, where = process.database, _where(process)
+    """The ranges of one process. Those still open end at `end_ns`; None leaves them out."""
+    database, where = process.database, process.where(NVTX)
+    if database.has(NVTX, "eventType"):
+        where = f"({where}) AND eventType IN {_NESTED_TYPES + _FREE_TYPES}"
     columns = database.columns(NVTX, ("start", "end", "globalTid", "eventType", "textId"), where)
     texts, codes = _texts(database, where, len(columns["start"]))
     start, end = columns["start"], columns["end"]
@@ -166,12 +149,6 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
         operator=[bool(mark) for _, mark, _ in parts],
         shapes=["".join(shapes.split()) or None for _, _, shapes in parts],
     )
-
-
-def _where(process: Process) -> str:
-    where = process.where(NVTX)
-    types = ", ".join(map(str, _NESTED_TYPES + _FREE_TYPES))
-    return f"({where}) AND eventType IN ({types})" if process.database.has(NVTX, "eventType") else where
 
 
 def _texts(database: Database, where: str, rows: int) -> tuple[list[str], NDArray[np.int32]]:
@@ -236,11 +213,7 @@ def _operation_of(kernel: str | None, calls: list[Operation]) -> Operation:
 
 
 def _groups(ranges: Ranges, calls: dict[int, Operation]) -> dict[int, list[Operation]]:
-    """The calls between ncclGroupStart and ncclGroupEnd, by the row of the outermost end, where kernels are launched.
-
-    Operations of one communicator go into one kernel. Those of several communicators go into one kernel each, in unknown order:
-    such a group is empty.
-    """
+    """The calls between ncclGroupStart and ncclGroupEnd, by the row of the outermost end, where kernels are launched."""
     groups: dict[int, list[Operation]] = {}
     pending: dict[int, list[Operation]] = defaultdict(list)
     depth: dict[int, int] = defaultdict(int)
@@ -252,6 +225,7 @@ def _groups(ranges: Ranges, calls: dict[int, Operation]) -> dict[int, list[Opera
         elif name == "ncclGroupEnd":
             depth[thread] = max(depth[thread] - 1, 0)
             found = [] if depth[thread] else pending.pop(thread, [])
+            # Those of one communicator go into one kernel; of several communicators, into one kernel each in unknown order.
             groups[row] = found if len({call.group_name for call in found}) == 1 else []
         elif depth[thread]:
             pending[thread].append(calls[row])

@@ -34,19 +34,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Process:
-    """A process with events in the report.
-
-    Args:
-        database: the report.
-        global_pid: nsys' number for it; None when the report does not separate processes.
-        devices: devices it used, in its own numbering.
-        rank: its global rank in the report; None when unknown.
-    """
+    """A process with events in the report."""
 
     database: Database
-    global_pid: int | None
-    devices: tuple[int, ...]
-    rank: int | None = None
+    global_pid: int | None  # nsys' number for it; None when the report does not separate processes
+    devices: tuple[int, ...]  # that it used, in its own numbering
+    rank: int | None = None  # as recorded; None when unknown
 
     @property
     def pid(self) -> int | None:
@@ -93,11 +86,7 @@ def process_ranks(found: list[Process]) -> list[int]:
 
 
 def ranks_in_report(path: Path) -> list[int]:
-    """The ranks that can be read from a report, one per process; exports an `.nsys-rep`.
-
-    Raises:
-        TraceError: it cannot be read.
-    """
+    """The ranks that can be read from a report, one per process; exports an `.nsys-rep`."""
     with open_report(path) as database:
         return process_ranks(processes(database))
 
