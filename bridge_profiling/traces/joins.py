@@ -222,11 +222,9 @@ def ranks_of(text: str | None) -> tuple[int, ...] | None:
 def collective_columns(
     operations: Sequence[Operation], device_events: Mapping[str, pa.Array], rows: Integers, issued_ns: Integers
 ) -> dict[str, pa.Array]:
-    """The columns of `collectives`, from those of `device_events` and the operation of each communication kernel.
+    """The columns of `collectives`, from those of `device_events` and the operation and row of each communication kernel.
 
-    Args:
-        rows: the communication kernels' rows in `device_events`.
-        issued_ns: when each of these was launched, or began where that is unknown: the order in the group.
+    `issued_ns` is when each was launched, or began where that is unknown: it orders a group's operations.
     """
     ranks = [None if each.group_ranks is None else json.dumps(each.group_ranks, separators=(",", ":")) for each in operations]
     codes: dict[tuple[str | None, str | None], int] = {}

@@ -84,24 +84,14 @@ class RankInfo:
 
 @dataclass
 class RankTables:
-    """One rank's capture as tables.
-
-    Args:
-        info: everything besides the events.
-        tables: a table for each name in `tables.SCHEMAS` that this capture fills. The mapping of `cache` reads a table on use.
-        entry: the cache folder that holds them as Parquet; None when none does.
-    """
+    """One rank's capture as tables."""
 
     info: RankInfo
-    tables: Mapping[str, pa.Table]
-    entry: Path | None = None
+    tables: Mapping[str, pa.Table]  # for each name in `tables.SCHEMAS` that this capture fills; `cache` reads a table on use
+    entry: Path | None = None  # the cache folder that holds them as Parquet
 
     def __getitem__(self, name: str) -> pa.Table:
-        """The table of that name; empty, with its schema, when the capture has none.
-
-        Raises:
-            KeyError: unknown name.
-        """
+        """The table of that name; empty, with its schema, when the capture has none."""
         from bridge_profiling.traces.tables import SCHEMAS  # on use: it imports pyarrow
 
         schema = SCHEMAS[name]
@@ -109,11 +99,7 @@ class RankTables:
         return schema.empty_table() if found is None else found
 
     def columns(self, name: str, wanted: Sequence[str]) -> pa.Table:
-        """Some columns of a table. From Parquet, only these are read.
-
-        Raises:
-            KeyError: unknown name.
-        """
+        """Some columns of a table. From Parquet, only these are read."""
         read = getattr(self.tables, "columns", None)
         return self[name].select(list(wanted)) if read is None or name not in self.tables else read(name, wanted)
 
