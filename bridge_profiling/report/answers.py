@@ -12,7 +12,7 @@ from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Finding, Thresholds
-from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
+from bridge_profiling.analysis.findings.evidence import profiler_cost_us
 from bridge_profiling.analysis.memory.over_time import memory_over_time
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import rank_choice
