@@ -52,8 +52,8 @@ def report(
     check_parquet(parquet)
     with readable(run) as path:
         # Imported here: `--help` and other commands start faster without it.
-        from bridge_profiling.report.answers import summarize
-        from bridge_profiling.report.html import write_page
+        from bridge_profiling.report import page, run_view
+        from bridge_profiling.report.verdict import summarize
         from bridge_profiling.run import Run
 
         thresholds = _thresholds(threshold or [])
@@ -70,21 +70,22 @@ def report(
             ) as found,
         ):
             # Everything is computed before anything is printed: a progress bar would overwrite the answer.
-            summary = write_page(found, output, thresholds).summary if output is not None else summarize(found, thresholds)
-            text = found.to_json(thresholds) if as_json else None
+            summary = summarize(found, thresholds)
             errors = found.errors
+            # A page of nothing would replace a good one.
+            readable_ranks = bool(summary.infos or summary.snapshots or not errors)
+            if output is not None and readable_ranks:
+                page.write_page(run_view.page_view(found, summary, output), output)
+                errors = found.errors
+            text = found.to_json(thresholds) if as_json else None
     if text is not None:
         typer.echo(text)
-    else:
+    elif readable_ranks:
         from rich.console import Console
 
-        from bridge_profiling.report.findings_terminal import print_verdict
-        from bridge_profiling.traces.run_dir import WHICH_WINDOW
+        from bridge_profiling.report.terminal import print_report
 
-        print_verdict(summary, Console(highlight=False))
-        for sentence in summary.limitations:
-            if any(words in sentence for words in WHICH_WINDOW):
-                typer.echo(f"\n{sentence}")
+        print_report(run_view.summary_view(summary), Console(highlight=False))
         typer.echo(f"\nThe page: {output}")
     print_errors(errors)
     if errors:

@@ -12,11 +12,18 @@ import pyarrow as pa
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.report.figures.budget import PARTS, budget_figure
-from bridge_profiling.report.figures.communication import by_group, communication_figure
-from bridge_profiling.report.figures.iterations import MOST_ROWS, iterations_figure
-from bridge_profiling.report.figures.style import COLOURS
-from bridge_profiling.report.figures.waits import MOST_RANKS, wait_matrix, waits_figure
+from bridge_profiling.report.figures import (
+    COLORS,
+    MOST_RANKS,
+    MOST_ROWS,
+    PARTS,
+    attribution_figure,
+    by_group,
+    communication_figure,
+    iterations_figure,
+    wait_matrix,
+    waits_figure,
+)
 from bridge_profiling.report.notebook import FIGURES, table_html
 from bridge_profiling.run import Run
 from tests.report.summaries import MS, row
@@ -24,15 +31,15 @@ from tests.report.summaries import MS, row
 
 def test_a_part_has_the_same_colour_in_every_figure() -> None:
     rows = [row(0, communication_us=20 * MS, waiting_us=10 * MS)]
-    colours = {trace["name"]: trace["marker"]["color"] for trace in budget_figure(rows)["data"]}
-    assert colours == {PARTS[f"{part}_us"][0]: COLOURS[part] for part in ("compute", "communication", "waiting")}
+    colours = {trace["name"]: trace["marker"]["color"] for trace in attribution_figure(rows)["data"]}
+    assert colours == {PARTS[f"{part}_us"][0]: COLORS[part] for part in ("compute", "communication", "waiting")}
     bars = communication_figure([{"label": "x", "transfer_us": 1.0, "wait_us": 2.0}])["data"]
-    assert [bar["marker"]["color"] for bar in bars] == [COLOURS["communication"], COLOURS["waiting"]]
+    assert [bar["marker"]["color"] for bar in bars] == [COLORS["communication"], COLORS["waiting"]]
 
 
 def test_bars_of_the_budget_add_up_to_the_iteration() -> None:
     rows = [row(0, duration_us=80 * MS, data_loading_us=30 * MS), row(1, data_loading_us=10 * MS)]
-    drawn = budget_figure(rows)["data"]
+    drawn = attribution_figure(rows)["data"]
     assert [sum(values) for values in zip(*(trace["x"] for trace in drawn), strict=True)] == [80.0, 100.0]
 
 
@@ -108,7 +115,7 @@ def test_every_answer_shows_as_a_plotly_figure(run_of, captures: Path) -> None:
     assert "stream 7" in timeline.layout.yaxis.ticktext
     with pytest.raises(ProfilingConfigError, match="iteration 99 was not captured"):
         run.figure("timeline", iteration=99)
-    with pytest.raises(ProfilingConfigError, match="Type one of budget"):
+    with pytest.raises(ProfilingConfigError, match="Type one of attribution"):
         run.figure("pie")
     with pytest.raises(ProfilingConfigError, match="no memory"):
         run.figure("memory")
