@@ -28,7 +28,7 @@ from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, Channel, Spec
 from bridge_profiling.nsys.command import profile_command
 from bridge_profiling.nsys.supervisor import one_start_at_a_time
 from bridge_profiling.nsys.version import find_nsys
-from bridge_profiling.processes import find_by_command, find_by_variable
+from bridge_profiling.processes import command_of, find_by_variable
 
 _WORKER = Path(__file__).with_name("gpu_worker.py")
 
@@ -130,7 +130,9 @@ class Worker:
             )  # fmt: skip
             _running.add(self)
             deadline = monotonic() + _NSYS_START_SECONDS if prefix else 0.0
-            while monotonic() < deadline and not find_by_command(command, CHANNEL_VARIABLE, environment[CHANNEL_VARIABLE]):
+            while monotonic() < deadline:
+                if any(command_of(pid) == command for pid in find_by_variable(CHANNEL_VARIABLE, environment[CHANNEL_VARIABLE])):
+                    break
                 time.sleep(0.1)
 
     def connect(self) -> None:

@@ -31,7 +31,7 @@ from bridge_profiling.analysis.parquet_views import connect
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.load import load
 from bridge_profiling.traces.run_dir import find_run
-from bridge_profiling.traces.tables import RankInfo, RankTables
+from bridge_profiling.traces.types import RankInfo, RankTables
 
 _TABLES = ("device_events", "collectives", "iterations")
 _TIMES = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")

@@ -10,10 +10,10 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeGuard
 
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.layout import RANK_WORDS, normalize_ranks
+from bridge_profiling.manifest import Window
 from bridge_profiling.nsys.options import check_extra_args, check_trace
 
 #: The plugins set this variable in the job's environment, so training loops that know nothing of plugins find the directory.
@@ -26,25 +26,6 @@ MAX_WINDOWS = 1000
 
 #: Megatron Bridge's default for `memory_snapshot_path`; with it, snapshots go into our own folder layout.
 DEFAULT_MEMORY_SNAPSHOT_PATH = "snapshot.pickle"
-
-
-@dataclass(frozen=True)
-class Window:
-    """The iterations a profile covers: `start <= i < end`, 0-based and global, so a resume does not shift it."""
-
-    start: int
-    end: int
-
-    def __contains__(self, iteration: int) -> bool:
-        return self.start <= iteration < self.end
-
-    def __str__(self) -> str:
-        return f"{self.start}-{self.end}"
-
-    @property
-    def last(self) -> int:
-        """The last iteration inside the window."""
-        return self.end - 1
 
 
 @dataclass(kw_only=True)
@@ -343,9 +324,9 @@ def parse_ranks(text: str, words: tuple[str, ...] = RANK_WORDS) -> list[int] | s
         ) from None
 
 
-def _is_integer(value: object) -> TypeGuard[int]:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

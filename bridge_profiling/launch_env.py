@@ -87,13 +87,9 @@ class LaunchEnv:
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> LaunchEnv:
         """The place that the launcher gives this process."""
-        launcher, rank, world_size, local_rank = _place(environ)
         in_step = "SLURM_STEP_ID" in environ
-        return cls(
-            launcher=launcher,
-            rank=rank,
-            world_size=world_size,
-            local_rank=local_rank,
+        return replace(
+            cls._place(environ),
             node_rank=_number(environ, "GROUP_RANK", "NODE_RANK", *(["SLURM_NODEID"] if in_step else [])),
             restarts=_number(environ, *_RESTART_VARIABLES),
             job_id=environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID") or None,
@@ -102,6 +98,25 @@ class LaunchEnv:
             launch_id=_launch_id(environ),
             launch_is_named=bool(environ.get(LAUNCH_VARIABLE) or (environ.get("SLURM_JOB_ID") and in_step)),
         )
+
+    @classmethod
+    def _place(cls, environ: Mapping[str, str]) -> LaunchEnv:
+        """Launcher, rank, world size and local rank alone."""
+        rank, local_rank = _number(environ, "RANK"), _number(environ, "LOCAL_RANK")
+        if rank is not None:
+            # Ray sets these two in every worker; the frameworks on top of it set RANK.
+            launcher: Launcher = "ray" if {"RAY_JOB_ID", "RAY_RAYLET_PID"} <= environ.keys() else "torchrun"
+            size = _number(environ, "WORLD_SIZE")
+            return cls(launcher=launcher, rank=rank, world_size=rank + 1 if size is None else size, local_rank=local_rank)
+        # Only a step that srun started has this one: a batch script has the job's number of tasks, and is a single process.
+        tasks, task = _number(environ, "SLURM_STEP_NUM_TASKS"), _number(environ, "SLURM_PROCID")
+        for rank_name, size_name, local_name in _MPI_VARIABLES:
+            rank, size = _number(environ, rank_name), _number(environ, size_name)
+            if rank is not None and size is not None and size > 1 and (rank, size) != (task, tasks):
+                return cls(launcher="mpi", rank=rank, world_size=size, local_rank=_number(environ, local_name))
+        if task is not None and tasks is not None and tasks > 1:
+            return cls(launcher="slurm", rank=task, world_size=tasks, local_rank=_number(environ, "SLURM_LOCALID"))
+        return cls(local_rank=local_rank)
 
     @classmethod
     def current(cls, environ: Mapping[str, str] = os.environ) -> LaunchEnv:
@@ -162,25 +177,6 @@ def first_host(nodes: str) -> str:
     """The first host of a Slurm node list: gpu07-ib for `gpu[07-09,12]-ib,cpu1`."""
     found = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", nodes)
     return "".join(part or "" for part in found.groups()) if found else nodes
-
-
-def _place(environ: Mapping[str, str]) -> tuple[Launcher, int, int, int | None]:
-    """Launcher, rank, world size and local rank."""
-    rank = _number(environ, "RANK")
-    if rank is not None:
-        # Ray sets these two in every worker; the frameworks on top of it set RANK.
-        launcher: Launcher = "ray" if {"RAY_JOB_ID", "RAY_RAYLET_PID"} <= environ.keys() else "torchrun"
-        world_size = _number(environ, "WORLD_SIZE")
-        return launcher, rank, rank + 1 if world_size is None else world_size, _number(environ, "LOCAL_RANK")
-    # Only a step that srun started has this one: a batch script has the job's number of tasks, and is a single process.
-    tasks, task = _number(environ, "SLURM_STEP_NUM_TASKS"), _number(environ, "SLURM_PROCID")
-    for rank_name, size_name, local_name in _MPI_VARIABLES:
-        rank, size = _number(environ, rank_name), _number(environ, size_name)
-        if rank is not None and size is not None and size > 1 and (rank, size) != (task, tasks):
-            return "mpi", rank, size, _number(environ, local_name)
-    if task is not None and tasks is not None and tasks > 1:
-        return "slurm", task, tasks, _number(environ, "SLURM_LOCALID")
-    return "none", 0, 1, _number(environ, "LOCAL_RANK")
 
 
 def _rendezvous(environ: Mapping[str, str]) -> tuple[str, int] | None:

@@ -26,12 +26,23 @@ SCHEMA_VERSION = 1
 Status = Literal["complete", "partial", "failed", "missed"]
 
 
-@dataclass(kw_only=True)
-class RequestedWindow:
-    """The iterations requested: start <= i < end."""
+@dataclass(frozen=True)
+class Window:
+    """The iterations a profile covers: `start <= i < end`, 0-based and global, so a resume does not shift it."""
 
     start: int
     end: int
+
+    def __contains__(self, iteration: int) -> bool:
+        return self.start <= iteration < self.end
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.end}"
+
+    @property
+    def last(self) -> int:
+        """The last iteration inside the window."""
+        return self.end - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +105,7 @@ class Job:
 
 @dataclass(kw_only=True)
 class Work:
-    """What one iteration computes over all ranks, and the device it ran on; see `capture.work.IterationWork`."""
+    """What one iteration computes over all ranks, and the device it ran on; see `capture.IterationWork`."""
 
     model_flops: float | None = None
     tokens: int | None = None
@@ -147,7 +158,7 @@ class Manifest:
     schema_version: int = SCHEMA_VERSION
     status: Status
     reason: str | None = None
-    window: RequestedWindow | None = None
+    window: Window | None = None
     trigger: Trigger | None = None
     other_windows: list[list[int]] = field(default_factory=list)
     captured: Captured | None = None

@@ -14,7 +14,7 @@ import re
 import shlex
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,9 @@ class Override:
     @property
     def value(self) -> Any:
         """The value as YAML; `text` where it is not YAML or refers to variables of another machine."""
-        try:
+        with suppress(ProfilingConfigError):
             return _parse(self.key, self.text).value
-        except ProfilingConfigError:
-            return self.text
+        return self.text
 
 
 def parse_override(argument: str) -> Override | None:

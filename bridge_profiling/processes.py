@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -23,10 +23,9 @@ def pid_space() -> str | None:
 
     Host names don't identify it: a container may share its machine's name, and several machines may be called `localhost`.
     """
-    try:
+    with suppress(OSError):
         return f"{(_PROC / 'sys/kernel/random/boot_id').read_text().strip()}/{os.readlink(_PROC / 'self/ns/pid')}"
-    except OSError:
-        return None
+    return None
 
 
 def command_of(pid: int) -> list[str]:
@@ -42,10 +41,9 @@ def environment_of(pid: int) -> dict[str, str]:
 
 def working_directory_of(pid: int) -> Path | None:
     """The working directory of a process; None if it has ended or belongs to another user."""
-    try:
+    with suppress(OSError):
         return Path(os.readlink(_PROC / str(pid) / "cwd"))
-    except OSError:
-        return None
+    return None
 
 
 def ancestors(pid: int) -> Iterator[int]:
@@ -62,11 +60,6 @@ def find_by_variable(name: str, value: str) -> Iterator[int]:
 def find_by_argument(text: str) -> Iterator[int]:
     """Other processes that have this text in one of their arguments."""
     return (pid for pid in _others() if any(text in argument for argument in command_of(pid)))
-
-
-def find_by_command(command: Sequence[str], name: str, value: str) -> int | None:
-    """The process with exactly this command line and this environment variable; None if there is none yet."""
-    return next((pid for pid in find_by_variable(name, value) if command_of(pid) == list(command)), None)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -147,7 +140,6 @@ def _stat(pid: int) -> list[bytes]:
 
 def _read(pid: int, name: str) -> bytes:
     """A file of a process in /proc; empty if the process has ended or belongs to another user."""
-    try:
+    with suppress(OSError):
         return (_PROC / str(pid) / name).read_bytes()
-    except OSError:
-        return b""
+    return b""

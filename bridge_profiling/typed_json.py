@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from contextlib import suppress
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -41,7 +42,13 @@ def _read(value: Any, hint: Any, name: str) -> Any:
                 raise ValueError(f"{name} has no {field.name!r}")
         return hint(**given)  # type: ignore[operator]
     if origin is types.UnionType:
-        return _read_union(value, arguments, name)
+        if value is None and types.NoneType in arguments:
+            return None
+        *others, last = (argument for argument in arguments if argument is not types.NoneType)
+        for other in others:
+            with suppress(ValueError):
+                return _read(value, other, name)
+        return _read(value, last, name)
     if origin is Literal:
         _expect(value in arguments, name, f"one of {', '.join(arguments)}", value)
         return value
@@ -55,18 +62,6 @@ def _read(value: Any, hint: Any, name: str) -> Any:
         return value
     _expect(isinstance(value, hint) and (hint is bool or not isinstance(value, bool)), name, f"of type {hint.__name__}", value)
     return value
-
-
-def _read_union(value: Any, hints: tuple[Any, ...], name: str) -> Any:
-    if value is None and types.NoneType in hints:
-        return None
-    *others, last = (hint for hint in hints if hint is not types.NoneType)
-    for hint in others:
-        try:
-            return _read(value, hint, name)
-        except ValueError:
-            continue
-    return _read(value, last, name)
 
 
 def _expect(condition: bool, name: str, expected: str, value: object) -> None:

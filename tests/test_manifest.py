@@ -16,8 +16,8 @@ from bridge_profiling.manifest import (
     Durations,
     Manifest,
     ProfilerRecord,
-    RequestedWindow,
     Trigger,
+    Window,
     Work,
     amend_manifest,
     read_manifest,
@@ -29,7 +29,7 @@ def _full() -> Manifest:
     return Manifest(
         status="partial",
         reason="SIGTERM",
-        window=RequestedWindow(start=10, end=12),
+        window=Window(10, 12),
         trigger=Trigger(kind="request", requested_by="me", number=1),
         other_windows=[[20, 22]],
         captured=Captured(first=10, last=10, iterations=[10]),

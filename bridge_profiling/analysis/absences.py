@@ -35,7 +35,7 @@ from bridge_profiling.analysis.breakdown import rows_of
 from bridge_profiling.analysis.host_evidence import HostEvidence, Ranges, names_of_operators
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, union
 from bridge_profiling.analysis.launches import ComputeAbsent
-from bridge_profiling.traces.joins import NULL
+from bridge_profiling.traces.tables import NULL
 
 
 class Cause(StrEnum):

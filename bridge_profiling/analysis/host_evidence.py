@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.breakdown import rows_of
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, union
-from bridge_profiling.traces.joins import NULL
+from bridge_profiling.traces.tables import NULL
 
 #: Names of ranges in which a program waits for its data. `enumerate(DataLoader)#…` is torch's own, batch-generator Megatron's
 #: timer. A Python frame is named "file(line): function".

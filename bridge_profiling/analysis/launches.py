@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.breakdown import DeviceWork, rows_of
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, union, window
-from bridge_profiling.traces.joins import NULL, taken
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.joins import taken
+from bridge_profiling.traces.tables import NULL
+from bridge_profiling.traces.types import RankTables
 
 #: A kernel that waited starts this soon after what it waited for; 2 to 4 µs are usual on an H200.
 PROMPT_NS = 10_000

@@ -32,7 +32,8 @@ from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.load import load
 from bridge_profiling.traces.run_dir import Capture
-from bridge_profiling.traces.tables import DEVICE_EVENTS, RankInfo, RankTables
+from bridge_profiling.traces.tables import DEVICE_EVENTS
+from bridge_profiling.traces.types import RankInfo, RankTables
 
 #: Of device events, what the questions need: names are for kernel statistics, and those are a query's.
 _DEVICE_COLUMNS = [name for name in DEVICE_EVENTS.names if name not in ("rank", "backend", "name", "collective", "graph")]
@@ -149,7 +150,7 @@ class RankAnswers:
 
     def limitations(self) -> pa.Table:
         """What this capture cannot tell, the reader's sentences among them: column `limitation`."""
-        found = list(self._tables.info.limitations)
+        found = [caveat.text for caveat in self._tables.info.caveats]
         devices = pc.count_distinct(self._device_events["device"]).as_py()
         if devices > 1:
             found.append(f"work on {devices} devices is counted as one device's: when any of them is busy, it is")

@@ -22,12 +22,12 @@ from bridge_profiling.analysis.run_limitations import of_ranks
 from bridge_profiling.bench import results
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.traces.run_dir import RankCapture
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
-    from bridge_profiling.analysis.against_bench import AgainstBench
     from bridge_profiling.analysis.compare import Comparison
-    from bridge_profiling.analysis.compare_events import Noise
+    from bridge_profiling.analysis.compare.bench import AgainstBench
+    from bridge_profiling.analysis.compare.events import Noise
     from bridge_profiling.analysis.findings import Finding, Thresholds
 
 
@@ -184,37 +184,37 @@ class Run:
         Args:
             by_rank: a row per rank as well, with its waiting, and its exposed and overlapped time.
         """
-        from bridge_profiling.analysis import communication
+        from bridge_profiling.analysis.ranks import communication
 
         return self._answers.across(communication.communication_by_rank if by_rank else communication.communication)
 
     def ranks(self) -> pa.Table:
         """Each rank in each iteration: its own time, its waiting, and whether it was the slowest or the fastest."""
-        from bridge_profiling.analysis import ranks
+        from bridge_profiling.analysis.ranks import ranks
 
         return self._answers.across(ranks.ranks)
 
     def waits(self) -> pa.Table:
         """Who waits for whom, and how long, in each iteration."""
-        from bridge_profiling.analysis import ranks
+        from bridge_profiling.analysis.ranks import ranks
 
         return self._answers.across(ranks.waits)
 
     def stragglers(self) -> pa.Table:
         """A row per rank, the slowest first: whether it is always slow, sometimes or not, and how sure that is."""
-        from bridge_profiling.analysis import ranks
+        from bridge_profiling.analysis.ranks import ranks
 
         return self._answers.across(ranks.straggler)
 
     def clock_offsets(self) -> pa.Table:
         """What to add to each rank's times to have them on one clock, from matched collectives, with the residual."""
-        from bridge_profiling.analysis import clocks
+        from bridge_profiling.analysis.ranks import clocks
 
         return self._answers.across(clocks.clock_offsets)
 
     def start_skew(self) -> pa.Table:
         """How late each rank's capture starts, apart from how late the rank is in its operations."""
-        from bridge_profiling.analysis import ranks
+        from bridge_profiling.analysis.ranks import ranks
 
         return self._answers.across(ranks.start_skew)
 
@@ -224,14 +224,14 @@ class Run:
         Args:
             by_rank: a row per rank and iteration instead.
         """
-        from bridge_profiling.analysis import pipeline
+        from bridge_profiling.analysis.ranks import pipeline
 
         return self._answers.across(pipeline.pipeline_by_rank if by_rank else pipeline.pipeline)
 
     @cached_property
     def against_bench(self) -> AgainstBench | None:
         """This run beside what its links, copies, loader and step give alone; None without such results."""
-        from bridge_profiling.analysis.against_bench import against_bench
+        from bridge_profiling.analysis.compare.bench import against_bench
 
         return None if self._bench is None else against_bench(self, self._bench, found=self._bench_found)
 
@@ -243,37 +243,37 @@ class Run:
 
     def memory(self) -> pa.Table:
         """Memory per rank and device: peak, growth per iteration, fragmentation."""
-        from bridge_profiling.analysis import memory
+        from bridge_profiling.analysis.memory import tables as memory
 
         return self._answers.across(memory.memory, with_memory=True)
 
     def memory_timeline(self) -> pa.Table:
         """Allocated and reserved memory over time."""
-        from bridge_profiling.analysis import memory
+        from bridge_profiling.analysis.memory import tables as memory
 
         return self._answers.across(memory.timeline, with_memory=True)
 
     def memory_sites(self) -> pa.Table:
         """Memory by the place in the program that allocated it."""
-        from bridge_profiling.analysis import memory
+        from bridge_profiling.analysis.memory import tables as memory
 
         return self._answers.across(memory.sites, with_memory=True)
 
     def memory_at_peak(self) -> pa.Table:
         """Every allocation that was live at each device's peak, the largest first."""
-        from bridge_profiling.analysis import memory
+        from bridge_profiling.analysis.memory import tables as memory
 
         return self._answers.across(memory.live_at_peak, with_memory=True)
 
     def memory_growth(self) -> pa.Table:
         """Memory in use at the end of each iteration."""
-        from bridge_profiling.analysis import memory
+        from bridge_profiling.analysis.memory import tables as memory
 
         return self._answers.across(memory.growth, with_memory=True)
 
     def out_of_memory(self) -> pa.Table:
         """Each out-of-memory error: what was asked for, what was free, and the place in the program that asked."""
-        from bridge_profiling.analysis import out_of_memory
+        from bridge_profiling.analysis.memory import out_of_memory
 
         return self._answers.across(out_of_memory.out_of_memory, with_memory=True)
 
@@ -283,7 +283,7 @@ class Run:
         Args:
             other: the run to compare with.
         """
-        from bridge_profiling.analysis import memory
+        from bridge_profiling.analysis.memory import tables as memory
 
         return memory.difference(self.memory_sites(), other.memory_sites())
 

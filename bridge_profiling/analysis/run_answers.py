@@ -20,7 +20,7 @@ from bridge_profiling.analysis.rank_answers import Questions, RankResult, RankTa
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.run_dir import Capture, RankCapture, find_captures, find_run
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 #: More sets of neighbouring ranks than this are not listed.
 _RUNS = 12
@@ -25,8 +25,8 @@ def of_ranks(limitations: pa.Table, iterations: pa.Table, snapshots: Sequence[Ra
     for row in limitations.to_pylist():
         said.setdefault(row["limitation"], []).append(row["rank"])
     for info in snapshots:
-        for sentence in info.limitations:
-            said.setdefault(sentence, []).append(info.rank)
+        for caveat in info.caveats:
+            said.setdefault(caveat.text, []).append(info.rank)
     for rank, sentence in _medians(iterations):
         said.setdefault(sentence, []).append(rank)
     return [f"{named(ranks)}: {sentence}" for sentence, ranks in said.items()]

@@ -21,9 +21,6 @@ from bridge_profiling.bench.results import MeasurementError, UnavailableError
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.launch_env import LaunchEnv
 
-#: A wrong request.
-_USAGE = 2
-
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, or start the ranks that do.
@@ -52,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         _check_rows(result["rows"])
     except (MeasurementError, UnavailableError, ProfilingConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return _USAGE if isinstance(error, ProfilingConfigError) else error.exit_code
+        return 2 if isinstance(error, ProfilingConfigError) else error.exit_code
     except _Signalled as error:
         return 128 + error.args[0]
     return 0

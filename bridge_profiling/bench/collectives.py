@@ -81,12 +81,18 @@ def measure(request: requests.CollectivesRequest) -> dict[str, Any]:
     )
     backend = request.backend or ("nccl" if torch.cuda.is_available() else "gloo")
     with ranks.joined(env, backend) as world:
-        return measure_in(world, request)
+        return _measure_in(world, request)
 
 
-def measure_in(world: World, request: requests.CollectivesRequest) -> dict[str, Any]:
-    """`measure` among ranks that have joined."""
-    result = ranks.world_conditions(world) | {"dtype": request.dtype}
+def _measure_in(world: World, request: requests.CollectivesRequest) -> dict[str, Any]:
+    result = ranks.conditions("collectives", world.device) | {
+        "world_size": world.size,
+        "hosts": len(set(world.hosts)),
+        "ranks_per_host": max(world.hosts.count(host) for host in set(world.hosts)),
+        "backend": world.backend,
+        "link": ranks.links(world.device),
+        "dtype": request.dtype,
+    }
     rows: list[dict[str, Any]] = []
     bytes_per_element = requests.DTYPES[request.dtype]
     # Each rank's part has the same number of elements, at least one. Sizes that round to the same message are measured once.

@@ -6,6 +6,7 @@ import operator
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,20 +15,6 @@ from torch.utils._pytree import tree_leaves
 
 from bridge_profiling.bench.step import StepTiming, measure_step
 from bridge_profiling.errors import ProfilingConfigError, require
-
-
-class ModelTiming(StepTiming):
-    """Throughput of a model; printed on one line."""
-
-    def __str__(self) -> str:
-        assert self.samples_per_s is not None
-        rate, time = self.samples_per_s, self.seconds.scaled(1e3)
-        known = rate.low is not None and rate.high is not None
-        bounds = f" ({rate.low:,.1f} to {rate.high:,.1f} at 95%)" if known else " (too few iterations for bounds)"
-        return (
-            f"{rate.median:,.1f} samples/s{bounds}, {time.median:.3f} ms per iteration;"
-            f" {self.iterations} iterations on {self.device} after {self.warmup} to warm up"
-        )
 
 
 def quick_benchmark(
@@ -40,7 +27,7 @@ def quick_benchmark(
     warmup: int = 5,
     iterations: int = 30,
     max_seconds: float | None = None,
-) -> ModelTiming:
+) -> StepTiming:
     """Measure a model's forward pass, or its forward and backward pass, on its device.
 
     Restores the model's mode, gradients and buffers, and the state of the random number generators.
@@ -74,16 +61,25 @@ def quick_benchmark(
         make_loss(model(*inputs)).backward()
         model.zero_grad()
 
-    with _restored(model, inputs[0].device), torch.set_grad_enabled(train), _integers_named(inputs[0], input_shape):
+    with _restored(model, inputs[0].device), torch.set_grad_enabled(train):
         model.train(train)
-        timing = measure_step(
-            forward_backward if train else forward,
-            warmup=warmup,
-            iterations=iterations,
-            max_seconds=max_seconds,
-            samples_per_iteration=inputs[0].shape[0],
-        )
-    return ModelTiming(**vars(timing))
+        try:
+            return measure_step(
+                forward_backward if train else forward,
+                warmup=warmup,
+                iterations=iterations,
+                max_seconds=max_seconds,
+                samples_per_iteration=inputs[0].shape[0],
+            )
+        except RuntimeError as error:
+            # An embedding that got random numbers as token numbers.
+            kind = inputs[0].dtype
+            if isinstance(input_shape, torch.Tensor) or not _is_continuous(kind) or "'indices'" not in str(error):
+                raise
+            raise ProfilingConfigError(
+                f"the model looks its input up, and input_shape was filled with random numbers of {kind}",
+                instead="Pass dtype=torch.long for token numbers, or the input itself",
+            ) from error
 
 
 def _inputs(model: torch.nn.Module, asked: Any, dtype: torch.dtype | None) -> list[torch.Tensor]:
@@ -95,14 +91,11 @@ def _inputs(model: torch.nn.Module, asked: Any, dtype: torch.dtype | None) -> li
         tensors = [*model.parameters(), *model.buffers()]
         like = next((one for one in tensors if _is_continuous(one.dtype)), torch.empty(0))
         kind, shape = dtype or like.dtype, _shape(asked)
+        make = torch.randn if _is_continuous(kind) else partial(torch.randint, 2)
         with torch.random.fork_rng(devices=_cuda(like.device)):
-            if _is_continuous(kind):
-                inputs = [torch.randn(shape, dtype=kind, device=like.device)]
-            else:
-                inputs = [torch.randint(2, shape, dtype=kind, device=like.device)]
-    empty = not inputs[0].ndim or not inputs[0].shape[0]
-    shown = tuple(inputs[0].shape)
-    require(not empty, f"input_shape={shown} holds no sample", instead="Give the batch first, as in (32, 3, 224, 224)")
+            inputs = [make(shape, dtype=kind, device=like.device)]
+    given = tuple(inputs[0].shape)
+    require(given and given[0], f"input_shape={given} holds no sample", instead="Give the batch first, as in (32, 3, 224, 224)")
     return inputs
 
 
@@ -121,20 +114,6 @@ def _shape(asked: Any) -> tuple[int, ...]:
 
 def _is_continuous(kind: torch.dtype) -> bool:
     return kind.is_floating_point or kind.is_complex
-
-
-@contextmanager
-def _integers_named(made: torch.Tensor, asked: Any) -> Iterator[None]:
-    """Explain the error of an embedding that got random numbers as token numbers."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(asked, torch.Tensor) or not _is_continuous(made.dtype) or "'indices'" not in str(error):
-            raise
-        raise ProfilingConfigError(
-            f"the model looks its input up, and input_shape was filled with random numbers of {made.dtype}",
-            instead="Pass dtype=torch.long for token numbers, or the input itself",
-        ) from error
 
 
 def _loss(output: Any) -> torch.Tensor:

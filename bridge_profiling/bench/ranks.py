@@ -200,23 +200,12 @@ def conditions(kind: str, device: torch.device, *, subject: str | None = None) -
     }
 
 
-def world_conditions(world: World) -> dict[str, Any]:
-    """The same for communication, with the ranks and the links between them."""
-    return conditions("collectives", world.device) | {
-        "world_size": world.size,
-        "hosts": len(set(world.hosts)),
-        "ranks_per_host": max(world.hosts.count(host) for host in set(world.hosts)),
-        "backend": world.backend,
-        "link": _links(world),
-    }
-
-
-def _links(world: World) -> dict[str, Any]:
+def links(device: torch.device) -> dict[str, Any]:
     """The variables that select links, and on CUDA devices peer access and nvidia-smi's matrix of links."""
     selected = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_LINK_VARIABLES)}
     found: dict[str, Any] = {"environment": selected}
-    if world.device.type == "cuda":
-        own = world.device.index
+    if device.type == "cuda":
+        own = device.index
         others = [other for other in range(torch.cuda.device_count()) if other != own]
         found["peer_access"] = {str(other): torch.cuda.can_device_access_peer(own, other) for other in others}
         found["topology"] = None

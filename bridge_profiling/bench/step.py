@@ -32,7 +32,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Timing of a step.
+    """Timing of a step; printed on one line.
 
     Args:
         warmup: iterations before the first that counts.
@@ -60,6 +60,15 @@ class StepTiming:
     def samples_per_s(self) -> Estimate | None:
         """Samples per second; None if the number of samples per iteration is unknown."""
         return None if self.samples_per_iteration is None else self.seconds.inverted(self.samples_per_iteration)
+
+    def __str__(self) -> str:
+        rate, unit = (self.samples_per_s, "samples") if self.samples_per_s else (self.iterations_per_s, "iterations")
+        known = rate.low is not None and rate.high is not None
+        bounds = f"{rate.low:,.1f} to {rate.high:,.1f} at 95%" if known else "too few iterations for bounds"
+        return (
+            f"{rate.median:,.1f} {unit}/s ({bounds}), {self.seconds.scaled(1e3).median:.3f} ms per iteration;"
+            f" {self.iterations} iterations on {self.device} after {self.warmup} to warm up"
+        )
 
 
 def measure_step(

@@ -45,9 +45,7 @@ class CaptureFiles:
         manifest: the manifest: the request, the capture and the reason for any difference.
     """
 
-    def __init__(
-        self, root: Path, window: Window, attempt: int, rank: int, memory_snapshot_path: str = DEFAULT_MEMORY_SNAPSHOT_PATH
-    ) -> None:
+    def __init__(self, root: Path, window: Window, attempt: int, rank: int, memory_snapshot_path: str) -> None:
         self.root, self.window, self.attempt, self.rank = root, window, attempt, rank
         folder = folder_name(window, attempt)
         self.torch_trace = root / "torch" / folder / f"rank-{rank}.pt.trace.json.gz"
@@ -138,7 +136,6 @@ def _held_by(holder: Path) -> str | None:
     with contextlib.suppress(OSError):
         while not holder.stat().st_size and time.monotonic() < deadline:
             time.sleep(0.05)
-    try:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         return json.loads(holder.read_text(encoding="utf-8"))["held_by"]
-    except (ValueError, KeyError, TypeError):
-        return None
+    return None

@@ -17,22 +17,18 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns
-from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from bridge_profiling.capture.control.listener import Listener
 from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_attempt
 from bridge_profiling.capture.profiler import Profiler, guarded
 from bridge_profiling.capture.ranges import standing_ranges
-from bridge_profiling.capture.record import Rank
-from bridge_profiling.capture.signals import exit_is_pending, raise_pending_exit, signals_held, unwind_on, wake_on_exit
+from bridge_profiling.capture.record import IterationWork, Rank
+from bridge_profiling.capture.signals import exit_is_pending, raise_pending_exit, signals_held, unwind_on, woken_on_exit
 from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowPlan, WindowSchedule, planned_windows
-from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import one_line, require
 from bridge_profiling.layout import ParallelLayout, select_ranks
-
-if TYPE_CHECKING:
-    from bridge_profiling.capture.control.listener import Listener
 
 logger = logging.getLogger(__name__)
 
@@ -97,26 +93,26 @@ class ProfilingHook:
         )
         self._config.finalize(world_size=layout.world_size if world_is_known else None)
         self._selected = self._config.enabled and rank in select_ranks(self._config.profile_ranks, layout)
-        self._output_dir, self._train_iters = output_dir, train_iters
+        self._output_dir = output_dir
         self._opened, self._process = False, os.getpid()
         self._root, self._identity = Path(), uuid.uuid4().hex
-        self._schedule = WindowSchedule(rank, self._build_window)
+        self._schedule = WindowSchedule(rank, self._build_window, self.wake)
         self._window: CaptureWindow | None = None
         self._edge = 0 if self._config.nvtx_ranges else NEVER
         self._timer = _IterationTimer(self._end_iteration)
         self._iteration_ranges = ExitStack()
         self._sigterm = unwind_on(signal.SIGTERM, reraise=not owns_process)
         self._listener: Listener | None = None
-        #: The last iterations with a long phase.
-        self._with_long_phase: deque[int] = deque(maxlen=100)
         #: Facts that a framework reports about itself: an integration fills it while the hook is open, for the manifests.
         self.facts: dict[str, object] = {}
-        self._rank = Rank(rank, layout, work, self.facts, lambda: self._timer.durations.copy(), lambda: self._schedule.recorded)
+        self._rank = Rank(
+            rank, layout, work, train_iters, self.facts, self._timer.durations, self._timer.running, self._schedule.recorded
+        )
 
     # -- what a training loop calls ------------------------------------------------------------------------------
 
     def __enter__(self) -> ProfilingHook:
-        wake_on_exit(self)
+        woken_on_exit.add(self)
         if self._config.enabled or self._listens:
             with signals_held():
                 self._open()
@@ -147,7 +143,7 @@ class ProfilingHook:
         Outside the window it does nothing, unless `nvtx_ranges` asks for ranges everywhere.
         """
         if name in _LONG_PHASES:
-            self._with_long_phase.append(self._timer.iteration)
+            self._schedule.long_iterations.append(self._timer.iteration)
         if self._window is None and not self._config.nvtx_ranges:
             return _NO_RANGE
         return self._enter_ranges(name, lambda profiler: profiler.phase_range(name))
@@ -162,7 +158,7 @@ class ProfilingHook:
         """Whether a window is open, so that expensive measurements are worth their time."""
         return self._window is not None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         with self._guarded():
             self._close(_ending(error))
 
@@ -185,11 +181,13 @@ class ProfilingHook:
                 return
         if self._selected:
             with guarded("nothing will be captured", rank):
-                self._schedule.plan(planned_windows(self._config, attempt, self._train_iters))
+                self._schedule.plan(planned_windows(self._config, attempt, self._rank.train_iters))
         if self._listens:
             # A process that can start no thread still captures the windows of its config.
             with guarded("no captures on demand", rank):
-                self._listen()
+                listener = Listener(self._root, self._config, self._rank, self._schedule, self._identity)
+                listener.start()
+                self._listener = listener
 
     def _build_window(self, plan: WindowPlan) -> CaptureWindow:
         """The capture of a planned window.
@@ -197,10 +195,10 @@ class ProfilingHook:
         Raises:
             OSError: its manifest cannot be written.
         """
-        rank, attempt = self._rank.number, plan.attempt
+        rank, window, attempt = self._rank.number, plan.config.window, plan.attempt
         if attempt is None:
-            attempt = claim_attempt(self._root, plan.window, rank, self._identity)
-        files = CaptureFiles(self._root, plan.window, attempt, rank, plan.config.memory_snapshot_path)
+            attempt = claim_attempt(self._root, window, rank, self._identity)
+        files = CaptureFiles(self._root, window, attempt, rank, plan.config.memory_snapshot_path)
         return CaptureWindow(plan, files, self._rank)
 
     def _update(self) -> None:
@@ -241,33 +239,30 @@ class ProfilingHook:
         try:
             # All of it: a handler that raises anywhere in here, for example as the listener stops, would cost the capture.
             with signals_held():
-                self._write(ending)
+                atexit.unregister(self._close)
+                # A process that the training forked has nothing to write.
+                if not self._opened or os.getpid() != self._process:
+                    return
+                self._opened = False
+                if self._timer.watched:
+                    # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
+                    self._end_iteration(self._timer.iteration, SystemExit())
+                durations = self._timer.durations
+                ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
+                # First: a request that is made from here on is refused, and none opens a window.
+                if self._listener is not None:
+                    self._listener.stop(ending)
+                self._schedule.ended(ending)
+                if self._selected and self._config.profile_every is not None:
+                    windows = self._schedule.windows
+                    logger.info(
+                        "rank %d: captured %d of at most %d windows, one every %d iterations",
+                        self._rank.number, sum(bool(one.plan.trigger.number and one.record.captured) for one in windows),
+                        self._config.profile_at_most, self._config.profile_every,
+                    )  # fmt: skip
+                self._update()
         finally:
             self._sigterm.__exit__()
-
-    def _write(self, ending: str) -> None:
-        atexit.unregister(self._close)
-        # A process that the training forked has nothing to write.
-        if not self._opened or os.getpid() != self._process:
-            return
-        self._opened = False
-        if self._timer.watched:
-            # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
-            self._end_iteration(self._timer.iteration, SystemExit())
-        durations = self._timer.durations
-        ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
-        # First: a request that is made from here on is refused, and none opens a window.
-        if self._listener is not None:
-            self._listener.stop(ending)
-        self._schedule.ended(ending)
-        if self._selected and self._config.profile_every is not None:
-            windows = self._schedule.windows
-            logger.info(
-                "rank %d: captured %d of at most %d windows, one every %d iterations",
-                self._rank.number, sum(bool(one.plan.trigger.number and one.record.captured) for one in windows),
-                self._config.profile_at_most, self._config.profile_every,
-            )  # fmt: skip
-        self._update()
 
     def _guarded(self) -> AbstractContextManager[None]:
         """Guard a step of the hook: an error in it ends the profiling, never the training."""
@@ -278,8 +273,6 @@ class ProfilingHook:
         self._schedule.fail(reason)
         self._update()
 
-    # -- captures on demand, called from the listener's thread -----------------------------------------------------------
-
     @property
     def _listens(self) -> bool:
         """Whether this training accepts requests. It creates no directory for them that nobody asked for."""
@@ -287,42 +280,6 @@ class ProfilingHook:
             return self._config.on_demand
         chosen = self._output_dir or self._config.output_dir or os.environ.get(OUTPUT_DIR_VARIABLE)
         return bool(chosen) or self._config.enabled or self._config.slow_iteration_factor is not None
-
-    def _listen(self) -> None:
-        from bridge_profiling.capture.control.coordinator import Coordinator
-        from bridge_profiling.capture.control.listener import Listener
-        from bridge_profiling.capture.control.protocol import RequestDirectory
-
-        requests, rank, coordinator = RequestDirectory(self._root), self._rank, None
-        if rank.number == 0:
-            coordinator = Coordinator(requests, self._config, rank.layout, self._train_iters, self._identity)
-        listener = Listener(requests, self._config, rank.number, self, coordinator)
-        listener.start()
-        self._listener = listener
-
-    @property
-    def running_iteration(self) -> int | None:
-        """The iteration that began last; None before the first."""
-        return self._timer.iteration if self._timer.started else None
-
-    def schedule(self, plan: WindowPlan) -> None:
-        """Capture a window that is still to come. May be called from any thread.
-
-        Raises:
-            OSError: its manifest cannot be written.
-        """
-        self._schedule.posted.append(self._build_window(plan))
-        self.wake()
-
-    @property
-    def records_memory(self) -> bool:
-        """Whether a memory history is being recorded."""
-        return any(one.plan.config.record_memory_history and one.state != "closed" for one in self._schedule.windows)
-
-    def is_disturbed(self, iteration: int) -> bool:
-        """Whether an iteration paid for a profiler, a checkpoint or an evaluation."""
-        windows = (capture.window for capture in self._schedule.windows)
-        return iteration in self._with_long_phase or any(one.start - 1 <= iteration <= one.end for one in windows)
 
     # -- ranges --------------------------------------------------------------------------------------------------------
 
@@ -359,11 +316,15 @@ class _IterationTimer:
         self.iteration = self.started = 0
         self.watched = False
 
+    def running(self) -> int | None:
+        """The iteration that began last; None before the first."""
+        return self.iteration if self.started else None
+
     # `iteration()` has read the clock already, so entering has nothing to do, and the cheapest no-op is a builtin: a Python
     # function here costs a sixth of the whole (benchmarks/hook_overhead.py).
     __enter__: ClassVar[Callable[[], None]] = [].clear
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is None:
             self._keep((self.iteration, perf_counter_ns() - self.started))
         if self.watched:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,7 +73,7 @@ class NsysProfiler(Profiler):
 
     _channel: Channel | None = None
     _spec: Spec | None = None
-    _marks: ExitStack | None = None
+    _marks: ExitStack
     #: Which of nsys' captures this is, from 1.
     _number: int | None = None
 
@@ -122,7 +122,6 @@ class NsysProfiler(Profiler):
 
     def stop(self, interrupted: list[int]) -> Callable[[], None] | None:
         """Close the capture range. nsys then writes its report, and blocks the training until it has."""
-        assert self._marks is not None
         if interrupted:
             self.notes.append(f"iteration {interrupted[0]} was interrupted; its range in the report is not a whole iteration")
         try:
@@ -146,14 +145,11 @@ class NsysProfiler(Profiler):
     def _await_delivery(self) -> None:
         """Wait until the supervisor has put the report into its place."""
         assert self._channel is not None
-        supervisor = WatchedProcess(self._channel.spec.supervisor)
         deadline = time.monotonic() + _DELIVERY_SECONDS
-        try:
+        with closing(WatchedProcess(self._channel.spec.supervisor)) as supervisor:
             while (delivery := self._channel.read(Delivery, self._number)) is None:
                 if supervisor.ended(_POLL_SECONDS) or time.monotonic() > deadline:
                     raise CaptureError("nsys did not deliver its report")
-        finally:
-            supervisor.close()
         self.artifacts += map(Path, delivery.artifacts)
         if delivery.error and not delivery.artifacts:
             raise CaptureError(delivery.error)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import importlib.util
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint, c_uint16, c_uint32, c_uint64, c_void_p
-from types import TracebackType
 from typing import Any, ClassVar
 
 from bridge_profiling.errors import CaptureError
@@ -51,10 +49,10 @@ class NvtxRange:
     def __enter__(self) -> None:
         self._push(self._name)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         # megatron-core's pop raises when an exception in the model has left its own ranges open. A range is never worth an
         # error in training, least of all one that hides the real one.
-        with contextlib.suppress(RuntimeError, ValueError):
+        with suppress(RuntimeError, ValueError):
             self._pop(self._name)
 
 

@@ -1,49 +1,115 @@
-"""Builds the manifest of one capture.
+"""Builds the manifest of one capture, with the share of the device's peak that each iteration reached (MFU).
 
 It is written when the hook opens, when the window opens, when it closes and when the hook closes, and is true each time: a
-process that is killed leaves a manifest that says so.
+process that is killed leaves a manifest that says so. Nothing here runs in an iteration.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from typing import Literal
 
 from bridge_profiling import manifest
 from bridge_profiling.capture.files import CaptureFiles
 from bridge_profiling.capture.profiler import Profiler
-from bridge_profiling.capture.work import IterationWork, device_of_this_process, model_tflops_per_gpu, utilizations
 from bridge_profiling.config import ProfilingConfig, Window
+from bridge_profiling.errors import require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
 
 _PACKAGES = ("bridge-profiling", "torch", "megatron-core", "nemo_run", "nvtx", "transformer-engine")
 
+#: The precision of the matrix products. `tf32` is fp32 on tensor cores, where torch is allowed to use them.
+Precision = Literal["fp8", "bf16", "fp16", "tf32", "fp32"]
+
+#: Dense peaks of one device in TFLOP/s, by a part of its CUDA name; the first match counts. Sparse figures of data sheets are
+#: halved. fp32 is the peak of the CUDA cores.
+#: H100 SXM and PCIe: NVIDIA H100 Tensor Core GPU Architecture, v1.04, table 2. NVL, H200, GH200: their data sheets (2024).
+#: A100, L40S, H20: their data sheets. B200, GB200, B300, GB300: NVIDIA Blackwell and Blackwell Ultra data sheets (2025).
+#: H800 and A800 compute as H100 and A100 do.
+_HOPPER_SXM = {"fp8": 1978.9, "bf16": 989.4, "tf32": 494.7, "fp32": 66.9}
+_HOPPER_NVL = {"fp8": 1670.5, "bf16": 835.5, "tf32": 417.5, "fp32": 60.0}
+_BLACKWELL = {"fp8": 4500.0, "bf16": 2250.0, "tf32": 1125.0, "fp32": 75.0}
+_GRACE_BLACKWELL = {"fp8": 5000.0, "bf16": 2500.0, "tf32": 1250.0, "fp32": 80.0}
+_PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
+    (r"GB[23]00", _GRACE_BLACKWELL),
+    (r"B[23]00", _BLACKWELL),
+    (r"GH200", _HOPPER_SXM),
+    (r"H[12]00 NVL", _HOPPER_NVL),
+    (r"H[18]00 PCIe", {"fp8": 1513.0, "bf16": 756.0, "tf32": 378.0, "fp32": 51.2}),
+    (r"H200|H[18]00", _HOPPER_SXM),
+    (r"H20", {"fp8": 296.0, "bf16": 148.0, "tf32": 74.0, "fp32": 44.0}),
+    (r"A[18]00", {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}),
+    (r"L40S", {"fp8": 733.0, "bf16": 362.0, "tf32": 183.0, "fp32": 91.6}),
+)
+
+_STATE_IT = "type profiling.peak_tflops=… to state it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationWork:
+    """The computation of one iteration, over all ranks together.
+
+    Attributes:
+        model_flops: floating-point operations of the model, forward and backward: two for each multiplication and addition in
+            its matrix products, with attention scores and without recomputation (PaLM's definition).
+        tokens: tokens trained on.
+        devices: number of devices that share the work, over all data-parallel, tensor-parallel and pipeline ranks.
+        precision: the precision of most of these products; it decides which peak of the device they are compared with.
+        attention_flops: the part of `model_flops` in the attention scores, counted over the whole square of positions. With it
+            a reader can count them by half, as Megatron-LM does. None where it is unknown.
+
+    Raises:
+        ProfilingConfigError: a count is not positive.
+    """
+
+    model_flops: float
+    tokens: int
+    devices: int
+    precision: Precision
+    attention_flops: float | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.model_flops > 0 and self.tokens > 0 and self.devices > 0,
+            f"IterationWork has {self.model_flops} FLOPs, {self.tokens} tokens and {self.devices} devices",
+            why="each must be positive",
+            instead="Describe one iteration of the whole job, or pass no work at all",
+        )
+
 
 @dataclass(frozen=True)
 class Rank:
-    """The part of a record that is the same for every window of a rank.
+    """One rank of a training, as its records and its listener need it.
 
     Attributes:
         number: global rank.
         layout: the job's parallel layout.
         work: the computation of one iteration, where the training loop states it.
+        train_iters: iterations the training runs, when known.
         facts: what a framework reports about itself.
-        durations: returns a copy of `(iteration, nanoseconds)` of the last iterations.
+        durations: `(iteration, nanoseconds)` of the last iterations; other threads than the training's read a copy.
+        iteration: returns the iteration that began last; None before the first.
         windows: returns the windows that this process has recorded so far.
     """
 
     number: int
     layout: ParallelLayout
     work: IterationWork | None
+    train_iters: int | None
     facts: dict[str, object]
-    durations: Callable[[], Iterable[tuple[int, int]]]
+    durations: deque[tuple[int, int]]
+    iteration: Callable[[], int | None]
     windows: Callable[[], list[Window]]
 
 
@@ -73,14 +139,6 @@ class CaptureRecord:
     reason: str | None = None
     durations: list[tuple[int, int]] = field(default_factory=list)
 
-    def write(self) -> None:
-        """Write the manifest.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        manifest.write_manifest(self.files.manifest, self.build())
-
     def build(self) -> manifest.Manifest:
         """The manifest, true for this moment."""
         env, window, rank = LaunchEnv.read(), self.files.window, self.rank
@@ -95,19 +153,23 @@ class CaptureRecord:
             )
             for profiler in self.profilers
         ]
-        recent = list(rank.durations())
+        recent = list(rank.durations.copy())
         kept = {iteration for iteration, _ in recent}
         timed = [*(one for one in self.durations if one[0] not in kept), *recent]
-        work, throughput = self._throughput(
-            manifest.Durations(iteration=[iteration for iteration, _ in timed], duration_ns=[duration for _, duration in timed])
-        )
+        iterations, nanoseconds = [iteration for iteration, _ in timed], [duration for _, duration in timed]
+        durations = manifest.Durations(iteration=iterations, duration_ns=nanoseconds)
+        work = None
+        if rank.work is not None:
+            work = describe_work(rank.work, self.config.peak_tflops)
+            durations.model_tflops_per_gpu = model_tflops_per_gpu(rank.work, nanoseconds)
+            durations.mfu = utilizations(durations.model_tflops_per_gpu, work.peak_tflops)
         captured = None
         if self.captured and status in ("complete", "partial"):
             captured = manifest.Captured(first=self.captured[0], last=self.captured[-1], iterations=self.captured)
         return manifest.Manifest(
             status=status,
             reason=self.reason or next((record.reason for record in records if record.reason), None),
-            window=manifest.RequestedWindow(start=window.start, end=window.end),
+            window=window,
             trigger=self.trigger,
             other_windows=[[one.start, one.end] for one in rank.windows() if one != window],
             captured=captured,
@@ -125,32 +187,71 @@ class CaptureRecord:
             versions=_versions(),
             framework=rank.facts or None,
             work=work,
-            durations_ns=throughput,
+            durations_ns=durations,
             clock=manifest.Clock(unix_ns=time.time_ns(), perf_counter_ns=time.perf_counter_ns()),
         )
-
-    def _throughput(self, durations: manifest.Durations) -> tuple[manifest.Work | None, manifest.Durations]:
-        """The computation of an iteration, and the durations with the share of the device's peak that they reached."""
-        work = self.rank.work
-        if work is None:
-            return None, durations
-        device = device_of_this_process(work.precision, self.config.peak_tflops)
-        durations.model_tflops_per_gpu = model_tflops_per_gpu(work, durations.duration_ns)
-        durations.mfu = utilizations(durations.model_tflops_per_gpu, device)
-        reported = manifest.Work(**asdict(work), device=device.name, peak_tflops=device.peak_tflops, reason=device.reason)
-        return reported, durations
 
 
 def _versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     torch = sys.modules.get("torch")
     if torch is not None:
         # The package's metadata leaves the build out: 2.11.0, not 2.11.0+cu130.
         found["torch"] = str(torch.__version__)
         found["cuda"] = torch.version.cuda
     return found
+
+
+def describe_work(work: IterationWork, stated_peak_tflops: float | None) -> manifest.Work:
+    """The manifest's record of the work and the device. Initializes no device: that may be wrong or slow here.
+
+    Args:
+        work: of one iteration.
+        stated_peak_tflops: the peak that the user states; it wins over the table.
+    """
+    described = manifest.Work(**asdict(work), reason=f"no GPU is in use, and the peak of a CPU is unknown: {_STATE_IT}")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        try:
+            described.device = str(torch.cuda.get_device_name())
+            described.peak_tflops, described.reason = peak_tflops(described.device, work.precision)
+        except RuntimeError as error:
+            # A device with a pending error raises in every call, and the manifest must still be written.
+            described.reason = f"CUDA does not name its device: {error}"
+    if stated_peak_tflops:
+        described.peak_tflops, described.reason = stated_peak_tflops, None
+    return described
+
+
+def peak_tflops(name: str, precision: Precision) -> tuple[float | None, str | None]:
+    """The dense peak of a device in TFLOP/s, or None and the reason."""
+    if re.search(r"\bMIG\b", name):
+        return None, f"{name} is a part of a GPU: {_STATE_IT}"
+    of_device = next((peaks for part, peaks in _PEAK_TFLOPS if re.search(rf"\b{part}\b", name)), None)
+    if of_device is None:
+        return None, f"the peak of {name} is unknown: {_STATE_IT}"
+    # Tensor cores are equally fast in bf16 and fp16.
+    peak = of_device.get("bf16" if precision == "fp16" else precision)
+    return peak, None if peak else f"{name} has no {precision}: {_STATE_IT}"
+
+
+def model_tflops_per_gpu(work: IterationWork, durations_ns: Sequence[int]) -> list[float]:
+    """Model TFLOP/s that one device reached in each iteration, to four digits.
+
+    Args:
+        work: of one iteration.
+        durations_ns: nanoseconds of each iteration.
+    """
+    return [_four_digits(work.model_flops / work.devices / max(duration, 1) / 1e3) for duration in durations_ns]
+
+
+def utilizations(reached_tflops: Sequence[float], peak: float | None) -> list[float] | None:
+    """MFU of each iteration, a share from 0 to 1; None where the device's peak in TFLOP/s is unknown."""
+    return [_four_digits(reached / peak) for reached in reached_tflops] if peak else None
+
+
+def _four_digits(value: float) -> float:
+    return float(f"{value:.4g}")

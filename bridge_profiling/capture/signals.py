@@ -11,8 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 #: The signals that launchers, schedulers, terminals and time limits send, and SIGCHLD: PyTorch's data loaders handle it to
@@ -33,7 +32,7 @@ def signals_held() -> Iterator[None]:
     held = _handlers() if threading.current_thread() is threading.main_thread() else {}
     arrived: list[int] = []
 
-    def remember(number: int, frame: FrameType | None) -> None:
+    def remember(number: int, frame: object) -> None:
         if number not in arrived:
             arrived.append(number)
 
@@ -103,34 +102,23 @@ class unwind_on:
         if self in _pending:
             _pending.remove(self)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: object) -> None:
         if os.getpid() != self._process:
             signal.signal(number, self._previous or signal.SIG_DFL)
             signal.raise_signal(number)
         elif not self.received:
             self.received = True
             _pending.append(self)
-            for hook in _hooks:
+            for hook in woken_on_exit:
                 hook.wake()
             raise SystemExit(128 + number)
-
-
-class Wakeable(Protocol):
-    """A hook that calls `raise_pending_exit` in its next iteration once it is woken."""
-
-    def wake(self) -> None:
-        """Make the next iteration do more than time itself."""
 
 
 #: Handlers that have raised an exit and are still installed.
 _pending: list[unwind_on] = []
 
-_hooks: WeakSet[Wakeable] = WeakSet()
-
-
-def wake_on_exit(hook: Wakeable) -> None:
-    """Wake `hook` when a handler raises an exit, for as long as the hook lives."""
-    _hooks.add(hook)
+#: Hooks whose `wake` is called when a handler raises an exit: their next iteration calls `raise_pending_exit`.
+woken_on_exit: WeakSet[Any] = WeakSet()
 
 
 def exit_is_pending() -> bool:

@@ -1,7 +1,7 @@
-"""The torch profiler: a Kineto trace that holds exactly the window.
+"""The profilers that torch itself has: a Kineto trace that holds exactly the window, and the history of CUDA's memory.
 
-It is driven by hand (prepare, start, stop) instead of by torch's schedule, which counts from the start of the process and so
-shifts the window after a resume, and which starts one iteration early.
+The trace is driven by hand (prepare, start, stop) instead of by torch's schedule, which counts from the start of the process
+and so shifts the window after a resume, and which starts one iteration early.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _GZIP_LEVEL = 1
 
 #: The reason when the training profiles itself, or when two of our hooks capture the same iterations.
 _OVERTAKEN = "another profiler was started in this process, and torch allows one at a time; capture iterations without it"
+
+#: Events that the memory history keeps, as in the examples of torch's own viewer: a run of any length stays bounded.
+_MAX_ENTRIES = 100_000
 
 #: CUDA calls to make, 10 ms apart, before a process may exit with a pending CUPTI teardown.
 _TEARDOWN_CALLS = 20
@@ -277,3 +280,54 @@ def _compress(raw: Path, target: Path, interrupted: list[int], name: str) -> Non
             for old, new in renamed.items():
                 line = line.replace(old, new)
             packed.write(line)
+
+
+class MemoryProfiler(Profiler):
+    """Records CUDA's allocations from before the model is built to the end of the window.
+
+    It writes a snapshot there, and one at each out-of-memory error before that.
+    """
+
+    name = "memory"
+
+    _recording = False
+    _ooms = 0
+
+    def open(self) -> None:
+        """Switch the history on, with Python stacks only: C++ stacks take a hundred times as long to write."""
+        import torch
+
+        if not torch.cuda.is_available():
+            raise CaptureError("memory history records CUDA allocations, and this process sees no CUDA device")
+        torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES, stacks="python")
+        self._recording = True
+        # Called where the allocation fails, before anything unwinds, so the snapshot shows what filled the memory.
+        torch._C._cuda_attach_out_of_memory_observer(self._on_oom)  # type: ignore[attr-defined,unused-ignore]
+
+    def _on_oom(self, device: int, requested: int, device_total: int, device_free: int) -> None:
+        if not self._recording:
+            return
+        self._ooms += 1
+        try:
+            self._write(self.files.oom_snapshot(self._ooms))
+        except Exception as error:
+            # The allocator calls this while it handles its own error; a second one would hide the first.
+            print(f"bridge_profiling: no snapshot of the out-of-memory error: {error}", flush=True)
+
+    def stop(self, interrupted: list[int]) -> Callable[[], None] | None:
+        """Write the snapshot at the end of the window."""
+        self._write(self.files.memory_snapshot)
+        return None
+
+    def _write(self, path: Path) -> None:
+        import torch
+
+        self.artifacts.append(write_atomically(path, lambda temporary: torch.cuda.memory._dump_snapshot(str(temporary))))
+
+    def close(self) -> None:
+        """Switch the history off, so that the rest of the run does not pay for it."""
+        import torch
+
+        if self._recording:
+            self._recording = False
+            torch.cuda.memory._record_memory_history(enabled=None)

@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from threading import Thread
 
 from bridge_profiling.capture.files import CaptureFiles, give_up_attempt
-from bridge_profiling.capture.memory import MemoryProfiler
 from bridge_profiling.capture.nsys_profiler import NsysProfiler
 from bridge_profiling.capture.profiler import Profiler, for_each, guarded, synchronize_device
 from bridge_profiling.capture.record import CaptureRecord, Rank
 from bridge_profiling.capture.signals import signals_held
-from bridge_profiling.capture.torch_profiler import TorchProfiler
+from bridge_profiling.capture.torch_profiler import MemoryProfiler, TorchProfiler
 from bridge_profiling.config import ProfilingConfig, Window
 from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.manifest import Status, Trigger
+from bridge_profiling.manifest import Status, Trigger, write_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +47,6 @@ class WindowPlan:
     trigger: Trigger
     attempt: int | None = None
 
-    @property
-    def window(self) -> Window:
-        """The iterations."""
-        return self.config.window
-
 
 class CaptureWindow:
     """The capture of one window: its profilers, its files and its manifest.
@@ -70,12 +64,12 @@ class CaptureWindow:
     """
 
     def __init__(self, plan: WindowPlan, files: CaptureFiles, rank: Rank) -> None:
-        self.plan, self.window, self.files, self._rank = plan, plan.window, files, rank
+        self.plan, self.window, self.files, self._rank = plan, plan.config.window, files, rank
         self.state = "waiting"
         self.profilers = _profilers(plan.config, files, rank)
         self.record = CaptureRecord(plan.config, files, rank, self.profilers, plan.trigger)
         self.record.reason = f"the process ended before it reached iteration {self.window.start}"
-        self.record.write()
+        write_manifest(files.manifest, self.record.build())
         self._writer: Thread | None = None
         self._finished = self._skipped = False
 
@@ -119,10 +113,9 @@ class CaptureWindow:
         if iteration not in self.window:
             return
         # Before anything records: writing must not be in the capture, and starting may kill the process.
-        self.record.reason = "the process died inside the window, before the capture was written"
         for profiler in self.active:
             profiler.status = "failed"
-        self.write_manifest()
+        self._write_manifest("the process died inside the window, before the capture was written")
         synchronize_device(self._rank.number)
         for profiler in self.active:
             with profiler.guarded("start"):
@@ -159,7 +152,7 @@ class CaptureWindow:
         with signals_held():
             if state == "capturing":
                 status, reason = self._completeness(ending)
-                self.record.durations = [one for one in self._rank.durations() if one[0] in self.window]
+                self.record.durations = [one for one in self._rank.durations.copy() if one[0] in self.window]
                 interrupted = [iteration for iteration in self.record.interrupted if iteration not in self.record.captured]
                 synchronize_device(self._rank.number)
                 for profiler in self.active:
@@ -186,15 +179,13 @@ class CaptureWindow:
         if unpacked:
             # True for a process that a launcher kills because it takes too long to end.
             where = " and ".join(str(path) for path in unpacked)
-            self.record.reason = f"the process died while it compressed its trace; the whole trace is in {where}"
-            self.write_manifest()
+            self._write_manifest(f"the process died while it compressed its trace; the whole trace is in {where}")
         for profiler, write in unwritten:
             with profiler.guarded("write"):
                 write()
         for profiler in self.active:
             profiler.finish(status, reason)
-        self.record.reason = None
-        self.write_manifest()
+        self._write_manifest(None)
         self._finished = True
         for profiler in self.profilers:
             profiler.log_outcome(self.record.captured)
@@ -213,25 +204,15 @@ class CaptureWindow:
             return "partial", f"the training skipped iteration {self.window.start}"
         return "partial", f"the run's first iteration was {captured[0]}, inside the window {self.window}"
 
-    def ended(self, ending: str) -> None:
-        """Close the window at the end of the training.
-
-        Args:
-            ending: how the training ended, and after which iteration.
-        """
-        where = "inside" if self.state == "capturing" else "before"
-        self.close(f"{ending}, {where} the window {self.window}")
-
     def fail(self, reason: str) -> None:
         """Mark everything failed after an error in profiling itself, unless it is written or being written."""
         if self._finished or self._writer is not None:
             return
         self.state, self._finished = "closed", True
-        self.record.reason = None
         for profiler in self.profilers:
             profiler.fail(reason)
         self._close_profilers()
-        self.write_manifest()
+        self._write_manifest(None)
 
     def give_up(self) -> None:
         """Remove a repeated window that the run resumed after; a later one is captured in its place."""
@@ -248,12 +229,13 @@ class CaptureWindow:
         """Wait until everything is written, and write the manifest for the last time."""
         if self._writer is not None:
             self._writer.join()
-        self.write_manifest()
+        self._write_manifest(self.record.reason)
 
-    def write_manifest(self) -> None:
-        """Write the manifest; log it when that fails."""
+    def _write_manifest(self, reason: str | None) -> None:
+        """Write the manifest with the reason why the whole capture is not `complete`; log it when that fails."""
+        self.record.reason = reason
         with guarded("the manifest could not be written", self._rank.number):
-            self.record.write()
+            write_manifest(self.files.manifest, self.record.build())
 
 
 class WindowSchedule:
@@ -262,10 +244,11 @@ class WindowSchedule:
     Args:
         rank: global rank, for the log.
         build: creates the capture of a planned window; may raise OSError.
+        wake: makes the training's next iteration look for posted windows.
     """
 
-    def __init__(self, rank: int, build: Callable[[WindowPlan], CaptureWindow]) -> None:
-        self._rank, self._build = rank, build
+    def __init__(self, rank: int, build: Callable[[WindowPlan], CaptureWindow], wake: Callable[[], None]) -> None:
+        self._rank, self._build, self._wake = rank, build, wake
         #: Windows that are not closed: the one at work first, then by their iterations.
         self._live: list[CaptureWindow] = []
         self._closed: list[CaptureWindow] = []
@@ -273,6 +256,8 @@ class WindowSchedule:
         self._plans: deque[WindowPlan] = deque()
         #: Windows that another thread adds; the training's next iteration takes them up.
         self.posted: deque[CaptureWindow] = deque()
+        #: The last iterations with a checkpoint or an evaluation.
+        self.long_iterations: deque[int] = deque(maxlen=100)
 
     def plan(self, plans: Iterable[WindowPlan]) -> None:
         """Build the first window and prepare its profilers; the others need nothing until the iteration before them."""
@@ -290,15 +275,33 @@ class WindowSchedule:
         """The window that records now."""
         return next((window for window in self._live[:1] if window.state == "capturing"), None)
 
-    @property
     def recorded(self) -> list[Window]:
         """The iterations of the windows that record or have recorded."""
         return [one.window for one in self.windows if one.state == "capturing" or one.record.captured]
 
+    @property
+    def records_memory(self) -> bool:
+        """Whether a memory history is being recorded."""
+        return any(one.plan.config.record_memory_history and one.state != "closed" for one in self.windows)
+
+    def is_disturbed(self, iteration: int) -> bool:
+        """Whether an iteration paid for a profiler, a checkpoint or an evaluation."""
+        windows = (one.window for one in self.windows)
+        return iteration in self.long_iterations or any(one.start - 1 <= iteration <= one.end for one in windows)
+
+    def post(self, plan: WindowPlan) -> None:
+        """Capture a window that is still to come. May be called from any thread.
+
+        Raises:
+            OSError: its manifest cannot be written.
+        """
+        self.posted.append(self._build(plan))
+        self._wake()
+
     def next_edge(self) -> int:
         """The first iteration that needs more than timing, now that windows may have closed."""
         self._sort()
-        planned = self._plans[0].window.start - 1 if self._plans else NEVER
+        planned = self._plans[0].config.window.start - 1 if self._plans else NEVER
         return min(self._live[0].edge if self._live else NEVER, planned)
 
     def is_due(self, iteration: int) -> bool:
@@ -311,8 +314,8 @@ class WindowSchedule:
             self._add(self.posted.popleft())
         while self._plan_is_due(iteration):
             plan = self._plans.popleft()
-            if iteration < plan.window.end or not self._plans:
-                with guarded(f"window {plan.window} will not be captured", self._rank):
+            if iteration < plan.config.window.end or not self._plans:
+                with guarded(f"window {plan.config.window} will not be captured", self._rank):
                     self._add(self._build(plan))
                 break
         while self._live and self._live[0].is_due(iteration):
@@ -328,7 +331,7 @@ class WindowSchedule:
 
     def _plan_is_due(self, iteration: int) -> bool:
         # Not inside another window: its memory history, as it ends, would end the next one's too.
-        return bool(self._plans) and iteration >= self._plans[0].window.start - 1 and self.capturing is None
+        return bool(self._plans) and iteration >= self._plans[0].config.window.start - 1 and self.capturing is None
 
     def _add(self, window: CaptureWindow) -> None:
         for earlier in self._closed:
@@ -344,11 +347,16 @@ class WindowSchedule:
         self._live = sorted(live, key=lambda window: (window.state == "waiting", window.window.start))
 
     def ended(self, ending: str) -> None:
-        """Close every window at the end of the training, and wait until everything is written."""
+        """Close every window at the end of the training, and wait until everything is written.
+
+        Args:
+            ending: how the training ended, and after which iteration.
+        """
         while self.posted:
             self._live.append(self.posted.popleft())
         for window in self._live:
-            window.ended(ending)
+            where = "inside" if window.state == "capturing" else "before"
+            window.close(f"{ending}, {where} the window {window.window}")
         self._sort()
         for window in self.windows:
             window.settle()

@@ -1,4 +1,4 @@
-"""`bridge-profiling memory`: prints what uses device memory, as `analysis.memory` finds it."""
+"""`bridge-profiling memory`: prints what uses device memory, as `analysis.memory.tables` finds it."""
 
 from __future__ import annotations
 

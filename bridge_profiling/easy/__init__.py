@@ -8,6 +8,8 @@
 An unchanged script needs none of them: `bridge-profiling run train.py`.
 """
 
+# ruff: noqa: F401  # __all__ lists the names of the table
+
 from __future__ import annotations
 
 import importlib
@@ -19,24 +21,14 @@ if TYPE_CHECKING:
     from bridge_profiling.easy.phases import PhaseTime, phase, phase_times, reset_phase_times
     from bridge_profiling.monitor import Counters, GPUMonitor, TrainingMonitor
 
-__all__ = [
-    "Counters",
-    "GPUMonitor",
-    "PhaseTime",
-    "TrainingMonitor",
-    "auto_profile",
-    "phase",
-    "phase_times",
-    "quick_benchmark",
-    "reset_phase_times",
-]
-
 _MODULES = {
     "auto_profile": "bridge_profiling.easy.auto",
     "quick_benchmark": "bridge_profiling.bench.model",
     **dict.fromkeys(("PhaseTime", "phase", "phase_times", "reset_phase_times"), "bridge_profiling.easy.phases"),
     **dict.fromkeys(("Counters", "GPUMonitor", "TrainingMonitor"), "bridge_profiling.monitor"),
 }
+
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -18,7 +19,6 @@ from bridge_profiling.easy.outcome import captures_since, lines
 from bridge_profiling.errors import require
 from bridge_profiling.integrations.driver import OutputDir, ProfilingDriver, config_from
 from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.layout import ParallelLayout, select_ranks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,10 +75,7 @@ def auto_profile(
     window = {"profile_step_start": warmup, "profile_step_end": warmup + iterations, "profile_ranks": ranks}
     root = {"output_dir": None if output_dir is None else os.path.abspath(output_dir)}
     config = config_from("auto_profile", asked | settings | window | root)
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        return _decorated(function, config, summary)
-
+    decorate = functools.partial(_decorated, config=config, summary=summary)
     return decorate if step is None else decorate(step)
 
 
@@ -130,7 +127,7 @@ class _Profile:
         """Make a call that is an iteration."""
         if self._driver.hook is None:
             self._started_ns = time.time_ns()
-            if not self._driver.open(watch=lambda phases: phases.everything(), exit_signal=None, independent=True):
+            if not self._driver.open(independent=True):
                 self._over = True
                 return function(*arguments, **keywords)
             # The hook has registered its own function by now, so this one runs first.
@@ -152,19 +149,17 @@ class _Profile:
             self._driver.guard(self._report)
 
     def _report(self) -> None:
-        root, here, config = resolve_output_dir(self._driver.config), LaunchEnv.current(), self._driver.config
-        mine = [capture for capture in captures_since(root, self._started_ns) if capture.rank == here.rank]
+        root, rank = resolve_output_dir(self._driver.config), LaunchEnv.current().rank
+        mine = [capture for capture in captures_since(root, self._started_ns) if capture.rank == rank]
         for line in lines(root, mine):
             print(f"bridge-profiling: {line}", flush=True)
         if not any(capture.artifacts for capture in mine):
             return
         self.on_written(root)
         trace = mine[-1].torch_trace
-        first = select_ranks(config.profile_ranks, ParallelLayout(world_size=here.world_size))[0]
-        if self._summary and here.rank == first and trace is not None:
+        if self._summary and self._driver.on_first_rank and trace is not None:
             command = [sys.executable, "-m", "bridge_profiling.cli.summary", str(trace)]
-            try:
+            # Unless the capture cannot be read here.
+            with suppress(OSError, subprocess.SubprocessError):
                 done = subprocess.run(command, capture_output=True, text=True, timeout=_SUMMARY_TIMEOUT_S, check=True)
                 print(done.stdout, end="", flush=True)
-            except (OSError, subprocess.SubprocessError):
-                pass  # The capture cannot be read here.

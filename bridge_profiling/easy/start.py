@@ -44,46 +44,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: the script's, or with code 2 for an invalid request.
     """
     try:
-        request, config = _prepare(sys.argv[1:] if arguments is None else arguments)
+        request = parse(sys.argv[1:] if arguments is None else arguments)
+        request.check_script()
+        export_for_torch()
+        world_size = LaunchEnv.current().world_size
+        if world_size > 1:
+            name_launch()
+        config = request.config(world_size)
     except ProfilingConfigError as error:
         if not LaunchEnv.read().local_rank:
             print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    # The script may change its directory.
+    config = replace(config, output_dir=str(resolve_output_dir(config)))
     _show_messages()
     if config.use_nsys_profiler:
         _start_under_nsys(config)
     profiling = ScriptProfiling(config)
     profiling.watch()
     with report_exit_code():
-        _run(request, profiling)
-
-
-def _prepare(arguments: Sequence[str]) -> tuple[Request, ProfilingConfig]:
-    request = parse(arguments)
-    request.check_script()
-    export_for_torch()
-    world_size = LaunchEnv.current().world_size
-    if world_size > 1:
-        name_launch()
-    config = request.config(world_size)
-    # The script may change its directory.
-    return request, replace(config, output_dir=str(resolve_output_dir(config)))
-
-
-def _run(request: Request, profiling: ScriptProfiling) -> None:
-    try:
-        _run_script(request)
-    except SystemExit as error:
-        profiling.close(error)
-        raise
-    except BaseException as error:
-        profiling.close(error)
-        _remove_own_frames(error)
-        sys.excepthook(type(error), error, error.__traceback__)
-        # The exit code that a shell reports for a script ended by Ctrl-C.
-        sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
-    else:
-        profiling.close(None)
+        try:
+            _run_script(request)
+        except SystemExit as error:
+            profiling.close(error)
+            raise
+        except BaseException as error:
+            profiling.close(error)
+            _remove_own_frames(error)
+            sys.excepthook(type(error), error, error.__traceback__)
+            # The exit code that a shell reports for a script ended by Ctrl-C.
+            sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
+        else:
+            profiling.close(None)
 
 
 def _run_script(request: Request) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import accelerate
@@ -43,12 +42,7 @@ class AccelerateProfiling(Closing):
     """
 
     def __init__(
-        self,
-        accelerator: accelerate.Accelerator,
-        *,
-        first_iteration: int = 0,
-        output_dir: OutputDir = None,
-        **settings: Any,
+        self, accelerator: accelerate.Accelerator, *, first_iteration: int = 0, output_dir: OutputDir = None, **settings: Any
     ) -> None:
         config = config_from("AccelerateProfiling", settings)
         profiles = config.use_pytorch_profiler or config.use_nsys_profiler
@@ -74,7 +68,12 @@ class AccelerateProfiling(Closing):
         """Yield the loader's batches. Fetching one is the range `data-loading`; the loop's body belongs to its iteration."""
         source = iter(loader)
         if not isinstance(loader, Sized) and not hasattr(loader, "end_of_dataloader"):
-            yield from self._batches_ahead(source)
+            # Fetch each batch at the end of the previous one, so no iteration begins after the last batch.
+            batch = self._fetch(source)
+            while batch is not END:
+                with self.step():
+                    yield batch
+                    batch = self._fetch(source)
             return
         fetched, more = 0, True
         while True:
@@ -90,18 +89,6 @@ class AccelerateProfiling(Closing):
             # A prepared loader marks its last batch; one with a length can be counted.
             over = isinstance(loader, Sized) and fetched >= len(loader)
             more = not (getattr(loader, "end_of_dataloader", False) or over)
-
-    def _batches_ahead(self, source: Iterator[Any]) -> Iterator[Any]:
-        """Fetch each batch at the end of the previous one, so no iteration begins after the last batch."""
-        batch = self._fetch(source)
-        while batch is not END:
-            with self.step():
-                yield batch
-                batch = self._fetch(source)
-
-    def _fetch(self, source: Iterator[Any]) -> Any:
-        with self.range("data-loading"):
-            return next(source, END)
 
     @contextmanager
     def step(self, iteration: int | None = None) -> Iterator[None]:
@@ -126,10 +113,10 @@ class AccelerateProfiling(Closing):
         """A range of your own inside the window, such as `evaluation`."""
         return self._driver.phase(name)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def _close(self, error: BaseException | None) -> None:
         if error is None:
             self._end_left()
-        super().__exit__(kind, error, trace)
+        super()._close(error)
 
     def _begin(self, iteration: int | None = None) -> bool:
         """Begin the next iteration, unless one is open for accumulation, and return whether it began."""

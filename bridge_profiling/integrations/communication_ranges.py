@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
+from bridge_profiling.integrations.parallel_layout import wrapped_units
 from bridge_profiling.integrations.phases import PhaseWatch, RangeOf
-from bridge_profiling.integrations.wrapped_models import wrapped_units
-
-_FULLY_SHARD = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 
 def name_wrapper_steps(phases: PhaseWatch, model: torch.nn.Module, range_of: RangeOf) -> None:
@@ -57,23 +55,17 @@ def repeat_annotations(phases: PhaseWatch, range_of: RangeOf) -> None:
         range_of: returns the range for a name, on any thread.
     """
     try:
-        module = importlib.import_module(_FULLY_SHARD)
+        module = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_param_group")
     except ImportError:
         return
     annotation = module.record_function
 
-    class Repeated(annotation):  # type: ignore[misc, valid-type]
-        def __enter__(self) -> Any:
-            self._repeated = range_of(self.name)
-            self._repeated.__enter__()
-            return super().__enter__()
+    @contextmanager
+    def repeated(name: str, *arguments: Any) -> Iterator[None]:
+        with range_of(name), annotation(name, *arguments):
+            yield
 
-        def __exit__(self, *ending: Any) -> Any:
-            outcome = super().__exit__(*ending)
-            self._repeated.__exit__(*ending)
-            return outcome
-
-    phases.replace(module, "record_function", Repeated)
+    phases.replace(module, "record_function", repeated)
 
 
 def name_zero_steps(phases: PhaseWatch, optimizer: Any, range_of: RangeOf) -> None:

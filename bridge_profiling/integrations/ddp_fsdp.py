@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from bridge_profiling.capture.work import IterationWork
-from bridge_profiling.integrations import communication_ranges, wrapped_models
-from bridge_profiling.integrations.driver import LoopProfiling, OutputDir, config_from, world_size
+from bridge_profiling.capture.record import IterationWork
+from bridge_profiling.integrations import communication_ranges, parallel_layout
+from bridge_profiling.integrations.driver import LoopProfiling, OutputDir, config_from
 from bridge_profiling.integrations.phases import PhaseWatch
 from bridge_profiling.launch_env import initialized_distributed
 from bridge_profiling.layout import ParallelLayout
@@ -56,12 +56,10 @@ class Profiling(LoopProfiling):
         self._model, self._optimizer = model, optimizer
 
     def _describe(self) -> tuple[ParallelLayout, dict[str, object]]:
-        found, facts = wrapped_models.describe(self._model)
+        found, facts = parallel_layout.describe(self._model)
         return found.layout, facts | {
             "mesh": found.mesh or None,
             "backend": _backend(self._model),
-            "world_size": world_size(),
-            "iteration": "optimizer step",
             "notes": found.notes if self._layout is None else [],
         }
 
@@ -73,7 +71,7 @@ class Profiling(LoopProfiling):
 
     def _conclude(self, facts: dict[str, object]) -> None:
         if facts.get("name") == "ddp":
-            facts["bucket_bytes"] = wrapped_models.bucket_bytes(self._model)
+            facts["bucket_bytes"] = parallel_layout.bucket_bytes(self._model)
 
 
 def _backend(model: torch.nn.Module) -> str | None:

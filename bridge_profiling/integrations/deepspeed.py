@@ -19,10 +19,10 @@ from typing import Any
 import deepspeed
 from deepspeed.accelerator import get_accelerator
 
-from bridge_profiling.capture.work import IterationWork
+from bridge_profiling.capture.record import IterationWork
 from bridge_profiling.config import Window
 from bridge_profiling.integrations import communication_ranges
-from bridge_profiling.integrations.driver import END, Batch, LoopProfiling, OutputDir, config_from, world_size
+from bridge_profiling.integrations.driver import END, Batch, LoopProfiling, OutputDir, config_from
 from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_sizes
 from bridge_profiling.integrations.phases import PhaseWatch
 from bridge_profiling.launch_env import initialized_distributed
@@ -70,10 +70,12 @@ class Profiling(LoopProfiling):
     ) -> None:
         super().__init__(config_from("Profiling", settings), output_dir, layout, work)
         self._engine = engine
-        self._measurements = Measurements(engine)
-        self._driver.before_end = self._measurements.read_timers
+        self._driver.before_end = self._read_timers
         #: The engine's steps at the begin of the open iteration.
         self._steps_before = 0
+        self._flops: dict[str, object] | None = None
+        self._timed_iterations: list[int] = []
+        self._timers_ms: dict[str, list[float | None]] = {}
 
     def steps(self, batches: Iterable[Batch], start: int | None = None, micro_batches: int | None = None) -> Iterator[Batch]:
         """Yield the batches, with an iteration around the loop's body for each step of the engine.
@@ -109,22 +111,20 @@ class Profiling(LoopProfiling):
     def _describe(self) -> tuple[ParallelLayout, dict[str, object]]:
         engine, config, distributed = self._engine, self._driver.config, initialized_distributed()
         found = _layout(engine)
-        disturbances = self._measurements.notes(config.window) if config.enabled else []
+        disturbances = _disturbances(engine, config.window) if config.enabled else []
         for note in disturbances:
             logger.warning("%s", note)
         return found.layout, {
             "name": "deepspeed",
             "version": deepspeed.__version__,
-            "iteration": "optimizer step",
             "backend": distributed.get_backend() if distributed is not None else None,
-            "world_size": world_size(),
             "zero_stage": engine.zero_optimization_stage(),
             "zero": _zero(engine),
             "precision": "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32",
             "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
             "micro_batch_size": engine.train_micro_batch_size_per_gpu(),
             "parameters": sum(getattr(one, "ds_numel", one.numel()) for one in engine.module.parameters()),
-            **self._measurements.settings(),
+            **self._measured(),
             "notes": [*(found.notes if self._layout is None else []), *disturbances],
         }
 
@@ -139,33 +139,19 @@ class Profiling(LoopProfiling):
         # `step` runs for every micro-batch, `_take_model_step` for the one that completes a step.
         phases.function(engine, "_take_model_step" if hasattr(engine, "_take_model_step") else "step", "optimizer")
         phases.function(engine, "save_checkpoint", "checkpoint")
-        self._measurements.watch(phases)
+        self._watch_flops(phases)
         if engine.optimizer is not None and engine.zero_optimization_stage() in (1, 2):
             communication_ranges.name_zero_steps(phases, engine.optimizer, self._driver.range)
         if not self._driver.config.use_nsys_profiler:
             communication_ranges.repeat_nvtx(phases, get_accelerator(), self._driver.range)
 
     def _conclude(self, facts: dict[str, object]) -> None:
-        facts |= self._measurements.settings()
+        facts |= self._measured()
 
+    # -- DeepSpeed's own measurements -----------------------------------------------------------------------------------
 
-class Measurements:
-    """Settings and results of an engine's own measurements, which this class reads and never switches on or off.
-
-    DeepSpeed's `global_steps` counts complete steps, so its `profile_step=5` is iteration 5.
-
-    Args:
-        engine: DeepSpeed's.
-    """
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self._flops: dict[str, object] | None = None
-        self._iterations: list[int] = []
-        self._timers_ms: dict[str, list[float | None]] = {}
-
-    def settings(self) -> dict[str, object]:
-        """Settings, and results so far."""
+    def _measured(self) -> dict[str, object]:
+        """Settings and results so far. DeepSpeed counts complete steps, so its `profile_step=5` is iteration 5."""
         engine = self._engine
         autotuning = engine._config.autotuning_config
         return {
@@ -176,7 +162,7 @@ class Measurements:
             },
             "wall_clock_breakdown": {
                 "enabled": bool(engine.wall_clock_breakdown()),
-                "iteration": self._iterations,
+                "iteration": self._timed_iterations,
                 "timers_ms": self._timers_ms,
             },
             "autotuning": {
@@ -185,31 +171,7 @@ class Measurements:
             },
         }
 
-    def notes(self, window: Window) -> list[str]:
-        """Their effects on this window, in sentences."""
-        engine, notes = self._engine, []
-        step = engine.flops_profiler_profile_step()
-        if engine.flops_profiler_enabled() and step in window:
-            setting = "autotuning.start_profile_step" if engine.autotuning_enabled() else "flops_profiler.profile_step"
-            notes.append(
-                f"DeepSpeed's FLOPs profiler runs in iteration {step}, inside the window {window}: on rank 0 it waits for the"
-                f" device around every module, so that iteration is slower than others. Set {setting} outside the window"
-            )
-        if engine.wall_clock_breakdown():
-            cause = ", which the FLOPs profiler switches on" if engine.flops_profiler_enabled() else ""
-            notes.append(
-                f"wall_clock_breakdown is on{cause}: DeepSpeed waits for the device when it logs its timers, every iteration."
-                " Switch it off to capture the training undisturbed"
-            )
-        end = engine.autotuning_end_profile_step()
-        if engine.autotuning_enabled() and window.last >= end:
-            notes.append(
-                f"DeepSpeed's autotuning ends the process in iteration {end}, before the window {window} is complete."
-                f" Move the window to {engine.autotuning_start_profile_step()}-{end}"
-            )
-        return notes
-
-    def watch(self, phases: PhaseWatch) -> None:
+    def _watch_flops(self, phases: PhaseWatch) -> None:
         """Keep the counts of the FLOPs profiler, which resets them at its end."""
         profiler = getattr(self._engine, "flops_profiler", None)
         if profiler is None:
@@ -232,13 +194,38 @@ class Measurements:
 
         phases.replace(profiler, "end_profile", end_profile)
 
-    def read_timers(self, iteration: int) -> None:
+    def _read_timers(self, iteration: int) -> None:
         """Keep the wall-clock breakdown of the iteration that ends, in milliseconds, if DeepSpeed has one."""
         timers = self._engine.get_wall_clock_timers() if self._engine.wall_clock_breakdown() else {}
         if timers:
-            self._iterations.append(iteration)
+            self._timed_iterations.append(iteration)
         for name, milliseconds in timers.items():
             self._timers_ms.setdefault(name, []).append(round(milliseconds, 3))
+
+
+def _disturbances(engine: Any, window: Window) -> list[str]:
+    """Effects of DeepSpeed's own measurements on this window, in sentences."""
+    notes = []
+    step = engine.flops_profiler_profile_step()
+    if engine.flops_profiler_enabled() and step in window:
+        setting = "autotuning.start_profile_step" if engine.autotuning_enabled() else "flops_profiler.profile_step"
+        notes.append(
+            f"DeepSpeed's FLOPs profiler runs in iteration {step}, inside the window {window}: on rank 0 it waits for the"
+            f" device around every module, so that iteration is slower than others. Set {setting} outside the window"
+        )
+    if engine.wall_clock_breakdown():
+        cause = ", which the FLOPs profiler switches on" if engine.flops_profiler_enabled() else ""
+        notes.append(
+            f"wall_clock_breakdown is on{cause}: DeepSpeed waits for the device when it logs its timers, every iteration."
+            " Switch it off to capture the training undisturbed"
+        )
+    end = engine.autotuning_end_profile_step()
+    if engine.autotuning_enabled() and window.last >= end:
+        notes.append(
+            f"DeepSpeed's autotuning ends the process in iteration {end}, before the window {window} is complete."
+            f" Move the window to {engine.autotuning_start_profile_step()}-{end}"
+        )
+    return notes
 
 
 def _layout(engine: Any) -> FoundLayout:

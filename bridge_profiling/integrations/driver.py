@@ -19,16 +19,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bridge_profiling.capture.hook import ProfilingHook
+from bridge_profiling.capture.record import IterationWork
 from bridge_profiling.capture.signals import raised_by_handler, unwind_on
-from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import one_line, require
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv, initialized_distributed
 from bridge_profiling.layout import ParallelLayout, select_ranks
 
 if TYPE_CHECKING:
-    from bridge_profiling.integrations.phase_memory import PhaseMemory
-    from bridge_profiling.integrations.phases import PhaseWatch, RangeOf
+    from bridge_profiling.integrations.phases import PhaseMemory, PhaseWatch, RangeOf
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +105,8 @@ class ProfilingDriver:
             watch: selects the phases to watch.
             range_of: opens a watched phase; `phase` by default.
             exit_signal: a signal to turn into SystemExit on profiled ranks; None leaves signals to the hook.
-            independent: whether ranks open their hooks at different times, or never, so they must not communicate.
+            independent: whether ranks open their hooks at different times, or never, so they must not communicate. Every phase
+                of an independent rank is watched, and signals are left to the hook.
             hook_arguments: further arguments of `ProfilingHook`.
 
         Returns:
@@ -125,10 +125,11 @@ class ProfilingDriver:
                 from bridge_profiling.integrations.phases import PhaseWatch
 
                 self.phases = PhaseWatch(range_of or self.phase)
+                watch = PhaseWatch.everything if independent else watch
                 if watch is not None:
                     self.guard(watch, self.phases)
             profiled = self.config.enabled and env.rank in select_ranks(self.config.profile_ranks, layout)
-            if exit_signal is not None and profiled:
+            if exit_signal is not None and profiled and not independent:
                 self.signals.enter_context(unwind_on(exit_signal))
         except Exception as error:
             if raised_by_handler(error):
@@ -180,6 +181,12 @@ class ProfilingDriver:
     def in_own_process(self) -> bool:
         """Whether this is the process that opened the hook, not one forked from it."""
         return os.getpid() == self._process
+
+    @property
+    def on_first_rank(self) -> bool:
+        """Whether this is the first profiled rank, where every rank is data-parallel."""
+        here = LaunchEnv.current()
+        return here.rank == select_ranks(self.config.profile_ranks, ParallelLayout(world_size=here.world_size))[0]
 
     @property
     def in_own_thread(self) -> bool:
@@ -246,6 +253,10 @@ class ProfilingDriver:
         if self.phases is not None:
             self.phases.end(name)
 
+    def watched_phase(self, name: str) -> AbstractContextManager:
+        """A phase in the watch, in a context manager."""
+        return self.phases.phase(name) if self.phases is not None else nullcontext()
+
     def range(self, name: str) -> AbstractContextManager:
         """A range inside the window."""
         return self.hook.range(name) if self.hook is not None else nullcontext()
@@ -257,7 +268,7 @@ class ProfilingDriver:
             return one
         if "phase_memory" not in hook.facts:
             # Only now, because a framework may initialize its device late.
-            from bridge_profiling.integrations.phase_memory import memory_of_this_process
+            from bridge_profiling.integrations.phases import memory_of_this_process
 
             self._memory = memory_of_this_process()
             unavailable = "unavailable: this process trains on no CUDA device"
@@ -274,7 +285,14 @@ class Closing:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
         self._driver.close(error)
+
+    def _fetch(self, source: Iterator[Any]) -> Any:
+        with self._driver.watched_phase("data-loading"):
+            return next(source, END)
 
 
 class LoopProfiling(Closing):
@@ -299,7 +317,6 @@ class LoopProfiling(Closing):
 
     def _watch(self, phases: PhaseWatch) -> None:
         """Watch the framework's phases."""
-        raise NotImplementedError
 
     def _conclude(self, facts: dict[str, object]) -> None:
         """Add facts that are known at the end of the training."""
@@ -307,15 +324,16 @@ class LoopProfiling(Closing):
     def __enter__(self) -> Self:
         self._next = 0
         layout, facts = self._driver.guard(self._describe) or (None, {})
+        facts |= {"iteration": "optimizer step", "world_size": world_size()}
         self._driver.open(self._layout or layout, facts, watch=self._watch, work=self._work)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def _close(self, error: BaseException | None) -> None:
         if self._driver.hook is not None:
             self._driver.guard(self._conclude, self._driver.hook.facts)
         # A `break` leaves its iteration open, which is complete.
         self._driver.end_iteration(error)
-        super().__exit__(kind, error, trace)
+        super()._close(error)
 
     def steps(self, batches: Iterable[Batch], start: int | None = None, micro_batches: int = 1) -> Iterator[Batch]:
         """Yield the batches, with an iteration around the loop's body for each.
@@ -350,11 +368,7 @@ class LoopProfiling(Closing):
 
     def phase(self, name: str) -> AbstractContextManager:
         """A context manager that names a phase inside the window: `host-to-device`, `evaluation`, or any other."""
-        return self._driver.phases.phase(name) if self._driver.phases is not None else nullcontext()
-
-    def _fetch(self, source: Iterator[Any]) -> Any:
-        with self.phase("data-loading"):
-            return next(source, END)
+        return self._driver.watched_phase(name)
 
 
 def config_from(
@@ -392,10 +406,7 @@ def current_hook() -> ProfilingHook | None:
 
 def connected_ranks() -> LaunchEnv:
     """Rank and world size in torch.distributed; a process that is not connected trains alone, whatever launched it."""
-    distributed = initialized_distributed()
-    if distributed is None:
-        return LaunchEnv()
-    return LaunchEnv(rank=distributed.get_rank(), world_size=distributed.get_world_size())
+    return LaunchEnv.current({})
 
 
 def world_size() -> int:
@@ -416,9 +427,16 @@ def name_launch(environ: MutableMapping[str, str] = os.environ) -> None:
     if env.launch_is_named:
         return
     name = env.launch_id if env.world_size > 1 else ""
+    distributed, store = initialized_distributed(), None
     # The launcher's own id is nearly as good as a name from its store.
     with suppress(Exception):
-        store = _store(env)
+        if env.agent_store is not None:
+            from torch.distributed import TCPStore
+
+            host, port = env.agent_store
+            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+        elif distributed is not None:
+            store = distributed.distributed_c10d._get_default_store()
         if store is not None:
             key = f"bridge_profiling/launch/{env.restarts or 0}"
             name = store.compare_set(key, "", uuid.uuid4().hex).decode()
@@ -435,14 +453,3 @@ def restored(variable: str) -> Iterator[None]:
         os.environ.pop(variable, None)
         if before is not None:
             os.environ[variable] = before
-
-
-def _store(env: LaunchEnv) -> Any:
-    """A key-value store that all ranks reach; None without one."""
-    if env.agent_store is not None:
-        from torch.distributed import TCPStore
-
-        host, port = env.agent_store
-        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
-    distributed = initialized_distributed()
-    return distributed.distributed_c10d._get_default_store() if distributed is not None else None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import accelerate
@@ -65,8 +64,8 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
         if trainer is not None:
             trainer.add_callback(self)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        super().__exit__(kind, error, trace)
+    def _close(self, error: BaseException | None) -> None:
+        super()._close(error)
         if self._trainer is not None:
             self._trainer.remove_callback(self)
 

@@ -83,9 +83,11 @@ class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
         limited = self._automatic and not trainer.fast_dev_run and trainer.max_steps > 0
         train_iters = trainer.max_steps if limited else None
         _check(self._driver.config, trainer, train_iters)
+        # Data-parallel except for tensor parallelism among neighbours.
+        tensor_parallel = getattr(trainer.strategy, "_tensor_parallel_size", 1)
         # On SIGTERM, Lightning itself finishes the batch, ends the training and calls `on_exception`.
         self._driver.open(
-            _layout(trainer),
+            ParallelLayout(world_size=world_size(), tp=tensor_parallel if isinstance(tensor_parallel, int) else 1),
             _facts(trainer, pl_module),
             watch=partial(self._listen, trainer),
             train_iters=train_iters,
@@ -194,12 +196,6 @@ def _check(config: ProfilingConfig, trainer: Any, train_iters: int | None) -> No
     if config.enabled:
         check_window_fits(config.profile_step_end, train_iters, name="profile_step_end", limit="the Trainer's max_steps")
     config.finalize(world_size=world_size())
-
-
-def _layout(trainer: Any) -> ParallelLayout:
-    """Where the Trainer's strategy puts each rank: data-parallel except for tensor parallelism among neighbours."""
-    tensor_parallel = getattr(trainer.strategy, "_tensor_parallel_size", 1)
-    return ParallelLayout(world_size=world_size(), tp=tensor_parallel if isinstance(tensor_parallel, int) else 1)
 
 
 def _facts(trainer: Any, pl_module: Any) -> dict[str, object]:

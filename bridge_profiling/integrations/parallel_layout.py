@@ -1,29 +1,35 @@
-"""The parallel layout of a torch training: from a device mesh, or from the process groups that share gradients.
+"""The parallel layout of a torch training, and the settings of its wrapper: DistributedDataParallel, FSDP, fully_shard.
 
 A mesh has any dimensions under any names; `ParallelLayout` has megatron-core's. A mesh that these can't express gets a note and
-a flat layout: every rank is data-parallel.
+a flat layout: every rank is data-parallel. Reads models and changes nothing; settings that a torch release does not expose are
+left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.integrations.driver import world_size
 from bridge_profiling.layout import ParallelLayout
 
 #: Names of mesh dimensions in use: torch's tutorials', torchtitan's, Accelerate's, Lightning's.
+_DATA = ("dp", "data", "ddp", "fsdp", "hsdp", "shard", "replicate", "dp_replicate", "dp_shard", "data_parallel", "world")
 _MEANINGS = {
-    "dp": ("dp", "data", "ddp", "fsdp", "hsdp", "shard", "replicate", "dp_replicate", "dp_shard", "data_parallel", "world"),
-    "tp": ("tp", "tensor", "tensor_parallel", "model"),
-    "cp": ("cp", "context", "context_parallel", "sp", "sequence", "ulysses"),
-    "pp": ("pp", "pipe", "pipeline", "pipeline_parallel", "stage"),
+    **dict.fromkeys(_DATA, "dp"),
+    **dict.fromkeys(("tp", "tensor", "tensor_parallel", "model"), "tp"),
+    **dict.fromkeys(("cp", "context", "context_parallel", "sp", "sequence", "ulysses"), "cp"),
+    **dict.fromkeys(("pp", "pipe", "pipeline", "pipeline_parallel", "stage"), "pp"),
 }
 
 
@@ -51,37 +57,27 @@ def layout_of_mesh(mesh: Any, *, data_parallel: Collection[str] = ()) -> FoundLa
     """
     root, world = _root(mesh), world_size()
     sizes = tuple(root.mesh.shape)
-    names = root.mesh_dim_names or _default_names(len(sizes))
+    # Without names, by fully_shard's use: one dimension shards; of two, the first replicates.
+    unnamed = {1: ("dp",), 2: ("dp_replicate", "dp_shard")}
+    names = root.mesh_dim_names or unnamed.get(len(sizes)) or tuple(f"dim{i}" for i in range(len(sizes)))
     found = FoundLayout(mesh=dict(zip(names, sizes, strict=True)))
     if not torch.equal(root.mesh.flatten().cpu(), torch.arange(world)):
         found.notes.append(f"the mesh {found.mesh} does not hold ranks 0 to {world - 1} in order; its coordinates are unknown")
         return found
-    kinds = [_meaning(name, data_parallel) for name in names]
+    kinds = ["dp" if name in data_parallel else _MEANINGS.get(name.lower()) for name in names]
     unknown = [name for name, kind, size in zip(names, kinds, sizes, strict=True) if kind is None and size > 1]
     if unknown:
         found.notes.append(f"the purpose of the mesh's dimension {unknown[0]!r} is unknown from its name; pass layout=")
         return found
-    order, product = _order(kinds, sizes)
+    used = [(kind, size) for kind, size in zip(kinds, sizes, strict=True) if kind is not None and size > 1]
+    # The fastest first, with neighbours of one kind merged.
+    merged = [(kind, math.prod(size for _, size in of_kind)) for kind, of_kind in groupby(reversed(used), itemgetter(0))]
+    order = [kind for kind, _ in merged] or ["dp"]
     if len(set(order)) < len(order):
         found.notes.append(f"the mesh {found.mesh} has dimensions of one kind that are not neighbours; pass layout=")
         return found
-    split = {kind: product[kind] for kind in ("tp", "pp", "cp") if kind in product}
+    split = {kind: size for kind, size in merged if kind != "dp"}
     found.layout = ParallelLayout(world_size=world, order="-".join(order), **split)
-    return found
-
-
-def layout_of_groups(groups: Sequence[Any]) -> FoundLayout:
-    """The layout without a mesh: data-parallel, if these process groups together hold every rank.
-
-    Args:
-        groups: the groups of one rank that reduce gradients (hybrid sharding has two).
-    """
-    found, world = FoundLayout(), world_size()
-    size = math.prod(dist.get_world_size(group) for group in groups)
-    if size != world:
-        found.notes.append(
-            f"gradients are reduced among {size} of {world} ranks; the role of the others is unknown: pass layout="
-        )
     return found
 
 
@@ -98,30 +94,6 @@ def layout_of_sizes(sizes: Mapping[str, int], order: str) -> FoundLayout:
         return FoundLayout(notes=[f"{error}; pass layout="])
 
 
-def _order(kinds: Sequence[str | None], sizes: Sequence[int]) -> tuple[list[str], dict[str, int]]:
-    """Kinds of dimensions, the fastest first with neighbours of one kind merged; and the size of each."""
-    order: list[str] = []
-    product: dict[str, int] = {}
-    for kind, size in reversed(list(zip(kinds, sizes, strict=True))):
-        if kind is None or size == 1:
-            continue
-        if not order or order[-1] != kind:
-            order.append(kind)
-        product[kind] = product.get(kind, 1) * size
-    return order or ["dp"], product
-
-
-def _meaning(name: str, data_parallel: Collection[str]) -> str | None:
-    if name in data_parallel:
-        return "dp"
-    return next((kind for kind, names in _MEANINGS.items() if name.lower() in names), None)
-
-
-def _default_names(count: int) -> tuple[str, ...]:
-    """Names for a mesh without names, by fully_shard's use: one dimension shards; of two, the first replicates."""
-    return ("dp",) if count == 1 else ("dp_replicate", "dp_shard") if count == 2 else tuple(f"dim{i}" for i in range(count))
-
-
 def _root(mesh: Any) -> Any:
     if hasattr(mesh, "_get_root_mesh"):
         return mesh._get_root_mesh()
@@ -129,3 +101,152 @@ def _root(mesh: Any) -> Any:
     from torch.distributed.device_mesh import _mesh_resources
 
     return _mesh_resources.get_root_mesh(mesh)
+
+
+# -- wrapped models ---------------------------------------------------------------------------------------------------
+
+
+def describe(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]]:
+    """The layout and the settings of a model's training.
+
+    Args:
+        model: the wrapped model, or a model that contains it.
+
+    Returns:
+        The layout, and the description: `name` (`ddp`, `fsdp`, `fully_shard` or `torch`), `parameters`, the wrapper's settings.
+    """
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            return _ddp(module)
+        if _is_a(module, "FSDPModule"):
+            return _fully_shard(model)
+        if _is_a(module, "FullyShardedDataParallel"):
+            return _fsdp(model, module)
+    return _not_wrapped(model), {"name": "torch", "parameters": _parameters(model)}
+
+
+def bucket_bytes(model: torch.nn.Module) -> list[int]:
+    """Sizes of the gradient buckets of a model with DDP, as rebuilt after the first iteration."""
+    ddp = next(module for module in model.modules() if isinstance(module, DistributedDataParallel))
+    logged = ddp._get_ddp_logging_data()
+    sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
+    return [int(size) for size in str(sizes).split(",") if size.strip().isdigit()]
+
+
+def wrapped_units(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Units of FullyShardedDataParallel with parameters of their own: the module's name, and its handle."""
+    for name, module in model.named_modules():
+        handle = getattr(module, "_handle", None) if _is_a(module, "FullyShardedDataParallel") else None
+        if handle is not None:
+            yield name.replace("_fsdp_wrapped_module.", "").replace("_fsdp_wrapped_module", "").strip("."), handle
+
+
+def _not_wrapped(model: torch.nn.Module) -> FoundLayout:
+    """Tensor parallelism alone wraps nothing: only its parameters have a mesh."""
+    sharded: list[Any] = [
+        one for one in model.parameters() if any(placement.is_shard() for placement in getattr(one, "placements", ()))
+    ]
+    if not sharded:
+        return FoundLayout()
+    mesh, world = sharded[0].device_mesh, world_size()
+    if mesh.mesh_dim_names is None and mesh.ndim == 1 and mesh.size() == world:
+        return FoundLayout(ParallelLayout(world_size=world, tp=world), mesh={"tp": world})
+    return layout_of_mesh(mesh)
+
+
+def _ddp(ddp: DistributedDataParallel) -> tuple[FoundLayout, dict[str, object]]:
+    return _layout(getattr(ddp, "device_mesh", None), [ddp.process_group]), {
+        "name": "ddp",
+        "parameters": _parameters(ddp),
+        "bucket_cap_bytes": ddp.bucket_bytes_cap,
+        **{name: getattr(ddp, name) for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")},
+        "mixed_precision": _fields(getattr(ddp, "mixed_precision", None), "param_dtype", "reduce_dtype", "buffer_dtype"),
+        "wrapped_units": 1,
+    }
+
+
+def _fsdp(model: torch.nn.Module, first: Any) -> tuple[FoundLayout, dict[str, object]]:
+    groups = [group for group in (first.process_group, getattr(first, "_inter_node_pg", None)) if group is not None]
+    # The flat parameter's full size, independent of the shard that this rank holds.
+    units = [(name, handle.flat_param._unpadded_unsharded_size.numel()) for name, handle in wrapped_units(model)]
+    precision, prefetch = getattr(first, "mixed_precision", None), getattr(first, "backward_prefetch", None)
+    return _layout(getattr(first, "_device_mesh", None), groups), {
+        "name": "fsdp",
+        **_units(units),
+        "sharding_strategy": first.sharding_strategy.name,
+        "mixed_precision": _fields(precision, "param_dtype", "reduce_dtype", "buffer_dtype", "keep_low_precision_grads"),
+        "backward_prefetch": prefetch.name if prefetch is not None else None,
+        "limit_all_gathers": getattr(first, "limit_all_gathers", None),
+        "cpu_offload": bool(getattr(getattr(first, "cpu_offload", None), "offload_params", False)),
+        "use_orig_params": getattr(first, "_use_orig_params", None),
+    }
+
+
+def _fully_shard(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]]:
+    sharded = [(name, module) for name, module in model.named_modules() if _is_a(module, "FSDPModule")]
+    groups = [(name, group) for name, module in sharded for group in _param_groups(module)]
+    units = [(name, sum(one.sharded_param.numel() for one in group.fsdp_params)) for name, group in groups]
+    first = groups[0][1] if groups else None
+    mesh = first.mesh_info.mesh if first is not None else None
+    names = (mesh.mesh_dim_names or tuple(f"dim{i}" for i in range(mesh.mesh.ndim))) if mesh is not None else ()
+    precision = next(filter(None, (_precision(group) for _, group in groups)), None)
+    return _layout(mesh, []), {
+        "name": "fully_shard",
+        **_units(units),
+        "sharded_over": dict(zip(names, mesh.mesh.shape, strict=True)) if mesh is not None else None,
+        "mixed_precision": _fields(precision, "param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs"),
+        "reshard_after_forward": {
+            "units": sum(group.post_forward_mesh_info is not None for _, group in groups),
+            "of": len(units),
+        },
+        "offload_policy": type(first.offload_policy).__name__ if first is not None else None,
+    }
+
+
+def _units(sizes: Sequence[tuple[str, int]]) -> dict[str, object]:
+    """Facts about units from their names and numbers of parameters."""
+    units = [{"name": name, "parameters": size} for name, size in sizes]
+    return {"parameters": sum(size for _, size in sizes), "wrapped_units": len(units), "units": units}
+
+
+def _layout(mesh: Any, groups: Sequence[Any]) -> FoundLayout:
+    """The layout of the mesh that gradients are reduced over; without a mesh, data-parallel if these groups hold every rank."""
+    if mesh is not None:
+        return layout_of_mesh(mesh, data_parallel=mesh.mesh_dim_names or ())
+    found, world = FoundLayout(), world_size()
+    # Hybrid sharding has two groups.
+    size = math.prod(dist.get_world_size(group) for group in groups)
+    if groups and size != world:
+        found.notes.append(
+            f"gradients are reduced among {size} of {world} ranks; the role of the others is unknown: pass layout="
+        )
+    return found
+
+
+def _param_groups(module: Any) -> list[Any]:
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    # Until torch 2.9 a module has at most one.
+    return list(groups) if groups is not None else [group for group in (state._fsdp_param_group,) if group is not None]
+
+
+def _precision(group: Any) -> Any:
+    """The group's policy; since torch 2.15 each parameter may have its own: then the first parameter's."""
+    return group.mp_policy if hasattr(group, "mp_policy") else group.fsdp_params[0].mp_policy
+
+
+def _parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _is_a(module: torch.nn.Module, wrapper: str) -> bool:
+    # A wrapper exists only if its package is imported, which takes a moment.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, getattr(fsdp, wrapper))
+
+
+def _fields(settings: Any, *names: str) -> dict[str, object] | None:
+    """Settings that are set, in types that JSON has."""
+    values = {name: getattr(settings, name, None) for name in names}
+    plain = {name: value if isinstance(value, bool | int | str) else str(value) for name, value in values.items()}
+    return {name: plain[name] for name in names if values[name] is not None} or None

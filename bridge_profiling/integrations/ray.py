@@ -22,7 +22,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
@@ -81,49 +80,19 @@ def worker_runtime_env(
         interpreter = interpreter if os.path.isabs(interpreter) else sys.executable
         variables["PATH"] = f"{os.path.dirname(interpreter)}:{variables.get('PATH', '${PATH}')}"
         theirs = given.pop("_nsight", None) or given.get("nsight")
-        given["nsight"] = nsight_options(
-            worker,
-            rank=rank,
-            request=request,
+        asked = check_options(theirs if isinstance(theirs, Mapping) else {}, name='runtime_env["nsight"]')
+        given["nsight"], warnings = ray_options(
+            [*asked.items(), *request.extra_options.items()],
             cuda=_cluster_has_gpus() if cuda is None else cuda,
-            given=theirs if isinstance(theirs, Mapping) else {},
+            report=f"{folder_of(worker)}_rank-{rank}_{request.window}",
             reports=_made(Path(variables[OUTPUT_DIR_VARIABLE], _REPORTS)) if root else None,
+            # Workers usually run in the same container as the driver.
+            version=_nsys_here(),
         )
+        for warning in warnings:
+            logger.warning("%s", warning)
     logger.info("worker %s, rank %d: %s will capture steps %s", worker, rank, request.profiler, request.window)
     return given | {"env_vars": variables}
-
-
-def nsight_options(
-    worker: str,
-    *,
-    rank: int,
-    request: RayRequest,
-    cuda: bool,
-    given: Mapping[str, object] | None = None,
-    reports: Path | None = None,
-) -> dict[str, str]:
-    """The value of Ray's `runtime_env={"nsight": …}`: options of `nsys profile` without their dashes.
-
-    Args:
-        worker: name of the worker's group.
-        rank: its rank there.
-        request: the request; its extra options override all others.
-        cuda: whether the worker has a GPU.
-        given: options that override the default ones.
-        reports: directory of the reports; None leaves it to Ray.
-    """
-    theirs = check_options(given or {}, name='runtime_env["nsight"]')
-    options, warnings = ray_options(
-        [*theirs.items(), *request.extra_options.items()],
-        cuda=cuda,
-        report=f"{folder_of(worker)}_rank-{rank}_{request.window}",
-        reports=reports,
-        # Workers usually run in the same container as the driver.
-        version=_nsys_here(),
-    )
-    for warning in warnings:
-        logger.warning("%s", warning)
-    return options
 
 
 def folder_of(worker: str) -> str:
@@ -207,14 +176,23 @@ class WorkerProfiling(Closing):
         if not chosen and not config.enabled and config.slow_iteration_factor is None and config.on_demand is None:
             # The hook gets a directory below, which must not look like one that the user chose to send requests to.
             config.on_demand = False
-        context = _context()
-        if context is not None:
+        facts: dict[str, object] = {"name": "ray", "worker": worker}
+        ray = sys.modules.get("ray")
+        if ray is not None and ray.is_initialized():
+            context = ray.get_runtime_context()
+            facts |= {
+                "version": ray.__version__,
+                "actor": context.get_actor_name() or None,
+                "actor_id": context.get_actor_id(),
+                "job_id": context.get_job_id(),
+                "node_id": context.get_node_id(),
+            }
             # Workers of one driver choose the same folder by this name; they may be unable to communicate.
             session = context.get_session_name() if hasattr(context, "get_session_name") else context.gcs_address
             os.environ.setdefault(LAUNCH_VARIABLE, f"{session}/{context.get_job_id()}")
         root = resolve_output_dir(config, output_dir) / folder_of(worker)
         self._driver = ProfilingDriver(config, root, close_on_error=True)
-        self._driver.start(rank=rank, world_size=world_size, layout=layout, facts=_facts(worker, context))
+        self._driver.start(rank=rank, world_size=world_size, layout=layout, facts=facts)
 
     def step(self, step: int) -> AbstractContextManager:
         """A context manager around step `step`, counted from 1 like the variables, across resumes."""
@@ -237,8 +215,7 @@ class WorkerProfiling(Closing):
         self.end_step(error)
         self._driver.close(error)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close(error)
+    _close = close
 
 
 def _config_of(worker: str, settings: Mapping[str, Any]) -> ProfilingConfig:
@@ -251,22 +228,3 @@ def _config_of(worker: str, settings: Mapping[str, Any]) -> ProfilingConfig:
         asked |= {"profile_step_start": request.window.start, "profile_step_end": request.window.end}
         asked["use_nsys_profiler" if request.profiler == "nsys" else "use_pytorch_profiler"] = True
     return config_from("WorkerProfiling", {**asked, **settings})
-
-
-def _facts(worker: str, context: Any) -> dict[str, object]:
-    """The manifest's `framework` section."""
-    facts: dict[str, object] = {"name": "ray", "worker": worker}
-    if context is None:
-        return facts
-    return facts | {
-        "version": sys.modules["ray"].__version__,
-        "actor": context.get_actor_name() or None,
-        "actor_id": context.get_actor_id(),
-        "job_id": context.get_job_id(),
-        "node_id": context.get_node_id(),
-    }
-
-
-def _context() -> Any:
-    ray = sys.modules.get("ray")
-    return ray.get_runtime_context() if ray is not None and ray.is_initialized() else None

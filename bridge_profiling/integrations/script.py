@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import functools
 import importlib.abc
-import importlib.machinery
 import importlib.util
 import logging
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.capture.signals import raised_by_handler
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.integrations.driver import ProfilingDriver
-from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.layout import ParallelLayout, select_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -177,13 +175,7 @@ class ScriptProfiling:
         """Open the hook, once torch is loaded and, usually, the ranks are connected."""
         if not self._opened:
             self._opened = True
-            self._driver.open(
-                facts={"name": "script"},
-                watch=lambda phases: phases.everything(),
-                exit_signal=None,
-                independent=True,
-                owns_process=True,
-            )
+            self._driver.open(facts={"name": "script"}, independent=True, owns_process=True)
 
     def _begin(self, iteration: int) -> None:
         """Begin an iteration. The model's calls are watched during a capture; at other times nothing stays in the model."""
@@ -200,10 +192,8 @@ class ScriptProfiling:
         """Log why nothing was captured and what to type instead, on one rank."""
         # A script that configures logging silences existing loggers.
         logger.disabled = False
-        here, config, steps = LaunchEnv.current(), self._driver.config, self._steps
-        selected = select_ranks(config.profile_ranks, ParallelLayout(world_size=here.world_size))
-        window = config.window
-        if here.rank != selected[0] or steps > window.start:
+        steps, window = self._steps, self._driver.config.window
+        if steps > window.start or not self._driver.on_first_rank:
             return
         if steps:
             others = max(self._others.values(), default=0)
@@ -246,9 +236,7 @@ class _ImportWatch(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
         self._name, self._act = name, act
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         if fullname != self._name:
             return None
         # Now the other finders are asked.

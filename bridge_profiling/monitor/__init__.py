@@ -5,25 +5,10 @@ statistics come from the torch that the process has already loaded. A metric tha
 with the reason, never as zero.
 """
 
+# ruff: noqa: F401  # the public names
+
 from bridge_profiling.monitor.alerts import Alert, LeakAlert, SlowIterationAlert
-from bridge_profiling.monitor.gpu_monitor import GPUMonitor
 from bridge_profiling.monitor.metrics import Readings, Sample
 from bridge_profiling.monitor.outputs import JsonLines, Prometheus, TensorBoard
-from bridge_profiling.monitor.sampler import Monitor
+from bridge_profiling.monitor.sampler import GPUMonitor, Monitor
 from bridge_profiling.monitor.training import Counters, Throughput, TrainingMonitor
-
-__all__ = [
-    "Alert",
-    "Counters",
-    "GPUMonitor",
-    "JsonLines",
-    "LeakAlert",
-    "Monitor",
-    "Prometheus",
-    "Readings",
-    "Sample",
-    "SlowIterationAlert",
-    "TensorBoard",
-    "Throughput",
-    "TrainingMonitor",
-]

@@ -91,10 +91,9 @@ class Gpus:
     def read(self) -> tuple[Readings, ...]:
         """Read every GPU once."""
         before = thread_time()
-        try:
-            return tuple(device.read() for device in self._devices)
-        finally:
-            self.driver_seconds = thread_time() - before
+        readings = tuple(device.read() for device in self._devices)
+        self.driver_seconds = thread_time() - before
+        return readings
 
     def processes(self) -> list[int]:
         """Ids of the compute processes on these GPUs that the driver reports."""

@@ -81,7 +81,6 @@ class Exit:
     code: int
 
 
-Message = Spec | Training | Capture | Delivery | Exit
 MessageT = TypeVar("MessageT", Spec, Training, Capture, Delivery, Exit)
 
 
@@ -113,7 +112,7 @@ class Channel:
             raise CaptureError("the supervisor of this rank's nsys is gone")
         return spec
 
-    def write(self, message: Message, number: int | None = None) -> None:
+    def write(self, message: MessageT, number: int | None = None) -> None:
         """Write a message; `number` is that of its capture.
 
         Raises:
@@ -142,6 +141,6 @@ class Channel:
                 return number
         raise CaptureError(f"nsys was started to make {captures} captures and has made them")
 
-    def _path(self, kind: type[Message], number: int | None) -> Path:
+    def _path(self, kind: type, number: int | None) -> Path:
         name = kind.__name__.lower()
         return self.directory / (f"{name}.json" if number is None else f"{name}-{number}.json")

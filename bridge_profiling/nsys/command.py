@@ -11,17 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
-from bridge_profiling.nsys.options import (
-    CAPTURE_RANGE,
-    DEFAULT_OPTIONS,
-    DEFAULT_TRACE,
-    GPU_METRICS,
-    RENAMED_OPTIONS,
-    NsysRequest,
-    merge_options,
-    split_options,
-    value_of,
-)
+from bridge_profiling.nsys import options as nsys_options
 from bridge_profiling.nsys.version import NsysVersion, run_nsys
 
 #: Settings of nsys that its manual leaves out, as `name=value;name=value`.
@@ -35,7 +25,7 @@ _DETACH = "CuptiFinalizeOnStop"
 _CUDA_ONLY = frozenset({"cuda", "cuda-hw", "cuda-sw", "cublas", "cublas-verbose", "cudnn", "cusparse", "cusolver", "nccl"})
 
 
-def profile_command(request: NsysRequest, version: NsysVersion, *, report: Path) -> tuple[list[str], list[str]]:
+def profile_command(request: nsys_options.NsysRequest, version: NsysVersion, *, report: Path) -> tuple[list[str], list[str]]:
     """The command with which a rank starts nsys, without the application.
 
     Args:
@@ -47,14 +37,14 @@ def profile_command(request: NsysRequest, version: NsysVersion, *, report: Path)
         The command, and a warning for each part of the request that this nsys can't fulfil.
     """
     warnings: list[str] = []
-    trace = list(request.trace or DEFAULT_TRACE)
+    trace = list(request.trace or nsys_options.DEFAULT_TRACE)
     if not request.cuda:
         left_out = [name for name in trace if name in _CUDA_ONLY]
         trace = [name for name in trace if name not in _CUDA_ONLY] or ["nvtx"]
         if left_out and request.trace:
             warnings.append(f"no CUDA device: left out --trace={','.join(left_out)}")
-    defaults = list(DEFAULT_OPTIONS)
-    if not value_of(request.extra_args, "--capture-range"):
+    defaults = list(nsys_options.DEFAULT_OPTIONS)
+    if not nsys_options.value_of(request.extra_args, "--capture-range"):
         # nsys' own default ends the application with its capture range.
         end = f"repeat:{request.captures}" if request.captures > 1 else "stop"
         defaults += [*_capture_range(request.cuda), f"--capture-range-end={end}"]
@@ -62,12 +52,12 @@ def profile_command(request: NsysRequest, version: NsysVersion, *, report: Path)
         warnings.append("no CUDA device: no GPU metrics")
     elif request.gpu_metrics:
         try:
-            defaults.insert(0, f"{GPU_METRICS}={version.gpu_metrics_device(request.local_rank)}")
+            defaults.insert(0, f"{nsys_options.GPU_METRICS}={version.gpu_metrics_device(request.local_rank)}")
         except CaptureError as error:
             warnings.append(str(error))
-    options, unknown = version.adapt(merge_options(defaults, request.extra_args))
+    options, unknown = version.adapt(nsys_options.merge_options(defaults, request.extra_args))
     # A default that a version does not know is not worth a warning.
-    asked = {name for name, _ in split_options(request.extra_args)} | {GPU_METRICS}
+    asked = {name for name, _ in nsys_options.split_options(request.extra_args)} | {nsys_options.GPU_METRICS}
     warnings += [text for name, text in unknown.items() if name in asked]
     return [version.executable, "profile", f"--trace={','.join(trace)}", f"--output={report}", *options], warnings
 
@@ -81,7 +71,7 @@ def directives(version: NsysVersion, options: Sequence[str], environ: Mapping[st
         environ: holds the user's own, which win.
     """
     own = environ.get(DIRECTIVES_VARIABLE, "")
-    one_capture = value_of(options, "--capture-range-end") == "stop"
+    one_capture = nsys_options.value_of(options, "--capture-range-end") == "stop"
     # The versions in which it is known to work. Other versions don't get a directive that their manual leaves out.
     if not one_capture or not version.text.startswith("2024.2.") or _DETACH.lower() in own.lower():
         return own
@@ -103,17 +93,17 @@ def ray_options(
     Returns:
         The options, and a warning for each that this nsys doesn't know.
     """
-    given = {split_options([f"-{name}" if len(name) == 1 else f"--{name}"])[0][0]: value for name, value in asked}
+    given = {nsys_options.split_options([f"-{name}" if len(name) == 1 else f"--{name}"])[0][0]: value for name, value in asked}
     output = given.pop("--output", None)
     # Without the one default that not every version knows.
-    options = [option for option in DEFAULT_OPTIONS if not option.startswith("--cuda-event-trace")]
+    options = [option for option in nsys_options.DEFAULT_OPTIONS if not option.startswith("--cuda-event-trace")]
     options.append("--trace=cuda,nvtx" if cuda else "--trace=nvtx")
     if "--capture-range" not in given:
         options += _capture_range(cuda)
     if given.get("--capture-range") != "none":
         # nsys' own default ends the worker with its capture range.
         options.append("--capture-range-end=stop")
-    options = merge_options(options, [f"{name}={value}" for name, value in given.items()])
+    options = nsys_options.merge_options(options, [f"{name}={value}" for name, value in given.items()])
     options, warnings = version.adapt(options) if version is not None else (options, {})
     # A name from the user gets the worker's as well, so that no two workers write the same report.
     name = f"{output}_{report}" if output else f"{report}_%p"
@@ -128,7 +118,7 @@ def launcher_options(extra_args: Sequence[str], *, export_sqlite: bool) -> list[
     Raises:
         ProfilingConfigError: the user's options ask for an export of another kind alone.
     """
-    exports = [" ".join(tokens) for name, tokens in split_options(extra_args) if name == "--export"]
+    exports = [" ".join(tokens) for name, tokens in nsys_options.split_options(extra_args) if name == "--export"]
     if not export_sqlite or any("sqlite" in export for export in exports):
         return list(extra_args)
     if exports:
@@ -149,14 +139,14 @@ def prefix_command(nsys: Sequence[str], *, gpu_metrics: str) -> list[str]:
     """
     # The script looks at options one by one, so each long one is one argument; it samples GPU metrics by its own means.
     options: list[str] = []
-    for _, tokens in split_options([argument for argument in nsys if argument != "$GPU_METRICS_FLAG"]):
+    for _, tokens in nsys_options.split_options([argument for argument in nsys if argument != "$GPU_METRICS_FLAG"]):
         options += ["=".join(tokens)] if tokens[0].startswith("--") and len(tokens) == 2 else tokens
     text = resources.files("bridge_profiling.nsys").joinpath("prefix.sh").read_text(encoding="utf-8")
     # Without comments: the text becomes part of a batch script.
     script = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    folder = os.path.dirname(value_of(options, "--output") or "")
-    renamed = " ".join(",".join(names) for names in RENAMED_OPTIONS)
-    metrics = f"{GPU_METRICS}={gpu_metrics}" if gpu_metrics else ""
+    folder = os.path.dirname(nsys_options.value_of(options, "--output") or "")
+    renamed = " ".join(",".join(names) for names in nsys_options.RENAMED_OPTIONS)
+    metrics = f"{nsys_options.GPU_METRICS}={gpu_metrics}" if gpu_metrics else ""
     return ["-c", script, "nsys", str(len(options)), metrics, folder, renamed, *options]
 
 
@@ -173,4 +163,5 @@ def export_command(executable: str, report: Path, sqlite: Path) -> list[str]:
 
 
 def _capture_range(cuda: bool) -> list[str]:
-    return ["--capture-range=cudaProfilerApi"] if cuda else ["--capture-range=nvtx", f"--nvtx-capture={CAPTURE_RANGE}"]
+    without_cuda = ["--capture-range=nvtx", f"--nvtx-capture={nsys_options.CAPTURE_RANGE}"]
+    return ["--capture-range=cudaProfilerApi"] if cuda else without_cuda

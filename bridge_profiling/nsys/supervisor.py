@@ -19,14 +19,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from bridge_profiling.errors import CaptureError, TraceError
 from bridge_profiling.manifest import amend_manifest
 from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, REFUSED_VARIABLE, Capture, Channel, Delivery, Exit, Training
 from bridge_profiling.nsys.command import export_command
-from bridge_profiling.processes import InactivityTimer, WatchedProcess, find_by_argument, find_by_command, find_by_variable
+from bridge_profiling.processes import InactivityTimer, WatchedProcess, command_of, find_by_argument, find_by_variable
 
 #: Signals that a launcher or a user may send to a rank.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -100,7 +99,7 @@ class Supervisor:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             ended = nsys.poll() is not None
-            pid = find_by_command(self._spec.command, CHANNEL_VARIABLE, str(self._channel.directory))
+            pid = next((pid for pid in self._processes() if command_of(pid) == self._spec.command), None)
             if pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     self._training = WatchedProcess(pid)
@@ -128,10 +127,9 @@ class Supervisor:
         assert self._child is not None
         if self._child.poll() is None:
             # Not Popen.wait: with a timeout it polls again and again, and this process lives as long as the training.
-            nsys = WatchedProcess(self._child.pid)
-            while not nsys.ended(_POLL_SECONDS if self._must_deliver() else None):
-                self._deliver_if_stopped()
-            nsys.close()
+            with contextlib.closing(WatchedProcess(self._child.pid)) as nsys:
+                while not nsys.ended(_POLL_SECONDS if self._must_deliver() else None):
+                    self._deliver_if_stopped()
         code = self._child.wait()
         if self._training is not None and not self._training.ended(1.0):
             self._log(f"nsys ended with code {code}, and the training goes on without it")
@@ -153,7 +151,7 @@ class Supervisor:
         if capture is not None and capture.stopped and self._must_deliver():
             self._deliver(1, capture)
 
-    def _forward(self, number: int, frame: FrameType | None) -> None:
+    def _forward(self, number: int, frame: object) -> None:
         """Forward a signal to the training alone; to nsys, which forwards it, until the training is known."""
         if self._child is None:
             sys.exit(128 + number)

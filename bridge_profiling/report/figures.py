@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.analysis.confidence import Change
+from bridge_profiling.analysis.compare.statistics import Change
 from bridge_profiling.report.views import Figure, Row
 
 #: Colors that people with color blindness can tell apart, after Okabe and Ito (https://jfly.uni-koeln.de/color/). Parts of one

@@ -20,7 +20,7 @@ from isal import igzip
 from bridge_profiling.analysis.findings import Event, Finding
 from bridge_profiling.report.page import write_output
 from bridge_profiling.report.timeline import event_length_ns
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 #: Rows in memory at a time.
 _BATCH_ROWS = 1 << 14

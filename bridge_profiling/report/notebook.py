@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.memory_over_time import memory_over_time
-from bridge_profiling.analysis.timeline import segments, whole_captures, windows_of
+from bridge_profiling.analysis.memory.over_time import memory_over_time
+from bridge_profiling.analysis.ranks.timeline import segments, whole_captures, windows_of
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report import figures
 from bridge_profiling.report.timeline import timeline_figure

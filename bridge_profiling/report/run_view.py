@@ -17,13 +17,13 @@ from typing import Any
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.breakdown import without_device
 from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.analysis.memory_over_time import memory_over_time
+from bridge_profiling.analysis.memory.over_time import memory_over_time
 from bridge_profiling.report import bench_view, figures, tables, words
 from bridge_profiling.report.findings_view import Pictures, findings_view
 from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
 from bridge_profiling.report.verdict import Summary, verdict
 from bridge_profiling.report.views import Cell, FigureView, PageView, SectionView, TableView
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 Rows = list[dict[str, Any]]
 

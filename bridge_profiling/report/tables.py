@@ -12,7 +12,7 @@ from bridge_profiling.report import words
 from bridge_profiling.report.figures import MOST_GROUPS, PARTS, by_group, visible_parts
 from bridge_profiling.report.views import Cell, Row, TableView, ms, of, table
 from bridge_profiling.traces.run_dir import RankCapture
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 Rows = Sequence[Row]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Event
-from bridge_profiling.analysis.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
+from bridge_profiling.analysis.ranks.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
 from bridge_profiling.report.figures import COLORS, axis, figure
 from bridge_profiling.report.views import Figure, Target
 

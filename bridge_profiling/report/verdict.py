@@ -9,9 +9,9 @@ from statistics import fmean, median
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.against_bench import AgainstBench
 from bridge_profiling.analysis.breakdown import without_device
 from bridge_profiling.analysis.budget import BY_CAUSE
+from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
 from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
 from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS
@@ -19,7 +19,7 @@ from bridge_profiling.report import words
 from bridge_profiling.report.figures import PARTS
 from bridge_profiling.report.views import Verdict
 from bridge_profiling.traces.run_dir import WHICH_WINDOW, RankCapture
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 #: Durations, and shares, of ranks that differ by more than this are given as a range.
 _ALIKE, _SHARES_ALIKE = 0.02, 0.05

@@ -20,10 +20,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bridge_profiling.traces.tables import SCHEMAS, RankInfo, RankTables
+from bridge_profiling.traces.tables import SCHEMAS
+from bridge_profiling.traces.types import RankInfo, RankTables
 
 #: To be raised when a reader gives other rows for the same file. Changed columns count by themselves.
-ENGINE_VERSION = 3
+ENGINE_VERSION = 4
 
 #: The folder of entries beside a capture.
 FOLDER = ".bridge_profiling"

@@ -1,50 +1,34 @@
-"""Joins that every profiler's events need: a device event to its launch, and an event to its iteration. Reads no files."""
+"""Joins that every profiler's events need: launches, iterations, waits and communication operations. Reads no files."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-Integers = NDArray[np.int64]
+from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column, text_column
+from bridge_profiling.traces.types import Caveat, ProcessGroup, RankInfo
 
-#: Stands for null in integer columns.
-NULL = np.iinfo(np.int64).min
+#: Bytes of an element, by torch's name of its type.
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("Byte", "Char", "Bool"), 1),
+    **dict.fromkeys(("Float8_e4m3fn", "Float8_e4m3fnuz", "Float8_e5m2", "Float8_e5m2fnuz", "Float8_e8m0fnu"), 1),
+    **dict.fromkeys(("Half", "BFloat16", "Short", "UInt16"), 2),
+    **dict.fromkeys(("Float", "Int", "UInt32"), 4),
+    **dict.fromkeys(("Double", "Long", "UInt64", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
 
-
-@dataclass(frozen=True)
-class Iterations:
-    """The host ranges of one rank's iterations, ascending and apart.
-
-    Args:
-        number: iteration numbers.
-        start_ns: where each begins.
-        end_ns: where each ends.
-    """
-
-    number: Integers
-    start_ns: Integers
-    end_ns: Integers
-
-    def containing(self, time_ns: Integers) -> Integers:
-        """Number of the iteration that contains each time; NULL where none does."""
-        if not len(self.number):
-            return np.full(len(time_ns), NULL)
-        place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
-        inside = (place >= 0) & (time_ns <= self.end_ns[np.maximum(place, 0)])
-        return np.where(inside, self.number[np.maximum(place, 0)], NULL)
+#: Columns of `collectives` that are those of the kernel in `device_events`.
+_OF_THE_KERNEL = ("backend", "device", "stream", "start_ns", "end_ns", "launch_start_ns", "iteration")
 
 
 def rows_by_key(keys: Integers, wanted: Integers) -> Integers:
-    """The first row that has each wanted key; -1 where none has it, or where the wanted key is NULL or 0.
-
-    Correlations are such keys. CUPTI gives 0 to what has none.
-
-    Args:
-        keys: a key per row; NULL for none.
-        wanted: keys to look up.
-    """
+    """The first row with each wanted key; -1 where there is none, or the wanted key is NULL or 0 (CUPTI's word for none)."""
     if not len(keys):
         return np.full(len(wanted), -1)
     order = np.argsort(keys, kind="stable")
@@ -61,13 +45,242 @@ def taken(values: Integers, rows: Integers) -> Integers:
     return np.where(rows >= 0, values[np.maximum(rows, 0)], NULL)
 
 
-def sequence_in_group(group: Integers, order_key: Integers) -> Integers:
-    """Position of each row among the rows of its group, from 0, in the order of a key.
+def shifted(times: Integers, base_ns: int) -> Integers:
+    """Times moved to the tables' clock; NULL stays."""
+    return np.where(times == NULL, NULL, times + base_ns)
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The runtime call that launched each device event; NULL where it was not recorded.
 
     Args:
-        group: number of each row's group.
-        order_key: what a group's rows are ordered by; ties keep the rows' order.
+        issued_ns: start of the call, else of the event: what decides the iteration.
     """
+
+    start_ns: Integers
+    end_ns: Integers
+    thread: Integers
+    issued_ns: Integers
+
+
+def launch_of(
+    correlation: Integers,
+    start_ns: Integers,
+    *,
+    calls: Integers,
+    call_start_ns: Integers,
+    call_end_ns: Integers,
+    call_thread: Integers,
+) -> Launches:
+    """The launch of each device event.
+
+    Args:
+        correlation: of each device event.
+        start_ns: of each device event.
+        calls: correlation of each runtime call; the other arguments describe the same calls.
+    """
+    row = rows_by_key(calls, correlation)
+    launched_ns = taken(call_start_ns, row)
+    return Launches(launched_ns, taken(call_end_ns, row), taken(call_thread, row), np.where(row >= 0, launched_ns, start_ns))
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """The host ranges of one rank's iterations, ascending, and the rows they were made from."""
+
+    number: Integers
+    start_ns: Integers
+    end_ns: Integers
+    rows: Integers
+
+    def containing(self, time_ns: Integers) -> Integers:
+        """Number of the iteration that contains each time; NULL where none does."""
+        if not len(self.number):
+            return np.full(len(time_ns), NULL)
+        place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
+        inside = (place >= 0) & (time_ns <= self.end_ns[np.maximum(place, 0)])
+        return np.where(inside, self.number[np.maximum(place, 0)], NULL)
+
+    def overlapping(self, start_ns: Integers, end_ns: Integers) -> NDArray[np.bool_]:
+        """Which iterations overlap any of a few spans of time."""
+        found = np.zeros(len(self.number), bool)
+        for start, end in zip(start_ns.tolist(), end_ns.tolist(), strict=True):
+            found |= (self.start_ns < end) & (start < self.end_ns)
+        return found
+
+    def table(self, rank: int, boundary: NDArray[np.bool_], base_ns: int = 0) -> pa.Table:
+        """The table `iterations`."""
+        columns = {
+            "iteration": pa.array(self.number),
+            "start_ns": pa.array(self.start_ns + base_ns),
+            "end_ns": pa.array(self.end_ns + base_ns),
+            "boundary": pa.array(boundary),
+        }
+        return build("iterations", rank, columns)
+
+
+def iterations_from_names(number: Integers, start_ns: Integers, end_ns: Integers) -> tuple[Iterations, list[Caveat]]:
+    """The iterations that ranges name, ascending in time.
+
+    Args:
+        number: the iteration that each range's name gives; NULL for other ranges.
+        start_ns: of each range, ascending.
+        end_ns: of each range.
+
+    Raises:
+        ValueError: a later iteration has a smaller number.
+    """
+    rows = np.flatnonzero(number != NULL)
+    # The same range can be on several threads; the first is the loop's.
+    rows = np.sort(rows[np.unique(number[rows], return_index=True)[1]])
+    found = Iterations(number[rows], start_ns[rows], end_ns[rows], rows)
+    if (np.diff(found.number) < 0).any():
+        raise ValueError("its iterations do not follow one another in time: the clock went backwards")
+    if (found.start_ns[1:] < found.end_ns[:-1]).any():
+        text = "iterations overlap: an event inside two of them counts toward the later one"
+        return found, [Caveat("iterations_overlap", text)]
+    return found, []
+
+
+def wait_columns(waits: Mapping[str, Integers], kinds: Sequence[str | None], base_ns: int) -> dict[str, pa.Array]:
+    """The columns of `synchronizations`.
+
+    Args:
+        waits: columns on the capture's clock, by start; `kind` is an index of `kinds`.
+        kinds: names of the kinds.
+        base_ns: added to the times.
+    """
+    others = ("device", "stream", "correlation", "producer_stream", "producer_correlation")
+    return {
+        "kind": coded_column(waits["kind"], kinds),
+        "start_ns": pa.array(waits["start_ns"] + base_ns),
+        "end_ns": pa.array(waits["end_ns"] + base_ns),
+        **{name: integer_column(waits[name]) for name in others},
+    }
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One communication operation; None where the capture does not record a value.
+
+    Args:
+        size_bytes: message bytes where the profiler gives them rather than elements.
+    """
+
+    operation: str | None = None
+    group_name: str | None = None
+    group: str | None = None
+    group_ranks: tuple[int, ...] | None = None
+    group_size: int | None = None
+    in_elements: int | None = None
+    out_elements: int | None = None
+    dtype: str | None = None
+    peer: int | None = None
+    size_bytes: int | None = None
+
+    @property
+    def message_bytes(self) -> int | None:
+        """As in nccl-tests: the larger of input and output."""
+        if self.size_bytes is not None:
+            return self.size_bytes
+        size = _ELEMENT_BYTES.get(self.dtype or "")
+        elements = [count for count in (self.in_elements, self.out_elements) if count is not None]
+        return size * max(elements) if size and elements else None
+
+    def in_known_group(self, groups: Mapping[str, ProcessGroup]) -> Operation:
+        """The same with what the trace lists of its group: the profiler shortens long lists of ranks."""
+        known = groups.get(self.group_name or "")
+        if known is None:
+            return self
+        return replace(
+            self,
+            group=self.group or known.description or None,
+            group_ranks=self.group_ranks or known.ranks or None,
+            group_size=self.group_size or len(known.ranks) or None,
+        )
+
+
+def carried_out_by(kernel: str | None) -> tuple[str | None, ...]:
+    """The operations that a kernel can carry out, by the operation in its name."""
+    return ("send", "recv", "all_to_all", "gather", "scatter") if kernel == "send_recv" else (kernel,)
+
+
+def batch(operations: Sequence[Operation]) -> Operation:
+    """Point-to-point operations that one kernel carries out: what they have in common, and the sums of their elements."""
+    first = operations[0]
+    kinds = {operation.operation for operation in operations}
+    peers = {operation.peer for operation in operations}
+    same_group = len({operation.group_name for operation in operations}) == 1
+    return Operation(
+        operation=kinds.pop() if len(kinds) == 1 else "send_recv",
+        group_name=first.group_name if same_group else None,
+        group=first.group if same_group else None,
+        group_ranks=first.group_ranks if same_group else None,
+        group_size=first.group_size if same_group else None,
+        in_elements=_elements(operations, "send"),
+        out_elements=_elements(operations, "recv"),
+        dtype=first.dtype if len({operation.dtype for operation in operations}) == 1 else None,
+        peer=peers.pop() if len(peers) == 1 else None,
+    )
+
+
+def _elements(operations: Sequence[Operation], kind: str) -> int | None:
+    counts = [
+        operation.in_elements if operation.operation != "recv" else operation.out_elements
+        for operation in operations
+        if operation.operation == kind or operation.operation not in ("send", "recv")
+    ]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def ranks_of(text: str | None) -> tuple[int, ...] | None:
+    """Ranks from their JSON text; None when there is none, or when the profiler shortened it ("[0, 1, ..., 7]")."""
+    try:
+        found = json.loads(text or "")
+    except ValueError:
+        return None
+    return tuple(found) if isinstance(found, list) and found and all(isinstance(rank, int) for rank in found) else None
+
+
+def collective_columns(
+    operations: Sequence[Operation], device_events: Mapping[str, pa.Array], rows: Integers, issued_ns: Integers
+) -> dict[str, pa.Array]:
+    """The columns of `collectives`.
+
+    Args:
+        operations: what each communication kernel carries out.
+        device_events: columns of `device_events`.
+        rows: the communication kernels' rows there.
+        issued_ns: when each of these was launched, or began where that is unknown: the order in the group.
+    """
+    ranks = [None if each.group_ranks is None else json.dumps(each.group_ranks, separators=(",", ":")) for each in operations]
+    codes: dict[tuple[str | None, str | None], int] = {}
+    groups = [codes.setdefault((each.group_name, text), len(codes)) for each, text in zip(operations, ranks, strict=True)]
+
+    def integers(name: str, kind: pa.DataType) -> pa.Array:
+        return pa.array([getattr(each, name) for each in operations], kind)
+
+    return {
+        **{name: device_events[name].take(pa.array(rows)) for name in _OF_THE_KERNEL},
+        "collective": pa.array(np.arange(len(operations), dtype=np.int32)),
+        "operation": text_column([each.operation for each in operations]),
+        "group_name": text_column([each.group_name for each in operations]),
+        "group": text_column([each.group or each.group_name for each in operations]),
+        "group_ranks": text_column(ranks),
+        "group_size": integers("group_size", pa.int32()),
+        "sequence": pa.array(_sequence_in_group(np.array(groups, np.int64), issued_ns), pa.int32()),
+        "message_bytes": integers("message_bytes", pa.int64()),
+        "in_elements": integers("in_elements", pa.int64()),
+        "out_elements": integers("out_elements", pa.int64()),
+        "dtype": text_column([each.dtype for each in operations]),
+        "peer": integers("peer", pa.int32()),
+    }
+
+
+def _sequence_in_group(group: Integers, order_key: Integers) -> Integers:
+    """Position of each row among the rows of its group, from 0, in the order of a key."""
     order = np.lexsort((order_key, group))
     ordered = group[order]
     first = np.ones(len(group), dtype=bool)
@@ -77,3 +290,24 @@ def sequence_in_group(group: Integers, order_key: Integers) -> Integers:
     sequence = np.empty(len(group), dtype=np.int64)
     sequence[order] = position
     return sequence
+
+
+def trace_caveats(info: RankInfo, tables: Mapping[str, pa.Table], marks: str) -> list[Caveat]:
+    """What a trace of any profiler may lack.
+
+    Args:
+        marks: how the profiler's ranges name an iteration.
+    """
+    found = []
+    device = tables["device_events"]
+    if info.clock == "unknown":
+        text = "times are not on the host's clock: this rank can be compared with others by matched collectives only"
+        found.append(Caveat("clock_unknown", text))
+    if not device.num_rows:
+        found.append(Caveat("no_device_work", "no work on a device was recorded"))
+    if not tables["iterations"].num_rows:
+        found.append(Caveat("no_iterations", f"no iterations are marked ({marks}): figures are of the whole capture"))
+    if unlaunched := device["launch_start_ns"].null_count:
+        text = f"{unlaunched} of {device.num_rows} device events have no recorded launch; their start decides their iteration"
+        found.append(Caveat("launches_missing", text))
+    return found

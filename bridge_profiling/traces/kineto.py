@@ -1,6 +1,6 @@
 """Reads a torch profiler (Kineto) trace into the tables: any version since torch 1.8, CUDA or ROCm, in bounded memory.
 
-Times are exact to the nanosecond. What cannot be read is said: in an error that names the file, or in the limitations.
+Times are exact to the nanosecond. What cannot be read is said: in an error that names the file, or in the caveats.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from bridge_profiling.traces.kineto_columns import InexactTimes, integer
 from bridge_profiling.traces.kineto_events import EventReader
 from bridge_profiling.traces.kineto_stream import Document, read_pieces
 from bridge_profiling.traces.kineto_tables import tables_of
-from bridge_profiling.traces.run_dir import RankSource
-from bridge_profiling.traces.tables import ProcessGroup, RankInfo, RankTables
+from bridge_profiling.traces.types import ProcessGroup, RankInfo, RankSource, RankTables
 
 #: Times without a base are taken for Unix time when they lie after 2001.
 _UNIX_SINCE_NS = 10**18
@@ -28,7 +27,7 @@ _MAX_BASE_NS = 4 * 10**18
 
 _MAX_RANK = 10**7
 
-#: Categories that the limitations name one by one; what an event is left out for beyond them is one sum.
+#: Categories that the caveats name one by one; what an event is left out for beyond them is one sum.
 _NAMED = 3
 
 _CUDA_VERSIONS = ("cuda_driver_version", "cuda_runtime_version")
@@ -77,9 +76,9 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, operators: bool, ex
         device_bytes=device_bytes,
         groups=_groups(keys),
     )
-    info.clock_base_ns = _base_ns(keys, info.limitations)
+    info.clock_base_ns = _base_ns(keys, info)
     try:
-        tables = tables_of(collected, info.rank, info.groups, info.clock_base_ns, info.limitations)
+        tables = tables_of(collected, info.rank, info.groups, info.clock_base_ns, info.caveats)
     except ValueError as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
     info.clock = "unix" if _first_ns(tables) > _UNIX_SINCE_NS else "unknown"
@@ -113,25 +112,31 @@ def _error(path: Path, document: Document, collected: Collector) -> str | None:
 
 
 def _say_what_is_missing(info: RankInfo, collected: Collector, reader: EventReader, tables: dict[str, pa.Table]) -> None:
-    say = info.limitations.append
+    say = info.add_caveat
     if reader.left_out or collected.untimed:
-        say(f"{reader.left_out + collected.untimed} events could not be decoded and are left out")
+        say("events_undecodable", f"{reader.left_out + collected.untimed} events could not be decoded and are left out")
     unknown, others = _by_count(collected.unknown), _by_count(collected.left_out)
     for category, count in unknown[:_NAMED]:
-        say(f"{count} events of the unknown category {category!r} are left out")
+        say("category_unknown", f"{count} events of the unknown category {category!r} are left out")
     for (kind, category), count in others[:_NAMED]:
-        say(f"{count} {kind}{f' of the category {category!r}' if category else ''} are left out")
+        say("events_not_read", f"{count} {kind}{f' of the category {category!r}' if category else ''} are left out")
     if more := sum(count for _, count in [*unknown[_NAMED:], *others[_NAMED:]]):
-        say(f"{more} events of further categories are left out")
+        say("events_not_read", f"{more} events of further categories are left out")
     if info.clock == "unknown":
-        say("times are not on the host's clock: this rank can be compared with others by matched collectives only")
+        say(
+            "clock_unknown",
+            "times are not on the host's clock: this rank can be compared with others by matched collectives only",
+        )
     if not len(collected.device):
-        say("no work on a device was recorded")
+        say("no_device_work", "no work on a device was recorded")
     if not tables["iterations"].num_rows:
-        say("no iterations are marked (ProfilerStep#N): figures are of the whole capture")
+        say("no_iterations", "no iterations are marked (ProfilerStep#N): figures are of the whole capture")
     device = tables["device_events"]
     if unlaunched := device["launch_start_ns"].null_count:
-        say(f"{unlaunched} of {device.num_rows} device events have no recorded launch; their start decides their iteration")
+        say(
+            "launches_missing",
+            f"{unlaunched} of {device.num_rows} device events have no recorded launch; their start decides their iteration",
+        )
 
 
 def _by_count(counts: Counter[Any]) -> list[tuple[Any, int]]:
@@ -144,11 +149,11 @@ def _first_ns(tables: dict[str, pa.Table]) -> int:
     return min((column[0].as_py() for column in columns if len(column)), default=0)
 
 
-def _base_ns(keys: dict[str, Any], limitations: list[str]) -> int:
+def _base_ns(keys: dict[str, Any], info: RankInfo) -> int:
     base = integer(keys.get("baseTimeNanoseconds", 0))
     if 0 <= base <= _MAX_BASE_NS:
         return base
-    limitations.append("baseTimeNanoseconds is no time: times are taken as they are")
+    info.add_caveat("clock_base_invalid", "baseTimeNanoseconds is not a time: times are taken as written")
     return 0
 
 

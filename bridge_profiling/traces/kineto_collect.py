@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import NULL, Integers
 from bridge_profiling.traces.kineto_columns import (
     Codes,
     Columns,
@@ -24,6 +23,7 @@ from bridge_profiling.traces.kineto_columns import (
     times_ns,
 )
 from bridge_profiling.traces.kineto_events import ABSENT, AnyEvent, Args
+from bridge_profiling.traces.tables import NULL, Integers
 
 HOST = ("operator", "runtime", "annotation", "python", "overhead")
 DEVICE = ("kernel", "memcpy", "memset")

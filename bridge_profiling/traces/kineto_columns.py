@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import NULL, Integers
 from bridge_profiling.traces.kineto_events import AnyEvent, exact_ns
+from bridge_profiling.traces.tables import NULL, Integers
 
 #: Below it, consecutive floats are less than 1 ns apart, so every time in µs with three decimals is a float of its own.
 _EXACT_BELOW_US = float(1 << 43)

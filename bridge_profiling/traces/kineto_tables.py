@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.coded_columns import coded_column
-from bridge_profiling.traces.collectives import Operation, batch, integer_column, operation_columns, ranks_of
-from bridge_profiling.traces.device_kinds import (
+from bridge_profiling.traces.joins import Iterations, Operation, batch, collective_columns, ranks_of, rows_by_key, taken
+from bridge_profiling.traces.kinds import (
     COMMUNICATION,
     COMPUTE,
     MEMCPY,
@@ -23,10 +22,10 @@ from bridge_profiling.traces.device_kinds import (
     synchronization_kind,
     torch_operation,
 )
-from bridge_profiling.traces.joins import NULL, Integers, Iterations, rows_by_key, taken
 from bridge_profiling.traces.kineto_collect import MEANINGS, Collector, Message
 from bridge_profiling.traces.kineto_columns import Columns
-from bridge_profiling.traces.tables import ProcessGroup, build
+from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
+from bridge_profiling.traces.types import Caveat, ProcessGroup
 
 _ITERATION = re.compile(r"(?:ProfilerStep\s*#|iteration[_ #])(\d+)$")
 _FLUSH = re.compile(r"flush", re.IGNORECASE)
@@ -45,7 +44,7 @@ _DEVICE_TYPES = {0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 13: "mps", 14: "meta"
 
 
 def tables_of(
-    collected: Collector, rank: int, groups: Sequence[ProcessGroup], base_ns: int, limitations: list[str]
+    collected: Collector, rank: int, groups: Sequence[ProcessGroup], base_ns: int, caveats: list[Caveat]
 ) -> dict[str, pa.Table]:
     """The tables of one rank.
 
@@ -54,16 +53,17 @@ def tables_of(
         rank: global rank.
         groups: process groups that the trace lists.
         base_ns: added to every time.
-        limitations: sentences are added.
+        caveats: filled.
     """
     names = _Names(list(collected.names.values))
     host = _Host(collected, names, base_ns)
-    iterations, boundary = _iterations(host, names, np.array(collected.marks, np.int64) + base_ns, limitations)
+    iterations, boundary = _iterations(host, names, np.array(collected.marks, np.int64) + base_ns, caveats)
     device = _Device(collected, host, names, iterations, base_ns)
-    operations = _operations(device, host, collected, {group.name: group for group in groups}, limitations)
+    operations = _operations(device, host, collected, {group.name: group for group in groups}, caveats)
+    columns, rows = device.columns(names), device.communication
     tables = {
-        "device_events": build("device_events", rank, device.columns(names)),
-        "collectives": build("collectives", rank, device.collective_columns(operations)),
+        "device_events": build("device_events", rank, columns),
+        "collectives": build("collectives", rank, collective_columns(operations, columns, rows, device.issued_ns[rows])),
         "iterations": build("iterations", rank, _iteration_columns(iterations, boundary)),
         "host_events": build("host_events", rank, host.table_columns(collected)),
     }
@@ -199,23 +199,9 @@ class _Device:
             **moves,
         }
 
-    def collective_columns(self, operations: list[Operation]) -> dict[str, pa.Array]:
-        """The columns of collectives, a row for each communication kernel."""
-        rows = self.communication
-        return {
-            **operation_columns(operations, self.issued_ns[rows]),
-            "backend": self.backend.take(pa.array(rows)),
-            "device": integer_column(self.raw["device"][rows]),
-            "stream": integer_column(self.raw["stream"][rows]),
-            "start_ns": pa.array(self.start_ns[rows]),
-            "end_ns": pa.array(self.end_ns[rows]),
-            "launch_start_ns": integer_column(self.launch_start_ns[rows]),
-            "iteration": integer_column(self.iteration[rows]),
-        }
-
 
 def _operations(
-    device: _Device, host: _Host, collected: Collector, groups: dict[str, ProcessGroup], limitations: list[str]
+    device: _Device, host: _Host, collected: Collector, groups: dict[str, ProcessGroup], caveats: list[Caveat]
 ) -> list[Operation]:
     """What each communication kernel carries out.
 
@@ -239,8 +225,11 @@ def _operations(
             found[place] = Operation(told)
             undescribed += 1
     if undescribed:
-        limitations.append(
-            f"{undescribed} of {len(issued)} communication kernels carry no description: their group and message are unknown"
+        caveats.append(
+            Caveat(
+                "collectives_undescribed",
+                f"{undescribed} of {len(issued)} communication kernels have no description: their groups and sizes are unknown",
+            )
         )
     return [found[place] for place in range(len(issued))]
 
@@ -288,7 +277,7 @@ def _known(value: int) -> int | None:
     return None if value == NULL else value
 
 
-def _iterations(host: _Host, names: _Names, marks_ns: Integers, limitations: list[str]) -> tuple[Iterations, NDArray[np.bool_]]:
+def _iterations(host: _Host, names: _Names, marks_ns: Integers, caveats: list[Caveat]) -> tuple[Iterations, NDArray[np.bool_]]:
     """The iterations that annotations name, ascending in time, and which are boundary iterations."""
     said, place = names.say(host.name, lambda name: _ITERATION.match(name))
     number = np.array([NULL if match is None else min(int(match[1]), _MAX_ITERATION) for match in said], np.int64)[place]
@@ -299,7 +288,9 @@ def _iterations(host: _Host, names: _Names, marks_ns: Integers, limitations: lis
     if (np.diff(number) < 0).any():
         raise ValueError("its iterations do not follow one another in time: the clock went backwards")
     if (start[1:] < end[:-1]).any():
-        limitations.append("iterations overlap: what lies in two of them counts to the later one")
+        caveats.append(
+            Caveat("iterations_overlap", "iterations overlap: an event inside two of them counts toward the later one")
+        )
     boundary = np.zeros(len(rows), bool)
     for mark in marks_ns.tolist():
         boundary |= (start < mark) & (mark < end)
@@ -307,7 +298,7 @@ def _iterations(host: _Host, names: _Names, marks_ns: Integers, limitations: lis
     flushes = [row for row in overhead.tolist() if _FLUSH.search(names.all[host.name[row]])]
     for row in flushes:
         boundary |= (start < host.end_ns[row]) & (host.start_ns[row] < end)
-    return Iterations(number, start, end), boundary
+    return Iterations(number, start, end, rows), boundary
 
 
 def _iteration_columns(iterations: Iterations, boundary: NDArray[np.bool_]) -> dict[str, pa.Array]:

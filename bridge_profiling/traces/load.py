@@ -8,13 +8,13 @@ from pathlib import Path
 
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.run_dir import Capture, RankCapture
-from bridge_profiling.traces.tables import RankInfo, RankTables
+from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
 #: Each reader has `read(path, *, rank, rank_source)`. It is imported when a capture needs it: no other desk pays for SQLite.
 _READERS = {
     "kineto": "bridge_profiling.traces.kineto",
     "nsys": "bridge_profiling.traces.nsys",
-    "memory": "bridge_profiling.traces.memory_snapshot",
+    "memory": "bridge_profiling.traces.memory.snapshot",
 }
 
 
@@ -45,11 +45,13 @@ def load(capture: Capture, *, cache_directory: Path | None = None, cached: bool 
 
 def _with_manifest(info: RankInfo, capture: RankCapture) -> RankInfo:
     manifest = capture.manifest
-    limitations = list(info.limitations)
+    caveats = list(info.caveats)
     if info.rank != capture.rank:
-        limitations.append(f"the trace says rank {info.rank}, its manifest {capture.rank}: the trace's is taken")
+        text = f"the trace says rank {info.rank}, its manifest {capture.rank}: the trace's is used"
+        caveats.append(Caveat("rank_differs", text))
     if manifest.status != "complete":
-        limitations.append(f"the capture is {manifest.status}: {manifest.reason or 'its manifest gives no reason'}")
+        text = f"the capture is {manifest.status}: {manifest.reason or 'its manifest gives no reason'}"
+        caveats.append(Caveat("capture_incomplete", text))
     coordinates = {name: (place[0], place[1]) for name, place in manifest.coordinates.items()}
     return replace(
         info,
@@ -58,5 +60,5 @@ def _with_manifest(info: RankInfo, capture: RankCapture) -> RankInfo:
         host=manifest.host or info.host,
         versions=info.versions | {name: str(version) for name, version in manifest.versions.items() if version},
         partial=info.partial or manifest.status == "partial",
-        limitations=limitations,
+        caveats=caveats,
     )

@@ -1,6 +1,6 @@
 """Reads an nsys report into the tables: its SQLite export of any version, or an `.nsys-rep` that is exported first.
 
-Looks which tables and columns a report has before it reads them. What it lacks is null and said in the limitations; nothing
+Looks which tables and columns a report has before it reads them. What it lacks is null and said in the caveats; nothing
 is guessed.
 """
 
@@ -15,9 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.coded_columns import coded_column
-from bridge_profiling.traces.collectives import integer_column, operation_columns
-from bridge_profiling.traces.joins import NULL, Integers, Iterations, rows_by_key, taken
+from bridge_profiling.traces.joins import Iterations, collective_columns, rows_by_key, taken
 from bridge_profiling.traces.nsys_capture import describe_capture
 from bridge_profiling.traces.nsys_database import Database, opened
 from bridge_profiling.traces.nsys_device import KINDS, DeviceWork, read_device_work
@@ -28,8 +26,8 @@ from bridge_profiling.traces.nsys_ranges import TABLE as NVTX
 from bridge_profiling.traces.nsys_ranges import Ranges, iterations, read_ranges
 from bridge_profiling.traces.nsys_synchronizations import KINDS as SYNCHRONIZATION_KINDS
 from bridge_profiling.traces.nsys_synchronizations import read_synchronizations
-from bridge_profiling.traces.run_dir import RankSource
-from bridge_profiling.traces.tables import RankInfo, RankTables, build
+from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
+from bridge_profiling.traces.types import RankInfo, RankSource, RankTables
 
 _RUNTIME, _OVERHEAD = "CUPTI_ACTIVITY_KIND_RUNTIME", "PROFILER_OVERHEAD"
 _COMMUNICATION = KINDS.index("communication")
@@ -100,12 +98,13 @@ def _say_which_process(info: RankInfo, found: list[Process], process: Process) -
         return
     named = f"process {process.pid} on device {', '.join(map(str, process.devices)) or 'none'}"
     if process.rank is None:
-        info.limitations.append(
+        info.add_caveat(
+            "processes_unnamed",
             f"the report holds {len(found)} processes and names the rank of none: they are numbered by their devices, and rank"
-            f" {info.rank} is {named}; run one nsys per rank to be sure"
+            f" {info.rank} is {named}; run one nsys per rank to be sure",
         )
     else:
-        info.limitations.append(f"the report holds {len(found)} processes: this is {named}")
+        info.add_caveat("several_processes", f"the report holds {len(found)} processes: this is {named}")
 
 
 def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
@@ -116,12 +115,12 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     if not len(work.start_ns) and not len(calls.start_ns) and not len(ranges):
         raise TraceError(f"{database.name} holds no event of a process: nsys recorded nothing, or this is another SQLite file")
     overhead = _overhead(database, process)
-    waits = read_synchronizations(database, process, calls.querying(), info.limitations)
+    waits = read_synchronizations(database, process, calls.querying(), info.caveats)
     for each in (work, calls, ranges, overhead):
         _check_times(database, each.start_ns, each.end_ns)
     _check_times(database, waits["start_ns"], waits["end_ns"])
     describe_capture(database, process, info)
-    found, rows = iterations(ranges, info.limitations, database.name)
+    found, rows = iterations(ranges, info.caveats, database.name)
     boundary = ranges.open[rows] | _during(found, overhead)
     tables = {
         "iterations": build("iterations", info.rank, _iteration_columns(found, boundary, info.clock_base_ns)),
@@ -219,13 +218,12 @@ def _device_tables(
         world_size=info.world_size,
     )
     if described.unknown:
-        info.limitations.append(
+        info.add_caveat(
+            "message_size_unknown",
             f"the message size of {described.unknown} of {len(communication)} communication kernels is unknown: NCCL's payloads"
-            " are in reports since nsys 2024.6, exported with --include-blobs=true"
+            " are in reports since nsys 2024.6, exported with --include-blobs=true",
         )
-    rows = pa.array(communication)
-    columns = {name: column.take(rows) for name, column in shared.items()}
-    columns |= operation_columns(described.operations, issued[communication])
+    columns = collective_columns(described.operations, device, communication, issued[communication])
     columns["message_bytes"] = pa.array(described.message_bytes, pa.int64())
     return {
         "device_events": build("device_events", info.rank, device),
@@ -334,28 +332,36 @@ def _wait_columns(waits: dict[str, Integers], base: int) -> dict[str, pa.Array]:
 def _say_what_is_missing(
     database: Database, info: RankInfo, work: DeviceWork, calls: _Calls, ranges: Ranges, found: Iterations
 ) -> None:
-    say = info.limitations.append
+    say = info.add_caveat
     if work.negative + calls.negative:
         info.error = (
             f"{database.name} holds {work.negative + calls.negative} events that end before they start; the others were read"
         )
         info.partial = True
     if info.clock == "unknown":
-        say("times are not on the host's clock: this rank can be compared with others by matched collectives only")
+        say(
+            "clock_unknown",
+            "times are not on the host's clock: this rank can be compared with others by matched collectives only",
+        )
     if not len(work.start_ns):
-        say("no work on a device was recorded")
+        say("no_device_work", "no work on a device was recorded")
     if work.whole_graphs:
         say(
+            "graphs_whole",
             f"{work.whole_graphs} executions of CUDA graphs were recorded as a whole and count as compute, whatever is in them;"
-            " --cuda-graph-trace=node records their kernels"
+            " --cuda-graph-trace=node records their kernels",
         )
     if not len(found.number):
-        say("no iterations are marked (NVTX iteration_N): figures are of the whole capture")
+        say("no_iterations", "no iterations are marked (NVTX iteration_N): figures are of the whole capture")
     if ranges.open.any():
-        say(f"{int(ranges.open.sum())} NVTX ranges were still open when the capture ended; they end there")
+        say("ranges_open", f"{int(ranges.open.sum())} NVTX ranges were still open when the capture ended; they end there")
     unlaunched = int((rows_by_key(calls.correlation, work.correlation) < 0).sum())
     if unlaunched:
-        say(f"{unlaunched} of {len(work.start_ns)} device events have no recorded launch; their start decides their iteration")
+        say(
+            "launches_missing",
+            f"{unlaunched} of {len(work.start_ns)} device events have no recorded launch; their start decides their iteration",
+        )
     if database.has("DIAGNOSTIC_EVENT", "text", "severity"):
         rows = database.rows("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity = 3 LIMIT 3")
-        info.limitations += [f"nsys reports an error: {text}" for (text,) in rows]
+        for (text,) in rows:
+            say("nsys_error", f"nsys reports an error: {text}")

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from bridge_profiling.traces.nsys_database import Database, quoted
 from bridge_profiling.traces.nsys_processes import Process, environment, launched
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 #: Later ones would overflow 64 bits together with the session's own times.
 _MAX_BASE_NS = 4 * 10**18

@@ -29,7 +29,7 @@ import numpy as np
 from bridge_profiling.errors import CaptureError, TraceError
 from bridge_profiling.nsys.command import export_command
 from bridge_profiling.nsys.version import find_nsys, without_injection
-from bridge_profiling.traces.joins import NULL, Integers
+from bridge_profiling.traces.tables import NULL, Integers
 
 #: Rows that SQLite joins at a time: a few MB of text.
 _ROWS = 1 << 16

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.device_kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET, Copy, Kernel, kernel_kind, memory_kind
-from bridge_profiling.traces.joins import NULL, Integers
+from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET, Copy, Kernel, kernel_kind, memory_kind
 from bridge_profiling.traces.nsys_database import Database
 from bridge_profiling.traces.nsys_processes import Process
+from bridge_profiling.traces.tables import NULL, Integers
 
 KINDS = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET)
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.traces.coded_columns import coded_column
-from bridge_profiling.traces.joins import NULL
 from bridge_profiling.traces.nsys_database import Database
+from bridge_profiling.traces.tables import NULL, coded_column
 
 
 def metric_columns(database: Database, base: int) -> dict[str, pa.Array] | None:

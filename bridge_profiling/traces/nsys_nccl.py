@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from bridge_profiling.traces.collectives import Operation, batch
-from bridge_profiling.traces.device_kinds import torch_operation
-from bridge_profiling.traces.joins import Integers
+from bridge_profiling.traces.joins import Operation, batch
+from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.nsys_database import Database
 from bridge_profiling.traces.nsys_ranges import TABLE, Ranges
+from bridge_profiling.traces.tables import Integers
 
 _CALL = re.compile(r"p?nccl(?=[A-Z])")
 _GROUPING = ("ncclGroupStart", "ncclGroupEnd")

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.joins import NULL, Integers, Iterations
+from bridge_profiling.traces.joins import Iterations
 from bridge_profiling.traces.nsys_database import SEPARATOR, Database
+from bridge_profiling.traces.tables import NULL, Integers
+from bridge_profiling.traces.types import Caveat
 
 TABLE = "NVTX_EVENTS"
 
@@ -155,12 +157,12 @@ def _names(database: Database, where: str, rows: int) -> tuple[list[str], NDArra
     return list(known), np.concatenate(pieces)
 
 
-def iterations(ranges: Ranges, limitations: list[str], path: object) -> tuple[Iterations, NDArray[np.int64]]:
+def iterations(ranges: Ranges, caveats: list[Caveat], path: object) -> tuple[Iterations, NDArray[np.int64]]:
     """The iterations that ranges name, ascending in time, and the row of each.
 
     Args:
         ranges: of one process.
-        limitations: sentences are added.
+        caveats: filled.
         path: the file that errors name.
 
     Raises:
@@ -180,5 +182,7 @@ def iterations(ranges: Ranges, limitations: list[str], path: object) -> tuple[It
     if (np.diff(number) < 0).any():
         raise TraceError(f"{path} cannot be read: its iterations do not follow one another in time: the clock went backwards")
     if (start[1:] < end[:-1]).any():
-        limitations.append("iterations overlap: what lies in two of them counts to the later one")
-    return Iterations(number, start, end), rows
+        caveats.append(
+            Caveat("iterations_overlap", "iterations overlap: an event inside two of them counts toward the later one")
+        )
+    return Iterations(number, start, end, rows), rows

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from bridge_profiling.traces.joins import NULL, Integers, rows_by_key, taken
+from bridge_profiling.traces.joins import rows_by_key, taken
 from bridge_profiling.traces.nsys_database import Database
 from bridge_profiling.traces.nsys_processes import Process
+from bridge_profiling.traces.tables import NULL, Integers
+from bridge_profiling.traces.types import Caveat
 
 TABLE, _RECORDS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 
@@ -17,7 +19,7 @@ KINDS = ("stream_wait_event", "event", "stream", "context")
 
 
 def read_synchronizations(
-    database: Database, process: Process, querying: Integers, limitations: list[str]
+    database: Database, process: Process, querying: Integers, caveats: list[Caveat]
 ) -> dict[str, Integers]:
     """Columns of `synchronizations` on the report's clock; `kind` is a number in KINDS.
 
@@ -25,7 +27,7 @@ def read_synchronizations(
         database: the report.
         process: whose.
         querying: correlations of calls that wait for nothing.
-        limitations: sentences are added.
+        caveats: filled.
     """
     names = ("start", "end", "deviceId", "streamId", "correlationId", "eventId", "eventSyncId")
     columns = database.columns(TABLE, names, process.where(database, TABLE))
@@ -39,7 +41,7 @@ def read_synchronizations(
     # CUPTI documents which ids each kind has. `syncType` is not looked at: nsys 2024.2 numbers a wait for an event 3, which
     # its own list of numbers calls a wait for a stream.
     kind = np.select([(stream != NULL) & (event != NULL), event != NULL, stream != NULL], [0, 1, 2], 3)
-    producer = _records(database, process, columns, event, limitations)
+    producer = _records(database, process, columns, event, caveats)
     return {
         "kind": kind,
         "device": columns["deviceId"],
@@ -53,7 +55,7 @@ def read_synchronizations(
 
 
 def _records(
-    database: Database, process: Process, waits: dict[str, Integers], event: Integers, limitations: list[str]
+    database: Database, process: Process, waits: dict[str, Integers], event: Integers, caveats: list[Caveat]
 ) -> dict[str, Integers]:
     """The record of the event that each synchronization waits for.
 
@@ -69,8 +71,11 @@ def _records(
         row[unnumbered] = _latest_before(columns, event[unnumbered], waits["correlationId"][unnumbered])
     unresolved = int(((event != NULL) & (row < 0)).sum())
     if unresolved:
-        limitations.append(
-            f"{unresolved} of {int((event != NULL).sum())} waits for a CUDA event are for a record that was not captured"
+        caveats.append(
+            Caveat(
+                "event_records_missing",
+                f"{unresolved} of {int((event != NULL).sum())} waits for a CUDA event are for a record that was not captured",
+            )
         )
     return {name: taken(columns[name], row) for name in ("streamId", "correlationId")}
 

@@ -10,13 +10,10 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import Manifest, read_manifest
-
-Source = Literal["kineto", "nsys", "memory"]
-RankSource = Literal["trace", "manifest", "file name", "order"]
+from bridge_profiling.traces.types import RankSource, Source
 
 
 @dataclass(frozen=True)

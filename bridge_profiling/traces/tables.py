@@ -1,26 +1,24 @@
-"""The tables every capture is read into, whichever profiler wrote it: their columns, units and meaning.
+"""The tables that every capture is read into: their columns, units and meaning. Rules for every table:
 
-Readers (kineto, nsys, memory_snapshot) fill them, `cache` keeps them as Parquet, `analysis` reads nothing else. Never
-parses a capture and never computes an answer. Rules that hold for every table:
-
-- A time is int64 nanoseconds on one clock per rank, `RankInfo.clock` says which. End is never before start.
-- `null` means: this capture does not say. Nothing is guessed; what was inferred is under `RankInfo.limitations`.
-- Names are dictionary-encoded (`name`), so a million events cost a few thousand strings.
+- A time is int64 nanoseconds on one clock per rank, see `RankInfo.clock`. End is never before start.
+- `null` means that the capture does not record the value. Nothing is guessed; `RankInfo.caveats` lists what was inferred.
+- Names are dictionary-encoded (`NAME`), so a million events cost a few thousand strings.
 - Rows are sorted by start time (`time_ns`, `allocated_ns`); of host events that start together the longest comes first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from bridge_profiling.traces.run_dir import RankSource, Source
+Integers = NDArray[np.int64]
 
-Clock = Literal["unix", "unknown"]
+#: Stands for null in arrays of integers.
+NULL = np.iinfo(np.int64).min
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 RANK = ("rank", pa.int32())  # global rank, the same in every row of a file, so that files of many ranks can be queried as one
@@ -203,121 +201,8 @@ SCHEMAS: dict[str, pa.Schema] = {
 }
 
 
-@dataclass(frozen=True)
-class ProcessGroup:
-    """A communicator the trace names.
-
-    Args:
-        name: torch's name of it.
-        description: what the program calls it; empty when it gave none.
-        backend: "cuda:nccl".
-        ranks: global ranks in the group's order; empty when the trace lists none.
-    """
-
-    name: str
-    description: str
-    backend: str
-    ranks: tuple[int, ...]
-
-
-@dataclass
-class RankInfo:
-    """What is known about one rank's capture besides its events.
-
-    Args:
-        rank: global rank.
-        rank_source: where that number comes from.
-        source: which profiler wrote the capture.
-        files: the capture's files, absolute.
-        clock: `unix` when times are nanoseconds since 1970 on the host's clock, `unknown` when only differences mean anything.
-        clock_base_ns: what was added to the file's own times to get the tables' times.
-        world_size: number of ranks in the job; None when unknown.
-        coordinates: parallel coordinates, `{"tp": (rank, size), …}`, from the manifest; None without one.
-        host: host name; None when unknown.
-        versions: `{"cuda_runtime": "13.0", "nccl": "2.28.9", …}`, as the capture has them.
-        devices: names of the devices, by number.
-        device_bytes: memory of the devices, by number; empty where the capture does not say.
-        groups: the process groups the trace lists.
-        partial: the capture is incomplete (cut file, or a manifest that says so).
-        limitations: sentences: what this capture cannot tell, and what was read differently than written.
-        error: why the capture could not be read to its end, naming the file; the tables hold what could be read. A rank of
-            which nothing could be read has no RankInfo: its reader raises TraceError.
-    """
-
-    rank: int
-    rank_source: RankSource
-    source: Source
-    files: list[str]
-    clock: Clock = "unknown"
-    clock_base_ns: int = 0
-    world_size: int | None = None
-    coordinates: dict[str, tuple[int, int]] | None = None
-    host: str | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    devices: dict[int, str] = field(default_factory=dict)
-    device_bytes: dict[int, int] = field(default_factory=dict)
-    groups: list[ProcessGroup] = field(default_factory=list)
-    partial: bool = False
-    limitations: list[str] = field(default_factory=list)
-    error: str | None = None
-
-
-@dataclass
-class RankTables:
-    """One rank's capture as tables.
-
-    Args:
-        info: what is known besides the events.
-        tables: a table for each name in SCHEMAS that this capture fills; `cache` gives a mapping that reads a table when asked.
-        entry: the folder of the cache that holds them as Parquet; None when none does.
-    """
-
-    info: RankInfo
-    tables: Mapping[str, pa.Table]
-    entry: Path | None = None
-
-    def __getitem__(self, name: str) -> pa.Table:
-        """The table of that name; empty, with its schema, when the capture has none.
-
-        Raises:
-            KeyError: no table is called that.
-        """
-        schema = SCHEMAS[name]
-        found = self.tables.get(name)
-        return schema.empty_table() if found is None else found
-
-    def columns(self, name: str, wanted: Sequence[str]) -> pa.Table:
-        """Some columns of the table of that name. Of Parquet, only these are read.
-
-        Raises:
-            KeyError: no table is called that.
-        """
-        read = getattr(self.tables, "columns", None)
-        return self[name].select(list(wanted)) if read is None or name not in self.tables else read(name, wanted)
-
-    @property
-    def device_events(self) -> pa.Table:
-        """Work on the device: DEVICE_EVENTS."""
-        return self["device_events"]
-
-    @property
-    def host_events(self) -> pa.Table:
-        """Ranges on the host: HOST_EVENTS."""
-        return self["host_events"]
-
-    @property
-    def collectives(self) -> pa.Table:
-        """Communication operations: COLLECTIVES."""
-        return self["collectives"]
-
-    @property
-    def iterations(self) -> pa.Table:
-        """Training iterations: ITERATIONS."""
-        return self["iterations"]
-
-
 def build(name: str, rank: int, columns: Mapping[str, pa.Array]) -> pa.Table:
-    """A table of a schema from the columns a capture has; the rank is filled in, columns that are not given are null.
+    """A table of a schema. The rank is filled in; columns that are not given are null.
 
     Args:
         name: a key of SCHEMAS.
@@ -342,3 +227,40 @@ def build(name: str, rank: int, columns: Mapping[str, pa.Array]) -> pa.Table:
         else:
             arrays.append(pa.nulls(rows, column.type))
     return pa.table(arrays, schema=schema)
+
+
+def coded_column(codes: NDArray[Any], values: Sequence[str | None]) -> pa.Array:
+    """`values[codes]` as a dictionary-encoded column that holds only the values in use, each once.
+
+    Args:
+        codes: index of each row's value; null where negative.
+        values: texts; null where None.
+    """
+    counts = np.bincount(codes[codes >= 0], minlength=len(values)) if len(codes) else np.zeros(len(values), np.int64)
+    known: dict[str, int] = {}
+    place = np.full(len(values) + 1, -1, np.int32)  # the last one is for negative codes
+    for code in np.flatnonzero(counts).tolist():
+        value = values[code]
+        if value is not None:
+            place[code] = known.setdefault(value, len(known))
+    numbers = place[np.where(codes >= 0, codes, len(values))]
+    return pa.DictionaryArray.from_arrays(pa.array(numbers, mask=numbers < 0), pa.array(list(known), pa.string()))
+
+
+def text_column(values: Sequence[str | None]) -> pa.Array:
+    """Texts, dictionary-encoded."""
+    return pa.array(values, pa.string()).dictionary_encode()
+
+
+def integer_column(values: Integers) -> pa.Array:
+    """Integers as a column, null where they are NULL; shares memory with `values`."""
+    missing = values == NULL
+    if not missing.any():
+        return pa.array(values)
+    valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    return pa.Array.from_buffers(pa.int64(), len(values), [valid, pa.py_buffer(np.ascontiguousarray(values, np.int64))])
+
+
+def to_int64(column: pa.ChunkedArray, null: int = NULL) -> Integers:
+    """A column of integers as an array."""
+    return column.cast(pa.int64()).fill_null(null).to_numpy()

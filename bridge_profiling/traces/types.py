@@ -1,8 +1,22 @@
-"""Types that readers, analysis and report share. Imports no pyarrow."""
+"""Types that readers, analysis and report share. Imports no pyarrow at run time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Source = Literal["kineto", "nsys", "memory"]
+
+#: Where a capture's rank comes from: `order` numbers the files that nothing else names.
+RankSource = Literal["trace", "manifest", "file name", "order"]
+
+#: `unix`: nanoseconds since 1970 on the host's clock. `unknown`: only differences between times mean anything.
+Clock = Literal["unix", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -20,3 +34,138 @@ class Caveat:
     text: str
     ranks: tuple[int, ...] = ()
     file: str | None = None
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """A communicator named in a trace.
+
+    Args:
+        name: torch's name.
+        description: the program's name; empty when it gave none.
+        backend: "cuda:nccl".
+        ranks: global ranks in the group's order; empty when the trace lists none.
+    """
+
+    name: str
+    description: str
+    backend: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LostRecords:
+    """Records of a capture that could not be used.
+
+    Args:
+        total: records of any kind.
+        device: records of device work among them.
+        of_device: all records of device work, lost or not.
+    """
+
+    total: int = 0
+    device: int = 0
+    of_device: int = 0
+
+
+@dataclass
+class RankInfo:
+    """What is known about one rank's capture besides its events.
+
+    Args:
+        rank: global rank.
+        rank_source: where that number comes from.
+        source: the profiler.
+        files: the capture's files, absolute.
+        clock: what the tables' times mean.
+        clock_base_ns: added to the file's own times to get the tables' times.
+        world_size: number of ranks in the job; None when unknown.
+        coordinates: parallel coordinates, `{"tp": (rank, size), …}`; None when unknown.
+        host: host name; None when unknown.
+        versions: `{"cuda_runtime": "13.0", "nccl": "2.28.9", …}`, as recorded.
+        devices: names of the devices, by number.
+        device_bytes: memory of the devices, by number; empty when unknown.
+        groups: the process groups listed in the trace.
+        lost: records that could not be used.
+        caveats: what this rank's capture cannot show; their `ranks` are empty.
+        partial: the capture is incomplete: the file is cut off, or its manifest says so.
+        error: why the capture could not be read to its end, naming the file; the tables hold what could be read.
+    """
+
+    rank: int
+    rank_source: RankSource
+    source: Source
+    files: list[str]
+    clock: Clock = "unknown"
+    clock_base_ns: int = 0
+    world_size: int | None = None
+    coordinates: dict[str, tuple[int, int]] | None = None
+    host: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    devices: dict[int, str] = field(default_factory=dict)
+    device_bytes: dict[int, int] = field(default_factory=dict)
+    groups: list[ProcessGroup] = field(default_factory=list)
+    lost: LostRecords = LostRecords()
+    caveats: list[Caveat] = field(default_factory=list)
+    partial: bool = False
+    error: str | None = None
+
+    def add_caveat(self, code: str, text: str) -> None:
+        """Append a caveat about this rank."""
+        self.caveats.append(Caveat(code, text))
+
+
+@dataclass
+class RankTables:
+    """One rank's capture as tables.
+
+    Args:
+        info: everything besides the events.
+        tables: a table for each name in `tables.SCHEMAS` that this capture fills. The mapping of `cache` reads a table on use.
+        entry: the cache folder that holds them as Parquet; None when none does.
+    """
+
+    info: RankInfo
+    tables: Mapping[str, pa.Table]
+    entry: Path | None = None
+
+    def __getitem__(self, name: str) -> pa.Table:
+        """The table of that name; empty, with its schema, when the capture has none.
+
+        Raises:
+            KeyError: unknown name.
+        """
+        from bridge_profiling.traces.tables import SCHEMAS  # on use: it imports pyarrow
+
+        schema = SCHEMAS[name]
+        found = self.tables.get(name)
+        return schema.empty_table() if found is None else found
+
+    def columns(self, name: str, wanted: Sequence[str]) -> pa.Table:
+        """Some columns of a table. From Parquet, only these are read.
+
+        Raises:
+            KeyError: unknown name.
+        """
+        read = getattr(self.tables, "columns", None)
+        return self[name].select(list(wanted)) if read is None or name not in self.tables else read(name, wanted)
+
+    @property
+    def device_events(self) -> pa.Table:
+        """Work on the device: DEVICE_EVENTS."""
+        return self["device_events"]
+
+    @property
+    def host_events(self) -> pa.Table:
+        """Ranges on the host: HOST_EVENTS."""
+        return self["host_events"]
+
+    @property
+    def collectives(self) -> pa.Table:
+        """Communication operations: COLLECTIVES."""
+        return self["collectives"]
+
+    @property
+    def iterations(self) -> pa.Table:
+        """Training iterations: ITERATIONS."""
+        return self["iterations"]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.traces.tables import SCHEMAS, RankInfo, RankTables, build
+from bridge_profiling.traces.tables import SCHEMAS, build
+from bridge_profiling.traces.types import RankInfo, RankTables
 
 _DEFAULTS = {"device_events": {"stream": 7, "device": 0}, "host_events": {"process": 1, "thread": 1}}
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from bridge_profiling.analysis.parquet_views import connect
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.tables import SCHEMAS, RankInfo, RankTables, build
+from bridge_profiling.traces.tables import SCHEMAS, build
+from bridge_profiling.traces.types import RankInfo, RankTables
 
 US = 1_000
 MS = 1_000_000

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.against_bench import interpolated
+from bridge_profiling.analysis.compare.bench import interpolated
 from bridge_profiling.bench import results as bench_results
 from bridge_profiling.errors import ProfilingConfigError
 from tests.analysis.findings.simulated_jobs import Here

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.clocks import clock_offsets
+from bridge_profiling.analysis.ranks.clocks import clock_offsets
 from tests.analysis.simulated_runs import MS, US, SimulatedRun
 
 

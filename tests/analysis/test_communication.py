@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.communication import communication, communication_by_rank
+from bridge_profiling.analysis.ranks.communication import communication, communication_by_rank
 from tests.analysis.simulated_runs import MS, US, SimulatedRun
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.compare import Comparison, changed, compare
-from bridge_profiling.analysis.compare_events import EventSide, comparable, without_arguments
+from bridge_profiling.analysis.compare.events import EventSide, comparable, without_arguments
 from bridge_profiling.errors import ProfilingConfigError
 from tests.analysis.compared_runs import WrittenRun
 from tests.traces.conftest import captures
@@ -158,7 +158,7 @@ def test_what_is_not_the_same_work_is_said_first(compared) -> None:
 
 
 def test_the_iterations_at_the_profilers_edges_are_left_out(compared, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bridge_profiling.analysis import compare_steps
+    from bridge_profiling.analysis.compare import steps as compare_steps
 
     def with_edges(*tables):
         rows = original(*tables)

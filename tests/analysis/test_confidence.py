@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from bridge_profiling.analysis.confidence import change_of_mean, change_of_median, t_cdf, t_quantile, welch_p
+from bridge_profiling.analysis.compare.statistics import change_of_mean, change_of_median, t_cdf, t_quantile, welch_p
 
 
 def _density(t: float, freedom: float) -> float:

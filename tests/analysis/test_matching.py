@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis.alignment import RankClocks, Sequence, fitting
-from bridge_profiling.analysis.collective_matching import match
+from bridge_profiling.analysis.ranks.alignment import RankClocks, Sequence, fitting
+from bridge_profiling.analysis.ranks.matching import match
 from tests.analysis.simulated_runs import MS, US, SimulatedRun
 
 

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.allocation_sites import UNRECORDED, site
-from bridge_profiling.analysis.memory import difference, growth, live_at_peak, memory, sites, timeline
+from bridge_profiling.analysis.memory.sites import UNRECORDED, site
+from bridge_profiling.analysis.memory.tables import difference, growth, live_at_peak, memory, sites, timeline
 from bridge_profiling.analysis.parquet_views import connect
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.tables import SCHEMAS, RankInfo, RankTables, build
+from bridge_profiling.traces.tables import SCHEMAS, build
+from bridge_profiling.traces.types import RankInfo, RankTables
 
 MIB = 1 << 20
 S = 1_000_000_000

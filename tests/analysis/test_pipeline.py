@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.pipeline import pipeline, pipeline_by_rank
+from bridge_profiling.analysis.ranks.pipeline import pipeline, pipeline_by_rank
 from tests.analysis.simulated_runs import MS, SimulatedRun, one_forward_one_backward
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.ranks import ranks, start_skew, straggler, waits
-from bridge_profiling.analysis.stragglers import verdict
+from bridge_profiling.analysis.ranks.ranks import ranks, start_skew, straggler, waits
+from bridge_profiling.analysis.ranks.stragglers import verdict
 from tests.analysis.simulated_runs import MS, SimulatedRun
 
 Slowness = Callable[[int], dict[int, int]]

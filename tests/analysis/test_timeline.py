@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.timeline import HOST_LANE, KINDS, Segments, Window, segments, windows_of
+from bridge_profiling.analysis.ranks.timeline import HOST_LANE, KINDS, Segments, Window, segments, windows_of
 from bridge_profiling.traces import cache
 from tests.analysis.ranks_in_hand import rank
 

@@ -11,7 +11,7 @@ import torch
 
 from bridge_profiling.capture import IterationWork, ParallelLayout
 from bridge_profiling.capture.files import choose_attempt
-from bridge_profiling.capture.work import Device, device_of_this_process, model_tflops_per_gpu, peak_tflops, utilizations
+from bridge_profiling.capture.record import describe_work, model_tflops_per_gpu, peak_tflops, utilizations
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
@@ -105,13 +105,14 @@ def test_without_a_gpu_the_manifest_has_the_model_flops_reached_and_says_why_the
 def test_a_known_device_has_its_data_sheets_peak(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
-    assert device_of_this_process("bf16", None) == Device("NVIDIA H200", 989.4, None)
-    assert device_of_this_process("bf16", 700.0) == Device("NVIDIA H200", 700.0, None)
     # 63.4 TFLOP in 375 ms on one device are 169.1 TFLOP/s, 17.1 % of its peak.
     work = IterationWork(model_flops=63_432_371_994_624, tokens=65_536, devices=1, precision="bf16")
     reached = model_tflops_per_gpu(work, [375_120_871])
     assert reached == [169.1]
-    assert utilizations(reached, device_of_this_process("bf16", None)) == [0.1709]
+    described, stated = describe_work(work, None), describe_work(work, 700.0)
+    assert (described.device, described.peak_tflops, described.reason) == ("NVIDIA H200", 989.4, None)
+    assert (stated.device, stated.peak_tflops, stated.reason) == ("NVIDIA H200", 700.0, None)
+    assert utilizations(reached, described.peak_tflops) == [0.1709]
 
 
 def test_a_device_that_answers_no_more_keeps_no_manifest_from_being_written(monkeypatch):
@@ -120,8 +121,9 @@ def test_a_device_that_answers_no_more_keeps_no_manifest_from_being_written(monk
 
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", get_device_name)
-    device = device_of_this_process("bf16", None)
-    assert (device.peak_tflops, "illegal memory access" in device.reason) == (None, True)
+    described = describe_work(WORK, None)
+    assert (described.device, described.peak_tflops) == (None, None)
+    assert "illegal memory access" in described.reason
 
 
 def test_a_stated_peak_makes_an_mfu_of_every_iteration(run):

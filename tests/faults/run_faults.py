@@ -20,9 +20,8 @@ from unittest import mock
 
 import torch
 
-from bridge_profiling.capture.memory import MemoryProfiler
 from bridge_profiling.capture.nsys_profiler import NsysProfiler
-from bridge_profiling.capture.torch_profiler import TorchProfiler
+from bridge_profiling.capture.torch_profiler import MemoryProfiler, TorchProfiler
 from bridge_profiling.overrides import apply_overrides
 from launch.pretrain import pretrain
 from recipes.megatron.train import Loop

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.gpu.jobs import NO_MULTICAST, BridgeSpec, JobSpec
+from tests.gpu.jobs import NO_MULTICAST, BridgeSpec, JobSpec, devices
+
+#: GPUs of a job that runs on one as well as on two: data parallelism is not what its tests are about.
+_ONE_OR_TWO = 1 if len(devices()) == 1 else 2
 
 #: Megatron-core's own layers: left alone, a recipe takes Transformer Engine's where that is installed.
 _LOCAL = "model.transformer_impl=local"
@@ -42,8 +45,8 @@ EXECUTION_MICROBATCHES = 2
 _TE = (*_GPT, "train.global_batch_size=8", "model.transformer_impl=transformer_engine")
 _TE_TP2 = ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true")
 TRANSFORMER_ENGINE = {
-    "te_bf16": (2, ()),
-    "te_fp8_delayed": (2, ("model.fp8=hybrid", "model.fp8_recipe=delayed")),
+    "te_bf16": (_ONE_OR_TWO, ()),
+    "te_fp8_delayed": (_ONE_OR_TWO, ("model.fp8=hybrid", "model.fp8_recipe=delayed")),
     "te_fp8_current": (1, ("model.fp8=hybrid", "model.fp8_recipe=tensorwise")),
     "te_sequence_parallel": (2, _TE_TP2),
     "te_context_parallel": (2, ("model.context_parallel_size=2",)),
@@ -54,8 +57,9 @@ TRANSFORMER_ENGINE = {
 TE_UNDER_NSYS = ("te_bf16", "te_fp8_delayed", "te_cuda_graphs")
 TE_WITH_MEMORY = "te_bf16"
 
-#: Fused attention adds up its gradients in any order otherwise, and two runs differ in the last bits.
-_DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+#: Fused attention adds up its gradients in any order otherwise, and cuBLAS may where streams share a workspace: two runs would
+#: differ in the last bits.
+_DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 _TE_ENVIRONMENT = {**_DETERMINISTIC, NO_MULTICAST: "1"}
 
 
@@ -78,9 +82,9 @@ def _transformer_engine() -> dict[str, JobSpec]:
 _BRIDGE_ENDLESS = ("train.train_iters=3000",)
 
 
-def _bridge(profiler: str = "none", *settings: str, **options: object) -> BridgeSpec:
-    selected = (0, 1) if profiler != "none" else (0,)
-    return BridgeSpec("bridge", 2, settings, profiler, selected=selected, environment=_DETERMINISTIC, **options)
+def _bridge(profiler: str = "none", *settings: str, gpus: int = _ONE_OR_TWO, **options: object) -> BridgeSpec:
+    selected = tuple(range(gpus)) if profiler != "none" else (0,)
+    return BridgeSpec("bridge", gpus, settings, profiler, selected=selected, environment=_DETERMINISTIC, **options)
 
 
 JOBS: dict[str, JobSpec] = {
@@ -155,8 +159,8 @@ JOBS: dict[str, JobSpec] = {
     "bridge": _bridge(),
     "bridge-torch-memory": _bridge("torch", options=("--memory",)),
     "bridge-nsys": _bridge("nsys"),
-    "bridge_tp2": _bridge("none", "model.tensor_model_parallel_size=2"),
-    "bridge_tp2-torch": _bridge("torch", "model.tensor_model_parallel_size=2"),
+    "bridge_tp2": _bridge("none", "model.tensor_model_parallel_size=2", gpus=2),
+    "bridge_tp2-torch": _bridge("torch", "model.tensor_model_parallel_size=2", gpus=2),
     "bridge_evaluation": _bridge("none", "validation.eval_interval=10", "validation.eval_iters=2"),
     "bridge_evaluation-torch": _bridge("torch", "validation.eval_interval=10", "validation.eval_iters=2"),
     "bridge_exit-torch": _bridge("torch", "train.exit_interval=10"),

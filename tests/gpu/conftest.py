@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import NEEDS
 from tests.gpu.catalog import JOBS
-from tests.gpu.jobs import Job, Jobs
+from tests.gpu.jobs import Job, Jobs, devices
 
 #: Where the session's figures go as JSON, when it is set.
 RESULTS_VARIABLE = "BRIDGE_PROFILING_GPU_RESULTS"
@@ -19,16 +19,6 @@ RESULTS_VARIABLE = "BRIDGE_PROFILING_GPU_RESULTS"
 _STEPS = ("step_before_ms", "step_inside_ms", "step_after_ms", "step_that_pays_for_the_end_ms")
 
 _ENDED = pytest.StashKey[list[Job]]()
-
-
-def devices() -> list[str]:
-    """This machine's GPUs, as CUDA_VISIBLE_DEVICES names them."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [name for name in named.split(",") if name]
-    import torch
-
-    return [str(index) for index in range(torch.cuda.device_count())]
 
 
 @pytest.fixture(scope="session")

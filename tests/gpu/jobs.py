@@ -24,7 +24,7 @@ import psutil
 
 from bridge_profiling.traces.load import load
 from bridge_profiling.traces.run_dir import Capture, find_run
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.types import RankTables
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,6 +44,16 @@ _SHARES_OF_A_SMALL_MACHINE = {"large": 0, "small": 4}
 
 #: Seconds that nsys' own processes may stay after the job.
 _AFTERMATH_SECONDS = 20
+
+
+def devices() -> list[str]:
+    """This machine's GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
 
 
 @dataclass(frozen=True)

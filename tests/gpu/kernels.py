@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pyarrow.compute as pc
 
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.types import RankTables
 
 #: Matrix products by any library's name for them, and not what sums up their parts.
 _MATRIX_PRODUCT = re.compile(r"gemm|nvjet|cutlass|xmma", re.IGNORECASE)

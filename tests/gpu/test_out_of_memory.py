@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridge_profiling.analysis.allocation_sites import site
-from bridge_profiling.traces import memory_snapshot
+from bridge_profiling.analysis.memory.sites import site
+from bridge_profiling.traces.memory import snapshot as memory_snapshot
 
 pytestmark = [
     pytest.mark.needs("cuda", "megatron", "nemo_run"),

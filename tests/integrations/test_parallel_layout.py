@@ -11,9 +11,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.nn.parallel import DistributedDataParallel
 
 from bridge_profiling.integrations.communication_ranges import repeat_annotations
-from bridge_profiling.integrations.parallel_layout import layout_of_mesh
+from bridge_profiling.integrations.parallel_layout import describe, layout_of_mesh
 from bridge_profiling.integrations.phases import PhaseWatch
-from bridge_profiling.integrations.wrapped_models import describe
 
 
 @pytest.fixture

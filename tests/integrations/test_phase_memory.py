@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from bridge_profiling.integrations.phase_memory import PhaseMemory
+from bridge_profiling.integrations.phases import PhaseMemory
 
 
 class Allocator:

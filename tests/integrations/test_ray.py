@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.integrations import ray as integration
-from bridge_profiling.integrations.ray import WorkerProfiling, nsight_options, worker_runtime_env
-from bridge_profiling.ray_request import RayRequest
+from bridge_profiling.integrations.ray import WorkerProfiling, worker_runtime_env
 from bridge_profiling.traces.run_dir import find_captures
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, PATTERNS = "NRL_NSYS_PROFILE_STEP_RANGE", "NRL_NSYS_WORKER_PATTERNS"
+EXTRA_OPTIONS = "NRL_NSYS_EXTRA_OPTIONS"
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +34,15 @@ def environment(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def options(*, rank=0, cuda=True, given=None, reports=None, **extra):
-    request = RayRequest(Window(2, 3), ("*",), extra_options={name.replace("_", "-"): value for name, value in extra.items()})
-    return nsight_options("policy_worker", rank=rank, request=request, cuda=cuda, given=given, reports=reports)
+@pytest.fixture
+def options(monkeypatch):
+    """Returns the `nsight` options of a policy worker; keywords in snake case are the variable's extra options."""
+
+    def of_worker(*, rank=0, cuda=True, given=None, **extra):
+        monkeypatch.setenv(EXTRA_OPTIONS, json.dumps({name.replace("_", "-"): value for name, value in extra.items()}))
+        return worker_runtime_env("policy_worker", rank=rank, runtime_env={"nsight": given}, cuda=cuda)["nsight"]
+
+    return of_worker
 
 
 # -- the driver -------------------------------------------------------------------------------------------------------
@@ -99,7 +104,7 @@ def test_the_torch_profiler_needs_no_nsight(monkeypatch):
     assert made["env_vars"]["PATH"] == "/theirs"
 
 
-def test_a_capture_range_the_worker_s_machine_can_have():
+def test_a_capture_range_the_worker_s_machine_can_have(options):
     gpu, cpu = options(cuda=True), options(cuda=False)
     assert (gpu["capture-range"], gpu["capture-range-end"], gpu["trace"]) == ("cudaProfilerApi", "stop", "cuda,nvtx")
     assert (cpu["capture-range"], cpu["capture-range-end"], cpu["trace"]) == ("nvtx", "stop", "nvtx")
@@ -107,30 +112,31 @@ def test_a_capture_range_the_worker_s_machine_can_have():
     assert "nvtx-capture" not in gpu
 
 
-def test_options_of_the_user_win_over_the_default_ones_and_the_variable_s_over_the_code_s():
+def test_options_of_the_user_win_over_the_default_ones_and_the_variable_s_over_the_code_s(options):
     made = options(given={"s": "process-tree", "t": "osrt", "cpuctxsw": "system-wide"}, trace="nvtx", gpu_metrics_device="all")
     assert (made["sample"], made["trace"], made["cpuctxsw"]) == ("process-tree", "nvtx", "system-wide")
     assert made["gpu-metrics-device"] == "all"
     assert not {"s", "t", "output"} & made.keys(), "Ray would pass both names of an option"
 
 
-def test_a_capture_range_of_the_user_s_still_leaves_the_worker_alive():
+def test_a_capture_range_of_the_user_s_still_leaves_the_worker_alive(options):
     made = options(cuda=False, capture_range="nvtx", nvtx_capture="their_range")
     assert (made["nvtx-capture"], made["capture-range-end"]) == ("their_range", "stop")
     assert "capture-range-end" not in options(capture_range="none")
     assert options(capture_range_end="repeat:3")["capture-range-end"] == "repeat:3"
 
 
-def test_a_place_of_the_user_s_keeps_the_workers_apart(tmp_path):
-    assert options(rank=1, output="/runs/%p", reports=tmp_path)["o"] == "/runs/%p_policy_worker_rank-1_2-3"
+def test_a_place_of_the_user_s_keeps_the_workers_apart(options, tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIDGE_PROFILING_DIR", str(tmp_path))
+    assert options(rank=1, output="/runs/%p")["o"] == "/runs/%p_policy_worker_rank-1_2-8"
 
 
-def test_names_of_workers_become_names_of_files():
-    request = RayRequest(Window(1, 2), ("*",))
-    assert nsight_options("a b/c:0", rank=0, request=request, cuda=True)["o"] == "a_b_c_0_rank-0_1-2_%p"
+def test_names_of_workers_become_names_of_files(monkeypatch):
+    monkeypatch.setenv(PATTERNS, "*")
+    assert worker_runtime_env("a b/c:0", cuda=True)["nsight"]["o"] == "a_b_c_0_rank-0_2-8_%p"
 
 
-def test_a_shell_reads_ray_s_command_as_nsys_is_given_it():
+def test_a_shell_reads_ray_s_command_as_nsys_is_given_it(options):
     """Ray joins the options with spaces, and starts them with bash."""
     made = options(cuda=False, output="/r/%h_%q{HOSTNAME}_%p")
     words = [word for name, value in made.items() for word in ([f"--{name}={value}"] if len(name) > 1 else [f"-{name}", value])]

@@ -10,7 +10,7 @@ import pytest
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.engines import Outcome, call
 from bridge_profiling.traces.cache import open_entry
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.types import RankTables
 from tests.planted.cases import CASES
 
 RunOf = Callable[[str], Run]

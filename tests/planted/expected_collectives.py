@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import TYPE_CHECKING
 
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.types import RankTables
 
 if TYPE_CHECKING:
     from recipes.config import ConfigContainer, GPTModelConfig

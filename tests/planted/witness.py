@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from bridge_profiling.traces.device_kinds import torch_operation
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.kinds import torch_operation
+from bridge_profiling.traces.types import RankTables
 
 #: How far the times that an iteration's kernels take may be apart.
 COMPUTE_TOLERANCE = 0.05

@@ -10,7 +10,7 @@ from bridge_profiling.analysis.findings import Confidence, Finding
 from bridge_profiling.manifest import Manifest
 from bridge_profiling.report.verdict import Summary
 from bridge_profiling.traces.run_dir import RankCapture
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 from bridge_profiling.typed_json import read_typed
 
 MS = 1_000.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.against_bench import AgainstBench
+from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.report.bench_view import section
 
 ROW = {

@@ -16,7 +16,7 @@ from bridge_profiling.analysis.findings import Event
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report.run_view import NAMED_RANKS, ranks_to_show
 from bridge_profiling.run import Run
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 from tests.analysis.simulated_runs import MS, SimulatedRun
 from tests.cli.test_analyze import write
 from tests.report.summaries import finding, summary

@@ -60,8 +60,7 @@ def test_a_pipe_gets_every_finding() -> None:
 def test_advice_is_never_cut() -> None:
     """What to do first is a whole sentence, on a terminal too, however long it is."""
     advice = "Set " + ", ".join(f"setting_{number}=true" for number in range(30)) + "."
-    text = _printed(
-        summary([row(0)], [finding(ranks=[0], action=advice + " Then look at the disks.")]), width=80, force_terminal=True, color_system=None
-    )
+    found = summary([row(0)], [finding(ranks=[0], action=f"{advice} Then look at the disks.")])
+    text = _printed(found, width=80, force_terminal=True, color_system=None)
     assert " ".join(text.split()).count(advice) == 2, "in the verdict and with the finding"
     assert "…" not in text

@@ -12,7 +12,7 @@ import pytest
 from bridge_profiling.traces import cache, kineto
 from bridge_profiling.traces.load import load
 from bridge_profiling.traces.run_dir import find_run
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.types import RankTables
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import kernel
 

@@ -14,7 +14,7 @@ import pytest
 
 from bridge_profiling.analysis.intervals import Intervals, union
 from bridge_profiling.traces import kineto
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.types import RankTables
 
 #: Milliseconds of device time over the whole capture, from the captures' README; their last digit is rounded.
 REFERENCE = {
@@ -112,7 +112,7 @@ def test_point_to_point_operations_of_both_stages_match(captures: Path) -> None:
         assert [row["sequence"] for row in sorted(rows, key=lambda row: row["launch_start_ns"])] == list(range(len(rows)))
         assert {row["peer"] for row in rows} == {2 - rank}
         sides.append({row["sequence"]: row for row in rows})
-        assert not tables.info.limitations
+        assert not tables.info.caveats
     mirrored = {"send": "recv", "recv": "send", "send_recv": "send_recv"}
     assert {row: mirrored[each["operation"]] for row, each in sides[0].items()} == {
         row: each["operation"] for row, each in sides[1].items()

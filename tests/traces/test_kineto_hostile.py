@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import kineto, kineto_stream
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.types import RankTables
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import call, complete, document, kernel
 

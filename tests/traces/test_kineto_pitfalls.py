@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bridge_profiling.traces import kineto
-from bridge_profiling.traces.device_kinds import kernel_kind, torch_operation
+from bridge_profiling.traces.kinds import kernel_kind, torch_operation
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import call, complete, kernel
 
@@ -149,7 +149,7 @@ def test_work_without_a_recorded_launch_belongs_where_it_starts(write_trace: Wri
     ]
     tables = kineto.read(write_trace(events))
     assert tables.device_events["iteration"].to_pylist() == [None, 7]
-    assert any("no recorded launch" in each for each in tables.info.limitations)
+    assert any(each.code == "launches_missing" for each in tables.info.caveats)
 
 
 def test_ranges_on_the_device_and_flow_arrows_are_no_events(write_trace: WriteTrace) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import kineto, kineto_stream
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.types import RankTables
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import call, complete, document, kernel
 
@@ -85,7 +85,7 @@ def _assert_only_unread(tables: RankTables, expected: RankTables, *said: str) ->
     assert {name: table.to_pylist() for name, table in tables.tables.items()} == {
         name: table.to_pylist() for name, table in expected.tables.items()
     }
-    assert [each for each in tables.info.limitations if "left out" in each] == list(said)
+    assert [each.text for each in tables.info.caveats if "left out" in each.text] == list(said)
     assert tables.info.error is None
 
 
@@ -138,7 +138,7 @@ def test_times_as_text_leave_them_out_as_well(write_trace: WriteTrace) -> None:
     text = json.dumps(document(_interleaved(COUNTERS))).replace('"ts": 1', '"ts": 1695835526341')
     tables = kineto.read(write_trace(text))
     assert tables.device_events["start_ns"].to_pylist() == [1695835526341006003]
-    assert [said for said in tables.info.limitations if "left out" in said] == [next(iter(UNREAD))]
+    assert [each.text for each in tables.info.caveats if "left out" in each.text] == [next(iter(UNREAD))]
 
 
 def test_a_trace_of_counters_alone_is_an_error_that_names_the_file(write_trace: WriteTrace) -> None:

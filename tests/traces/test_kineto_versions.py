@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from bridge_profiling.traces import kineto
-from bridge_profiling.traces.tables import SCHEMAS, RankTables
+from bridge_profiling.traces.tables import SCHEMAS
+from bridge_profiling.traces.types import RankTables
 
 FOLDER = Path(__file__).parent / "torch_versions"
 VERSIONS = ("2.11.0", "2.13.0", "2.15.0")
@@ -64,7 +65,7 @@ def test_every_event_is_in_its_table(path: Path) -> None:
     for name, table in tables.tables.items():
         assert table.schema.equals(SCHEMAS[name])
     assert tables.info.error is None
-    assert not [said for said in tables.info.limitations if "left out" in said]
+    assert not [each for each in tables.info.caveats if "left out" in each.text]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -74,7 +75,7 @@ def test_a_window_of_the_hook(version: str) -> None:
     assert tables.iterations["boundary"].to_pylist() == [False]
     assert _annotations(tables, "ProfilerStep#1", *PHASES) == ["ProfilerStep#1", *PHASES]
     assert (tables.info.rank, tables.info.rank_source, tables.info.world_size) == (0, "trace", 1)
-    assert (tables.info.clock, tables.info.limitations) == ("unix", ["no work on a device was recorded"])
+    assert (tables.info.clock, [each.code for each in tables.info.caveats]) == ("unix", ["no_device_work"])
     assert tables.info.coordinates is not None
     assert tables.info.coordinates["dp"] == (0, 1)
     assert [(group.name, group.description, group.ranks) for group in tables.info.groups] == [("0", "default_pg", (0,))]
@@ -86,7 +87,7 @@ def test_a_profile_of_torchs_own(path: Path) -> None:
     assert tables.iterations["iteration"].to_pylist() == [0, 1]
     marks = ["ProfilerStep#0", *PHASES, "ProfilerStep#1", *PHASES]
     assert _annotations(tables, *marks) == marks
-    assert tables.info.limitations == ["no work on a device was recorded"]
+    assert [each.code for each in tables.info.caveats] == ["no_device_work"]
     memory = tables["memory_events"].to_pylist()
     assert {row["device_type"] for row in memory} == {"cpu"}
     assert any(row["bytes"] > 0 for row in memory)

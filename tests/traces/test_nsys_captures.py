@@ -16,7 +16,7 @@ import pytest
 from bridge_profiling.analysis.intervals import Intervals, union
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import nsys
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.types import RankTables
 from tests.system.nsys_install import working_nsys
 
 
@@ -179,7 +179,7 @@ def test_what_nccl_did_not_record_is_null_and_said(reports: Path) -> None:
     tables = nsys.read(reports / "rank0.sqlite")
     assert tables.collectives["message_bytes"].null_count == tables.collectives.num_rows == 302
     assert set(tables.collectives["operation"].cast("string").to_pylist()) == {"all_reduce", "all_gather", "reduce_scatter"}
-    assert any("message size of 302 of 302" in sentence for sentence in tables.info.limitations)
+    assert any("message size of 302 of 302" in each.text for each in tables.info.caveats)
 
 
 def test_streams_wait_for_the_latest_record_of_an_event(reports: Path) -> None:

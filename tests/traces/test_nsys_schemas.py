@@ -28,7 +28,7 @@ from tests.traces.nsys_files import (
 
 
 def said(tables: object, words: str) -> list[str]:
-    return [sentence for sentence in tables.info.limitations if words in sentence]
+    return [each.text for each in tables.info.caveats if words in each.text]
 
 
 def test_an_old_export_without_most_tables_and_columns_is_read(tmp_path: Path) -> None:

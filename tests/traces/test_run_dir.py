@@ -60,7 +60,7 @@ def test_the_manifest_adds_what_the_trace_does_not_say(tmp_path: Path) -> None:
         assert (info.rank, info.rank_source) == (1, "manifest")
         assert info.coordinates == {"tp": (1, 2), "dp": (0, 4)}
         assert (info.host, info.world_size, info.versions["torch"], info.partial) == ("node-7", 8, "2.11.0+cu130", True)
-        assert "the capture is partial: SIGTERM" in info.limitations
+        assert "the capture is partial: SIGTERM" in [each.text for each in info.caveats]
 
 
 def test_captures_of_any_origin_are_found(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from bridge_profiling.analysis.findings.finding import Confidence, Event
 from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
 from bridge_profiling.analysis.findings.thresholds import Thresholds
 from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS
-from bridge_profiling.analysis.stragglers import iterations_that_count
+from bridge_profiling.analysis.ranks.stragglers import iterations_that_count
 from bridge_profiling.traces.run_dir import RankCapture
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     from bridge_profiling.analysis.run import Run

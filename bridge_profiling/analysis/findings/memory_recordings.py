@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from bridge_profiling.analysis.findings.finding import Event
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 #: Sites that a finding shows.
 _SITES = 5

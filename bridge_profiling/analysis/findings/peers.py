@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from bridge_profiling.analysis.collective_matching import POINT_TO_POINT
 from bridge_profiling.analysis.findings.books import Grid
 from bridge_profiling.analysis.findings.context import Context
+from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
 
 
 def peers(context: Context) -> list[list[int]]:

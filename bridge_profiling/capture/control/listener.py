@@ -1,28 +1,40 @@
-"""One rank's part in captures on demand: a thread that looks for accepted captures and for slow iterations.
+"""One rank's thread for captures on demand: it looks for accepted captures and for slow iterations.
 
 It polls the request directory about once a second, in a thread of its own, so that a file system that hangs does not delay
-training. Rank 0's listener runs the coordinator. Ranks do not communicate otherwise.
+training. In rank 0's thread the coordinator also publishes the job's status, and accepts or refuses requests for all ranks.
+Ranks do not communicate otherwise.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import statistics
+import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from bridge_profiling.capture.control import protocol
-from bridge_profiling.capture.control.coordinator import Coordinator, Training
-from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, RankAnswer, RequestDirectory
+from bridge_profiling.capture.control.planning import plan_capture
+from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, JobStatus, RankAnswer, RequestDirectory
+from bridge_profiling.capture.files import claim_attempt
 from bridge_profiling.capture.nsys_profiler import check_armed
-from bridge_profiling.capture.window import WindowPlan
+from bridge_profiling.capture.record import Rank
+from bridge_profiling.capture.window import WindowPlan, WindowSchedule
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import CaptureError, one_line
+from bridge_profiling.errors import CaptureError, ProfilingConfigError, one_line, require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.manifest import Trigger
 from bridge_profiling.nsys.launch import runs_under_nsys
+from bridge_profiling.processes import pid_space
 from bridge_profiling.slow_iterations import COOL_DOWN, SlowWatch
 
 logger = logging.getLogger(__name__)
@@ -30,25 +42,27 @@ logger = logging.getLogger(__name__)
 #: Training that ends waits at most this long for a thread that may hang in a file system.
 _STOP_SECONDS = 2.0
 
+#: Polls remembered to measure the time from one iteration's start to the next.
+_KEPT_POLLS = 11
+
 
 class Listener(threading.Thread):
     """One rank's thread.
 
     Args:
-        requests: the job's request directory.
+        root: the job's output directory.
         config: the job's own.
-        rank: global rank.
-        hook: the rank's own.
-        coordinator: on rank 0, else None.
+        rank: this rank.
+        schedule: its windows.
+        holder: the name under which this run holds its folders.
     """
 
-    def __init__(
-        self, requests: RequestDirectory, config: ProfilingConfig, rank: int, hook: Training, coordinator: Coordinator | None
-    ) -> None:
+    def __init__(self, root: Path, config: ProfilingConfig, rank: Rank, schedule: WindowSchedule, holder: str) -> None:
         super().__init__(name="bridge_profiling listener", daemon=True)
-        self._requests, self._config, self._rank, self._hook, self._coordinator = requests, config, rank, hook, coordinator
+        self._requests, self._config, self._rank, self._schedule = RequestDirectory(root), config, rank, schedule
+        self._coordinator = Coordinator(root, config, rank, schedule, holder) if rank.number == 0 else None
         factor = config.slow_iteration_factor
-        self._watch = None if factor is None else SlowWatch(factor, hook.is_disturbed)
+        self._watch = None if factor is None else SlowWatch(factor, schedule.is_disturbed)
         #: The status when this rank began to listen; an earlier run may have left it.
         self._first_status: protocol.JobStatus | None = None
         self._received: str | None = None
@@ -74,7 +88,7 @@ class Listener(threading.Thread):
             self._stopping.wait(self._config.on_demand_seconds)
         with self._guard():
             if self._coordinator is not None:
-                self._coordinator.poll(self._hook, self._ending)
+                self._coordinator.poll(self._ending)
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
@@ -84,15 +98,15 @@ class Listener(threading.Thread):
             # Once per type: a missing directory, for example, fails at every poll.
             if type(error) not in self._logged:
                 self._logged.add(type(error))
-                logger.error("rank %d: no captures on demand: %s. Training goes on.", self._rank, one_line(error))
+                logger.error("rank %d: no captures on demand: %s. Training goes on.", self._rank.number, one_line(error))
 
     def _poll(self) -> None:
         if self._coordinator is not None:
-            self._coordinator.poll(self._hook)
+            self._coordinator.poll()
         accepted = self._requests.accepted()
         if accepted is not None and accepted.id != self._received and self._is_current(accepted):
             self._receive(accepted)
-        slow = None if self._watch is None else self._watch.check(self._hook.durations)
+        slow = None if self._watch is None else self._watch.check(tuple(self._rank.durations.copy()))
         if slow is not None and accepted is None:
             self._request_capture(slow)
 
@@ -106,19 +120,23 @@ class Listener(threading.Thread):
         self._received = accepted.id
         if self._watch is not None:
             self._watch.ignore_before(accepted.end + COOL_DOWN)
-        if self._rank not in accepted.ranks:
+        rank, iteration, reason = self._rank.number, self._rank.iteration(), None
+        if rank not in accepted.ranks:
             return
-        iteration = self._hook.running_iteration
-        reason = None
         try:
-            self._schedule(accepted, iteration)
+            self._schedule.post(self._plan(accepted, iteration))
         except Exception as error:
             reason = str(error) if isinstance(error, CaptureError) else one_line(error)
-            logger.error("rank %d: cannot carry out request %s: %s. Training goes on.", self._rank, accepted.id, reason)
-        answer = RankAnswer(rank=self._rank, status="refused" if reason else "armed", reason=reason, iteration=iteration)
-        self._requests.write(f"answers/{accepted.id}/rank-{self._rank}.json", answer)
+            logger.error("rank %d: cannot carry out request %s: %s. Training goes on.", rank, accepted.id, reason)
+        answer = RankAnswer(rank=rank, status="refused" if reason else "armed", reason=reason, iteration=iteration)
+        self._requests.write(f"answers/{accepted.id}/rank-{rank}.json", answer)
 
-    def _schedule(self, accepted: AcceptedCapture, iteration: int | None) -> None:
+    def _plan(self, accepted: AcceptedCapture, iteration: int | None) -> WindowPlan:
+        """The window of an accepted capture.
+
+        Raises:
+            CaptureError: this rank cannot capture it.
+        """
         if iteration is not None and iteration >= accepted.start:
             raise CaptureError(
                 f"iteration {iteration} runs already, and the window begins at {accepted.start}; request a later --start"
@@ -144,15 +162,140 @@ class Listener(threading.Thread):
             requested_by=accepted.requested_by,
             request=accepted.id,
         )
-        self._hook.schedule(WindowPlan(config, trigger, accepted.attempt))
+        return WindowPlan(config, trigger, accepted.attempt)
 
     def _request_capture(self, slow: str) -> None:
         """Request a capture for a slow iteration, unless a request is pending or the job makes no more such captures."""
         status = self._requests.status()
         if status is None or status.slow_captures_left <= 0 or self._requests.pending() is not None:
             return
-        reason = f"{slow}, on rank {self._rank}"
+        rank = self._rank.number
+        reason = f"{slow}, on rank {rank}"
         length = self._config.profile_step_end - self._config.profile_step_start
-        logger.warning("rank %d: %s; requesting a capture of %d iterations", self._rank, reason, length)
-        request = CaptureRequest(iterations=length, kind="slow_iteration", reason=reason, requested_by=f"rank {self._rank}")
+        logger.warning("rank %d: %s; requesting a capture of %d iterations", rank, reason, length)
+        request = CaptureRequest(iterations=length, kind="slow_iteration", reason=reason, requested_by=f"rank {rank}")
         self._requests.submit(request)
+
+
+class Coordinator:
+    """Decides on requests for one job.
+
+    Args:
+        root: the job's output directory.
+        config: the job's own.
+        rank: this rank.
+        schedule: its windows.
+        holder: the name under which this run holds its folders.
+    """
+
+    def __init__(self, root: Path, config: ProfilingConfig, rank: Rank, schedule: WindowSchedule, holder: str) -> None:
+        self._requests, self._config, self._rank, self._schedule = RequestDirectory(root), config, rank, schedule
+        self._holder = holder
+        self._accepted: list[AcceptedCapture] = []
+        #: Text of the request that was pending at the last poll.
+        self._pending: str | None = None
+        #: Time in seconds and current iteration of the last polls.
+        self._polls: deque[tuple[float, int]] = deque(maxlen=_KEPT_POLLS)
+        env = LaunchEnv.read()
+        self._status = JobStatus(
+            run=protocol.new_id(),
+            launch=env.launch_id,
+            job_id=env.job_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            pid_space=pid_space(),
+            poll_seconds=config.on_demand_seconds,
+            world_size=rank.layout.world_size,
+            pipeline_ranks=rank.layout.pipeline_ranks(),
+            profile_ranks=config.profile_ranks,
+            profilers=[name for name, setting in protocol.PROFILERS.items() if getattr(config, setting)] or ["torch"],
+            train_iters=rank.train_iters,
+        )
+
+    def begin(self) -> None:
+        """Close a capture that an earlier run left open, and refuse its request: this run has timed no iterations yet."""
+        accepted = self._requests.accepted()
+        if accepted is not None:
+            self._requests.close(accepted, "the job ended before it was done")
+        self._decide()
+
+    def poll(self, ended: str | None = None) -> None:
+        """Close a capture that is over, decide on a pending request, and publish the status.
+
+        Args:
+            ended: how the training ended.
+        """
+        self._update_status(ended)
+        accepted = self._status.open
+        if accepted is not None and (ended or (self._status.iteration or 0) >= accepted.end):
+            self._requests.close(accepted, ended or "done")
+            self._status = replace(self._status, open=None)
+        before, self._pending = self._pending, self._requests.pending()
+        # A request that is written in place may be half-written: that one is taken at the next poll.
+        is_complete = self._pending is not None and (self._pending == before or self._pending.rstrip().endswith("}"))
+        if is_complete or ended:
+            self._decide()
+        self._requests.write("progress.json", self._status)
+
+    def _decide(self) -> None:
+        """Take the pending request, and accept it or write down why not."""
+        text = self._requests.take()
+        if text is None:
+            return
+        request = None
+        try:
+            request = protocol.parse_request(text)
+            self._accept(request)
+        except ProfilingConfigError as error:
+            logger.warning("refused a capture request: %s", error)
+            # The client looks for the answer under the request's name, unless that is another request's.
+            request_id = protocol.new_id() if request is None or self._requests.knows(request.id) else request.id
+            refused = protocol.RefusedRequest(refused=str(error), request=request or text[:1000])
+            self._requests.write(f"refused/{request_id}.json", refused)
+
+    def _accept(self, request: CaptureRequest) -> None:
+        planned = plan_capture(request, self._status)
+        # A rank carries out each name once, and done/ keeps one file for it.
+        require(
+            not self._requests.knows(request.id),
+            f"an earlier request was called {request.id}",
+            instead="Leave id out, or give each request its own",
+        )
+        accepted = replace(planned, attempt=claim_attempt(self._requests.root, planned.window, 0, self._holder))
+        self._requests.write("accepted.json", accepted)
+        self._status = replace(self._status, open=accepted)
+        self._accepted.append(accepted)
+        logger.info(
+            "accepted request %s (%s): iterations %d to %d of rank(s) %s with %s", accepted.id,
+            accepted.reason or "no reason given", accepted.start, accepted.window.last, accepted.ranks, accepted.profilers,
+        )  # fmt: skip
+
+    def _update_status(self, ended: str | None) -> None:
+        iteration, durations = self._rank.iteration(), tuple(self._rank.durations.copy())
+        if iteration is not None:
+            self._polls.append((time.monotonic(), iteration))
+        recent = [duration for _, duration in durations[-50:]]
+        # From start to start: longer than an iteration itself if the loop waits, evaluates or saves between two iterations.
+        polled = [
+            int((now - before) * 1e9 / (current - earlier))
+            for (before, earlier), (now, current) in pairwise(self._polls)
+            if current > earlier
+        ] or [0]
+        torch = sys.modules.get("torch")
+        under_nsys = self._config.use_nsys_profiler or runs_under_nsys()
+        nsys_captures = len(self._config.windows) + sum("nsys" in one.profilers for one in self._accepted)
+        slow_limit = self._config.slow_iteration_captures if self._config.slow_iteration_factor is not None else 0
+        self._status = replace(
+            self._status,
+            iteration=iteration,
+            completed=len(durations),
+            fastest_ns=max(min(recent[-10:]), min(polled)) if recent else None,
+            median_ns=int(max(statistics.median(recent), statistics.median(polled))) if recent else None,
+            windows=[[window.start, window.end] for window in self._config.windows if window.end > (iteration or 0)],
+            records_memory=self._schedule.records_memory,
+            cuda=torch is not None and torch.cuda.is_initialized(),
+            under_nsys=under_nsys,
+            nsys_captures_left=self._config.nsys_capture_count - nsys_captures if under_nsys else 0,
+            slow_captures_left=slow_limit - sum(one.kind == "slow_iteration" for one in self._accepted),
+            ended=ended,
+        )

@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge_profiling.analysis.engines import Outcome
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.tables import RankInfo, RankTables
+from bridge_profiling.traces.types import RankInfo, RankTables
 from tests.analysis.ranks_in_hand import table
 
 US = 1_000

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from bridge_profiling.analysis.engines import Outcome
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.tables import RankInfo, RankTables
+from bridge_profiling.traces.types import RankInfo, RankTables
 from tests.analysis.findings.simulated_hosts import MS, US, SimulatedHosts
 from tests.analysis.ranks_in_hand import table
 

@@ -16,7 +16,7 @@ from bridge_profiling.analysis.findings import memory_fragmentation as fragmenta
 from bridge_profiling.analysis.findings import memory_growth as growth
 from bridge_profiling.analysis.findings import memory_headroom as headroom
 from bridge_profiling.traces import cache, kineto, nsys
-from bridge_profiling.traces.tables import RankInfo, RankTables
+from bridge_profiling.traces.types import RankInfo, RankTables
 from tests.analysis.findings.simulated_jobs import Here
 from tests.analysis.ranks_in_hand import table
 

@@ -229,11 +229,11 @@ def test_windows_posted_while_iterations_pass_are_all_captured(run):
         def post():
             try:
                 for number in range(count):
-                    start = (hook.running_iteration or 0) + 2000 + number
+                    start = (hook._timer.running() or 0) + 2000 + number
                     plan = replace(
                         config, profile_step_start=start, profile_step_end=start + 1, use_nsys_profiler=True, profile_ranks=[0]
                     )
-                    hook.schedule(WindowPlan(plan, Trigger(kind="request", request=f"r{number}"), 0))
+                    hook._schedule.post(WindowPlan(plan, Trigger(kind="request", request=f"r{number}"), 0))
             except Exception as error:
                 errors.append(error)
 

@@ -28,8 +28,8 @@ import pyarrow as pa
 
 from bridge_profiling.traces.kineto_events import Args
 from bridge_profiling.traces.load import load
-from bridge_profiling.traces.run_dir import Capture, Source
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.run_dir import Capture
+from bridge_profiling.traces.types import RankTables, Source
 
 Rename = Callable[[str], str]
 

@@ -18,7 +18,8 @@ class Stack:
     packages: tuple[str, ...]
 
 
-#: By the release of Megatron Bridge. Transformer Engine is the one of Bridge's own container, or the nearest on the index.
+#: By the release of Megatron Bridge. Transformer Engine is the one of Bridge's own container where that runs with the machine's
+#: torch: from 2.13 on its core library needs cuBLAS 13.2 (`cublasLtGroupedMatrixLayoutInit_internal`), and torch 2.11 has 13.1.
 STACKS = {
     "0.3.1": Stack(
         "2.11.0",
@@ -28,7 +29,7 @@ STACKS = {
         ),
     ),
     "0.6.2": Stack(
-        "2.16.0",
+        "2.12.0",
         (
             "megatron-core==0.19.2", "megatron-bridge==0.6.2", "transformers==5.12.1", "huggingface-hub==1.33.0",
             "hydra-core==1.3.4",

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.analysis.breakdown import rows_of
-from bridge_profiling.analysis.collective_matching import tell
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, union
 from bridge_profiling.analysis.iterations import Windows
 from bridge_profiling.analysis.iterations import windows as device_windows
+from bridge_profiling.analysis.ranks.matching import tell
+from bridge_profiling.analysis.ranks.stragglers import stragglers
+from bridge_profiling.analysis.ranks.waiting import measure_waiting, rank_by_rank
 from bridge_profiling.analysis.run_limitations import named
-from bridge_profiling.analysis.stragglers import stragglers
-from bridge_profiling.analysis.waiting import measure_waiting, rank_by_rank
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

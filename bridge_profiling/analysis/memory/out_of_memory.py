@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.allocation_sites import site
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.analysis.memory.sites import site
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

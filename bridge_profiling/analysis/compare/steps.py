@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE, budget_of_iterations
-from bridge_profiling.analysis.confidence import ENOUGH_SAMPLES, Change, change_of_mean, change_of_median
+from bridge_profiling.analysis.compare.statistics import ENOUGH_SAMPLES, Change, change_of_mean, change_of_median
 from bridge_profiling.analysis.run import Run
 
 #: What the median changed beyond the mean.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.collective_matching import tell
 from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS
+from bridge_profiling.analysis.ranks.matching import tell
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.compare_steps import RunSteps
-from bridge_profiling.analysis.confidence import ENOUGH_SAMPLES, welch_p
+from bridge_profiling.analysis.compare.statistics import ENOUGH_SAMPLES, welch_p
+from bridge_profiling.analysis.compare.steps import RunSteps
+from bridge_profiling.analysis.ranks.waiting import measure_waiting
 from bridge_profiling.analysis.run import Run
-from bridge_profiling.analysis.waiting import measure_waiting
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.allocation_sites import site
-from bridge_profiling.analysis.memory_series import (
+from bridge_profiling.analysis.memory.series import (
     Integers,
     device_series,
     ends_of_iterations,
@@ -27,7 +26,8 @@ from bridge_profiling.analysis.memory_series import (
     running,
     stacks,
 )
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.analysis.memory.sites import site
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.collective_matching import tell
-from bridge_profiling.analysis.recurrence import iteration_ends
-from bridge_profiling.analysis.waiting import rank_by_rank
+from bridge_profiling.analysis.memory.recurrence import iteration_ends
+from bridge_profiling.analysis.ranks.matching import tell
+from bridge_profiling.analysis.ranks.waiting import rank_by_rank
 
 if TYPE_CHECKING:
     import duckdb

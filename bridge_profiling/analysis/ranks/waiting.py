@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.clocks import use_offsets
-from bridge_profiling.analysis.collective_matching import has_table, tell
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.analysis.ranks.clocks import use_offsets
+from bridge_profiling.analysis.ranks.matching import has_table, tell
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

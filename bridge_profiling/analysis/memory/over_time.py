@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.allocation_sites import site
-from bridge_profiling.analysis.memory_series import Integers, Series, device_series, running, stacks
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.analysis.memory.series import Integers, Series, device_series, running, stacks
+from bridge_profiling.analysis.memory.sites import site
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

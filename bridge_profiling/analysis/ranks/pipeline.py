@@ -24,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.analysis.breakdown import rows_of
-from bridge_profiling.analysis.collective_matching import POINT_TO_POINT, tell
 from bridge_profiling.analysis.intervals import Intervals, union, window
-from bridge_profiling.analysis.waiting import measure_waiting, rank_by_rank
-from bridge_profiling.traces.collectives import ranks_of
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT, tell
+from bridge_profiling.analysis.ranks.waiting import measure_waiting, rank_by_rank
+from bridge_profiling.traces.joins import ranks_of
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.alignment import Sequence, align
+from bridge_profiling.analysis.ranks.alignment import Sequence, align
 
 if TYPE_CHECKING:
     import duckdb

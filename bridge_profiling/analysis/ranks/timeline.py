@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.breakdown import rows_of
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 #: Kinds of segments, by their number in `Segments.kind`.
 KINDS = ("compute", "communication", "memcpy", "memset", "annotation")

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge_profiling.analysis.compare_events import Sides
-from bridge_profiling.analysis.compare_steps import RunSteps
+from bridge_profiling.analysis.compare.events import Sides
+from bridge_profiling.analysis.compare.steps import RunSteps
 from bridge_profiling.analysis.run import Run
 from bridge_profiling.analysis.run_limitations import named
 from bridge_profiling.traces.run_dir import RankCapture
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 #: What a difference concerns, the gravest first.
 WORK, CONDITIONS, MEASUREMENT = "work", "conditions", "measurement"

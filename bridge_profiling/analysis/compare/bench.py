@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.waiting import measure_waiting
+from bridge_profiling.analysis.ranks.waiting import measure_waiting
 from bridge_profiling.bench.results import BenchDocument, bus_factor
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

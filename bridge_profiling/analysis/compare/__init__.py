@@ -17,15 +17,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis import compare_events as events
-from bridge_profiling.analysis import compare_steps as of_steps
 from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.analysis.compare_events import Noise, Sides
-from bridge_profiling.analysis.compare_steps import RunSteps, StepChange
-from bridge_profiling.analysis.confidence import LEVEL, Change
-from bridge_profiling.analysis.memory import difference
+from bridge_profiling.analysis.compare import events
+from bridge_profiling.analysis.compare import steps as of_steps
+from bridge_profiling.analysis.compare.comparability import WORK, Difference, differences
+from bridge_profiling.analysis.compare.events import Noise, Sides
+from bridge_profiling.analysis.compare.statistics import LEVEL, Change
+from bridge_profiling.analysis.compare.steps import RunSteps, StepChange
+from bridge_profiling.analysis.memory.tables import difference
 from bridge_profiling.analysis.run import Run
-from bridge_profiling.analysis.same_work import WORK, Difference, differences
 from bridge_profiling.errors import ProfilingConfigError
 
 SCHEMA_VERSION = 1

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.collective_matching import match, tell
-from bridge_profiling.traces.tables import RankInfo
+from bridge_profiling.analysis.ranks.matching import match, tell
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb

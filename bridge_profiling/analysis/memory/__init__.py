@@ -1,0 +1,1 @@
+"""Device memory: bytes over time, and the tables made from them."""

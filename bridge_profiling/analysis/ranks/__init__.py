@@ -1,0 +1,1 @@
+"""Questions across ranks: matched operations, clocks, communication, slow ranks, pipelines."""

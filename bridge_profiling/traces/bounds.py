@@ -1,0 +1,124 @@
+"""Opens capture files, packed or plain, and limits what they may unpack to."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from isal import isal_zlib
+
+from bridge_profiling.errors import TraceError
+
+_GZIP_MAGIC, _XZ_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00"
+_READ_BYTES = 1 << 20
+_TRAILER_BYTES = 8
+
+
+class DamagedError(TraceError):
+    """A packed file that ends early or is corrupt. Everything before the damage was yielded."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Limits of one kind of file.
+
+    Args:
+        max_bytes: unpacked.
+        max_ratio: of unpacked to packed bytes. A bomb reaches 1,000 as gzip and 7,000 as xz.
+        ratio_checked_bytes: the ratio counts once so much is unpacked.
+    """
+
+    max_bytes: int
+    max_ratio: int
+    ratio_checked_bytes: int = 64 << 20
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file. A pipe or a device is refused without waiting for it.
+
+    Raises:
+        TraceError: it is not a regular file.
+        OSError: it cannot be opened.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise TraceError(f"{path} is not a regular file")
+    return file
+
+
+def unpack(path: Path, bounds: Bounds, piece_bytes: int = _READ_BYTES) -> Iterator[bytes]:
+    """The bytes of a gzip, .xz or plain file, in pieces. Its first bytes say which it is, not its name.
+
+    Raises:
+        TraceError: it is not a regular file, or exceeds its bounds.
+        DamagedError: it is cut off or corrupt.
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
+        magic = file.read(len(_XZ_MAGIC))
+        file.seek(0)
+        if magic.startswith(_GZIP_MAGIC):
+            pieces = _gunzip(path, file, piece_bytes)
+        elif magic == _XZ_MAGIC:
+            pieces = _unxz(path, file, piece_bytes)
+        else:
+            pieces = iter(lambda: file.read(piece_bytes), b"")
+        done = 0
+        for piece in pieces:
+            done += len(piece)
+            if done > bounds.max_bytes:
+                raise TraceError(f"{path} is refused: it holds more than {bounds.max_bytes >> 30} GiB")
+            if done > bounds.ratio_checked_bytes and done > bounds.max_ratio * file.tell():
+                raise TraceError(f"{path} is refused: it unpacks to more than {bounds.max_ratio} times its size")
+            yield piece
+
+
+def _unxz(path: Path, file: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
+    try:
+        with lzma.open(file) as unpacked:
+            while piece := unpacked.read(piece_bytes):
+                yield piece
+    except EOFError:
+        raise DamagedError(f"{path} is cut off: the xz data end early") from None
+    except lzma.LZMAError as error:
+        raise DamagedError(f"{path} is damaged: {error}") from error
+
+
+def _gunzip(path: Path, file: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
+    unpacker = isal_zlib.decompressobj(31)
+    packed = held = b""
+    more = False  # the unpacker has not returned all that its input holds
+    try:
+        while True:
+            if not packed and not more:
+                fresh = file.read(_READ_BYTES)
+                packed = held + fresh
+                if not packed:
+                    break
+                # The checksum is held back, so that all data are out before it can fail.
+                held = packed[-_TRAILER_BYTES:] if fresh else b""
+                packed = packed[: len(packed) - len(held)]
+                if not packed:
+                    continue
+            if unpacker.eof:
+                # Another member, or the padding that some tools append.
+                packed = packed.lstrip(b"\0")
+                if not packed:
+                    more = False
+                    continue
+                unpacker = isal_zlib.decompressobj(31)
+            piece = unpacker.decompress(packed, piece_bytes)
+            packed = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+            more = len(piece) == piece_bytes and not unpacker.eof
+            if piece:
+                yield piece
+    except isal_zlib.error as error:  # type: ignore[misc]
+        raise DamagedError(f"{path} is damaged: {error}") from error
+    if not unpacker.eof:
+        raise DamagedError(f"{path} is cut off: the gzip data end early")

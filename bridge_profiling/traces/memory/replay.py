@@ -1,0 +1,370 @@
+"""Replays the allocator's history in a memory snapshot: allocations and segments, from when to when.
+
+Takes plain lists and dictionaries of any torch version, in time linear in the history. A history is a ring: at most
+`max_entries` are kept and the earliest are overwritten. So an allocation can be known by its free or by its block at the end
+alone; it is kept, with an unknown start.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+#: The allocator rounds sizes up to it. What it leaves unsplit beyond that (0.1% of a real run's bytes) is not in the history.
+ROUNDING_BYTES = 512
+
+_MAX_TIME_US = 9 * 10**15
+
+#: States of blocks in use: the program holds them, or freed them while a stream may still use them.
+_IN_USE = ("active_allocated", "active_pending_free", "active_awaiting_free")
+
+
+@dataclass(slots=True)
+class Allocation:
+    """A row of the table `allocations`; `frames` is the call stack as torch wrote it."""
+
+    device: int
+    stream: int | None
+    address: int
+    bytes: int
+    requested_bytes: int | None = None
+    allocated_ns: int | None = None
+    free_requested_ns: int | None = None
+    freed_ns: int | None = None
+    frames: Any = None
+
+
+@dataclass(slots=True)
+class Segment:
+    """A row of the table `segments`."""
+
+    device: int
+    stream: int | None
+    address: int
+    bytes: int
+    allocated_ns: int | None = None
+    freed_ns: int | None = None
+    pool: str | None = None
+    active_bytes: int | None = None
+    largest_free_bytes: int | None = None
+
+    @property
+    def end(self) -> int:
+        """The address after it."""
+        return self.address + self.bytes
+
+
+@dataclass(slots=True)
+class OutOfMemory:
+    """A row of the table `out_of_memory`; `frames` as above."""
+
+    device: int
+    time_ns: int | None
+    requested_bytes: int | None
+    free_bytes: int | None
+    frames: Any
+
+
+@dataclass
+class Replay:
+    """The history and the segments of one device, combined.
+
+    Args:
+        entries: number of entries in the history.
+        unmatched_frees: frees of allocations made before the history begins.
+        replaced: allocations without a free whose address was allocated again.
+        before: allocations live at the end and made before the history begins.
+        overlapping: segments left out because they overlap others.
+        unlisted: allocations live by the history and in no segment.
+        unplaced: entries without an address or a size.
+        unknown: entries with an unknown action, by action.
+    """
+
+    device: int
+    entries: int = 0
+    allocations: list[Allocation] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    out_of_memory: list[OutOfMemory] = field(default_factory=list)
+    unmatched_frees: int = 0
+    replaced: int = 0
+    before: int = 0
+    overlapping: int = 0
+    unlisted: int = 0
+    unplaced: int = 0
+    unknown: Counter[str] = field(default_factory=Counter)
+
+
+class _Entry(NamedTuple):
+    address: int
+    size: int
+    stream: int | None
+    time_ns: int | None
+    frames: Any
+
+
+class _Block(NamedTuple):
+    address: int
+    size: int
+    state: str
+    requested_bytes: int | None
+    frames: Any
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A segment as the snapshot lists it."""
+
+    address: int
+    end: int
+    stream: int | None
+    pool: str | None
+    blocks: list[_Block]
+
+
+def replay(device: int, history: Iterable[Mapping[str, Any]], segments: Iterable[Mapping[str, Any]]) -> Replay:
+    """Replay one device.
+
+    Args:
+        device: its number.
+        history: its entries of `device_traces`, in order.
+        segments: its entries of `segments`.
+    """
+    found = Replay(device)
+    blocks, held = _Blocks(found), _Held(found)
+    for raw in history:
+        found.entries += 1
+        action, time_ns, frames = text(raw.get("action")), time_of(raw), raw.get("frames")
+        address, size = integer(raw.get("addr")), integer(raw.get("size"))
+        if action == "oom":
+            found.out_of_memory.append(OutOfMemory(device, time_ns, size, integer(raw.get("device_free")), frames))
+            continue
+        if action == "snapshot":
+            continue
+        if address is None or size is None or address < 0 or size < 0:
+            found.unplaced += 1
+            continue
+        entry = _Entry(address, size, integer(raw.get("stream")), time_ns, frames)
+        match action:
+            case "alloc":
+                blocks.allocate(entry)
+            case "free_requested":
+                blocks.request_free(entry)
+            case "free_completed" | "free":  # "free" is torch 2.0's
+                blocks.free(entry)
+            case "segment_alloc" | "segment_map":
+                held.allocate(entry)
+            case "segment_free" | "segment_unmap":
+                held.free(entry)
+            case _:
+                found.unknown[action[:50]] += 1
+    at_end = _without_overlaps([_listed(segment) for segment in segments], found)
+    blocks.end(at_end)
+    held.end(at_end)
+    return found
+
+
+def _without_overlaps(segments: Iterable[_Listed | None], found: Replay) -> list[_Listed]:
+    """The segments by address. Only damage makes two overlap."""
+    kept: list[_Listed] = []
+    for segment in sorted((each for each in segments if each is not None), key=lambda each: each.address):
+        if kept and segment.address < kept[-1].end:
+            found.overlapping += 1
+        else:
+            kept.append(segment)
+    return kept
+
+
+class _Blocks:
+    """The live allocations while the history goes on, by address."""
+
+    def __init__(self, found: Replay) -> None:
+        self._found = found
+        self._live: dict[int, Allocation] = {}
+
+    def allocate(self, entry: _Entry) -> None:
+        before = self._live.get(entry.address)
+        if before is not None:  # its free is missing
+            before.freed_ns = entry.time_ns
+            self._found.replaced += 1
+        self._live[entry.address] = allocation = self._add(entry)
+        allocation.allocated_ns, allocation.frames = entry.time_ns, entry.frames
+
+    def request_free(self, entry: _Entry) -> None:
+        """The program released it; a stream may still use it."""
+        found = self._live.get(entry.address)
+        if found is None:
+            found = self._live[entry.address] = self._unmatched(entry)
+        found.free_requested_ns = entry.time_ns
+
+    def free(self, entry: _Entry) -> None:
+        """The allocator may use it again."""
+        found = self._live.pop(entry.address, None) or self._unmatched(entry)
+        found.freed_ns = entry.time_ns
+
+    def _add(self, entry: _Entry) -> Allocation:
+        rounded = max(-(-entry.size // ROUNDING_BYTES), 1) * ROUNDING_BYTES
+        self._found.allocations.append(
+            Allocation(self._found.device, entry.stream, entry.address, rounded, requested_bytes=entry.size)
+        )
+        return self._found.allocations[-1]
+
+    def _unmatched(self, entry: _Entry) -> Allocation:
+        """Without call stack: that of a free does not show the allocating code."""
+        self._found.unmatched_frees += 1
+        return self._add(entry)
+
+    def end(self, segments: list[_Listed]) -> None:
+        """Take sizes from the blocks in use at the end, and add those that were never allocated in the history."""
+        listed = set()
+        for segment in segments:
+            for block in segment.blocks:
+                if block.state not in _IN_USE:
+                    continue
+                listed.add(block.address)
+                known = self._live.get(block.address)
+                if known is None:
+                    known = Allocation(self._found.device, segment.stream, block.address, block.size, frames=block.frames)
+                    self._found.allocations.append(known)
+                    self._found.before += 1
+                known.bytes = block.size
+                if block.requested_bytes is not None:
+                    known.requested_bytes = block.requested_bytes
+        self._found.unlisted = sum(address not in listed for address in self._live)
+
+
+class _Held:
+    """Device memory that the allocator holds while the history goes on: ranges that do not overlap, by address."""
+
+    def __init__(self, found: Replay) -> None:
+        self._found = found
+        self._starts: list[int] = []
+        self._held: dict[int, Segment] = {}
+
+    def allocate(self, entry: _Entry) -> None:
+        if entry.size:
+            self._give_back(entry)  # the rest of one whose free is missing
+            self._hold(Segment(self._found.device, entry.stream, entry.address, entry.size, allocated_ns=entry.time_ns))
+
+    def free(self, entry: _Entry) -> None:
+        """`segment_unmap` can take parts of a mapped range."""
+        for start, end in self._give_back(entry):
+            self._found.segments.append(Segment(self._found.device, entry.stream, start, end - start, freed_ns=entry.time_ns))
+
+    def _hold(self, segment: Segment) -> None:
+        bisect.insort(self._starts, segment.address)
+        self._held[segment.address] = segment
+        self._found.segments.append(segment)
+
+    def _overlapping(self, address: int, end: int) -> list[Segment]:
+        first = bisect.bisect_right(self._starts, address) - 1
+        if first < 0 or self._held[self._starts[first]].end <= address:
+            first += 1
+        last = max(first, bisect.bisect_left(self._starts, end))
+        return [self._held[start] for start in self._starts[first:last]]
+
+    def _give_back(self, entry: _Entry) -> list[tuple[int, int]]:
+        """End everything held in the entry's range. Returns the parts of the range that were not held."""
+        address, end = entry.address, entry.address + entry.size
+        gaps, reached = [], address
+        overlapping = self._overlapping(address, end)
+        if overlapping:
+            first = bisect.bisect_left(self._starts, overlapping[0].address)
+            del self._starts[first : first + len(overlapping)]
+        for segment in overlapping:
+            del self._held[segment.address]
+            if segment.address > reached:
+                gaps.append((reached, segment.address))
+            reached = min(segment.end, end)
+            for start, stop in ((segment.address, address), (end, segment.end)):
+                if start < stop:
+                    self._hold(Segment(segment.device, segment.stream, start, stop - start, segment.allocated_ns))
+            segment.bytes = reached - max(segment.address, address)
+            segment.address = max(segment.address, address)
+            segment.freed_ns = entry.time_ns
+        if reached < end:
+            gaps.append((reached, end))
+        return gaps
+
+    def end(self, segments: list[_Listed]) -> None:
+        """Add ranges that are held at the end without a known start, and fill in pools and bytes in use."""
+        for listed in segments:
+            reached = listed.address
+            for held in [*self._overlapping(listed.address, listed.end), None]:
+                stop = listed.end if held is None else held.address
+                if stop > reached:
+                    self._hold(Segment(self._found.device, listed.stream, reached, stop - reached))
+                if held is not None:
+                    reached = held.end
+        for listed in segments:
+            for held in self._overlapping(listed.address, listed.end):
+                held.pool = listed.pool
+                if held.stream is None:
+                    held.stream = listed.stream
+        blocks = sorted((block for listed in segments for block in listed.blocks), key=lambda block: block.address)
+        self._fill(blocks)
+
+    def _fill(self, blocks: list[_Block]) -> None:
+        place = 0
+        for held in [self._held[start] for start in self._starts]:
+            held.active_bytes, held.largest_free_bytes = 0, 0
+            while place < len(blocks) and blocks[place].end <= held.address:
+                place += 1
+            at = place
+            while at < len(blocks) and blocks[at].address < held.end:
+                inside = min(blocks[at].end, held.end) - max(blocks[at].address, held.address)
+                if blocks[at].state == "inactive":
+                    held.largest_free_bytes = max(held.largest_free_bytes, inside)
+                else:
+                    held.active_bytes += inside
+                at += 1
+            place = max(at - 1, place)
+
+
+def _listed(segment: Mapping[str, Any]) -> _Listed | None:
+    """None for a segment without a place."""
+    address, size = integer(segment.get("address")), integer(segment.get("total_size"))
+    if address is None or size is None or address < 0 or size <= 0:
+        return None
+    blocks, end = [], address
+    for block in dictionaries(segment.get("blocks")):
+        length, start = integer(block.get("size")), integer(block.get("address"))
+        if length is None or length < 0:
+            continue
+        # torch 2.0 lists blocks one after another without addresses, and their call stacks in a history.
+        start = end if start is None else start
+        end = start + length
+        past = dictionaries(block.get("history"))
+        frames = block.get("frames", past[0].get("frames") if past else None)
+        blocks.append(_Block(start, length, text(block.get("state")), integer(block.get("requested_size")), frames))
+    pool = segment.get("segment_type")
+    return _Listed(
+        address, address + size, integer(segment.get("stream")), pool if pool in ("large", "small") else None, blocks
+    )
+
+
+def time_of(entry: Mapping[str, Any]) -> int | None:
+    """An entry's time in nanoseconds; None when it is missing or absurd."""
+    time_us = integer(entry.get("time_us"))
+    return None if time_us is None or abs(time_us) > _MAX_TIME_US else time_us * 1000
+
+
+def integer(value: Any) -> int | None:
+    """The value if it is a 64-bit integer."""
+    return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None
+
+
+def text(value: Any) -> str:
+    """The value if it is a text, else "?". `str` of a list that contains itself sixty times over would not end."""
+    return value if type(value) is str else "?"
+
+
+def dictionaries(value: Any) -> list[Mapping[str, Any]]:
+    """The dictionaries in a list; empty when it is not a list."""
+    return [each for each in value if type(each) is dict] if type(value) is list else []

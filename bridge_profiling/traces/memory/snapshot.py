@@ -1,0 +1,292 @@
+"""Reads a PyTorch memory snapshot into the tables: allocations and segments over time, with their call stacks.
+
+A snapshot is a pickle, and unpickling runs the code that the file names. `load_plain` refuses every pickle but those of plain
+data before it loads one.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bridge_profiling.errors import TraceError
+from bridge_profiling.traces.bounds import Bounds, unpack
+from bridge_profiling.traces.memory.replay import ROUNDING_BYTES, Replay, dictionaries, integer, replay, text, time_of
+from bridge_profiling.traces.tables import SCHEMAS, build, coded_column
+from bridge_profiling.traces.types import RankInfo, RankSource, RankTables
+
+#: Real snapshots shrink 45-fold as .xz.
+_BOUNDS = Bounds(max_bytes=16 << 30, max_ratio=400)
+
+#: Entries kept by our own hook, and by torch's examples.
+_USUAL_CAP = 100_000
+
+_UNIX_SINCE_NS = 10**18
+
+#: Characters of call stacks per byte of the file. Real snapshots have 1/30: most stacks repeat.
+_STACK_TEXT_PER_BYTE = 16
+
+_SMALL_INTEGER = rb"(?:K.|M..|J....)"
+
+#: Integers of up to 64 bits: hashes of longer ones can be made to collide without limit, 280 kB of such keys take seconds.
+_LONG = b"|".join([rb"\x%02x.{%d}" % (size, size) for size in range(9)] + [rb"\x09.{8}\x00"])
+
+#: Opcodes of fixed length in plain data: references, memo, integers, floats, constants, empty containers, their items. The only
+#: tuples are pairs of small integers (`segment_pool_id`): the hash of a nested one takes exponential time.
+_FIXED = re.compile(
+    rb"(?:h.|j....|[\x94(ue]|%b(?:%b\x86)?|\x8a(?:%b)|[}\]Nas\x88\x89]|q.|G.{8})*+" % (_SMALL_INTEGER, _SMALL_INTEGER, _LONG),
+    re.DOTALL,
+)
+
+#: Width of the number after the other opcodes: the length of a text (SHORT_BINUNICODE, BINUNICODE), of a frame, a memo index.
+_WIDTHS = {b"\x8c": 1, b"X": 4, b"\x95": 8, b"r": 4}
+_NAMES = {opcode.code.encode("latin1"): opcode.name for opcode in pickletools.opcodes}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def load_plain(data: bytes) -> Any:
+    """The plain data in a pickle of protocol 2 to 5: dictionaries, lists, texts, numbers, booleans and None.
+
+    Memory is proportional to the file. The standard library's restricted unpickler alone lets a 9-byte file (LONG_BINPUT with
+    a high memo index) take 4.1 GB. Repeated references give shared objects, so callers must count their steps.
+
+    Raises:
+        ValueError: the pickle is damaged, or more than plain data.
+    """
+    _check(data)
+    try:
+        return _PlainUnpickler(io.BytesIO(data)).load()
+    except (pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"it is damaged: {type(error).__name__} {error}"[:200]) from error
+
+
+def _check(data: bytes) -> None:
+    if data[:1] != b"\x80" or data[1:2] not in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        raise ValueError("it does not begin as a pickle of protocol 2 to 5")
+    place = 2
+    while True:
+        place = _FIXED.match(data, place).end()  # type: ignore[union-attr]  # matches the empty text too
+        code = data[place : place + 1]
+        if code == b".":
+            return
+        if code not in _WIDTHS:
+            name = _NAMES.get(code, f"byte {code.hex()}")
+            problem = f"{name} at byte {place} could run code or exhaust memory" if code else "it is cut off"
+            raise ValueError(f"it is damaged or more than plain data: {problem}")
+        begin = place + 1 + _WIDTHS[code]
+        number = int.from_bytes(data[place + 1 : begin], "little")
+        if number > len(data) - (0 if code == b"r" else begin):
+            raise ValueError(f"it is cut off or damaged: {_NAMES[code]} at byte {place} exceeds the file")
+        place = begin + number if code in (b"\x8c", b"X") else begin
+
+
+def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> RankTables:
+    """The tables of one snapshot: `allocations`, `segments`, `out_of_memory`, and torch's annotations as `host_events`.
+
+    Args:
+        path: a pickle of `torch.cuda.memory._dump_snapshot`, plain or as `.xz`.
+        rank: global rank; a snapshot does not contain it.
+        rank_source: where that rank comes from.
+
+    Raises:
+        TraceError: it is not a snapshot, or more than plain data. The message names the file.
+        OSError: the file does not exist.
+    """
+    data = b"".join(unpack(path, _BOUNDS))
+    try:
+        snapshot = load_plain(data)
+    except ValueError as error:
+        raise TraceError(f"{path} cannot be read as a memory snapshot: {error}") from error
+    if type(snapshot) is not dict or not ("segments" in snapshot or "device_traces" in snapshot):
+        raise TraceError(f"{path} is not a memory snapshot: it holds no segments and no history of allocations")
+    budget = _Budget(path, len(data))
+    replays = _replays(snapshot, budget)
+    if not replays:
+        raise TraceError(f"{path} is a memory snapshot without a single segment or allocation")
+    budget.spend_entries(len(annotations := dictionaries(snapshot.get("external_annotations"))))
+    stacks = _Stacks(budget)
+    try:
+        tables = {
+            "allocations": _table("allocations", rank, [row for found in replays for row in found.allocations], stacks),
+            "segments": _table("segments", rank, [row for found in replays for row in found.segments], stacks),
+            "out_of_memory": _table("out_of_memory", rank, [row for found in replays for row in found.out_of_memory], stacks),
+        }
+        if columns := _annotation_columns(annotations):
+            tables["host_events"] = build("host_events", rank, columns)
+    except (pa.ArrowInvalid, OverflowError) as error:
+        raise TraceError(f"{path} cannot be read: {error}") from error
+    info = RankInfo(rank=rank, rank_source=rank_source, source="memory", files=[str(path.absolute())])
+    _add_caveats(info, replays)
+    return RankTables(info, tables)
+
+
+class _Budget:
+    """Limits work by the file's size: a pickle can refer to one list a million times for a few bytes each.
+
+    A real entry takes tens of bytes.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path, self._entries, self._characters = path, size, 1 << 20 | _STACK_TEXT_PER_BYTE * size
+
+    def spend_entries(self, count: int) -> None:
+        self._entries -= count
+        if self._entries < 0:
+            raise TraceError(f"{self._path} needs memory far beyond its size: it repeats its entries by reference")
+
+    def spend_characters(self, count: int) -> None:
+        self._characters -= count
+        if self._characters < 0:
+            raise TraceError(f"{self._path} needs memory far beyond its size: it repeats its call stacks by reference")
+
+
+def _replays(snapshot: Mapping[str, Any], budget: _Budget) -> list[Replay]:
+    histories = snapshot.get("device_traces")
+    traces = {}
+    for device, history in enumerate(histories if type(histories) is list else []):
+        traces[device] = dictionaries(history)
+        budget.spend_entries(len(traces[device]))
+    segments: dict[int, list[Mapping[str, Any]]] = {}
+    for segment in dictionaries(snapshot.get("segments")):
+        budget.spend_entries(1 + len(dictionaries(segment.get("blocks"))))
+        segments.setdefault(integer(segment.get("device")) or 0, []).append(segment)
+    devices = sorted(traces | segments)
+    replays = [replay(device, traces.get(device, []), segments.get(device, [])) for device in devices]
+    return [each for each in replays if each.entries or each.segments]
+
+
+class _Stacks:
+    """Call stacks as texts, each made once."""
+
+    def __init__(self, budget: _Budget) -> None:
+        self._budget = budget
+        self._frames: dict[int, str] = {}
+        self._lists: dict[int, int] = {}
+        self._codes: dict[tuple[int, ...], int] = {}
+        self.texts: list[str] = []
+
+    def code(self, frames: Any) -> int:
+        """The number of a stack's text; -1 when none was recorded."""
+        if type(frames) is not list or not frames:
+            return -1
+        known = self._lists.get(id(frames))
+        if known is None:
+            # Frames are shared by reference, so equal stacks are lists of the same objects.
+            key = tuple(map(id, frames))
+            known = self._codes.get(key)
+            if known is None:
+                known = self._codes[key] = len(self.texts)
+                self.texts.append("\n".join([self._frame(frame) for frame in frames]))
+            self._lists[id(frames)] = known
+        return known
+
+    def _frame(self, frame: Any) -> str:
+        known = self._frames.get(id(frame))
+        if known is None:
+            known = "?"
+            if type(frame) is dict:
+                name, file, line = text(frame.get("name")), text(frame.get("filename")), integer(frame.get("line"))
+                known = (name if file in ("", "?", "??") else f"{name} {file}:{line}").replace("\n", " ")
+            self._frames[id(frame)] = known
+        self._budget.spend_characters(len(known) + 1)
+        return known
+
+
+def _table(name: str, rank: int, rows: list[Any], stacks: _Stacks) -> pa.Table:
+    """Rows that have the columns of a table as attributes, by start and address."""
+    if name != "out_of_memory":
+        rows.sort(key=lambda row: (row.allocated_ns or 0, row.address))
+    columns = {}
+    for column in SCHEMAS[name]:
+        if column.name == "stack":
+            codes = np.fromiter((stacks.code(row.frames) for row in rows), np.int64, len(rows))
+            columns["stack"] = coded_column(codes, stacks.texts)
+        elif column.name != "rank":
+            columns[column.name] = pa.array([getattr(row, column.name) for row in rows], column.type)
+    return build(name, rank, columns)
+
+
+def _annotation_columns(entries: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
+    """Columns of `host_events` by start, the longer range first. torch does not record the thread.
+
+    Args:
+        entries: each is the start or the end of a range, in order. One without its counterpart is left out.
+    """
+    begun: dict[tuple[Any, str], list[int]] = {}
+    found = []
+    for entry in entries:
+        name, time_ns, stage = text(entry.get("name")), time_of(entry), entry.get("stage")
+        starts = begun.setdefault((integer(entry.get("device")), name), [])
+        if time_ns is not None and stage == "START":
+            starts.append(time_ns)
+        elif time_ns is not None and stage == "END" and starts:
+            start_ns = starts.pop()
+            if start_ns <= time_ns:
+                found.append((start_ns, -time_ns, name))
+    if not found:
+        return {}
+    found.sort(key=lambda each: each[:2])
+    return {
+        "category": pa.repeat("annotation", len(found)).dictionary_encode(),
+        "name": pa.array([name for _, _, name in found]).dictionary_encode(),
+        "start_ns": pa.array([start_ns for start_ns, _, _ in found]),
+        "end_ns": pa.array([-end_ns for _, end_ns, _ in found]),
+    }
+
+
+def _add_caveats(info: RankInfo, replays: list[Replay]) -> None:
+    """Set the clock, and say what the snapshot lacks."""
+    say = info.add_caveat
+    times = [row.allocated_ns for found in replays for row in found.allocations if row.allocated_ns is not None]
+    times += [row.allocated_ns for found in replays for row in found.segments if row.allocated_ns is not None]
+    if times and min(times) > _UNIX_SINCE_NS:
+        info.clock = "unix"
+    elif any(found.entries for found in replays):
+        say("clock_unknown", "times are not on the host's clock: only differences between them mean anything")
+    if any(found.allocations for found in replays):
+        size = f"their requested size, rounded up to {ROUNDING_BYTES} bytes"
+        say("freed_sizes_rounded", f"freed allocations count with {size}: the history does not record blocks")
+    for found in replays:
+        _add_device_caveats(info, found)
+    if not any(found.entries for found in replays):
+        reason = "no history was recorded (torch.cuda.memory._record_memory_history)"
+        say("no_memory_history", f"{reason}: the snapshot shows only what was live at the end")
+
+
+def _add_device_caveats(info: RankInfo, found: Replay) -> None:
+    say, on = info.add_caveat, f"on device {found.device}"
+    if found.entries == _USUAL_CAP:
+        text = f"the history {on} holds {_USUAL_CAP:,} entries, its usual limit: earlier ones were overwritten"
+        say("history_overwritten", text)
+    counts = (
+        (
+            "frees_unmatched",
+            found.unmatched_frees,
+            "frees {on} belong to allocations from before the history, of unknown start",
+        ),
+        ("allocated_before_history", found.before, "allocations {on} that are live at the end precede the history"),
+        ("frees_missing", found.replaced, "allocations {on} have no free; they end where their address is allocated again"),
+        ("segments_overlap", found.overlapping, "segments {on} overlap others and are left out"),
+        ("allocations_outside_segments", found.unlisted, "allocations {on} are live in the history and in no segment"),
+        ("entries_without_place", found.unplaced, "history entries {on} have no address or size and are left out"),
+    )
+    for code, count, text in counts:
+        if count:
+            say(code, f"{count} {text.format(on=on)}")
+    for action, count in found.unknown.most_common(3):
+        say("actions_unknown", f"{count} history entries {on} with the unknown action {action!r} are left out")
+    for error in found.out_of_memory[:3]:
+        amounts = f"{error.requested_bytes} bytes requested, {error.free_bytes} free"
+        say("out_of_memory", f"the history {on} has an out-of-memory error: {amounts}")
