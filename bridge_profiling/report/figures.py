@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,58 +19,15 @@ from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.analysis.compare.statistics import Change
 from bridge_profiling.report.views import Figure, Row
 
-#: Colors that people with color blindness can tell apart, after Okabe and Ito (https://jfly.uni-koeln.de/color/). Parts of one
-#: family, such as communication and waiting in it, have one hue.
-COLORS = {
-    "compute": "#0072b2",
-    "communication": "#d55e00",
-    "waiting": "#f2b48c",
-    "data_loading": "#cc79a7",
-    "host_launch": "#e69f00",
-    "small_kernels": "#f5d77f",
-    "host_sync": "#882255",
-    "pageable_copy": "#5ab79b",
-    "copy": "#009e73",
-    "checkpoint": "#7a5195",
-    "profiler": "#5c5c5c",
-    "dependency_stalled": "#56b4e9",
-    "idle": "#b0b0b0",
-    "memcpy": "#009e73",
-    "memset": "#7fc9a9",
-    "annotation": "#8d7bb8",
-    "highlight": "#d55e00",
-    "muted": "#8c96a3",
-}
-
-#: Names and colors of an iteration's parts.
-PARTS = {
-    "compute_us": ("compute", "compute"),
-    "communication_us": ("communication", "communication"),
-    "waiting_us": ("waiting for other ranks", "waiting"),
-    "data_loading_us": ("data loading", "data_loading"),
-    "host_launch_us": ("host launch delay", "host_launch"),
-    "small_kernels_us": ("kernels too small to launch ahead", "small_kernels"),
-    "host_sync_us": ("host synchronization", "host_sync"),
-    "pageable_copy_us": ("copies of pageable memory", "pageable_copy"),
-    "copy_us": ("copies", "copy"),
-    "checkpoint_us": ("checkpoint", "checkpoint"),
-    "profiler_us": ("profiler's own work", "profiler"),
-    "dependency_stalled_us": ("between dependent kernels", "dependency_stalled"),
-    "exposed_communication_us": ("exposed communication, with waiting", "communication"),
-    "copying_us": ("exposed copies", "copy"),
-    "idle_us": ("idle", "idle"),
-}
+#: Colors that people with color blindness can tell apart, after Okabe and Ito (https://jfly.uni-koeln.de/color/), those of one
+#: family in one hue; names and colors of an iteration's parts; measures of an iteration; kinds of work; colors of allocation
+#: sites, the last for the rest.
+COLORS, PARTS, MEASURES, KIND_NAMES, _SITES = json.loads(
+    (Path(__file__).parent / "theme.json").read_text(encoding="utf-8")
+).values()
 
 #: Two ways to divide the same bar.
 VIEWS = {"cause": BY_CAUSE, "activity": BY_ACTIVITY}
-
-#: Measures of a rank's iteration.
-MEASURES = {
-    "own_us": "own time: the iteration without waiting for other ranks",
-    "duration_us": "duration",
-    "compute_us": "compute",
-    "waiting_us": "waiting for other ranks",
-}
 
 #: Beyond these numbers, groups are combined by name, ranks in neighboring rows, and a matrix shows those that wait most.
 MOST_GROUPS, MOST_ROWS, MOST_RANKS = 24, 256, 32
@@ -79,9 +37,6 @@ _VISIBLE = 0.0005
 
 #: An even scale that people with color blindness can read, on white and on black.
 _SCALE = "Cividis"
-
-#: Colors of allocation sites; the last is for the rest.
-_SITES = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#8d7bb8", "#f0e442", "#7f5a36", "#9a9a9a")
 
 #: Height of the memory picture, and of a line of its legend, in pixels.
 _PICTURE, _LINE = 320, 20

@@ -18,9 +18,8 @@ from markupsafe import Markup
 from bridge_profiling import __version__
 from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.report.figures import COLORS
+from bridge_profiling.report.figures import COLORS, KIND_NAMES
 from bridge_profiling.report.json import finite
-from bridge_profiling.report.timeline import KIND_NAMES
 from bridge_profiling.report.views import PageView
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -11,17 +11,8 @@ from typing import Any
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Event
 from bridge_profiling.analysis.ranks.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
-from bridge_profiling.report.figures import COLORS, axis, figure
+from bridge_profiling.report.figures import COLORS, KIND_NAMES, axis, figure
 from bridge_profiling.report.views import Figure, Target
-
-#: Names of the kinds in legends.
-KIND_NAMES = {
-    "compute": "compute",
-    "communication": "communication",
-    "memcpy": "copy",
-    "memset": "memset",
-    "annotation": "host annotation",
-}
 
 #: The lane of a finding's own events.
 _EVIDENCE = "evidence"

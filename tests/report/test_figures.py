@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from bridge_profiling.analysis.compare.statistics import Change
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report.figures import (
     COLORS,
@@ -19,6 +20,7 @@ from bridge_profiling.report.figures import (
     PARTS,
     attribution_figure,
     by_group,
+    change_figure,
     communication_figure,
     iterations_figure,
     wait_matrix,
@@ -129,6 +131,21 @@ def test_memory_is_drawn_by_site_whose_areas_are_what_was_allocated(run_of, capt
     top = max(sum(values) for values in zip(*(trace.y for trace in areas), strict=True))
     assert top * 2**20 == pytest.approx(run.memory().to_pylist()[0]["peak_bytes"], rel=1e-4)
     assert any("/core/optimizer/" in trace.name for trace in areas)
+
+
+def test_a_waterfall_shows_small_changes() -> None:
+    """From zero, a change of 1% would be invisible."""
+    parts = {"compute_us": _change(900.0, 905.0), "idle_us": _change(100.0, 105.0)}
+    drawn = change_figure(parts, _change(1000.0, 1010.0), ("base", "other"), {"compute_us": "compute", "idle_us": "idle"})
+    low, high = drawn["layout"]["xaxis"]["range"]
+    assert 0.98 < low < 1.0
+    assert 1.01 < high < 1.03
+    (trace,) = drawn["data"]
+    assert trace["x"] == [1.0, 0.005, 0.005, 1.01]
+
+
+def _change(base: float, other: float) -> Change:
+    return Change(base, other)
 
 
 def test_names_in_a_notebooks_table_are_text() -> None:

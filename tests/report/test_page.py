@@ -14,12 +14,14 @@ import pytest
 
 from bridge_profiling.analysis.findings import Event
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.report.findings_view import Pictures
 from bridge_profiling.report.run_view import NAMED_RANKS, ranks_to_show
+from bridge_profiling.report.timeline import Timeline
 from bridge_profiling.run import Run
 from bridge_profiling.traces.types import RankInfo
 from tests.analysis.simulated_runs import MS, SimulatedRun
 from tests.cli.test_analyze import write
-from tests.report.summaries import finding, summary
+from tests.report.summaries import finding, row, summary
 from tests.traces.kineto_files import call, complete, document, kernel, write_ranks_called
 
 RunOf = Callable[..., Run]
@@ -126,6 +128,26 @@ def test_a_capture_that_cannot_be_read_is_named(run_of: RunOf, tmp_path: Path) -
     text = _page(run_of(tmp_path / "run"), tmp_path)
     assert "Captures that could not be read" in text
     assert "rank-1.json.gz" in text
+
+
+def test_a_page_of_memory_alone_names_no_profiler_of_time(run_of: RunOf, captures: Path, tmp_path: Path) -> None:
+    text = _page(run_of(captures / "memory" / "tp2_dp2"), tmp_path)
+    facts = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", text)
+    assert facts[:2] == [("ranks", "1"), ("captured by", "memory snapshot")]
+    assert "These captures hold memory only." in text
+
+
+def test_ranks_in_a_picture_have_the_median_of_the_table(run_of: RunOf, tmp_path: Path) -> None:
+    """Of an even number of iterations it is the mean of the middle two, so that rank 1 is the slower one here."""
+    rows = [
+        {"rank": rank, "compute_us": value * 1_000.0, "own_us": 0.0}
+        for rank, values in ((0, (1, 9)), (1, (6, 6)))
+        for value in values
+    ]
+    pictures = Pictures(summary([row(0), row(1)]), rows, [], [], [], Timeline({}, {}, None, {}, 0), {})
+    drawn = pictures.of(finding(id="straggler_compute", ranks=[1]))
+    assert drawn is not None
+    assert drawn[0]["data"][0]["x"] == [5.0, 6.0]
 
 
 @pytest.mark.system
