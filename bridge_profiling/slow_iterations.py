@@ -15,13 +15,7 @@ COOL_DOWN = 50
 
 @dataclass(frozen=True)
 class SlowThreshold:
-    """The duration above which an iteration is slow, in the unit of the durations that it was computed from.
-
-    Attributes:
-        above: the threshold.
-        median: the median that it is a multiple of.
-        count: how many durations the median is of.
-    """
+    """The duration above which an iteration is slow, and the median of `count` durations that it is a multiple of."""
 
     above: float
     median: float
@@ -56,11 +50,7 @@ class SlowWatch:
         self._next = 0
 
     def check(self, durations: Sequence[tuple[int, int]]) -> str | None:
-        """Compare iterations that ended since the last call with those before; describe the first slow one.
-
-        Args:
-            durations: `(iteration, nanoseconds)` of the last ones.
-        """
+        """Compare each `(iteration, nanoseconds)` since the last call with those before; describe the first slow one."""
         threshold = self._threshold
         # The first iteration includes one-time work.
         typical = [(iteration, duration) for iteration, duration in durations[1:] if not self._is_disturbed(iteration)]

@@ -37,12 +37,6 @@ class CaptureFiles:
         attempt: 0 for the first, n for the n-th restart into the same root.
         rank: global rank; it names the files.
         memory_snapshot_path: the user's own path for memory snapshots, or the default.
-
-    Attributes:
-        torch_trace: Kineto trace; TensorBoard and Perfetto look for this name.
-        chakra_trace: Chakra execution trace.
-        nsys_report: report of nsys.
-        manifest: the manifest: the request, the capture and the reason for any difference.
     """
 
     def __init__(self, root: Path, window: Window, attempt: int, rank: int, memory_snapshot_path: str) -> None:

@@ -23,9 +23,9 @@ from bridge_profiling.capture.control.listener import Listener
 from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_attempt
 from bridge_profiling.capture.profiler import Profiler, guarded
 from bridge_profiling.capture.ranges import standing_ranges
-from bridge_profiling.capture.record import IterationWork, Rank
+from bridge_profiling.capture.record import IterationWork, Rank, WindowPlan
 from bridge_profiling.capture.signals import exit_is_pending, raise_pending_exit, signals_held, unwind_on, woken_on_exit
-from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowPlan, WindowSchedule, planned_windows
+from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowSchedule, planned_windows
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import one_line, require
 from bridge_profiling.layout import ParallelLayout, select_ranks
@@ -99,15 +99,13 @@ class ProfilingHook:
         self._schedule = WindowSchedule(rank, self._build_window, self.wake)
         self._window: CaptureWindow | None = None
         self._edge = 0 if self._config.nvtx_ranges else NEVER
-        self._timer = _IterationTimer(self._end_iteration)
+        timer = self._timer = _IterationTimer(self._end_iteration)
         self._iteration_ranges = ExitStack()
         self._sigterm = unwind_on(signal.SIGTERM, reraise=not owns_process)
         self._listener: Listener | None = None
         #: Facts that a framework reports about itself: an integration fills it while the hook is open, for the manifests.
         self.facts: dict[str, object] = {}
-        self._rank = Rank(
-            rank, layout, work, train_iters, self.facts, self._timer.durations, self._timer.running, self._schedule.recorded
-        )
+        self._rank = Rank(rank, layout, work, train_iters, self.facts, timer.durations, timer.running, self._schedule.recorded)
 
     # -- what a training loop calls ------------------------------------------------------------------------------
 
@@ -190,11 +188,7 @@ class ProfilingHook:
                 self._listener = listener
 
     def _build_window(self, plan: WindowPlan) -> CaptureWindow:
-        """The capture of a planned window.
-
-        Raises:
-            OSError: its manifest cannot be written.
-        """
+        """The capture of a planned window; OSError where its manifest cannot be written."""
         rank, window, attempt = self._rank.number, plan.config.window, plan.attempt
         if attempt is None:
             attempt = claim_attempt(self._root, window, rank, self._identity)
@@ -300,11 +294,7 @@ class ProfilingHook:
 class _IterationTimer:
     """Times one iteration after the other: with `ProfilingHook.iteration`, everything that runs in every iteration.
 
-    Args:
-        ended: called with number and error at the end of a watched iteration.
-
-    Attributes:
-        watched: whether `ended` is called after the next iteration.
+    At the end of a `watched` iteration it calls `ended` with its number and error.
     """
 
     __slots__ = ("_ended", "_keep", "durations", "iteration", "started", "watched")

@@ -20,15 +20,16 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def guarded(
-    what: str, rank: int, on_failure: Callable[[str], None] | None = None, *, traceback: bool = False
+    what: str, rank: int, failed: Callable[[str], None] | None = None, *, traceback: bool = False, seen: set[type] | None = None
 ) -> Iterator[None]:
     """Log an exception instead of raising it into the training, unless a signal handler raised it.
 
     Args:
         what: what failed, for the log.
         rank: global rank, for the log.
-        on_failure: called with the error on one line.
+        failed: called with the error on one line.
         traceback: whether to log the traceback too.
+        seen: types of errors that were logged before: each is logged once.
     """
     try:
         yield
@@ -36,9 +37,12 @@ def guarded(
         if raised_by_handler(error):
             raise
         reason = one_line(error)
-        logger.error("rank %d: %s: %s. Training goes on.", rank, what, reason, exc_info=traceback)
-        if on_failure is not None:
-            on_failure(reason)
+        if seen is None or type(error) not in seen:
+            logger.error("rank %d: %s: %s. Training goes on.", rank, what, reason, exc_info=traceback)
+        if seen is not None:
+            seen.add(type(error))
+        if failed is not None:
+            failed(reason)
 
 
 @dataclass(eq=False)
@@ -89,7 +93,6 @@ class Profiler:
 
     def phase_range(self, name: str) -> AbstractContextManager | None:
         """A range around a phase of a captured iteration."""
-        return None
 
     def stop(self, interrupted: list[int]) -> Callable[[], None] | None:
         """Stop recording and write. The device is idle, and training waits.
@@ -100,7 +103,6 @@ class Profiler:
         Returns:
             A function that writes the rest and can run in another thread while training goes on, or None.
         """
-        return None
 
     def close(self) -> None:
         """Release the profiler when the window has closed, whatever happened before."""
@@ -126,11 +128,7 @@ class Profiler:
         self.active, self.status, self.reason = False, "partial" if wrote else status, reason
 
     def log_outcome(self, captured: list[int]) -> None:
-        """Log what was captured, and in which files.
-
-        Args:
-            captured: iterations in the capture.
-        """
+        """Log which iterations were captured, and in which files."""
         rank = self.files.rank
         if self.status in ("complete", "partial"):
             where = ", ".join(str(path) for path in self.artifacts) or "nsys' own report"
@@ -142,13 +140,7 @@ class Profiler:
 
 
 def for_each(profilers: Iterable[Profiler], action: str, call: Callable[[Profiler], None]) -> None:
-    """Call `call` on each profiler, under its guard.
-
-    Args:
-        profilers: the profilers.
-        action: what a profiler could not do if it raises, for the log.
-        call: the call.
-    """
+    """Call `call` on each profiler, under the guard of this action."""
     for profiler in profilers:
         with profiler.guarded(action):
             call(profiler)

@@ -8,7 +8,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint, c_uint16, c_uint32, c_void_p
 from typing import Any, ClassVar
 
 from bridge_profiling.errors import CaptureError
@@ -33,13 +33,7 @@ _DEFAULT_DOMAIN = None
 
 
 class NvtxRange:
-    """A range pushed on enter and popped on exit, never raising on exit.
-
-    Args:
-        name: the range's text.
-        push: takes the text.
-        pop: takes the text.
-    """
+    """A range pushed on enter and popped on exit, never raising on exit. `push` and `pop` take its name."""
 
     __slots__ = ("_name", "_pop", "_push")
 
@@ -100,17 +94,12 @@ def standing_ranges() -> Callable[[str], AbstractContextManager]:
 
 
 class _Attributes(ctypes.Structure):
-    """nvtxEventAttributes_v2, 48 bytes."""
+    """nvtxEventAttributes_v2, 48 bytes. Category, color and payload stay unset."""
 
     _fields_: ClassVar = [
         ("version", c_uint16),
         ("size", c_uint16),
-        ("category", c_uint32),
-        ("color_type", c_int32),
-        ("color", c_uint32),
-        ("payload_type", c_int32),
-        ("reserved", c_int32),
-        ("payload", c_uint64),
+        ("unset", c_uint32 * 7),
         ("message_type", c_int32),
         ("message", c_void_p),
     ]

@@ -113,27 +113,36 @@ class Rank:
     windows: Callable[[], list[Window]]
 
 
+@dataclass(frozen=True)
+class WindowPlan:
+    """A window to capture.
+
+    Attributes:
+        config: the settings: its window, ranks and profilers.
+        trigger: its origin.
+        attempt: the number of its folder, where that is agreed already.
+    """
+
+    config: ProfilingConfig
+    trigger: manifest.Trigger
+    attempt: int | None = None
+
+
 @dataclass
 class CaptureRecord:
     """One rank's capture of one window, as its manifest reports it.
 
     Attributes:
-        config: the request.
-        files: names of the capture's files.
-        rank: the rank.
-        profilers: the profilers and their outcomes.
-        trigger: why the window was captured.
         captured: iterations in the capture, in order.
         interrupted: iterations that an exception ended inside the window.
         reason: why the capture is not `complete`, when no single profiler is the cause.
         durations: `(iteration, nanoseconds)` of the window: in a long run the rank keeps only those of later iterations.
     """
 
-    config: ProfilingConfig
+    plan: WindowPlan
     files: CaptureFiles
     rank: Rank
     profilers: list[Profiler]
-    trigger: manifest.Trigger
     captured: list[int] = field(default_factory=list)
     interrupted: list[int] = field(default_factory=list)
     reason: str | None = None
@@ -160,9 +169,8 @@ class CaptureRecord:
         durations = manifest.Durations(iteration=iterations, duration_ns=nanoseconds)
         work = None
         if rank.work is not None:
-            work = describe_work(rank.work, self.config.peak_tflops)
-            durations.model_tflops_per_gpu = model_tflops_per_gpu(rank.work, nanoseconds)
-            durations.mfu = utilizations(durations.model_tflops_per_gpu, work.peak_tflops)
+            work = describe_work(rank.work, self.plan.config.peak_tflops)
+            durations.model_tflops_per_gpu, durations.mfu = throughput(rank.work, work.peak_tflops, nanoseconds)
         captured = None
         if self.captured and status in ("complete", "partial"):
             captured = manifest.Captured(first=self.captured[0], last=self.captured[-1], iterations=self.captured)
@@ -170,7 +178,7 @@ class CaptureRecord:
             status=status,
             reason=self.reason or next((record.reason for record in records if record.reason), None),
             window=window,
-            trigger=self.trigger,
+            trigger=self.plan.trigger,
             other_windows=[[one.start, one.end] for one in rank.windows() if one != window],
             captured=captured,
             interrupted=self.interrupted,
@@ -183,7 +191,7 @@ class CaptureRecord:
             pid=os.getpid(),
             command=[sys.executable, *sys.orig_argv[1:]],
             job=manifest.Job(id=env.job_id, attempt=self.files.attempt, restarts=env.restarts),
-            config=asdict(self.config),
+            config=asdict(self.plan.config),
             versions=_versions(),
             framework=rank.facts or None,
             work=work,
@@ -238,19 +246,16 @@ def peak_tflops(name: str, precision: Precision) -> tuple[float | None, str | No
     return peak, None if peak else f"{name} has no {precision}: {_STATE_IT}"
 
 
-def model_tflops_per_gpu(work: IterationWork, durations_ns: Sequence[int]) -> list[float]:
-    """Model TFLOP/s that one device reached in each iteration, to four digits.
+def throughput(work: IterationWork, peak: float | None, durations_ns: Sequence[int]) -> tuple[list[float], list[float] | None]:
+    """Model TFLOP/s that one device reached in each iteration, and its MFU, a share from 0 to 1; both to four digits.
 
     Args:
         work: of one iteration.
+        peak: the device's, in TFLOP/s; without one there is no MFU.
         durations_ns: nanoseconds of each iteration.
     """
-    return [_four_digits(work.model_flops / work.devices / max(duration, 1) / 1e3) for duration in durations_ns]
-
-
-def utilizations(reached_tflops: Sequence[float], peak: float | None) -> list[float] | None:
-    """MFU of each iteration, a share from 0 to 1; None where the device's peak in TFLOP/s is unknown."""
-    return [_four_digits(reached / peak) for reached in reached_tflops] if peak else None
+    reached = [_four_digits(work.model_flops / work.devices / max(duration, 1) / 1e3) for duration in durations_ns]
+    return reached, [_four_digits(tflops / peak) for tflops in reached] if peak else None
 
 
 def _four_digits(value: float) -> float:

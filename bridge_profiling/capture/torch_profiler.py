@@ -6,14 +6,13 @@ and so shifts the window after a resume, and which starts one iteration early.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -233,11 +232,7 @@ class TorchProfiler(Profiler):
 
 
 def _check_whole(raw: Path) -> None:
-    """Refuse an export that is missing or cut off: Kineto only logs an error for a path that it cannot write or a full disk.
-
-    Raises:
-        CaptureError: the file is missing, or does not end like a trace.
-    """
+    """Refuse an export that is missing or cut off: Kineto only logs an error for a path that it cannot write or a full disk."""
     tail = b""
     if raw.is_file():
         with raw.open("rb") as file:
@@ -251,20 +246,13 @@ def _check_whole(raw: Path) -> None:
 def _remove(raw: Path) -> None:
     """Remove an export, and Kineto's file of a failed one: Kineto keeps that open, so its space must be freed first."""
     for path in (raw, raw.with_name(f"{raw.name}.tmp")):
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             os.truncate(path, 0)
             path.unlink()
 
 
 def _compress(raw: Path, target: Path, interrupted: list[int], name: str) -> None:
-    """Gzip `raw` into `target`.
-
-    Args:
-        raw: the exported trace.
-        target: the file to write.
-        interrupted: iterations to rename, so that no reader takes them for complete ones.
-        name: the trace's name for itself; Kineto wrote the name of `raw`.
-    """
+    """Gzip `raw` into `target`, with `name` as the trace's own name and interrupted iterations renamed."""
     renamed = {
         f'"ProfilerStep#{iteration}"'.encode(): f'"interrupted ProfilerStep#{iteration}"'.encode() for iteration in interrupted
     }
@@ -314,10 +302,9 @@ class MemoryProfiler(Profiler):
             # The allocator calls this while it handles its own error; a second one would hide the first.
             print(f"bridge_profiling: no snapshot of the out-of-memory error: {error}", flush=True)
 
-    def stop(self, interrupted: list[int]) -> Callable[[], None] | None:
+    def stop(self, interrupted: list[int]) -> None:
         """Write the snapshot at the end of the window."""
         self._write(self.files.memory_snapshot)
-        return None
 
     def _write(self, path: Path) -> None:
         import torch

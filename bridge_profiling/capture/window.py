@@ -11,13 +11,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Thread
 
 from bridge_profiling.capture.files import CaptureFiles, give_up_attempt
 from bridge_profiling.capture.nsys_profiler import NsysProfiler
 from bridge_profiling.capture.profiler import Profiler, for_each, guarded, synchronize_device
-from bridge_profiling.capture.record import CaptureRecord, Rank
+from bridge_profiling.capture.record import CaptureRecord, Rank, WindowPlan
 from bridge_profiling.capture.signals import signals_held
 from bridge_profiling.capture.torch_profiler import MemoryProfiler, TorchProfiler
 from bridge_profiling.config import ProfilingConfig, Window
@@ -31,21 +31,6 @@ NEVER = sys.maxsize
 
 #: A profiler, and the function that writes the rest of its capture.
 _Unwritten = tuple[Profiler, Callable[[], None]]
-
-
-@dataclass(frozen=True)
-class WindowPlan:
-    """A window to capture.
-
-    Attributes:
-        config: the settings: its window, ranks and profilers.
-        trigger: its origin.
-        attempt: the number of its folder, where that is agreed already.
-    """
-
-    config: ProfilingConfig
-    trigger: Trigger
-    attempt: int | None = None
 
 
 class CaptureWindow:
@@ -67,7 +52,7 @@ class CaptureWindow:
         self.plan, self.window, self.files, self._rank = plan, plan.config.window, files, rank
         self.state = "waiting"
         self.profilers = _profilers(plan.config, files, rank)
-        self.record = CaptureRecord(plan.config, files, rank, self.profilers, plan.trigger)
+        self.record = CaptureRecord(plan, files, rank, self.profilers)
         self.record.reason = f"the process ended before it reached iteration {self.window.start}"
         write_manifest(files.manifest, self.record.build())
         self._writer: Thread | None = None
@@ -286,8 +271,8 @@ class WindowSchedule:
 
     def is_disturbed(self, iteration: int) -> bool:
         """Whether an iteration paid for a profiler, a checkpoint or an evaluation."""
-        windows = (one.window for one in self.windows)
-        return iteration in self.long_iterations or any(one.start - 1 <= iteration <= one.end for one in windows)
+        profiled = any(one.window.start - 1 <= iteration <= one.window.end for one in self.windows)
+        return profiled or iteration in self.long_iterations
 
     def post(self, plan: WindowPlan) -> None:
         """Capture a window that is still to come. May be called from any thread.
@@ -383,7 +368,6 @@ def planned_windows(config: ProfilingConfig, attempt: int | None, train_iters: i
     """
     if config.profile_every is None:
         return [WindowPlan(config, Trigger(), attempt)]
-    windows = config.windows
     return [
         WindowPlan(
             replace(config, profile_step_start=window.start, profile_step_end=window.end),
@@ -394,7 +378,7 @@ def planned_windows(config: ProfilingConfig, attempt: int | None, train_iters: i
             ),
             attempt if number == 1 else None,
         )
-        for number, window in enumerate(windows, 1)
+        for number, window in enumerate(config.windows, 1)
         if number == 1 or train_iters is None or window.end <= train_iters
     ]
 

@@ -96,8 +96,6 @@ def _decorated(function: Callable[..., Any], config: ProfilingConfig, summary: b
 
     @functools.wraps(function)
     def profiled(*arguments: Any, **keywords: Any) -> Any:
-        if not profile.counts_now():
-            return function(*arguments, **keywords)
         return profile.call(function, arguments, keywords)
 
     # An attribute of the function, because an instance of a class would not bind as a method.
@@ -117,14 +115,11 @@ class _Profile:
         self._started_ns = 0
         self.on_written: Callable[[Path], None] = lambda path: None
 
-    def counts_now(self) -> bool:
-        """Whether a call now is an iteration."""
-        if self._over or self._driver.in_iteration:
-            return False
-        return self._driver.hook is None or self._driver.in_own_thread
-
     def call(self, function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-        """Make a call that is an iteration."""
+        """Make a call, which is an iteration unless it is inside one, in another thread, or after the last one."""
+        elsewhere = self._driver.hook is not None and not self._driver.in_own_thread
+        if self._over or self._driver.in_iteration or elsewhere:
+            return function(*arguments, **keywords)
         if self._driver.hook is None:
             self._started_ns = time.time_ns()
             if not self._driver.open(independent=True):

@@ -57,11 +57,8 @@ class Profiling(LoopProfiling):
 
     def _describe(self) -> tuple[ParallelLayout, dict[str, object]]:
         found, facts = parallel_layout.describe(self._model)
-        return found.layout, facts | {
-            "mesh": found.mesh or None,
-            "backend": _backend(self._model),
-            "notes": found.notes if self._layout is None else [],
-        }
+        notes = found.notes if self._layout is None else []
+        return found.layout, facts | {"mesh": found.mesh or None, "backend": _backend(self._model), "notes": notes}
 
     def _watch(self, phases: PhaseWatch) -> None:
         phases.everything(self._model, self._optimizer)

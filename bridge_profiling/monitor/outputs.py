@@ -32,10 +32,7 @@ _GPU_COLUMNS = (
     ("PCIe ", "{:.2f} out {:.2f} in GB/s", 1e9, "pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"),
     ("NVLink ", "{:.2f} out {:.2f} in GB/s", 1e9, "nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second"),
 )
-_PROCESS_COLUMNS = (
-    ("", "{:5.0%} of a core", 1, "cpu_ratio"),
-    ("", "{:6.2f} GiB", _GIB, "resident_memory_bytes"),
-)
+_PROCESS_COLUMNS = (("", "{:5.0%} of a core", 1, "cpu_ratio"), ("", "{:6.2f} GiB", _GIB, "resident_memory_bytes"))
 
 
 class Sink(Protocol):
@@ -205,8 +202,7 @@ class Prometheus:
     def _metrics(self, sample: Sample) -> Iterator[tuple[str, str, Sequence[str], Iterable[tuple[Mapping, float]]]]:
         """Name, help text, labels and labelled values of every metric."""
         yield "sample_timestamp_seconds", "Unix time of the sample", (), [({}, sample.unix_seconds)]
-        available = float("gpus" not in sample.unavailable)
-        yield "gpu_available", "1 if a GPU can be read, else 0", (), [({}, available)]
+        yield "gpu_available", "1 if a GPU can be read, else 0", (), [({}, float("gpus" not in sample.unavailable))]
         groups: tuple[tuple[str, Mapping[str, str], Sequence[Readings], tuple[str, ...]], ...] = (
             ("gpu", GPU_METRICS, sample.gpus, ("gpu", "uuid", "name")),
             ("process", PROCESS_METRICS, sample.processes, ("pid", "name")),

@@ -54,6 +54,7 @@ class PeriodicThread(Thread):
         self, function: Callable[[], float | None], interval: float, name: str, max_share: float | None = None
     ) -> None:
         super().__init__(name=name, daemon=True)
+        self.check_interval(interval)
         self._function, self._interval, self._max_share, self._failed = function, interval, max_share, False
         self._end = Event()
 
@@ -155,14 +156,12 @@ class Monitor:
         slow_iterations: SlowIterationAlert | None = None,
         leaks: Sequence[LeakAlert] | None = None,
     ) -> None:
-        if interval is not None:
-            PeriodicThread.check_interval(interval)
         self.training = training or TrainingMonitor(hook=hook, tokens_per_iteration=tokens_per_iteration)
         self.counters = counters or Counters()
         self.sample: Sample | None = None
         self.ended = Event()
         self._selected, self._in_training = gpus, in_training
-        self._gpus: Gpus | None = None
+        self._gpus: Gpus  # opened with the block
         self._gpu_processes, self._processes = pids == "gpu", Processes([] if pids == "gpu" else pids)
         env = LaunchEnv.read()
         self._host = socket.gethostname()
@@ -199,12 +198,10 @@ class Monitor:
             return
         for sink in self._sinks:
             self._send(sink, sink.close)
-        if self._gpus is not None:
-            self._gpus.close()
+        self._gpus.close()
 
     def _take_sample(self) -> float:
         """Read everything once and send it to the outputs; returns the CPU seconds that the GPU driver computed."""
-        assert self._gpus is not None
         if self._gpu_processes:
             self._processes.watch(self._gpus.processes())
         missing = {"gpus": self._gpus.unavailable, "processes": self._processes.unavailable}
@@ -274,7 +271,7 @@ class GPUMonitor:
         PeriodicThread.check_interval(interval)
         self._selected, self._interval = gpus, interval
         self._lock = Lock()
-        self._gpus: Gpus | None = None
+        self._gpus: Gpus  # opened with the block
         self._thread: PeriodicThread | None = None
         self._kept: deque[tuple[float, tuple[Readings, ...]]] = deque(maxlen=_KEPT)
         self._summaries: dict[str | int | None, dict[str, Any]] = {}
@@ -294,7 +291,7 @@ class GPUMonitor:
 
     def __exit__(self, *error: object) -> None:
         thread, self._thread = self._thread, None
-        if self._gpus is not None and (thread is None or thread.finish()):
+        if thread is None or thread.finish():
             self._gpus.close()
         self._ended = monotonic()
 
@@ -321,7 +318,6 @@ class GPUMonitor:
         return {"seconds": seconds, "gpus": gpus if self.unavailable is None else None, "unavailable": self.unavailable}
 
     def _sample(self) -> None:
-        assert self._gpus is not None
         readings = self._gpus.read()
         with self._lock:
             self._kept.append((monotonic() - self._began, readings))

@@ -135,10 +135,9 @@ class TrainingMonitor:
                 self._loss = _number("loss", loss)
             if tokens is None and self._hook is None:
                 tokens = self._tokens_per_iteration
-            if tokens is not None:
-                self._report("tokens", tokens)
-            if samples is not None:
-                self._report("samples", samples)
+            for name, amount in (("tokens", tokens), ("samples", samples)):
+                if amount is not None:
+                    self._report(name, amount)
             if self._hook is None:
                 duration = None if self._ended is None else now - self._ended
                 self._end_iteration(self._iteration + 1 if iteration is None else iteration, duration)

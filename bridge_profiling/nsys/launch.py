@@ -72,12 +72,7 @@ def report_exit_code() -> Iterator[None]:
 
 
 def _supervisor_command(request: NsysRequest) -> list[str]:
-    """The supervisor's command. Opens the channel and sets the environment of the supervisor and the training.
-
-    Raises:
-        CaptureError: no nsys runs here.
-        OSError: the output directory cannot be written.
-    """
+    """The supervisor's command. Opens the channel and sets the environment of the supervisor and the training."""
     if not sys.orig_argv[1:]:
         raise CaptureError("an interactive interpreter cannot be started again under nsys")
     version = find_nsys()

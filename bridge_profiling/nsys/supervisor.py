@@ -48,11 +48,7 @@ def main() -> NoReturn:
 
 
 class Supervisor:
-    """One training under one nsys.
-
-    Args:
-        channel: its `spec` is the task.
-    """
+    """One training under one nsys. The `spec` of the channel is the task."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -193,11 +189,7 @@ class Supervisor:
         return delivery
 
     def _await_whole_report(self) -> None:
-        """Wait until no part of nsys is writing the report.
-
-        Raises:
-            OSError: none begins to.
-        """
+        """Wait until no part of nsys is writing the report; OSError if none begins to."""
         assert self._child is not None
         training = None if self._training is None else self._training.pid
         deadline = time.monotonic() + _REPORT_SECONDS

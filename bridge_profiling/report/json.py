@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.breakdown import COLUMNS
+from bridge_profiling.analysis.attribution.device import COLUMNS
 
 if TYPE_CHECKING:
     from bridge_profiling.analysis import Run
@@ -73,8 +73,8 @@ def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
         "pipeline": pipeline,
         "bench": None if bench is None else bench.as_plain_data(),
         "findings": findings,
-        # Last: questions add to these.
         "limitations": run.limitations,
+        "caveats": [asdict(caveat) for caveat in run.caveats()],
     }
 
 

@@ -15,8 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.breakdown import without_device
-from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.analysis.attribution.device import ranks_without_work
+from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.analysis.memory.over_time import memory_over_time
 from bridge_profiling.report import bench_view, figures, tables, words
 from bridge_profiling.report.findings_view import Pictures, findings_view
@@ -43,7 +43,9 @@ _TERMINAL_ROWS = 10
 def run_tables(run: Run) -> list[TableView]:
     """The tables of `bridge-profiling analyze`."""
     breakdown = run.breakdown()
-    on_cpu = {(rank, source) for source in set(breakdown["source"].to_pylist()) for rank in without_device(breakdown, source)}
+    on_cpu = {
+        (rank, source) for source in set(breakdown["source"].to_pylist()) for rank in ranks_without_work(breakdown, source)
+    }
     iterations = len({row["iteration"] for row in run.iterations().to_pylist()}) or 1
     found = [
         tables.device_time(breakdown.to_pylist()),
@@ -78,7 +80,7 @@ def summary_view(summary: Summary) -> PageView:
 
 def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     """A run's page, at `output`; its links to the traces are relative to that."""
-    run.answer_together()
+    run.prefetch("idle_causes", "launch_statistics", "operators")
     shown = ranks_to_show(summary)
     timeline = timeline_of(run, shown)
     rows = {

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from bridge_profiling.analysis.budget import BY_ACTIVITY
+from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import MOST_GROUPS, PARTS, by_group, visible_parts
 from bridge_profiling.report.views import Cell, Row, TableView, ms, of, table
-from bridge_profiling.traces.run_dir import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 Rows = Sequence[Row]

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report.views import Figure, FindingView, PageView, TableView, Verdict
 from bridge_profiling.report.words import UNKNOWN, first_sentence
-from bridge_profiling.traces.run_dir import RankCapture
 
 #: Rows of a table of ranks, and findings, on a terminal; a pipe gets all.
 _RANKS, _FINDINGS = 16, 6

@@ -9,16 +9,16 @@ from statistics import fmean, median
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.breakdown import without_device
-from bridge_profiling.analysis.budget import BY_CAUSE
+from bridge_profiling.analysis.attribution.device import ranks_without_work
+from bridge_profiling.analysis.attribution.parts import BY_CAUSE, ENOUGH_ITERATIONS
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
 from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
-from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import PARTS
 from bridge_profiling.report.views import Verdict
-from bridge_profiling.traces.run_dir import WHICH_WINDOW, RankCapture
+from bridge_profiling.traces.discover import WHICH_WINDOW
 from bridge_profiling.traces.types import RankInfo
 
 #: Durations, and shares, of ranks that differ by more than this are given as a range.
@@ -76,7 +76,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     # Findings first: one pass over the captures then reads everything.
     findings = run.findings(thresholds)
     source = run.main_source
-    on_cpu = without_device(run.breakdown(), source)
+    on_cpu = ranks_without_work(run.breakdown(), source)
     infos = [info for info in run.infos if info.source == source]
     stragglers = run.stragglers().to_pylist()
     snapshots = [] if infos else sorted({row["rank"] for row in run.memory().to_pylist()})
@@ -93,7 +93,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
         without_device=on_cpu,
         snapshots=snapshots,
         limitations=limitations,
-        notices=[text for text in limitations if any(part in text for part in WHICH_WINDOW)],
+        notices=[caveat.text for caveat in run.capture_caveats if caveat.code in WHICH_WINDOW],
         errors=run.errors,
     )
 

@@ -11,11 +11,11 @@ import torch
 
 from bridge_profiling.capture import IterationWork, ParallelLayout
 from bridge_profiling.capture.files import choose_attempt
-from bridge_profiling.capture.record import describe_work, model_tflops_per_gpu, peak_tflops, utilizations
+from bridge_profiling.capture.record import describe_work, peak_tflops, throughput
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
-from bridge_profiling.traces.run_dir import find_captures
+from bridge_profiling.manifest import find_captures
 
 
 @pytest.mark.parametrize("flag", ["record_shapes", "pytorch_profiler_collect_shapes"])
@@ -107,12 +107,10 @@ def test_a_known_device_has_its_data_sheets_peak(monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
     # 63.4 TFLOP in 375 ms on one device are 169.1 TFLOP/s, 17.1 % of its peak.
     work = IterationWork(model_flops=63_432_371_994_624, tokens=65_536, devices=1, precision="bf16")
-    reached = model_tflops_per_gpu(work, [375_120_871])
-    assert reached == [169.1]
     described, stated = describe_work(work, None), describe_work(work, 700.0)
     assert (described.device, described.peak_tflops, described.reason) == ("NVIDIA H200", 989.4, None)
     assert (stated.device, stated.peak_tflops, stated.reason) == ("NVIDIA H200", 700.0, None)
-    assert utilizations(reached, described.peak_tflops) == [0.1709]
+    assert throughput(work, described.peak_tflops, [375_120_871]) == ([169.1], [0.1709])
 
 
 def test_a_device_that_answers_no_more_keeps_no_manifest_from_being_written(monkeypatch):

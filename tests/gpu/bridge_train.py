@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,10 @@ def configuration(options: argparse.Namespace) -> Any:
     model = dict(_MODEL)
     model |= {name.partition(".")[2]: value for name, value in options.settings.items() if name.startswith("model.")}
     model.setdefault("sequence_parallel", model.get("tensor_model_parallel_size", 1) > 1)
+    # Bridge says of its fused cross entropy that it is not deterministic; two runs then differ in their last bits.
+    model.setdefault("cross_entropy_loss_fusion", False)
+    # Bridge 0.6 turns it on wherever Transformer Engine is installed, and megatron-core's output layer needs Apex for it.
+    model.setdefault("gradient_accumulation_fusion", find_spec("fused_weight_gradient_mlp_cuda") is not None)
     sections: dict[str, Any] = {
         "model": GPTModelProvider(**model),
         "train": bridge.TrainingConfig(),

@@ -57,9 +57,13 @@ TRANSFORMER_ENGINE = {
 TE_UNDER_NSYS = ("te_bf16", "te_fp8_delayed", "te_cuda_graphs")
 TE_WITH_MEMORY = "te_bf16"
 
-#: Fused attention adds up its gradients in any order otherwise, and cuBLAS may where streams share a workspace: two runs would
-#: differ in the last bits.
-_DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+#: What makes two runs equal to the last bit. Otherwise fused attention adds up its gradients in any order, cuBLAS may where
+#: streams share a workspace, and the compiler of fused kernels takes the reduction that was fastest in a trial.
+_DETERMINISTIC = {
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "TORCHINDUCTOR_DETERMINISTIC": "1",
+}
 _TE_ENVIRONMENT = {**_DETERMINISTIC, NO_MULTICAST: "1"}
 
 

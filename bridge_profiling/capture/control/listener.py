@@ -15,8 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,11 +23,11 @@ from typing import Any
 
 from bridge_profiling.capture.control import protocol
 from bridge_profiling.capture.control.planning import plan_capture
-from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, JobStatus, RankAnswer, RequestDirectory
 from bridge_profiling.capture.files import claim_attempt
 from bridge_profiling.capture.nsys_profiler import check_armed
-from bridge_profiling.capture.record import Rank
-from bridge_profiling.capture.window import WindowPlan, WindowSchedule
+from bridge_profiling.capture.profiler import guarded
+from bridge_profiling.capture.record import Rank, WindowPlan
+from bridge_profiling.capture.window import WindowSchedule
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import CaptureError, ProfilingConfigError, one_line, require
 from bridge_profiling.launch_env import LaunchEnv
@@ -53,20 +52,20 @@ class Listener(threading.Thread):
         root: the job's output directory.
         config: the job's own.
         rank: this rank.
-        schedule: its windows.
+        schedule: the rank's windows.
         holder: the name under which this run holds its folders.
     """
 
     def __init__(self, root: Path, config: ProfilingConfig, rank: Rank, schedule: WindowSchedule, holder: str) -> None:
         super().__init__(name="bridge_profiling listener", daemon=True)
-        self._requests, self._config, self._rank, self._schedule = RequestDirectory(root), config, rank, schedule
+        self._requests, self._config, self._rank, self._schedule = protocol.RequestDirectory(root), config, rank, schedule
         self._coordinator = Coordinator(root, config, rank, schedule, holder) if rank.number == 0 else None
         factor = config.slow_iteration_factor
         self._watch = None if factor is None else SlowWatch(factor, schedule.is_disturbed)
         #: The status when this rank began to listen; an earlier run may have left it.
         self._first_status: protocol.JobStatus | None = None
         self._received: str | None = None
-        self._logged: set[type] = set()
+        self._seen_errors: set[type] = set()
         self._ending = "training ended"
         self._stopping = threading.Event()
 
@@ -78,45 +77,37 @@ class Listener(threading.Thread):
 
     def run(self) -> None:
         """Poll until `stop`."""
-        with self._guard():
+        with self._guarded():
             self._first_status = self._requests.status()
             if self._coordinator is not None:
                 self._coordinator.begin()
         while not self._stopping.is_set():
-            with self._guard():
+            with self._guarded():
                 self._poll()
             self._stopping.wait(self._config.on_demand_seconds)
-        with self._guard():
+        with self._guarded():
             if self._coordinator is not None:
                 self._coordinator.poll(self._ending)
 
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            # Once per type: a missing directory, for example, fails at every poll.
-            if type(error) not in self._logged:
-                self._logged.add(type(error))
-                logger.error("rank %d: no captures on demand: %s. Training goes on.", self._rank.number, one_line(error))
+    def _guarded(self) -> AbstractContextManager[None]:
+        # Once per type: a missing directory, for example, fails at every poll.
+        return guarded("no captures on demand", self._rank.number, seen=self._seen_errors)
 
     def _poll(self) -> None:
         if self._coordinator is not None:
             self._coordinator.poll()
         accepted = self._requests.accepted()
-        if accepted is not None and accepted.id != self._received and self._is_current(accepted):
-            self._receive(accepted)
+        if accepted is not None and accepted.id != self._received:
+            status = self._requests.status()
+            # A capture of an earlier run stays until this run's rank 0 removes it.
+            is_current = status is not None and status != self._first_status and status.run == accepted.run
+            if is_current and accepted.launch == LaunchEnv.read().launch_id:
+                self._receive(accepted)
         slow = None if self._watch is None else self._watch.check(tuple(self._rank.durations.copy()))
         if slow is not None and accepted is None:
             self._request_capture(slow)
 
-    def _is_current(self, accepted: AcceptedCapture) -> bool:
-        """Whether a running rank 0 accepted it; an earlier run's stays until this run's rank 0 removes it."""
-        status = self._requests.status()
-        is_running = status is not None and status != self._first_status and status.run == accepted.run
-        return is_running and accepted.launch == LaunchEnv.read().launch_id
-
-    def _receive(self, accepted: AcceptedCapture) -> None:
+    def _receive(self, accepted: protocol.AcceptedCapture) -> None:
         self._received = accepted.id
         if self._watch is not None:
             self._watch.ignore_before(accepted.end + COOL_DOWN)
@@ -128,10 +119,10 @@ class Listener(threading.Thread):
         except Exception as error:
             reason = str(error) if isinstance(error, CaptureError) else one_line(error)
             logger.error("rank %d: cannot carry out request %s: %s. Training goes on.", rank, accepted.id, reason)
-        answer = RankAnswer(rank=rank, status="refused" if reason else "armed", reason=reason, iteration=iteration)
+        answer = protocol.RankAnswer(rank=rank, status="refused" if reason else "armed", reason=reason, iteration=iteration)
         self._requests.write(f"answers/{accepted.id}/rank-{rank}.json", answer)
 
-    def _plan(self, accepted: AcceptedCapture, iteration: int | None) -> WindowPlan:
+    def _plan(self, accepted: protocol.AcceptedCapture, iteration: int | None) -> WindowPlan:
         """The window of an accepted capture.
 
         Raises:
@@ -173,31 +164,23 @@ class Listener(threading.Thread):
         reason = f"{slow}, on rank {rank}"
         length = self._config.profile_step_end - self._config.profile_step_start
         logger.warning("rank %d: %s; requesting a capture of %d iterations", rank, reason, length)
-        request = CaptureRequest(iterations=length, kind="slow_iteration", reason=reason, requested_by=f"rank {rank}")
+        request = protocol.CaptureRequest(iterations=length, kind="slow_iteration", reason=reason, requested_by=f"rank {rank}")
         self._requests.submit(request)
 
 
 class Coordinator:
-    """Decides on requests for one job.
-
-    Args:
-        root: the job's output directory.
-        config: the job's own.
-        rank: this rank.
-        schedule: its windows.
-        holder: the name under which this run holds its folders.
-    """
+    """Decides on requests for one job, on its rank 0. Arguments as of `Listener`."""
 
     def __init__(self, root: Path, config: ProfilingConfig, rank: Rank, schedule: WindowSchedule, holder: str) -> None:
-        self._requests, self._config, self._rank, self._schedule = RequestDirectory(root), config, rank, schedule
+        self._requests, self._config, self._rank, self._schedule = protocol.RequestDirectory(root), config, rank, schedule
         self._holder = holder
-        self._accepted: list[AcceptedCapture] = []
+        self._accepted: list[protocol.AcceptedCapture] = []
         #: Text of the request that was pending at the last poll.
         self._pending: str | None = None
         #: Time in seconds and current iteration of the last polls.
         self._polls: deque[tuple[float, int]] = deque(maxlen=_KEPT_POLLS)
         env = LaunchEnv.read()
-        self._status = JobStatus(
+        self._status = protocol.JobStatus(
             run=protocol.new_id(),
             launch=env.launch_id,
             job_id=env.job_id,
@@ -253,7 +236,7 @@ class Coordinator:
             refused = protocol.RefusedRequest(refused=str(error), request=request or text[:1000])
             self._requests.write(f"refused/{request_id}.json", refused)
 
-    def _accept(self, request: CaptureRequest) -> None:
+    def _accept(self, request: protocol.CaptureRequest) -> None:
         planned = plan_capture(request, self._status)
         # A rank carries out each name once, and done/ keeps one file for it.
         require(

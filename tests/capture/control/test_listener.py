@@ -223,7 +223,7 @@ def test_windows_posted_while_iterations_pass_are_all_captured(run):
     config = run.config(1, 2, on_demand=True, use_pytorch_profiler=False)
 
     with ProfilingHook(config, rank=0, output_dir=run.root) as hook:
-        from bridge_profiling.capture.window import WindowPlan
+        from bridge_profiling.capture.record import WindowPlan
         from bridge_profiling.manifest import Trigger
 
         def post():
