@@ -6,14 +6,15 @@ import io
 
 from rich.console import Console
 
-from bridge_profiling.report.answers import Summary
-from bridge_profiling.report.findings_terminal import print_verdict
+from bridge_profiling.report.run_view import summary_view
+from bridge_profiling.report.terminal import print_report
+from bridge_profiling.report.verdict import Summary
 from tests.report.summaries import MS, finding, row, summary
 
 
 def _printed(found: Summary, **options: object) -> str:
     out = io.StringIO()
-    print_verdict(found, Console(file=out, highlight=False, **options))  # type: ignore[arg-type]
+    print_report(summary_view(found), Console(file=out, highlight=False, **options))  # type: ignore[arg-type]
     return out.getvalue()
 
 
@@ -28,7 +29,7 @@ def test_piped_it_is_plain_lines_that_are_never_wrapped() -> None:
     assert "█" not in text
     lines = text.splitlines()
     assert lines[0] == "Data loading holds all ranks for 30 ms of each iteration."
-    assert lines[1].startswith("An iteration takes 100 ms")
+    assert lines[1] == "An iteration takes 100 ms (median of 10 on 2 ranks)."
     (numbers,) = (line for line in lines if line.startswith("rank 0"))
     assert numbers.split() == ["rank", "0", "100.00", "70.00", "30.00"]
     assert any(line.startswith("1. data_loading: Data loading holds") for line in lines)
@@ -48,9 +49,18 @@ def test_it_fits_one_screen_however_many_ranks_and_findings() -> None:
     lines = _printed(many, width=120, force_terminal=True, color_system="truecolor").splitlines()
     assert len(lines) <= 50
     assert any("all ranks, mean of 1024" in line for line in lines)
-    assert any("and 14 more: the page has them" in line for line in lines)
+    assert any("14 more findings are on the page" in line for line in lines)
 
 
 def test_a_pipe_gets_every_finding() -> None:
     many = summary([row(0)], [finding(ranks=[0], title=f"Cause {place}") for place in range(20)])
     assert "20. data_loading: Cause 19" in _printed(many, width=80)
+
+
+def test_advice_is_never_cut() -> None:
+    """What to do first is a whole sentence, on a terminal too, however long it is."""
+    advice = "Set " + ", ".join(f"setting_{number}=true" for number in range(30)) + "."
+    found = summary([row(0)], [finding(ranks=[0], action=f"{advice} Then look at the disks.")])
+    text = _printed(found, width=80, force_terminal=True, color_system=None)
+    assert " ".join(text.split()).count(advice) == 2, "in the verdict and with the finding"
+    assert "…" not in text
