@@ -27,10 +27,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.analysis import Run, clocks, kernels, ranks
-from bridge_profiling.analysis.parquet_views import connect
+from bridge_profiling.analysis.session import connect
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.load import load
-from bridge_profiling.traces.run_dir import find_run
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import find_run
 from bridge_profiling.traces.types import RankInfo, RankTables
 
 _TABLES = ("device_events", "collectives", "iterations")

@@ -224,6 +224,77 @@ def read_manifest(path: Path) -> Manifest:
         raise TraceError(f"{path} is not a manifest: {error}") from error
 
 
+@dataclass(frozen=True)
+class RankCapture:
+    """One rank's capture.
+
+    Args:
+        root: the output directory.
+        folder: name of the attempt's folder, `iter-10-12`.
+        manifest: the rank's manifest.
+    """
+
+    root: Path
+    folder: str
+    manifest: Manifest
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return self.manifest.rank
+
+    @property
+    def captured(self) -> list[int]:
+        """Iterations in the capture."""
+        return self.manifest.captured_iterations
+
+    @property
+    def artifacts(self) -> list[Path]:
+        """Files of the capture, traces first."""
+        return [self.root / artifact.path for artifact in self.manifest.artifacts]
+
+    @property
+    def torch_trace(self) -> Path | None:
+        """The Kineto trace, if there is one."""
+        return next((path for path in self.artifacts if path.name.endswith(".pt.trace.json.gz")), None)
+
+    def durations_by_iteration(self, *, profiled: bool) -> dict[int, int]:
+        """Nanoseconds of each iteration; see `Manifest.durations_by_iteration`."""
+        return self.manifest.durations_by_iteration(profiled=profiled)
+
+    def durations_ns(self, *, profiled: bool) -> list[int]:
+        """Durations of the iterations inside the window, or of those outside it that no profiler slowed down."""
+        return list(self.durations_by_iteration(profiled=profiled).values())
+
+    def mfu(self, *, profiled: bool) -> list[float]:
+        """MFU of the same iterations, shares of the device's peak; empty where the manifest has none."""
+        durations = self.manifest.durations_ns
+        shares = dict(zip(durations.iteration, durations.mfu or (), strict=False))
+        return [shares[iteration] for iteration in self.durations_by_iteration(profiled=profiled) if iteration in shares]
+
+
+def find_captures(root: Path, folder: str | None = None) -> list[RankCapture]:
+    """Every rank's capture under an output directory.
+
+    Args:
+        root: the output directory.
+        folder: an attempt's folder; None takes the newest, of those that captured something where one did.
+
+    Raises:
+        TraceError: there is no manifest, or one cannot be read.
+    """
+    manifests = sorted((root / "manifest").glob(f"{folder or '*'}/rank-*.json"))
+    if not manifests:
+        raise TraceError(f"{root} holds no manifest: nothing was profiled into it")
+    captures = [RankCapture(root, path.parent.name, read_manifest(path)) for path in manifests]
+    if folder is None:
+        # A restart past the window also writes a manifest; it says that it missed what an earlier attempt captured.
+        times = {capture.folder: path.stat().st_mtime_ns for capture, path in zip(captures, manifests, strict=True)}
+        wrote = {capture.folder for capture in captures if capture.artifacts}
+        folder = max(wrote or times, key=lambda name: times[name])
+    return sorted((capture for capture in captures if capture.folder == folder), key=lambda capture: capture.rank)
+
+
 def amend_manifest(path: Path, profiler: str, *, artifacts: Sequence[Path], reason: str | None) -> None:
     """Correct a manifest's record of one profiler after the rank's process has ended and can no longer write it.
 

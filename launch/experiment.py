@@ -25,8 +25,8 @@ if __name__ == "__main__":
 from bridge_profiling import plugins
 from bridge_profiling.config import parse_ranks, parse_steps
 from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.manifest import find_captures
 from bridge_profiling.report.terminal import print_captures
-from bridge_profiling.traces.run_dir import find_captures
 from launch import request
 from launch.request import ExecutorName, ProfilerName, TaskKind
 

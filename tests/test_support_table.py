@@ -113,7 +113,10 @@ VERSIONS = runpy.run_path(str(ROOT / "tools" / "versions.py"))
 
 #: What `make test-versions` shows of a release of megatron-core, and what `make test-gpu` has shown on H200s with torch 2.11.
 VERSION_COLUMNS = ("Python", "torch", "recipes, layouts, checkpoints, resumes", "Megatron Bridge's `pretrain`", "on GPUs")
-_ON_GPUS = {"0.16.1": "GPU, megatron-core's own layers"}
+_ON_GPUS = {
+    "0.16.1": "GPU: megatron-core's own layers, Transformer Engine's, Bridge",
+    "0.19.2": "GPU, one: Transformer Engine's layers, Bridge",
+}
 
 
 def versions_written():

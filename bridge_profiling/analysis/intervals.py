@@ -1,7 +1,7 @@
-"""Arithmetic of time intervals, vectorised: unions, intersections, what nests in what. Integer nanoseconds, exact.
+"""Exact arithmetic on sets of time intervals, nesting of ranges, and columns as arrays.
 
-An interval is half open, `[start, end)`. A set of intervals is sorted, and its members neither overlap nor touch nor are
-empty; `union` makes one of anything. All else takes and gives such sets.
+An interval is half open, `[start, end)`, in integer nanoseconds. The members of a set are sorted, disjoint, not adjacent and
+not empty; `union` turns any intervals into a set.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+
+from bridge_profiling.traces.tables import NULL
 
 Nanoseconds = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """A set of intervals.
-
-    Args:
-        start_ns: where each begins, ascending.
-        end_ns: where each ends.
-    """
+    """A set of intervals, ascending."""
 
     start_ns: Nanoseconds
     end_ns: Nanoseconds
@@ -31,23 +29,23 @@ class Intervals:
 
     @property
     def total_ns(self) -> int:
-        """Their length together."""
+        """Total length."""
         return int((self.end_ns - self.start_ns).sum())
 
     def __or__(self, other: Intervals) -> Intervals:
-        """What is in either."""
+        """Union."""
         return union(np.concatenate((self.start_ns, other.start_ns)), np.concatenate((self.end_ns, other.end_ns)))
 
     def __and__(self, other: Intervals) -> Intervals:
-        """What is in both."""
+        """Intersection."""
         return _kept(self, other, inside=True)
 
     def __sub__(self, other: Intervals) -> Intervals:
-        """What is in this one only."""
+        """Difference."""
         return _kept(self, other, inside=False)
 
     def before_ns(self, time_ns: Nanoseconds) -> Nanoseconds:
-        """How much of the set lies before each time."""
+        """Length of the set before each time."""
         lengths = np.concatenate(([0], np.cumsum(self.end_ns - self.start_ns)))
         place = np.searchsorted(self.start_ns, time_ns, side="right")
         if not len(self):
@@ -57,12 +55,12 @@ class Intervals:
         return lengths[place] - beyond
 
     def within_ns(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> Nanoseconds:
-        """How much of the set lies in each of some windows, which may overlap; 0 for a window that ends before it starts."""
+        """Length of the set inside each window. Windows may overlap; one that ends before it starts has 0."""
         return np.where(end_ns > start_ns, self.before_ns(end_ns) - self.before_ns(start_ns), 0)
 
 
 def union(start_ns: Nanoseconds, end_ns: Nanoseconds) -> Intervals:
-    """The set of all times in any of some intervals, given in any order; empty and negative ones count for nothing."""
+    """The times covered by any of some intervals, which may be in any order; empty and negative ones are ignored."""
     real = end_ns > start_ns
     if not real.all():
         start_ns, end_ns = start_ns[real], end_ns[real]
@@ -81,17 +79,21 @@ EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def window(start_ns: int, end_ns: int) -> Intervals:
-    """One interval as a set; empty when it ends before it starts."""
+    """One interval as a set; the empty set if it ends before it starts."""
     return union(np.array([start_ns], np.int64), np.array([end_ns], np.int64))
 
 
-def parents(thread: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nanoseconds) -> NDArray[np.int64]:
-    """The row that each range is nested in: the innermost of its thread that is open when it starts; -1 for none.
+def outermost(end_ns: Nanoseconds) -> NDArray[np.bool_]:
+    """Which ranges are inside no other one. They are sorted by start; of those that start together, the longest comes first."""
+    if not len(end_ns):
+        return np.zeros(0, bool)
+    return end_ns > np.concatenate(([NULL], np.maximum.accumulate(end_ns)[:-1]))
 
-    Args:
-        thread: each range's thread.
-        start_ns: where each begins. Of ranges that begin together, the longer one is outside; of equals, the earlier row.
-        end_ns: where each ends.
+
+def parents(thread: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nanoseconds) -> NDArray[np.int64]:
+    """Row of each range's parent: the innermost range of its thread that is open when it starts; -1 for none.
+
+    Of ranges that start together the longer one is the parent; of equal ranges, the earlier row.
     """
     found = np.full(len(start_ns), -1)
     order = np.lexsort((-end_ns, start_ns, thread))
@@ -108,16 +110,10 @@ def parents(thread: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nanosecond
 
 
 def self_times_ns(parent: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nanoseconds) -> Nanoseconds:
-    """Each range's own time: its duration without that of the ranges directly inside it.
-
-    Args:
-        parent: what `parents` gave.
-        start_ns: where each begins.
-        end_ns: where each ends.
-    """
+    """Duration of each range without the ranges directly inside it; `parent` as from `parents`."""
     duration = end_ns - start_ns
     inside = parent >= 0
-    # What sticks out of its parent, as a range that ends in a callback can, is not the parent's time.
+    # A range can outlast its parent, for example if it ends in a callback. The rest is not the parent's time.
     within = np.minimum(end_ns[inside], end_ns[parent[inside]]) - start_ns[inside]
     own = duration.copy()
     np.subtract.at(own, parent[inside], within)
@@ -125,7 +121,7 @@ def self_times_ns(parent: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nano
 
 
 def _nested(start: Nanoseconds, end: Nanoseconds) -> NDArray[np.int64]:
-    """Parents in a thread whose ranges, by start and the longer first, are properly nested; wrong where they are not."""
+    """Parents of one thread's properly nested ranges, by start and the longest first; wrong if ranges overlap partly."""
     lasting = end > start
     depth = np.cumsum(lasting) - lasting - np.searchsorted(np.sort(end[lasting]), start, side="right")
     place = np.full(len(start), -1)
@@ -139,7 +135,7 @@ def _nested(start: Nanoseconds, end: Nanoseconds) -> NDArray[np.int64]:
 
 
 def _open(start: list[int], end: list[int]) -> NDArray[np.int64]:
-    """Parents where ranges overlap without nesting, one by one."""
+    """Parents of one thread's ranges, which may overlap partly."""
     place: list[int] = []
     stack: list[int] = []
     for row, begin in enumerate(start):
@@ -151,9 +147,8 @@ def _open(start: list[int], end: list[int]) -> NDArray[np.int64]:
 
 
 def _kept(mine: Intervals, theirs: Intervals, *, inside: bool) -> Intervals:
-    """What of `mine` is inside `theirs`, or outside it."""
     edges = np.concatenate((mine.start_ns, mine.end_ns, theirs.start_ns, theirs.end_ns))
-    # Four ascending runs: a stable sort merges them, 30 times as fast as np.unique, which hashes first.
+    # A stable sort merges the four ascending runs 30 times as fast as np.unique, which hashes first.
     edges = np.sort(edges, kind="stable")
     edges = edges[np.append(edges[1:] != edges[:-1], True)] if len(edges) else edges
     begins, ends = edges[:-1], edges[1:]
@@ -162,6 +157,16 @@ def _kept(mine: Intervals, theirs: Intervals, *, inside: bool) -> Intervals:
 
 
 def _holds(intervals: Intervals, time_ns: Nanoseconds) -> NDArray[np.bool_]:
-    """Whether each time is in the set."""
     begun = np.searchsorted(intervals.start_ns, time_ns, side="right")
     return begun > np.searchsorted(intervals.end_ns, time_ns, side="right")
+
+
+def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:
+    """Which rows of a column of names hold one of some values. Compares each distinct name once."""
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    found = [np.zeros(0, np.bool_)]
+    for chunk in encoded.chunks:
+        wanted = np.array([name in values for name in chunk.dictionary.to_pylist()] + [False])
+        # Index of null: the place after the last name.
+        found.append(wanted[chunk.indices.fill_null(len(wanted) - 1).to_numpy(zero_copy_only=False)])
+    return np.concatenate(found)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bridge_profiling.analysis.ncu_filter import kernel_filter
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 #: Iterations before the one that is profiled: they allocate, compile and tune.

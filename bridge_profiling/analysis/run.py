@@ -1,4 +1,4 @@
-"""The facade: a run's captures, asked by what one wants to know. Reads like a table of contents; computes nothing itself.
+"""The facade: a run's captures and the questions about them. `registry` names the function that answers each.
 
 from bridge_profiling.analysis import Run
 run = Run("profiles")
@@ -7,22 +7,23 @@ run.breakdown().to_pandas()
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from bridge_profiling.analysis import iterations as of_iterations
-from bridge_profiling.analysis.engines import Engine, engine_named
-from bridge_profiling.analysis.kernels import kernels
-from bridge_profiling.analysis.run_answers import AcrossRanks, OnProgress, RunAnswers
-from bridge_profiling.analysis.run_limitations import of_ranks
+from bridge_profiling.analysis.caveats import merged, sentences
+from bridge_profiling.analysis.questions import Answer, Given, Question
+from bridge_profiling.analysis.registry import QUESTIONS, WITH_CAVEATS, filled
+from bridge_profiling.analysis.session import OnProgress, Session
+from bridge_profiling.analysis.workers import Engine, engine_named
 from bridge_profiling.bench import results
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.traces.run_dir import RankCapture
-from bridge_profiling.traces.types import RankInfo
+from bridge_profiling.manifest import RankCapture
+from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
     from bridge_profiling.analysis.compare import Comparison
@@ -31,30 +32,27 @@ if TYPE_CHECKING:
     from bridge_profiling.analysis.findings import Finding, Thresholds
 
 
-#: What `Run.operators` asks by default.
-_OPERATORS = {"category": "operator", "shapes": False, "stacks": False}
-
-
 class Run:
-    """What every rank of a run captured, whoever captured it.
+    """The captures of a run, of any profiler.
 
-    Nothing is read before the first question. Then each capture is read once, in workers, and kept as Parquet; this process
-    holds answers, and never a rank's tables. Each method gives a pyarrow Table (`.to_pandas()`) with units in its column names.
+    Nothing is read before the first question. Then workers read each capture once and keep it as Parquet; this process holds
+    answers, never a rank's tables. Each method returns a pyarrow Table (`.to_pandas()`) with units in its column names. The
+    order of questions changes no answer.
 
     Args:
         path: a directory of captures of any origin (ours, `torch.profiler`'s, nsys exports, memory snapshots), one such file,
-            or a directory that `parquet` was.
-        engine: `process`: processes of this machine; `ray`: a Ray cluster; or an object with `map`, as in `analysis.engines`.
-        workers: captures read at a time; None for as many as there are CPUs.
+            or a directory that `parquet` named.
+        engine: `process`: processes of this machine; `ray`: a Ray cluster; or an object with `map`, as in `analysis.workers`.
+        workers: captures to read at a time; None for the number of CPUs.
         ray_address: of the cluster; None takes `$RAY_ADDRESS`, else starts one here.
-        parquet: directory for the ranks' tables, to be kept or, with Ray, to be shared; None for a hidden folder beside each
-            capture, or the user's cache where that cannot be written.
-        on_progress: called with how many captures are done, and how many there are.
-        bench: results of `bridge-profiling bench` to compare with; None takes `bench.json` in that directory, if it is there.
+        parquet: directory for the ranks' tables, to keep them or, with Ray, to share them; None for a hidden folder next to
+            each capture, or the user's cache if that cannot be written.
+        on_progress: called with the number of captures that are done, and their total number.
+        bench: results of `bridge-profiling bench` to compare with; None takes `bench.json` in that directory, if it exists.
 
     Raises:
         TraceError: the path does not exist or holds no capture.
-        ProfilingConfigError: there is no such engine, or `bench` is no such file.
+        ProfilingConfigError: the engine is unknown, or `bench` cannot be read.
     """
 
     def __init__(
@@ -69,10 +67,11 @@ class Run:
         bench: str | Path | None = None,
     ) -> None:
         self.path = Path(path)
-        self._bench, self._bench_found, self._bench_limitations = _results(self.path, bench)
+        self._bench, self._bench_found, self._bench_caveats = _results(self.path, bench)
         if isinstance(engine, str):
             engine = engine_named(engine, workers, ray_address)
-        self._answers = RunAnswers(self.path, engine, None if parquet is None else Path(parquet), on_progress)
+        self._session = Session(self.path, engine, None if parquet is None else Path(parquet), on_progress)
+        self._custom: dict[Callable[..., Any], Question] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -81,254 +80,259 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Let go of the database and of scratch files; also done when the object goes."""
-        self._answers.close()
+        """End the workers, close the database, and delete scratch files. Happens also when the object is deleted."""
+        self._session.close()
 
     # What was captured.
 
     @property
     def infos(self) -> list[RankInfo]:
-        """What is known about each rank's trace besides its events, by rank."""
-        return [result.info for result in self._answers.traces]
+        """Facts about each rank's trace besides its events, by rank."""
+        return [result.info for result in self._session.traces]
 
     @property
     def manifests(self) -> list[RankCapture]:
-        """What each rank wrote down about its capture, by rank; none for captures of other origin, and for Parquet alone."""
-        return self._answers.manifests
+        """Each rank's manifest, by rank. Empty for captures of other origin, and for Parquet alone."""
+        return self._session.manifests
 
     @property
     def main_source(self) -> str:
         """The profiler that captured the most ranks, `kineto` or `nsys`: answers across ranks are from its traces."""
-        return self._answers.main_source
+        return self._session.main_source
+
+    def entries(self) -> list[tuple[RankInfo, Path]]:
+        """Each rank's trace by the main source, and the folder of its Parquet tables."""
+        mine = [result for result in self._session.traces if result.info.source == self.main_source]
+        return [(result.info, result.entry) for result in mine if result.entry is not None]
 
     @property
     def errors(self) -> list[str]:
-        """A sentence for each capture that could not be read, or not to its end; it names the file."""
-        return self._answers.errors
+        """A sentence for each capture that could not be read completely; it names the file."""
+        return self._session.errors
+
+    def caveats(self, *names: str) -> list[Caveat]:
+        """What the captures cannot show, or what was read differently than written.
+
+        Args:
+            names: questions, as `ask` takes them: caveats of their answers only. None for those of the captures and of all
+                questions that `analyze` asks.
+        """
+        general = () if names else self.capture_caveats
+        answers = (self._answer(name) for name in names or WITH_CAVEATS)
+        return merged([*general, *(caveat for answer in answers for caveat in answer.caveats)])
+
+    @property
+    def capture_caveats(self) -> list[Caveat]:
+        """Caveats about the captures, found when they were searched for and read."""
+        return [*self._bench_caveats, *self._session.caveats]
 
     @property
     def limitations(self) -> list[str]:
-        """What these captures cannot tell, and what was read otherwise than written, as far as was asked until now."""
-        of_snapshots = [result.info for result in self._answers.results if result.info.source == "memory"]
-        of_captures = of_ranks(self._answers.ask("limitations"), self.iterations(), of_snapshots)
-        return list(dict.fromkeys([*self._bench_limitations, *self._answers.limitations, *of_captures]))
+        """All caveats as sentences that name the ranks."""
+        return sentences(self.caveats())
+
+    def ask(self, name: str, **options: Any) -> pa.Table:
+        """The answer to a question in `registry`; most of them are methods.
+
+        Args:
+            name: of the question.
+            options: keyword arguments of its function.
+        """
+        return self._answer(name, **options).table
+
+    def prefetch(self, *names: str, **with_options: Mapping[str, Any]) -> None:
+        """Read the captures once for several questions: each is then answered without another pass.
+
+        Args:
+            names: questions with default options.
+            with_options: options by name of the question.
+        """
+        asked = [QUESTIONS[name].with_options() for name in names]
+        self._session.prefetch([*asked, *(QUESTIONS[name].with_options(**given) for name, given in with_options.items())])
+
+    def across(self, function: Callable[..., Answer | pa.Table]) -> pa.Table:
+        """The answer to a question of one's own, worked out once.
+
+        Args:
+            function: called with a DuckDB connection to the tables of all ranks, and the `RankInfo` of each.
+        """
+        if function not in self._custom:
+            answer = filled(function)
+            inputs = (Given.DATABASE, Given.INFOS)
+            self._custom[function] = Question("custom", "run", lambda connection, infos: answer(connection, infos), inputs)
+        return self._session.answer(self._custom[function].with_options()).table
+
+    def _answer(self, name: str, **options: Any) -> Answer:
+        return self._session.answer(QUESTIONS[name].with_options(**options))
 
     # Questions about each rank.
 
     def breakdown(self) -> pa.Table:
-        """Where each rank's device time went, over the whole capture: busy, compute, communication exposed and hidden, idle."""
-        return self._answers.ask("breakdown")
+        """Device time over the whole capture: busy, compute, communication exposed and overlapped, idle."""
+        return self.ask("breakdown")
 
     def iterations(self) -> pa.Table:
-        """The same for each iteration, with its duration, and whether it is at the profiler's boundary."""
-        return self._answers.ask("iterations")
+        """The same for each iteration, with its duration, and whether it is at the profiler's start or stop (boundary)."""
+        return self.ask("iterations")
 
     def typical_iteration(self) -> pa.Table:
-        """Medians over each rank's iterations, boundary ones left out where at least three were captured."""
-        return of_iterations.typical_of_each(self.iterations())
+        """Medians over each rank's iterations, without boundary ones if at least three were captured."""
+        return self.ask("typical_iteration")
 
     def idle_gaps(self) -> pa.Table:
-        """Why each device did not compute when it did not: launch-starved, blocked, dependency-stalled."""
-        return self._answers.ask("idle_gaps")
+        """Time without compute on each device: launch-starved, blocked, dependency-stalled."""
+        return self.ask("idle_gaps")
 
     def idle_causes(self, **range_names: str) -> pa.Table:
-        """What compute-absent time is owed to, by iteration, cause and what shows it; a cause's rows add up to its time.
+        """Time without compute by iteration, cause and name of what shows it; a cause's rows add up to its time.
 
         Args:
-            range_names: regular expressions `data_loading` and `checkpoint`, which names of such ranges match; those of
-                `analysis.host_evidence` where not given.
+            range_names: regular expressions `data_loading` and `checkpoint` that match names of such ranges; those of
+                `attribution.host` by default.
         """
-        return self._answers.ask("idle_causes", **range_names)
+        return self.ask("idle_causes", **range_names)
 
     def launch_statistics(self) -> pa.Table:
-        """Kernels of each iteration: how many, how long, and what launching them costs the host."""
-        return self._answers.ask("launch_statistics")
+        """Kernels of each iteration: number, durations, and the host's time to launch them."""
+        return self.ask("launch_statistics")
 
     def attribution(self) -> pa.Table:
-        """What the median iteration of each rank is made of: compute, and what the rest is owed to; the parts add up to it."""
-        from bridge_profiling.analysis.budget import budget
-
-        return budget(self.iterations(), self.idle_causes(), self.ranks())
+        """The parts of each rank's median iteration: compute, and the rest by cause; they add up to its duration."""
+        return self.ask("attribution")
 
     def kernels(self, *, by_rank: bool = True) -> pa.Table:
-        """Kernel statistics: count, total, mean, shortest and longest, per name."""
-        return self._answers.of_each_source(kernels, by_rank=by_rank)
+        """Kernel statistics per name: count, total, mean, shortest and longest."""
+        return self.ask("kernels", by_rank=by_rank)
 
     def operators(self, *, category: str = "operator", shapes: bool = False, stacks: bool = False) -> pa.Table:
-        """Host operators: own and total time, and the device time they launched; by input shapes and call stacks if asked.
+        """Host operators: own and total time, and the device time they launched.
 
         Args:
-            category: which host ranges: operator, annotation, runtime or python.
-            shapes: tell calls with other input shapes apart.
-            stacks: tell calls from other places apart.
+            category: of host ranges: operator, annotation, runtime or python.
+            shapes: one row per input shapes.
+            stacks: one row per call stack.
         """
-        return self._answers.ask("operators", category=category, shapes=shapes, stacks=stacks)
+        return self.ask("operators", category=category, shapes=shapes, stacks=stacks)
 
     def copies(self) -> pa.Table:
         """Copies: direction, pinned or pageable, bytes, bandwidth."""
-        return self._answers.ask("copies")
+        return self.ask("copies")
 
     def units(self) -> pa.Table:
-        """Communication of a sharded model by FSDP unit or ZeRO step: how often gathered and reduced, host and device time."""
-        return self._answers.ask("units")
-
-    def answer_together(self) -> None:
-        """Answer all of the above in one pass over the captures, for those who will ask for all of it: asking is quick then."""
-        self._answers.ask_together({"operators": _OPERATORS})
+        """Communication of a sharded model by FSDP unit or ZeRO step: gathers and reductions, host and device time."""
+        return self.ask("units")
 
     # Questions across ranks.
 
     def communication(self, *, by_rank: bool = False) -> pa.Table:
-        """Communication per operation and group: bytes, transfer against wait, algorithm and bus bandwidth.
+        """Communication per operation and group: bytes, transfer and waiting, algorithm and bus bandwidth.
 
         Args:
-            by_rank: a row per rank as well, with its waiting, and its exposed and overlapped time.
+            by_rank: one row per rank as well, with its waiting, and its exposed and overlapped time.
         """
-        from bridge_profiling.analysis.ranks import communication
-
-        return self._answers.across(communication.communication_by_rank if by_rank else communication.communication)
+        return self.ask("communication_by_rank" if by_rank else "communication")
 
     def ranks(self) -> pa.Table:
         """Each rank in each iteration: its own time, its waiting, and whether it was the slowest or the fastest."""
-        from bridge_profiling.analysis.ranks import ranks
-
-        return self._answers.across(ranks.ranks)
+        return self.ask("ranks")
 
     def waits(self) -> pa.Table:
-        """Who waits for whom, and how long, in each iteration."""
-        from bridge_profiling.analysis.ranks import ranks
-
-        return self._answers.across(ranks.waits)
+        """Which rank waits for which, and how long, in each iteration."""
+        return self.ask("waits")
 
     def stragglers(self) -> pa.Table:
-        """A row per rank, the slowest first: whether it is always slow, sometimes or not, and how sure that is."""
-        from bridge_profiling.analysis.ranks import ranks
-
-        return self._answers.across(ranks.straggler)
+        """One row per rank, the slowest first: whether it is slow always, sometimes or never, and with which confidence."""
+        return self.ask("stragglers")
 
     def clock_offsets(self) -> pa.Table:
-        """What to add to each rank's times to have them on one clock, from matched collectives, with the residual."""
-        from bridge_profiling.analysis.ranks import clocks
-
-        return self._answers.across(clocks.clock_offsets)
+        """Offsets that put each rank's times on one clock, from matched collectives, with residuals."""
+        return self.ask("clock_offsets")
 
     def start_skew(self) -> pa.Table:
-        """How late each rank's capture starts, apart from how late the rank is in its operations."""
-        from bridge_profiling.analysis.ranks import ranks
-
-        return self._answers.across(ranks.start_skew)
+        """How late each rank's capture starts, separate from how late the rank is in its operations."""
+        return self.ask("start_skew")
 
     def pipeline(self, *, by_rank: bool = False) -> pa.Table:
         """Pipeline bubbles per stage.
 
         Args:
-            by_rank: a row per rank and iteration instead.
+            by_rank: one row per rank and iteration instead.
         """
-        from bridge_profiling.analysis.ranks import pipeline
-
-        return self._answers.across(pipeline.pipeline_by_rank if by_rank else pipeline.pipeline)
+        return self.ask("pipeline_by_rank" if by_rank else "pipeline")
 
     @cached_property
     def against_bench(self) -> AgainstBench | None:
-        """This run beside what its links, copies, loader and step give alone; None without such results."""
+        """This run compared with what its links, copies, data loader and step reach alone; None without such results."""
         from bridge_profiling.analysis.compare.bench import against_bench
 
         return None if self._bench is None else against_bench(self, self._bench, found=self._bench_found)
-
-    def across(self, question: AcrossRanks) -> pa.Table:
-        """A question of one's own to the database of all ranks, as `analysis.communication.communication` is one."""
-        return self._answers.across(question)
 
     # Memory.
 
     def memory(self) -> pa.Table:
         """Memory per rank and device: peak, growth per iteration, fragmentation."""
-        from bridge_profiling.analysis.memory import tables as memory
-
-        return self._answers.across(memory.memory, with_memory=True)
+        return self.ask("memory")
 
     def memory_timeline(self) -> pa.Table:
         """Allocated and reserved memory over time."""
-        from bridge_profiling.analysis.memory import tables as memory
-
-        return self._answers.across(memory.timeline, with_memory=True)
+        return self.ask("memory_timeline")
 
     def memory_sites(self) -> pa.Table:
         """Memory by the place in the program that allocated it."""
-        from bridge_profiling.analysis.memory import tables as memory
-
-        return self._answers.across(memory.sites, with_memory=True)
+        return self.ask("memory_sites")
 
     def memory_at_peak(self) -> pa.Table:
         """Every allocation that was live at each device's peak, the largest first."""
-        from bridge_profiling.analysis.memory import tables as memory
-
-        return self._answers.across(memory.live_at_peak, with_memory=True)
+        return self.ask("memory_at_peak")
 
     def memory_growth(self) -> pa.Table:
         """Memory in use at the end of each iteration."""
-        from bridge_profiling.analysis.memory import tables as memory
-
-        return self._answers.across(memory.growth, with_memory=True)
+        return self.ask("memory_growth")
 
     def out_of_memory(self) -> pa.Table:
-        """Each out-of-memory error: what was asked for, what was free, and the place in the program that asked."""
-        from bridge_profiling.analysis.memory import out_of_memory
-
-        return self._answers.across(out_of_memory.out_of_memory, with_memory=True)
+        """Each out-of-memory error: requested and free bytes, and the place in the program."""
+        return self.ask("out_of_memory")
 
     def memory_difference(self, other: Run) -> pa.Table:
-        """What changed from this run's memory to another's, by the place in the program that allocated it.
+        """Differences from this run's memory to another's, by the place in the program that allocated it."""
+        from bridge_profiling.analysis.memory.tables import difference
 
-        Args:
-            other: the run to compare with.
-        """
-        from bridge_profiling.analysis.memory import tables as memory
+        return difference(self.memory_sites(), other.memory_sites())
 
-        return memory.difference(self.memory_sites(), other.memory_sites())
-
-    # What to make of it.
+    # Conclusions.
 
     def findings(self, thresholds: Thresholds | None = None) -> list[Finding]:
-        """Where time was lost or memory is short, who is to blame, how sure that is and what to change.
+        """Where time is lost or memory is short, on which ranks, with which confidence, and what to change.
 
-        The most time to get back comes first. An empty list says that nothing was found.
+        The largest potential saving comes first. Empty if nothing was found.
 
         Args:
-            thresholds: above or below what a number becomes a finding; None for the defaults.
+            thresholds: limits beyond which a number becomes a finding; None for the defaults.
         """
         from bridge_profiling.analysis.findings import find_all
 
         return find_all(self, thresholds)
 
     def compare(self, other: Run, *, noise: Noise | None = None) -> Comparison:
-        """What changed from this run to another; of several runs a side, `analysis.compare.compare`.
+        """Changes from this run to another; `analysis.compare.compare` takes several runs per side.
 
         Args:
             other: the run to compare with this one.
-            noise: above what a difference of an event is a change; None for the defaults.
+            noise: limits above which a difference of an event is a change; None for the defaults.
         """
         from bridge_profiling.analysis.compare import compare
 
         return compare(self, other, noise=noise)
 
-    # All of it.
 
-    def entries(self) -> list[tuple[RankInfo, Path]]:
-        """Each rank's trace, by the profiler that captured the most ranks, and the folder of its Parquet tables."""
-        traces = self._answers.traces
-        mine = [result for result in traces if result.info.source == self._answers.main_source]
-        return [(result.info, result.entry) for result in mine if result.entry is not None]
-
-
-def _results(path: Path, bench: str | Path | None) -> tuple[results.BenchDocument | None, bool, list[str]]:
-    """Results to compare with, whether they lie beside the captures, and what is to be said when they cannot be read."""
+def _results(path: Path, bench: str | Path | None) -> tuple[results.BenchDocument | None, bool, tuple[Caveat, ...]]:
+    """Results to compare with, whether they were found next to the captures, and a caveat if those cannot be read."""
     if bench is not None:
-        return results.read(Path(bench)), False, []
-    beside = path / results.NAME
-    if not beside.is_file():
-        return None, False, []
+        return results.read(Path(bench)), False, ()
+    found = path / results.NAME
+    if not found.is_file():
+        return None, False, ()
     try:
-        return results.read(beside), True, []
+        return results.read(found), True, ()
     except ProfilingConfigError as error:
-        return None, False, [f"nothing is compared with a benchmark: {error}"]
+        return None, False, (Caveat("bench_unreadable", f"nothing is compared with a benchmark: {error}", file=str(found)),)

@@ -55,6 +55,7 @@ def report(
         from bridge_profiling.report.answers import summarize
         from bridge_profiling.report.html import write_page
         from bridge_profiling.run import Run
+        from bridge_profiling.traces.discover import WHICH_WINDOW
 
         thresholds = _thresholds(threshold or [])
         with (
@@ -73,18 +74,17 @@ def report(
             summary = write_page(found, output, thresholds).summary if output is not None else summarize(found, thresholds)
             text = found.to_json(thresholds) if as_json else None
             errors = found.errors
+            notices = [caveat.text for caveat in found.caveats() if caveat.code in WHICH_WINDOW]
     if text is not None:
         typer.echo(text)
     else:
         from rich.console import Console
 
         from bridge_profiling.report.findings_terminal import print_verdict
-        from bridge_profiling.traces.run_dir import WHICH_WINDOW
 
+        for notice in notices:
+            typer.echo(f"{notice}\n")
         print_verdict(summary, Console(highlight=False))
-        for sentence in summary.limitations:
-            if any(words in sentence for words in WHICH_WINDOW):
-                typer.echo(f"\n{sentence}")
         typer.echo(f"\nThe page: {output}")
     print_errors(errors)
     if errors:

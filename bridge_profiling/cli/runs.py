@@ -14,7 +14,7 @@ import typer
 from bridge_profiling.errors import TraceError
 
 if TYPE_CHECKING:
-    from bridge_profiling.analysis.run_answers import OnProgress
+    from bridge_profiling.analysis.session import OnProgress
 
 #: Exit code if a capture cannot be read, or only in part.
 UNREADABLE = 1

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from bridge_profiling.traces.run_dir import RankCapture, find_captures
+from bridge_profiling.manifest import RankCapture, find_captures
 
 
 def captures_since(root: Path, started_ns: int) -> list[RankCapture]:

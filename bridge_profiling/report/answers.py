@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.breakdown import without_device
+from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Finding, Thresholds
 from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
 from bridge_profiling.analysis.memory.over_time import memory_over_time
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import rank_choice
-from bridge_profiling.traces.run_dir import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 Rows = list[dict[str, Any]]
@@ -107,7 +107,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     # Findings first: they ask of each capture what nobody else does, and captures are read once for all of it.
     findings = run.findings(thresholds)
     source = run.main_source
-    idle = without_device(run.breakdown(), source)
+    idle = ranks_without_work(run.breakdown(), source)
     return Summary(
         path=run.path,
         source=source,
@@ -129,7 +129,7 @@ def ask(run: Run, thresholds: Thresholds | None = None) -> Answers:
         run: whose captures are read now, unless they were.
         thresholds: as in `summarize`.
     """
-    run.answer_together()
+    run.prefetch("idle_causes", "launch_statistics", "operators")
     summary = summarize(run, thresholds)
     ranks = run.ranks().to_pylist()
     answers: dict[str, Any] = {

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bridge_profiling.analysis.budget import BY_CAUSE
+from bridge_profiling.analysis.attribution.parts import BY_CAUSE
 from bridge_profiling.analysis.findings import Finding
 from bridge_profiling.report import bench_comparison, rank_choice, wording
 from bridge_profiling.report.answers import Summary

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.breakdown import COLUMNS
+from bridge_profiling.analysis.attribution.device import COLUMNS
 
 if TYPE_CHECKING:
     from bridge_profiling.analysis.findings import Finding, Thresholds

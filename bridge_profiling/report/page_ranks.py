@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.report import rank_choice, wording
 from bridge_profiling.report.answers import Answers
 from bridge_profiling.report.figures.budget import PARTS, VIEWS, budget_figure, parts_that_matter

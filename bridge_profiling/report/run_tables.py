@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.breakdown import without_device
+from bridge_profiling.analysis.attribution.device import ranks_without_work
 
 #: Kernels, groups and copies shown; the rest is in the JSON.
 _SHOWN = 10
@@ -132,7 +132,7 @@ def _iterations(run: Run) -> Section:
         "dependency-stalled": "dependency_stalled_us",
     }
     work = run.breakdown()
-    on_cpu = {source: without_device(work, source) for source in set(work["source"].to_pylist())}
+    on_cpu = {source: ranks_without_work(work, source) for source in set(work["source"].to_pylist())}
     rows = []
     for row in _rows(run.typical_iteration()):
         # No device was idle there, and none starved.

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 
 _OPERATORS = 5
 

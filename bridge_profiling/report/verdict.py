@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from bridge_profiling.analysis.budget import BY_CAUSE
+from bridge_profiling.analysis.attribution.parts import BY_CAUSE, ENOUGH_ITERATIONS
 from bridge_profiling.analysis.findings import Confidence, Finding
-from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS
 from bridge_profiling.report import wording
 from bridge_profiling.report.answers import Summary
 

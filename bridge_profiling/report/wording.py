@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bridge_profiling.analysis.run_limitations import named
+from bridge_profiling.analysis.caveats import name_ranks
 
 
 def milliseconds(time_us: float | None, digits: int | None = None) -> str:
@@ -73,7 +73,7 @@ def ranks(members: Sequence[int], everyone: int | None = None) -> str:
     """
     if everyone is not None and len(members) == everyone > 1:
         return f"all {everyone} ranks"
-    return named(sorted(members)) if members else "no rank"
+    return name_ranks(sorted(members)) if members else "no rank"
 
 
 #: Of more numbers than this, the first are listed.

@@ -1,50 +1,57 @@
-"""Keeps a capture's tables as Parquet, so that it is parsed once. Knows which file they are of, not what they mean.
+"""Loads captures, and keeps their tables as Parquet, so that each is parsed once.
 
     <directory>/<digest of the path>-<digest of size, time and engine>/info.json, device_events.parquet, …
 
-An entry is written under a temporary name and renamed: what is there is whole. Many ranks' entries of one directory can be
-queried as one, `read_parquet('<directory>/*/device_events.parquet')`.
+An entry is written under a temporary name and renamed, so it is always complete. The entries of a directory can be queried as
+one: `read_parquet('<directory>/*/device_events.parquet')`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bridge_profiling.manifest import RankCapture
+from bridge_profiling.traces.discover import Capture
 from bridge_profiling.traces.tables import SCHEMAS
-from bridge_profiling.traces.types import RankInfo, RankTables
+from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
-#: To be raised when a reader gives other rows for the same file. Changed columns count by themselves.
+#: Raise it when a reader gives other rows or caveats for the same file. Changed columns count by themselves.
 ENGINE_VERSION = 4
 
-#: The folder of entries beside a capture.
+#: The folder of entries next to a capture.
 FOLDER = ".bridge_profiling"
 
-#: Wins over the place beside a capture.
+#: Replaces the folder next to a capture.
 DIRECTORY_VARIABLE = "BRIDGE_PROFILING_CACHE"
 
-#: Rows a Parquet row group holds: what a query reads at a time.
+#: Rows of a Parquet row group: what a query reads at a time.
 ROW_GROUP_ROWS = 1 << 17
 
-#: What an entry holds besides its tables: what is known about the capture. Its presence makes a folder an entry.
+#: What is known besides the tables. Its presence makes a folder an entry.
 INFO = "info.json"
+
+#: Each has `read(path, *, rank, rank_source)`. Imported on use: reading a Kineto trace needs no SQLite.
+_READERS = {
+    "kineto": "bridge_profiling.traces.kineto",
+    "nsys": "bridge_profiling.traces.nsys.tables",
+    "memory": "bridge_profiling.traces.memory.snapshot",
+}
 
 
 class ParquetTables(Mapping[str, pa.Table]):
-    """Tables of an entry, each read when it is asked for.
-
-    Args:
-        entry: the entry's folder.
-    """
+    """Tables of an entry, each read on use."""
 
     def __init__(self, entry: Path) -> None:
         self.entry = entry
@@ -66,43 +73,35 @@ class ParquetTables(Mapping[str, pa.Table]):
         return sum(1 for _ in self)
 
 
-def load(path: Path, read: Callable[[], RankTables], *, directory: Path | None = None, variant: str = "") -> RankTables:
-    """A capture's tables: from the cache when it holds those of this very file, else read and kept.
-
-    A cache that cannot be written is no error: then the capture is read each time.
+def load(capture: Capture, *, directory: Path | None = None, cached: bool = True) -> RankTables:
+    """One capture's tables, with what its manifest adds. A cache that cannot be written is not an error.
 
     Args:
-        path: the capture.
-        read: reads it.
-        directory: where entries lie; None takes `$BRIDGE_PROFILING_CACHE`, else `.bridge_profiling` beside the capture,
-            else the user's cache.
-        variant: what else the tables depend on, such as a rank that the file does not name.
+        capture: which.
+        directory: where entries are; None takes `$BRIDGE_PROFILING_CACHE`, else `.bridge_profiling` next to the capture, else
+            the user's cache.
+        cached: False reads the file itself, and keeps nothing.
 
     Raises:
-        TraceError: what `read` raises.
-        OSError: the capture is not there.
+        TraceError: nothing could be read. The message names the file.
+        OSError: the file is gone.
     """
-    name = _entry_name(path, variant)
-    folders = [directory] if directory is not None else _default_folders(path)
-    for folder in folders:
-        found = open_entry(folder / name)
-        if found is not None:
-            return found
-    tables = read()
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            write(tables, folder / name)
-            tables.entry = folder / name
-            break
-    return tables
+    folders = ([directory] if directory is not None else _default_folders(capture.path)) if cached else []
+    name = _entry_name(capture)
+    tables = next((found for folder in folders if (found := open_entry(folder / name)) is not None), None)
+    if tables is None:
+        reader = importlib.import_module(_READERS[capture.source])
+        tables = reader.read(capture.path, rank=capture.rank, rank_source=capture.rank_source)
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                write(tables, folder / name)
+                tables.entry = folder / name
+                break
+    return tables if capture.manifest is None else replace(tables, info=_with_manifest(tables.info, capture.manifest))
 
 
 def write(tables: RankTables, entry: Path) -> None:
     """Write an entry, in place of older ones of the same file.
-
-    Args:
-        tables: what to keep.
-        entry: the entry's folder.
 
     Raises:
         OSError: there is no room, or no permission.
@@ -120,10 +119,7 @@ def write(tables: RankTables, entry: Path) -> None:
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Write one table as Parquet.
-
-    Times and ids are deltas, which zstd makes small; names are dictionaries.
-    """
+    """Write one table as Parquet. Times and ids are deltas, which zstd makes small; names are dictionaries."""
     deltas = {column.name: "DELTA_BINARY_PACKED" for column in table.schema if pa.types.is_integer(column.type)}
     pq.write_table(
         table,
@@ -137,7 +133,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def open_entry(entry: Path) -> RankTables | None:
-    """The tables of an entry; None when it is none."""
+    """The tables of an entry; None when the folder is not one."""
     try:
         info = msgspec.json.decode((entry / INFO).read_bytes(), type=RankInfo)
     except (OSError, msgspec.DecodeError):
@@ -146,19 +142,39 @@ def open_entry(entry: Path) -> RankTables | None:
 
 
 def _default_folders(path: Path) -> list[Path]:
-    chosen = os.environ.get(DIRECTORY_VARIABLE)
-    if chosen:
+    if chosen := os.environ.get(DIRECTORY_VARIABLE):
         return [Path(chosen)]
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return [path.absolute().parent / FOLDER, Path(home) / "bridge_profiling"]
 
 
-def _entry_name(path: Path, variant: str) -> str:
-    stat = path.stat()
+def _entry_name(capture: Capture) -> str:
+    stat = capture.path.stat()
     schemas = {name: str(schema) for name, schema in SCHEMAS.items()}
-    place = str(path.absolute())
-    return f"{_digest(place)}-{_digest(repr((place, stat.st_size, stat.st_mtime_ns, ENGINE_VERSION, schemas, variant)))}"
+    place, rank = str(capture.path.absolute()), f"{capture.rank} {capture.rank_source}"
+    return f"{_digest(place)}-{_digest(repr((place, stat.st_size, stat.st_mtime_ns, ENGINE_VERSION, schemas, rank)))}"
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _with_manifest(info: RankInfo, capture: RankCapture) -> RankInfo:
+    manifest = capture.manifest
+    caveats = list(info.caveats)
+    if info.rank != capture.rank:
+        text = f"the trace says rank {info.rank}, its manifest {capture.rank}: the trace's is used"
+        caveats.append(Caveat("rank_differs", text))
+    if manifest.status != "complete":
+        text = f"the capture is {manifest.status}: {manifest.reason or 'its manifest gives no reason'}"
+        caveats.append(Caveat("capture_incomplete", text))
+    coordinates = {name: (place[0], place[1]) for name, place in manifest.coordinates.items()}
+    return replace(
+        info,
+        coordinates=coordinates or info.coordinates,
+        world_size=info.world_size or manifest.world_size,
+        host=manifest.host or info.host,
+        versions=info.versions | {name: str(version) for name, version in manifest.versions.items() if version},
+        partial=info.partial or manifest.status == "partial",
+        caveats=caveats,
+    )

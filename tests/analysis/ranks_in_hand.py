@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from bridge_profiling.analysis.session import RankQuestions
 from bridge_profiling.traces.tables import SCHEMAS, build
 from bridge_profiling.traces.types import RankInfo, RankTables
 
@@ -29,6 +30,11 @@ def rank(**tables: list[dict[str, Any]]) -> RankTables:
     """One rank's tables, from rows."""
     info = RankInfo(rank=0, rank_source="trace", source="kineto", files=["rank-0.json"])
     return RankTables(info, {name: table(name, rows) for name, rows in tables.items()})
+
+
+def answer(tables: RankTables, question: str, **options: Any) -> pa.Table:
+    """The answer to a question about one rank."""
+    return RankQuestions(tables).answer(question, **options).table
 
 
 def work(kind: str, start_ns: int, end_ns: int, launched_ns: int | None = None, **known: Any) -> dict[str, Any]:

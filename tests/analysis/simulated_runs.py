@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.parquet_views import connect
+from bridge_profiling.analysis.session import connect
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.tables import SCHEMAS, build
 from bridge_profiling.traces.types import RankInfo, RankTables

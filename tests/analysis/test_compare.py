@@ -164,8 +164,8 @@ def test_the_iterations_at_the_profilers_edges_are_left_out(compared, monkeypatc
         rows = original(*tables)
         return [row | {"boundary": row["iteration"] in (10, 15)} for row in rows]
 
-    original = compare_steps.budget_of_iterations
-    monkeypatch.setattr(compare_steps, "budget_of_iterations", with_edges)
+    original = compare_steps.parts_of_iterations
+    monkeypatch.setattr(compare_steps, "parts_of_iterations", with_edges)
     found = compared(WrittenRun(slow={0: 900.0}), WrittenRun(slow={5: 900.0}, seed=2))
     assert found.step.samples == (4, 4)
     assert abs(found.by_cause["host_launch_us"].change) < 5

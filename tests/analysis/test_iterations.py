@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from bridge_profiling.analysis.iterations import steady, typical
-from bridge_profiling.analysis.rank_answers import RankAnswers
-from tests.analysis.ranks_in_hand import rank, work
+from bridge_profiling.analysis.attribution.parts import steady, typical_iteration
+from tests.analysis.ranks_in_hand import answer, rank, work
 
 
 def _iteration(number: int, start_ns: int, end_ns: int, *, boundary: bool = False) -> dict[str, Any]:
@@ -16,7 +16,12 @@ def _iteration(number: int, start_ns: int, end_ns: int, *, boundary: bool = Fals
 
 
 def _found(iterations: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return RankAnswers(rank(iterations=iterations, device_events=events)).iterations().to_pylist()
+    return answer(rank(iterations=iterations, device_events=events), "iterations").to_pylist()
+
+
+def _labelled(table: pa.Table) -> pa.Table:
+    rows = table.num_rows
+    return table.append_column("rank", pa.array([0] * rows, pa.int32())).append_column("source", pa.array(["kineto"] * rows))
 
 
 def test_with_a_synchronisation_at_its_end_an_iteration_is_its_host_range() -> None:
@@ -77,9 +82,9 @@ def test_boundary_iterations_are_left_out_of_medians_where_three_were_captured(
         _iteration(place, place * 1000, place * 1000 + 100 * 2**place, boundary=boundary)
         for place, boundary in enumerate(boundaries)
     ]
-    table = RankAnswers(rank(iterations=iterations)).iterations()
+    table = _labelled(answer(rank(iterations=iterations), "iterations"))
     assert steady(table)["iteration"].to_pylist() == counted
-    (row,) = typical(table).to_pylist()
+    (row,) = typical_iteration(table).table.to_pylist()
     durations = sorted(2**place / 10 for place in counted)
     middle = len(durations) // 2
     median = durations[middle] if len(durations) % 2 else (durations[middle - 1] + durations[middle]) / 2
@@ -88,5 +93,5 @@ def test_boundary_iterations_are_left_out_of_medians_where_three_were_captured(
 
 
 def test_without_iterations_there_is_no_typical_one() -> None:
-    table = RankAnswers(rank(device_events=[work("compute", 0, 10)])).iterations()
-    assert table.num_rows == typical(table).num_rows == 0
+    table = _labelled(answer(rank(device_events=[work("compute", 0, 10)]), "iterations"))
+    assert table.num_rows == typical_iteration(table).table.num_rows == 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.memory.sites import UNRECORDED, site
 from bridge_profiling.analysis.memory.tables import difference, growth, live_at_peak, memory, sites, timeline
-from bridge_profiling.analysis.parquet_views import connect
+from bridge_profiling.analysis.session import connect
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.tables import SCHEMAS, build
 from bridge_profiling.traces.types import RankInfo, RankTables

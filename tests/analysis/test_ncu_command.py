@@ -14,8 +14,7 @@ from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Thresholds
 from bridge_profiling.analysis.ncu_command import ncu_command
 from bridge_profiling.analysis.ncu_filter import kernel_filter
-from bridge_profiling.manifest import Manifest
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import Manifest, RankCapture
 from bridge_profiling.traces.types import RankInfo
 from tests.analysis.findings.simulated_jobs import Here
 from tests.planted.cases import CASES

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from bridge_profiling.analysis.copies import copies
-from bridge_profiling.analysis.operators import operators
-from bridge_profiling.analysis.rank_answers import RankAnswers
-from tests.analysis.ranks_in_hand import rank, table, work
+from bridge_profiling.analysis.attribution.device import copies
+from bridge_profiling.analysis.attribution.operators import operators
+from tests.analysis.ranks_in_hand import answer, rank, table, work
 
 
 def _operator(name: str, start_ns: int, end_ns: int, **known: Any) -> dict[str, Any]:
@@ -24,7 +23,7 @@ def test_own_time_is_without_operators_inside() -> None:
         {"category": "runtime", "name": "cudaLaunchKernel", "start_ns": 3000, "end_ns": 4000, "operator": 2},
     ]
     launched = [work("compute", 5000, 9000, operator=2), work("compute", 9000, 9500, operator=3), work("compute", 9500, 9600)]
-    rows = RankAnswers(rank(host_events=events, device_events=launched)).operators().to_pylist()
+    rows = answer(rank(host_events=events, device_events=launched), "operators").to_pylist()
     found = {row["name"]: (row["count"], row["self_us"], row["total_us"], row["device_us"]) for row in rows}
     assert found == {"aten::mm": (2, 7, 7, 4.5), "aten::linear": (1, 4, 10, 0)}
     assert [row["name"] for row in rows] == ["aten::mm", "aten::linear"]

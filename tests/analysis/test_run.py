@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.run_limitations import named
+from bridge_profiling.analysis.caveats import name_ranks
 from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.traces import cache
 from tests.traces.conftest import WriteTrace
@@ -93,13 +93,14 @@ def test_parquet_alone_is_a_run(write_trace: WriteTrace, run_of: OpenRun, tmp_pa
     kept = tmp_path / "kept"
     first = run_of(parquet=kept)
     expected = {question: getattr(first, question)().to_pylist() for question in PER_RANK}
+    limitations = first.limitations
     moved = tmp_path / "elsewhere"
     shutil.move(kept, moved)
     alone = run_of(moved)
     # The question across ranks first: nothing was loaded for it.
     assert alone.kernels().to_pylist() == expected["kernels"]
     assert {question: getattr(alone, question)().to_pylist() for question in PER_RANK} == expected
-    assert alone.limitations == first.limitations
+    assert alone.limitations == limitations
 
 
 def test_tables_kept_among_the_captures_do_not_hide_them(write_trace: WriteTrace, run_of: OpenRun, tmp_path: Path) -> None:
@@ -183,19 +184,35 @@ def test_of_two_files_that_claim_one_rank_the_whole_one_counts(
 
 def test_fewer_than_three_iterations_are_a_limitation_said_once(write_trace: WriteTrace, run_of: OpenRun) -> None:
     _write_ranks(write_trace, 3)
-    said = [sentence for sentence in run_of().limitations if "iterations were captured" in sentence]
-    assert said == ["ranks 0-2: only 2 iterations were captured: all count, also any at the profiler's start or stop"]
+    run = run_of()
+    assert [caveat.ranks for caveat in run.caveats() if caveat.code == "few_iterations"] == [(0, 1, 2)]
+    assert len([sentence for sentence in run.limitations if sentence.startswith("ranks 0-2: only 2 iterations")]) == 1
+
+
+def test_caveats_do_not_depend_on_the_questions_asked_before(captures: Path, run_of: OpenRun) -> None:
+    first, second = (run_of(captures / "kineto" / "tp2_dp2") for _ in range(2))
+    before = first.limitations
+    second.communication(by_rank=True)
+    second.start_skew()
+    second.operators()
+    assert second.limitations == before == second.limitations
+    assert {caveat.code for caveat in second.caveats("idle_gaps")} == {"stream_waits_unrecorded"}
+
+
+def test_an_unknown_option_is_refused(write_trace: WriteTrace, run_of: OpenRun) -> None:
+    with pytest.raises(TypeError, match="breakdown has no option by_rank"):
+        run_of(write_trace(_steps(1))).ask("breakdown", by_rank=True)
 
 
 def test_three_iterations_are_enough(write_trace: WriteTrace, run_of: OpenRun) -> None:
     run = run_of(write_trace(_steps(100, 200, 300)))
-    assert not [sentence for sentence in run.limitations if "captured" in sentence]
+    assert run.caveats("typical_iteration") == []
     assert run.typical_iteration()["compute_us"].to_pylist() == [200]
 
 
 @pytest.mark.parametrize(("ranks", "words"), [([3], "rank 3"), ([2, 0, 1], "ranks 0-2"), ([0, 2, 3, 3, 9], "ranks 0, 2-3, 9")])
 def test_ranks_in_words(ranks: list[int], words: str) -> None:
-    assert named(ranks) == words
+    assert name_ranks(ranks) == words
 
 
 def test_progress_counts_every_capture(write_trace: WriteTrace, run_of: OpenRun) -> None:
@@ -206,7 +223,7 @@ def test_progress_counts_every_capture(write_trace: WriteTrace, run_of: OpenRun)
 
 
 def test_an_engine_of_ones_own_can_do_the_work(write_trace: WriteTrace, run_of: OpenRun) -> None:
-    from bridge_profiling.analysis.engines import Outcome
+    from bridge_profiling.analysis.workers import Outcome
 
     class InThisProcess:
         def map(self, function: Callable, tasks: list) -> list:
@@ -217,7 +234,7 @@ def test_an_engine_of_ones_own_can_do_the_work(write_trace: WriteTrace, run_of: 
 
 
 def test_an_unknown_engine_is_refused(write_trace: WriteTrace) -> None:
-    with pytest.raises(ProfilingConfigError, match="no engine"):
+    with pytest.raises(ProfilingConfigError, match="engine 'dask'"):
         Run(write_trace(_steps(1)), engine="dask")
 
 
@@ -253,7 +270,7 @@ def test_the_parent_holds_answers_and_no_rows_of_a_rank(captures: Path, run_of: 
     """The known tool's parent keeps every rank's events: 245 MB a rank."""
     run = run_of(captures / "kineto" / "tp2_dp2")
     run.breakdown()
-    held = sum(table.nbytes for table in run._answers._kept.values())
+    held = sum(table.nbytes for table in [answer.table for answer in run._session._answers.values()])
     tables = [entry / f"{name}.parquet" for _, entry in run.entries() for name in ("host_events", "device_events")]
     rows = sum(pq.read_metadata(table).num_rows for table in tables)
     assert rows > 200_000

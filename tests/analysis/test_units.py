@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from bridge_profiling.analysis.units import units
+from bridge_profiling.analysis.attribution.operators import units
 
 US = 1000
 

@@ -15,7 +15,7 @@ from bridge_profiling.capture.record import describe_work, peak_tflops, throughp
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
-from bridge_profiling.traces.run_dir import find_captures
+from bridge_profiling.manifest import find_captures
 
 
 @pytest.mark.parametrize("flag", ["record_shapes", "pytorch_profiler_collect_shapes"])

@@ -9,7 +9,8 @@ import pytest
 from bridge_profiling.analysis import Run
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.cli import main
-from bridge_profiling.traces.run_dir import find_captures, find_run
+from bridge_profiling.manifest import find_captures
+from bridge_profiling.traces.discover import find_run
 
 
 def folders(run):
@@ -145,10 +146,10 @@ def test_the_window_written_last_is_shown_by_its_name_and_the_others_are_named(r
     run.train(repeated(run), range(40), between=lambda iteration, hook: wait_for_writers(hook))
     found = find_run(run.root)
     assert [capture.path.parent.name for capture in found.captures] == ["iter-24-26"]
-    [said] = found.limitations
-    assert said == (
-        "2 kineto captures are passed over: this is torch/iter-24-26, written last; there are also torch/iter-14-16,"
-        f" torch/iter-4-6: name {run.root}/torch/iter-14-16 to read that one"
+    [caveat] = found.caveats
+    assert caveat.text == (
+        "showing torch/iter-24-26, the newest; 2 older kineto captures skipped, in torch/iter-14-16, torch/iter-4-6."
+        f" To read the next one, pass {run.root}/torch/iter-14-16"
     )
 
 
@@ -158,13 +159,13 @@ def test_the_report_says_of_which_window_it_is(run, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
-    assert "passed over: this is torch/iter-14-16, written last; there are also torch/iter-4-6" in capsys.readouterr().out
+    assert "showing torch/iter-14-16, the newest; 1 older kineto capture skipped, in torch/iter-4-6" in capsys.readouterr().out
 
 
 def test_a_windows_folder_is_read_with_its_manifest(run):
     run.train(repeated(run), range(40))
     found = find_run(run.root / "torch" / "iter-14-16")
-    assert found.limitations == []
+    assert found.caveats == []
     assert [capture.manifest.captured for capture in found.captures] == [[14, 15]]
 
 
@@ -173,7 +174,7 @@ def test_windows_of_different_ranks_are_not_shown_as_one(run):
     run.train(run.config(2, 3, profile_ranks=[1]), range(4), rank=1, world_size=2)
     found = find_run(run.root)
     assert [(capture.rank, capture.path.parent.name) for capture in found.captures] == [(1, "iter-2-3")]
-    assert "1 kineto captures are passed over" in found.limitations[0]
+    assert [each.code for each in found.caveats] == ["captures_skipped"]
 
 
 def test_iterations_of_other_windows_are_not_taken_for_unprofiled_ones(run):
@@ -198,7 +199,9 @@ def test_a_memory_history_of_another_window_is_told_and_iterations_are_the_trace
     artifacts = [{"path": "memory/iter-5-6/rank-0.pickle", "bytes": 1}]
     manifest["profilers"] = [{"name": "memory", "status": "complete", "reason": None, "artifacts": artifacts}]
     (run.root / "manifest/iter-5-6/rank-0.json").write_text(json.dumps(manifest))
-    assert find_run(run.root).limitations == ["not all are of one window: kineto is of iter-1-3, memory is of iter-5-6"]
+    [caveat] = find_run(run.root).caveats
+    assert caveat.code == "several_windows"
+    assert caveat.text.endswith("kineto from iter-1-3, memory from iter-5-6")
     with Run(run.root) as found:
         [shown] = found.manifests
     assert shown.captured == [1, 2]

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from bridge_profiling.traces.load import load
-from bridge_profiling.traces.run_dir import Capture, find_run
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.types import RankTables
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.traces.load import load
-from bridge_profiling.traces.run_dir import find_run
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import find_run
 
 pytestmark = [pytest.mark.needs("gpus2"), pytest.mark.timeout(300)]
 

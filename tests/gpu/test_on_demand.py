@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.traces.load import load
-from bridge_profiling.traces.run_dir import find_run
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import find_run
 from tests.gpu.kernels import kernels_of, matrix_products
 
 pytestmark = [pytest.mark.needs("cuda", "megatron"), pytest.mark.timeout(300)]

@@ -15,7 +15,7 @@ import torch
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.integrations import ray as integration
 from bridge_profiling.integrations.ray import WorkerProfiling, worker_runtime_env
-from bridge_profiling.traces.run_dir import find_captures
+from bridge_profiling.manifest import find_captures
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, PATTERNS = "NRL_NSYS_PROFILE_STEP_RANGE", "NRL_NSYS_WORKER_PATTERNS"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.engines import Outcome, call
+from bridge_profiling.analysis.workers import Outcome, call
 from bridge_profiling.traces.cache import open_entry
 from bridge_profiling.traces.types import RankTables
 from tests.planted.cases import CASES

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bridge_profiling.analysis.breakdown import device_work
+from bridge_profiling.analysis.attribution.device import device_work
 from tests.planted.cases import CASES
 from tests.planted.conftest import TablesOf
 from tests.planted.witness import COMPUTE_TOLERANCE, differences, kernel

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.analysis.findings import Confidence, Finding
-from bridge_profiling.manifest import Manifest
+from bridge_profiling.manifest import Manifest, RankCapture
 from bridge_profiling.report.answers import Summary
-from bridge_profiling.traces.run_dir import RankCapture
 from bridge_profiling.traces.types import RankInfo
 from bridge_profiling.typed_json import read_typed
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bridge_profiling.manifest import find_captures
 from bridge_profiling.report.terminal import print_captures
-from bridge_profiling.traces.run_dir import find_captures
 from tests.traces.kineto_files import complete, document
 
 
@@ -74,7 +74,7 @@ sys.modules |= dict.fromkeys(("isal", "msgspec", "numpy", "pyarrow"))  # as wher
 from pathlib import Path
 from rich.console import Console
 from bridge_profiling.report.terminal import print_captures
-from bridge_profiling.traces.run_dir import find_captures
+from bridge_profiling.manifest import find_captures
 print_captures(find_captures(Path({str(run)!r})), Console(width=160))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bridge_profiling.analysis.engines import RayEngine
+from bridge_profiling.analysis.workers import RayEngine
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.run import Run
 from tests.traces.conftest import captures

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from bridge_profiling.integrations.ray import worker_runtime_env
-from bridge_profiling.manifest import Manifest
+from bridge_profiling.manifest import Manifest, find_captures
 from bridge_profiling.run import Run
-from bridge_profiling.traces.run_dir import find_captures
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("ray")]
 

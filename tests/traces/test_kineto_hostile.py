@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces import kineto, kineto_stream
+from bridge_profiling.traces import kineto
+from bridge_profiling.traces.bounds import Bounds
+from bridge_profiling.traces.kineto import stream
 from bridge_profiling.traces.types import RankTables
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import call, complete, document, kernel
@@ -114,16 +116,16 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
 
 def test_more_json_than_the_limit_is_refused(write_trace: WriteTrace, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_trace(EVENTS, "rank-0.json")
-    monkeypatch.setattr(kineto_stream, "MAX_JSON_BYTES", 1000)
+    monkeypatch.setattr(stream, "BOUNDS", Bounds(max_bytes=1000, max_ratio=200))
     with pytest.raises(TraceError, match=f"{path} is refused"):
         kineto.read(path)
 
 
 def test_an_event_larger_than_the_limit_is_refused(write_trace: WriteTrace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto_stream, "PIECE_BYTES", 1 << 10)
-    monkeypatch.setattr(kineto_stream, "MAX_PART_BYTES", 1 << 14)
+    monkeypatch.setattr(stream, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(stream, "MAX_PART_BYTES", 1 << 14)
     path = write_trace([kernel("k", 1, 1, text="x" * (1 << 16))])
-    with pytest.raises(TraceError, match=f"{path} is no trace"):
+    with pytest.raises(TraceError, match=f"{path} is not a trace"):
         kineto.read(path)
 
 
@@ -159,7 +161,7 @@ def test_any_damage_gives_tables_or_one_trace_error(
     path = tmp_path / "fuzzed.json"
     path.write_bytes(gzip.compress(raw) if packed else raw)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kineto_stream, "PIECE_BYTES", piece_bytes)
+        patch.setattr(stream, "PIECE_BYTES", piece_bytes)
         tables, error = _read(path)
     assert error is None or str(path) in error
     if tables is not None:

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge_profiling.traces import kineto, kineto_stream
-from bridge_profiling.traces.kineto_events import exact_ns
+from bridge_profiling.traces import kineto
+from bridge_profiling.traces.kineto import stream
+from bridge_profiling.traces.kineto.columns import exact_ns
 from bridge_profiling.traces.types import RankTables
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import call, complete, document, kernel
@@ -284,7 +285,7 @@ def test_pieces_are_cut_between_events_only(
     path = write_trace({"traceEvents": events, "distributedInfo": {"rank": 1}, **trailer})
     whole = kineto.read(path)
     assert whole.device_events["name"].to_pylist() == [event["name"] for event in events]
-    monkeypatch.setattr(kineto_stream, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(stream, "PIECE_BYTES", piece_bytes)
     _same(kineto.read(path), whole)
     assert kineto.read(path).info == whole.info
 

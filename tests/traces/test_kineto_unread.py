@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces import kineto, kineto_stream
+from bridge_profiling.traces import kineto
+from bridge_profiling.traces.kineto import stream
 from bridge_profiling.traces.types import RankTables
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import call, complete, document, kernel
@@ -107,7 +108,7 @@ def test_all_of_them_at_once_however_the_file_is_read(
 ) -> None:
     text = json.dumps(document(_interleaved([event for events in UNREAD.values() for event in events])))
     if way == "in pieces":
-        monkeypatch.setattr(kineto_stream, "PIECE_BYTES", 400)
+        monkeypatch.setattr(stream, "PIECE_BYTES", 400)
     if way == "each event":
         # A piece with an event that fits no type is read event by event.
         text = text.replace('"traceEvents": [', '"traceEvents": [{"ph": ["M"], "name": {}, "args": []}, ')

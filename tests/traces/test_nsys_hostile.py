@@ -9,21 +9,21 @@ from random import Random
 import pytest
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces import nsys
+from bridge_profiling.traces.nsys import tables as nsys
 from tests.traces.nsys_files import KERNEL, Report, nccl_report, small_report
 
 
 def test_a_file_that_is_no_sqlite_file_is_one_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "rank-1.sqlite"
     path.write_bytes(b"not a database at all")
-    with pytest.raises(TraceError, match=r"rank-1.sqlite is no SQLite file"):
+    with pytest.raises(TraceError, match=r"rank-1.sqlite is not an SQLite file"):
         nsys.read(path)
 
 
 def test_an_empty_file_is_one_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "rank-1.sqlite"
     path.touch()
-    with pytest.raises(TraceError, match=r"rank-1.sqlite is no SQLite file"):
+    with pytest.raises(TraceError, match=r"rank-1.sqlite is not an SQLite file"):
         nsys.read(path)
 
 
@@ -64,14 +64,14 @@ def test_another_programs_database_is_one_error_that_names_it(tmp_path: Path) ->
 
 def test_a_text_where_numbers_belong_is_one_error_that_names_the_column(tmp_path: Path) -> None:
     report = small_report().kernel("gemm", "1; DROP TABLE", 20)  # type: ignore[arg-type]
-    with pytest.raises(TraceError, match=rf"rank-1.sqlite cannot be read: {KERNEL}.start holds what is no integer"):
+    with pytest.raises(TraceError, match=rf"rank-1.sqlite cannot be read: {KERNEL}.start holds something other than integers"):
         nsys.read(report.write(tmp_path / "rank-1.sqlite"))
 
 
 @pytest.mark.parametrize("start", [1 << 61, -(1 << 61)])
 def test_times_beyond_a_session_are_one_error_that_names_the_file(tmp_path: Path, start: int) -> None:
     report = small_report().kernel("gemm", start, start + 10)
-    with pytest.raises(TraceError, match=r"rank-1.sqlite cannot be read: its times are no nanoseconds"):
+    with pytest.raises(TraceError, match=r"rank-1.sqlite cannot be read: its times are not nanoseconds"):
         nsys.read(report.write(tmp_path / "rank-1.sqlite"))
 
 
@@ -100,7 +100,7 @@ def test_a_decompression_bomb_is_refused_before_it_fills_the_disk(tmp_path: Path
     packer = lzma.LZMACompressor(preset=0)
     pieces = [packer.compress(bytes(1 << 24)) for _ in range(8)]
     path.write_bytes(b"".join([*pieces, packer.flush()]))
-    with pytest.raises(TraceError, match=r"rank-1.sqlite.xz unpacks to more than 200 times its size"):
+    with pytest.raises(TraceError, match=r"rank-1.sqlite.xz is refused: it unpacks to more than 200 times its size"):
         nsys.read(path)
 
 
@@ -108,5 +108,5 @@ def test_a_cut_packed_export_is_one_error_that_names_it(tmp_path: Path) -> None:
     packed = lzma.compress(small_report().write(tmp_path / "plain").read_bytes())
     path = tmp_path / "rank-1.sqlite.xz"
     path.write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(TraceError, match=r"rank-1.sqlite.xz cannot be unpacked"):
+    with pytest.raises(TraceError, match=r"rank-1.sqlite.xz is cut off"):
         nsys.read(path)

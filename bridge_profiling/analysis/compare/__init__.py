@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.analysis.compare import events
 from bridge_profiling.analysis.compare import steps as of_steps
 from bridge_profiling.analysis.compare.comparability import WORK, Difference, differences

@@ -128,7 +128,7 @@ def transfers_by_size(connection: duckdb.DuckDBPyConnection, infos: Sequence[Ran
     """Matched operations by group and message size: how many, and how long their transfers took.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
     """
@@ -140,7 +140,7 @@ def copies_by_size(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankIn
     """Copies between host and device of all ranks by direction, memory and size.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: nothing is appended.
     """

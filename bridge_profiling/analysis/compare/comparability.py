@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bridge_profiling.analysis.caveats import name_ranks
 from bridge_profiling.analysis.compare.events import Sides
 from bridge_profiling.analysis.compare.steps import RunSteps
 from bridge_profiling.analysis.run import Run
-from bridge_profiling.analysis.run_limitations import named
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 #: What a difference concerns, the gravest first.
@@ -150,7 +150,7 @@ def _layout(infos: Sequence[RankInfo]) -> str | None:
 
 
 def _captured(infos: Sequence[RankInfo]) -> str | None:
-    return named([info.rank for info in infos]) if infos else None
+    return name_ranks([info.rank for info in infos]) if infos else None
 
 
 def _devices(infos: Sequence[RankInfo]) -> str | None:
@@ -167,7 +167,7 @@ def _sources(infos: Sequence[RankInfo]) -> str | None:
 
 def _partial(infos: Sequence[RankInfo]) -> str | None:
     cut = [info.rank for info in infos if info.partial or info.error]
-    return f"{named(cut)} incomplete" if cut else "complete"
+    return f"{name_ranks(cut)} incomplete" if cut else "complete"
 
 
 def _versions(infos: Sequence[Sequence[RankInfo]]) -> list[Difference | None]:
@@ -208,7 +208,7 @@ def _iterations(side: Sequence[RunSteps | None]) -> str | None:
     numbers = [steps.iterations for steps in side if steps is not None]
     if not numbers:
         return None
-    return "; ".join(dict.fromkeys(named(each).removeprefix("ranks ").removeprefix("rank ") for each in numbers))
+    return "; ".join(dict.fromkeys(name_ranks(each).removeprefix("ranks ").removeprefix("rank ") for each in numbers))
 
 
 def _products(base: Sequence[Run], other: Sequence[Run]) -> Difference | None:

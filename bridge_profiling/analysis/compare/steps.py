@@ -19,7 +19,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE, budget_of_iterations
+from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE, parts_of_iterations
 from bridge_profiling.analysis.compare.statistics import ENOUGH_SAMPLES, Change, change_of_mean, change_of_median
 from bridge_profiling.analysis.run import Run
 
@@ -110,7 +110,7 @@ def run_steps(run: Run, ranks: Sequence[int]) -> RunSteps | None:
         run: whose captures are read, unless they were.
         ranks: those to look at, of which the run may lack some.
     """
-    every = budget_of_iterations(run.iterations(), run.idle_causes(), run.ranks())
+    every = parts_of_iterations(run.iterations(), run.idle_causes(), run.ranks())
     rows = [row for row in every if row["rank"] in set(ranks) and row["source"] == run.main_source]
     if not rows:
         return None

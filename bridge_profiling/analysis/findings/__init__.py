@@ -26,7 +26,7 @@ def find_all(run: Run, thresholds: Thresholds | None = None) -> list[Finding]:
         run: whose captures are judged.
         thresholds: above or below what a number becomes a finding.
     """
-    run.launch_statistics()  # first: one pass over the captures then answers all that findings ask of each rank
+    run.prefetch("idle_causes", "launch_statistics")
     context = Context(run, thresholds)
     found: list[Finding] = []
     # In the order of precedence, since each claims its time from what those before it left.

@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.absences import Cause
-from bridge_profiling.analysis.breakdown import without_device
+from bridge_profiling.analysis.attribution.device import ranks_without_work
+from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.findings.books import Books, Grid
 from bridge_profiling.analysis.findings.finding import Confidence, Event
 from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
 from bridge_profiling.analysis.findings.thresholds import Thresholds
-from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.ranks.stragglers import iterations_that_count
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Context:
     @cached_property
     def without_device(self) -> list[int]:
         """Ranks whose trace has no work on a device: what idles there is no device."""
-        return without_device(self.run.breakdown(), self.source)
+        return ranks_without_work(self.run.breakdown(), self.source)
 
     @property
     def has_device(self) -> bool:
@@ -132,7 +132,7 @@ class Context:
     @cached_property
     def compute_us(self) -> Grid:
         """Compute of each iteration."""
-        return self.duration_us - self.grid(self.launches, "compute_absent_us")
+        return self.duration_us - self.grid(self.launches, "non_compute_us")
 
     @cached_property
     def waiting_us(self) -> Grid:
@@ -405,6 +405,6 @@ def ranks_in_words(ranks: Sequence[int], everyone: Sequence[int]) -> str:
         ranks: those meant.
         everyone: all that are captured.
     """
-    from bridge_profiling.analysis.run_limitations import named
+    from bridge_profiling.analysis.caveats import name_ranks
 
-    return f"all {len(everyone)} ranks" if len(ranks) == len(everyone) > 1 else named(ranks)
+    return f"all {len(everyone)} ranks" if len(ranks) == len(everyone) > 1 else name_ranks(ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.context import Context, ranks_in_words
 from bridge_profiling.analysis.findings.copying import copies_of
 from bridge_profiling.analysis.findings.finding import Finding

@@ -6,7 +6,7 @@ happens beside the device's work costs nothing, and is none.
 
 from __future__ import annotations
 
-from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.context import Context, ranks_in_words
 from bridge_profiling.analysis.findings.finding import Finding
 from bridge_profiling.analysis.findings.losses import by_rank, claimed_ranges, ms

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.books import Grid
 from bridge_profiling.analysis.findings.context import Context, ranks_in_words
 from bridge_profiling.analysis.findings.finding import Confidence, Event, Finding

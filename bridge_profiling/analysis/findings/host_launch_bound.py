@@ -6,7 +6,7 @@ had nothing at all to do, and less what the profiler itself cost.
 
 from __future__ import annotations
 
-from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.context import Context, ranks_in_words
 from bridge_profiling.analysis.findings.finding import Finding
 from bridge_profiling.analysis.findings.launching import pace_of

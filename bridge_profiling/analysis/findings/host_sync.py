@@ -7,7 +7,7 @@ told by the same measure.
 
 from __future__ import annotations
 
-from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.context import Context, ranks_in_words
 from bridge_profiling.analysis.findings.finding import Finding
 from bridge_profiling.analysis.findings.losses import blamed, by_rank, claimed_cause, ms

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.books import Grid
 from bridge_profiling.analysis.findings.context import Context
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.context import Context, ranks_in_words
 from bridge_profiling.analysis.findings.finding import Event, Finding
 from bridge_profiling.analysis.findings.losses import blamed, by_rank, claimed, ms

@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.context import Context, ranks_in_words
 from bridge_profiling.analysis.findings.finding import Confidence, Event, Finding
 from bridge_profiling.analysis.findings.transfers import Transfer, by_group, transfers

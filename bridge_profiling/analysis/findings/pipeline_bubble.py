@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from bridge_profiling.analysis.caveats import name_ranks
 from bridge_profiling.analysis.findings.books import Grid
 from bridge_profiling.analysis.findings.context import Context
 from bridge_profiling.analysis.findings.finding import Confidence, Event, Finding
-from bridge_profiling.analysis.run_limitations import named
 
 #: The kernels of layers are at least this part of a stage's compute.
 _OF_LAYERS = 0.7
@@ -150,8 +150,8 @@ def _title(
 ) -> str:
     if uneven:
         return (
-            f"Pipeline stage {longest} ({named(stages[longest]['ranks'])}) computes {(compute[longest] - mean) / 1e3:.1f} ms "
-            f"longer than the mean stage in each {context.per}: the others wait for it"
+            f"Pipeline stage {longest} ({name_ranks(stages[longest]['ranks'])}) computes "
+            f"{(compute[longest] - mean) / 1e3:.1f} ms longer than the mean stage in each {context.per}: the others wait for it"
         )
     waits = _bubble_share(list(stages.values()))
     return f"Pipeline stages wait {waits:.0%} of the time: {microbatches} microbatches are few for {len(stages)} stages"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bridge_profiling.traces.run_dir import RankCapture
+from bridge_profiling.manifest import RankCapture
 
 #: Fewer iterations on a side say nothing about how long one usually is.
 _ENOUGH = 2

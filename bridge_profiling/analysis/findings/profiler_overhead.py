@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from bridge_profiling.analysis.caveats import name_ranks
 from bridge_profiling.analysis.findings.context import Context
 from bridge_profiling.analysis.findings.finding import Confidence, Event, Finding
 from bridge_profiling.analysis.findings.losses import blamed, by_rank, ms
-from bridge_profiling.analysis.run_limitations import named
 
 _ACTION = (
     "Judge times of the host by unprofiled iterations: this run's findings are less this cost. To have it smaller, record "
@@ -55,7 +55,7 @@ def find(context: Context) -> list[Finding]:
             confidence_reason=f"only {profiled} profiled and {unprofiled} other iterations are compared" if few else "",
             action=_ACTION,
             events=[
-                Event(rank, f"profiled iterations of {named([rank])}", duration_us=context.profiler_us[rank])
+                Event(rank, f"profiled iterations of {name_ranks([rank])}", duration_us=context.profiler_us[rank])
                 for rank in blamed({rank: context.profiler_us[rank] for rank in costly})[:5]
             ],
             severe=shares[worst] > 1.0,

@@ -5,7 +5,7 @@ Their time is what the device idles between such kernels, for want of launches o
 
 from __future__ import annotations
 
-from bridge_profiling.analysis.absences import LAUNCH_NS, Cause
+from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, Cause
 from bridge_profiling.analysis.findings.context import Context, ranks_in_words
 from bridge_profiling.analysis.findings.finding import Finding
 from bridge_profiling.analysis.findings.launching import pace_of

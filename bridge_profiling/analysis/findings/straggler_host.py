@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bridge_profiling.analysis.absences import Cause
+from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.books import Grid
 from bridge_profiling.analysis.findings.context import Context, ranks_in_words
 from bridge_profiling.analysis.findings.finding import Confidence, Finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridge_profiling.analysis.host_evidence import CHECKPOINT, DATA_LOADING
+from bridge_profiling.analysis.attribution.host import CHECKPOINT, DATA_LOADING
 
 
 @dataclass(frozen=True, kw_only=True)

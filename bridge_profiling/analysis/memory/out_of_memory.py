@@ -30,7 +30,7 @@ def out_of_memory(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInf
     """Every request that the allocator could not serve, by rank and time. What was live then: `memory.live_at_peak`.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
 

@@ -49,7 +49,7 @@ def memory_over_time(
     """Bytes held by each device's largest sites over time, from memory snapshots.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
         ranks: those asked for; None for all.

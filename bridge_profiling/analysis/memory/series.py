@@ -112,7 +112,7 @@ def device_series(connection: duckdb.DuckDBPyConnection, limitations: list[str])
     """Every device that a snapshot or a trace recorded memory of; a rank's snapshot is taken before its trace.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         limitations: what the recordings cannot tell is appended.
     """
     connection.execute(_STACKS)
@@ -170,7 +170,7 @@ def ends_of_iterations(
     """When iterations end in a series, and their numbers; no numbers where they are inferred from what repeats.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         series: one that `device_series` gave.
         limitations: a sentence is appended when nothing marks iterations.
     """

@@ -60,7 +60,7 @@ def memory(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, 
     """Peak, growth and fragmentation.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
 
@@ -110,7 +110,7 @@ def timeline(
     """Memory over time, thinned out so that no peak is lost.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
         points: rows of a device at most; of neighbours that become one, the highest stays.
@@ -142,7 +142,7 @@ def growth(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, 
     """What was allocated, and what reserved, at the end of each iteration.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
 
@@ -180,7 +180,7 @@ def sites(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, l
     """Memory by the line of the program that allocated it.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
 
@@ -230,7 +230,7 @@ def live_at_peak(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo
     """Every allocation that was live when a device's peak was reached, the largest first.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
 

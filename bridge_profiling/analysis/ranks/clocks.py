@@ -63,7 +63,7 @@ def clock_offsets(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInf
     """What to add to each rank's times to put all ranks on one clock.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: sentences are appended: clocks that cannot be related, or that do not fit.
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.breakdown import rows_of
-from bridge_profiling.analysis.intervals import union
+from bridge_profiling.analysis.intervals import rows_of, union
 from bridge_profiling.analysis.ranks.matching import tell
 from bridge_profiling.analysis.ranks.waiting import measure_waiting, rank_by_rank
 from bridge_profiling.traces.types import RankInfo
@@ -97,7 +96,7 @@ def communication(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInf
     """Operations of every group.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
 
@@ -126,7 +125,7 @@ def communication_by_rank(
     """What each rank spent in each group's operations.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
 
@@ -149,7 +148,7 @@ def exposure(connection: duckdb.DuckDBPyConnection) -> pa.Table:
     """How much of each group's communication nothing hid: group_id, operation, rank, exposed_us, overlapped_us.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
     """
     operations = rank_by_rank(connection.cursor(), "select rank, collective, group_id, operation from operations")
     work = rank_by_rank(connection.cursor(), "select rank, kind, start_ns, end_ns, collective from device_events")

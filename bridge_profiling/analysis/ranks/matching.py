@@ -99,7 +99,7 @@ def match(connection: duckdb.DuckDBPyConnection, *, limitations: list[str]) -> N
     group_ranks, group_size, captured (how many of its ranks are); and the view `operations`: `collectives` with a group_id.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         limitations: what could not be matched is appended.
     """
     if not has_table(connection, "matching_limitations"):

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.breakdown import rows_of
-from bridge_profiling.analysis.intervals import Intervals, union, window
+from bridge_profiling.analysis.intervals import Intervals, rows_of, union, window
 from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT, tell
 from bridge_profiling.analysis.ranks.waiting import measure_waiting, rank_by_rank
 from bridge_profiling.traces.joins import ranks_of
@@ -114,7 +113,7 @@ def pipeline(
     """The stages of the run's pipelines.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
         microbatches: of an iteration; None counts what the first stage sends.
@@ -169,7 +168,7 @@ def pipeline_by_rank(
     """Each rank's part in its pipeline, iteration by iteration.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
         microbatches: of an iteration; None counts what the first stage sends.

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.breakdown import rows_of
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, union
-from bridge_profiling.analysis.iterations import Windows
-from bridge_profiling.analysis.iterations import windows as device_windows
+from bridge_profiling.analysis.attribution.device import Windows
+from bridge_profiling.analysis.attribution.device import windows as device_windows
+from bridge_profiling.analysis.caveats import name_ranks
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, rows_of, union
 from bridge_profiling.analysis.ranks.matching import tell
 from bridge_profiling.analysis.ranks.stragglers import stragglers
 from bridge_profiling.analysis.ranks.waiting import measure_waiting, rank_by_rank
-from bridge_profiling.analysis.run_limitations import named
 from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def waits(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, l
     """Who waits for whom: the matrix rank by rank, one row for each of its cells that is not empty.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
 
@@ -92,7 +91,7 @@ def ranks(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, l
     """Each rank's iterations, and which rank was the slowest and the fastest of each.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
 
@@ -118,7 +117,7 @@ def ranks(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, l
             "communication could be matched: whether they are slow cannot be told",
         )
     if windows:
-        tell(limitations, f"no work on a device was recorded of {named(list(windows))}: not compared")
+        tell(limitations, f"no work on a device was recorded of {name_ranks(list(windows))}: not compared")
     rows.sort(key=lambda row: (-1 if row["iteration"] is None else row["iteration"], row["rank"]))
     if any(row["iteration"] is None for row in rows):
         tell(limitations, "captures without marked iterations are compared as wholes")
@@ -135,7 +134,7 @@ def straggler(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], 
     """Which ranks are slow, whether always the same, and how sure that is: `stragglers.stragglers` of `ranks`.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
     """
@@ -146,7 +145,7 @@ def start_skew(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo],
     """When each capture starts, told from how late its rank is: a profiler that started late says nothing about the rank.
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what the captures cannot tell is appended.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.iterations import ENOUGH_ITERATIONS
+from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.ranks.matching import tell
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.breakdown import rows_of
+from bridge_profiling.analysis.intervals import rows_of
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo
 

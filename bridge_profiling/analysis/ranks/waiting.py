@@ -47,7 +47,7 @@ def measure_waiting(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankI
     late_ns (how long after the first participant it began, on the common clock).
 
     Args:
-        connection: of `parquet_views.connect`.
+        connection: of `session.connect`.
         infos: what is known of the ranks.
         limitations: what could not be matched, and clocks that do not fit, are appended.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bridge_profiling.analysis.budget import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.report.figures.style import COLOURS, Figure, axis, figure
 
 #: What the parts are called, and the colour of each.

@@ -1,8 +1,7 @@
 """Replays the allocator's history in a memory snapshot: allocations and segments, from when to when.
 
-Takes plain lists and dictionaries of any torch version, in time linear in the history. A history is a ring: at most
-`max_entries` are kept and the earliest are overwritten. So an allocation can be known by its free or by its block at the end
-alone; it is kept, with an unknown start.
+Linear in the history, for any torch version. The earliest entries of a history are overwritten, so an allocation can be known
+by its free, or by its block at the end, alone; its start is then unknown.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-#: The allocator rounds sizes up to it. What it leaves unsplit beyond that (0.1% of a real run's bytes) is not in the history.
+#: The allocator rounds sizes up to it. Blocks that it leaves unsplit (0.1% of a real run's bytes) are not in the history.
 ROUNDING_BYTES = 512
 
 _MAX_TIME_US = 9 * 10**15
@@ -70,31 +69,20 @@ class OutOfMemory:
 
 @dataclass
 class Replay:
-    """The history and the segments of one device, combined.
-
-    Args:
-        entries: number of entries in the history.
-        unmatched_frees: frees of allocations made before the history begins.
-        replaced: allocations without a free whose address was allocated again.
-        before: allocations live at the end and made before the history begins.
-        overlapping: segments left out because they overlap others.
-        unlisted: allocations live by the history and in no segment.
-        unplaced: entries without an address or a size.
-        unknown: entries with an unknown action, by action.
-    """
+    """The history and the segments of one device, combined."""
 
     device: int
-    entries: int = 0
+    entries: int = 0  # of the history
     allocations: list[Allocation] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     out_of_memory: list[OutOfMemory] = field(default_factory=list)
-    unmatched_frees: int = 0
-    replaced: int = 0
-    before: int = 0
-    overlapping: int = 0
-    unlisted: int = 0
-    unplaced: int = 0
-    unknown: Counter[str] = field(default_factory=Counter)
+    unmatched_frees: int = 0  # of allocations made before the history begins
+    replaced: int = 0  # allocations without a free whose address was allocated again
+    before: int = 0  # allocations live at the end and made before the history begins
+    overlapping: int = 0  # segments left out because they overlap others
+    unlisted: int = 0  # allocations live by the history and in no segment
+    unplaced: int = 0  # entries without an address or a size
+    unknown: Counter[str] = field(default_factory=Counter)  # entries by unknown action
 
 
 class _Entry(NamedTuple):
@@ -129,13 +117,7 @@ class _Listed:
 
 
 def replay(device: int, history: Iterable[Mapping[str, Any]], segments: Iterable[Mapping[str, Any]]) -> Replay:
-    """Replay one device.
-
-    Args:
-        device: its number.
-        history: its entries of `device_traces`, in order.
-        segments: its entries of `segments`.
-    """
+    """Replay one device from its entries of `device_traces` and of `segments`."""
     found = Replay(device)
     blocks, held = _Blocks(found), _Held(found)
     for raw in history:

@@ -59,8 +59,7 @@ class _PlainUnpickler(pickle.Unpickler):
 def load_plain(data: bytes) -> Any:
     """The plain data in a pickle of protocol 2 to 5: dictionaries, lists, texts, numbers, booleans and None.
 
-    Memory is proportional to the file. The standard library's restricted unpickler alone lets a 9-byte file (LONG_BINPUT with
-    a high memo index) take 4.1 GB. Repeated references give shared objects, so callers must count their steps.
+    References give shared objects, so callers must count their steps.
 
     Raises:
         ValueError: the pickle is damaged, or more than plain data.
@@ -73,6 +72,10 @@ def load_plain(data: bytes) -> Any:
 
 
 def _check(data: bytes) -> None:
+    """Refuse opcodes beyond plain data, and numbers beyond the file.
+
+    Without it, a restricted unpickler takes 4.1 GB for a 9-byte file: LONG_BINPUT with a high memo index.
+    """
     if data[:1] != b"\x80" or data[1:2] not in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise ValueError("it does not begin as a pickle of protocol 2 to 5")
     place = 2
@@ -133,10 +136,7 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
 
 
 class _Budget:
-    """Limits work by the file's size: a pickle can refer to one list a million times for a few bytes each.
-
-    A real entry takes tens of bytes.
-    """
+    """Limits work by the file's size: a reference takes a few bytes, a real entry tens."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._path, self._entries, self._characters = path, size, 1 << 20 | _STACK_TEXT_PER_BYTE * size
@@ -219,11 +219,7 @@ def _table(name: str, rank: int, rows: list[Any], stacks: _Stacks) -> pa.Table:
 
 
 def _annotation_columns(entries: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
-    """Columns of `host_events` by start, the longer range first. torch does not record the thread.
-
-    Args:
-        entries: each is the start or the end of a range, in order. One without its counterpart is left out.
-    """
+    """Columns of `host_events` from starts and ends of ranges; one without its counterpart is left out."""
     begun: dict[tuple[Any, str], list[int]] = {}
     found = []
     for entry in entries:

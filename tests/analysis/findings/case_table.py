@@ -10,8 +10,8 @@ from statistics import mean, median
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.engines import Outcome, call
 from bridge_profiling.analysis.findings import Finding
+from bridge_profiling.analysis.workers import Outcome, call
 from tests.planted.cases import CASES, Case
 
 #: Findings that name no cause of their own: the consequence of others, a description of the work, the price of looking.

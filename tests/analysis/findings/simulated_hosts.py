@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.analysis.engines import Outcome
+from bridge_profiling.analysis.workers import Outcome
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo, RankTables
 from tests.analysis.ranks_in_hand import table

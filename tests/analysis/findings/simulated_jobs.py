@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.engines import Outcome
+from bridge_profiling.analysis.workers import Outcome
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo, RankTables
 from tests.analysis.findings.simulated_hosts import MS, US, SimulatedHosts

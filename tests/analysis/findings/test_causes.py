@@ -382,7 +382,7 @@ def test_what_findings_give_back_is_never_more_than_the_time_without_compute(
 
     hosts.iterate(4, step)
     run = run_of(hosts.write(tmp_path), engine=InThisProcess())
-    absent = [row["compute_absent_us"] for row in run.idle_gaps().to_pylist()]
+    absent = [row["non_compute_us"] for row in run.idle_gaps().to_pylist()]
     bounds = [finding.recoverable_us_per_iteration or 0.0 for finding in run.findings()]
     assert len([bound for bound in bounds if bound > 0]) >= 4
     assert 0.9 * min(absent) <= sum(bounds) <= max(absent)

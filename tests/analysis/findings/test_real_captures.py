@@ -22,7 +22,7 @@ def find(captures: Path, tmp_path_factory: pytest.TempPathFactory) -> Find:
     def found(name: str) -> list[Finding]:
         with Run(captures / name, parquet=tmp_path_factory.mktemp("parquet")) as run:
             findings = run.findings()
-            absent = max(row["compute_absent_us"] for row in run.idle_gaps().to_pylist())
+            absent = max(row["non_compute_us"] for row in run.idle_gaps().to_pylist())
         bounds = [finding.recoverable_us_per_iteration or 0.0 for finding in findings]
         assert sum(bounds) <= absent
         assert all(bound >= 0 for bound in bounds)

@@ -4,7 +4,7 @@ Of what they read, one thing goes: in Kineto traces, operators inside other oper
 tensors, mostly), which are half of a trace's events.
 
 A capture that loses more is refused: `check` compares every table that the readers make of the whole capture and of the lean
-one. What is read is asked of the readers where they can be asked (`kineto_events.Args`), and listed here where not.
+one. What is read is asked of the readers where they can be asked (`kineto.decode.Args`), and listed here where not.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from bridge_profiling.traces.kineto_events import Args
-from bridge_profiling.traces.load import load
-from bridge_profiling.traces.run_dir import Capture
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import Capture
+from bridge_profiling.traces.kineto.decode import Args
 from bridge_profiling.traces.types import RankTables, Source
 
 Rename = Callable[[str], str]

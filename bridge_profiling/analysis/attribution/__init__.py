@@ -1,0 +1,1 @@
+"""Where the time of one rank went: on its device, on its host, and in the iterations of its training."""

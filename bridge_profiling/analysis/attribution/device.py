@@ -1,0 +1,311 @@
+"""One rank's device: when it computed, communicated and copied, over the capture and in each iteration.
+
+Times are unions over all streams, never sums. An iteration's window on the device is its host range, moved to the work that it
+launched: it ends when the host range and the last compute kernel launched in it have ended, and starts where the window before
+it ends, or where its own host range starts if that is later. Windows never overlap, so their times can be added up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, rows_of, union, window
+from bridge_profiling.analysis.questions import Answer
+from bridge_profiling.traces.tables import to_int64
+from bridge_profiling.traces.types import Caveat
+
+if TYPE_CHECKING:
+    import duckdb
+
+#: Columns of `breakdown`.
+COLUMNS = (
+    "span_us",
+    "busy_us",
+    "idle_us",
+    "compute_us",
+    "communication_us",
+    "exposed_communication_us",
+    "overlapped_communication_us",
+    "memcpy_us",
+    "memset_us",
+    "kernel_count",
+    "communication_kernel_count",
+)
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """When a rank's device did what. Kernels compute or communicate (NCCL, DeepEP, NVSHMEM, userbuffers and the like)."""
+
+    compute: Intervals
+    communication: Intervals
+    memcpy: Intervals
+    memset: Intervals
+    kernel_count: int
+    communication_kernel_count: int
+    device_count: int
+
+    @cached_property
+    def busy(self) -> Intervals:
+        """When anything ran."""
+        return self.communication | self._other
+
+    @cached_property
+    def exposed_communication(self) -> Intervals:
+        """When communication ran and nothing else: an upper bound on the time that hiding it would save."""
+        return self.communication - self._other
+
+    @cached_property
+    def overlapped_communication(self) -> Intervals:
+        """When communication and compute ran at once."""
+        return self.communication & self.compute
+
+    @cached_property
+    def _other(self) -> Intervals:
+        return self.compute | self.memcpy | self.memset
+
+    @property
+    def span(self) -> Intervals:
+        """From the first device event's start to the last one's end; empty without device events."""
+        busy = self.busy
+        return window(int(busy.start_ns[0]), int(busy.end_ns[-1])) if len(busy) else busy
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Iterations of one rank, ascending, with their windows on the device."""
+
+    iteration: NDArray[np.int32]
+    boundary: NDArray[np.bool_]
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The windows of a rank's iterations; the capture's span, with a null iteration, if no iteration is marked."""
+
+    iteration: pa.Array
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+
+
+@dataclass(frozen=True)
+class IdleGaps:
+    """When a device did not compute, by reason (see `idle`). The three sets are disjoint.
+
+    Args:
+        gaps: the union of the three, one interval per gap between compute.
+        next_kernel: row in `device_events` of the compute kernel that ends each gap; -1 if none does.
+        waits_unrecorded: whether there are several streams and no record of which waits for which.
+    """
+
+    gaps: Intervals
+    next_kernel: NDArray[np.int64]
+    launch_starved: Intervals
+    blocked: Intervals
+    dependency_stalled: Intervals
+    waits_unrecorded: bool
+
+
+def device_work(device_events: pa.Table) -> DeviceWork:
+    """When the device did what."""
+    start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+    rows = {kind: rows_of(device_events["kind"], kind) for kind in ("compute", "communication", "memcpy", "memset")}
+    communicating = int(rows["communication"].sum())
+    return DeviceWork(
+        **{kind: union(start[chosen], end[chosen]) for kind, chosen in rows.items()},
+        kernel_count=int(rows["compute"].sum()) + communicating,
+        communication_kernel_count=communicating,
+        device_count=pc.count_distinct(device_events["device"]).as_py(),
+    )
+
+
+def windows(iterations: pa.Table, device_events: pa.Table) -> Windows:
+    """The device windows of the iterations in `traces.tables.ITERATIONS`."""
+    number, boundary, start, end = (iterations[name].to_numpy() for name in ("iteration", "boundary", "start_ns", "end_ns"))
+    if not len(number):
+        return Windows(number, boundary, start, end)
+    # An iteration that launched no compute ends no earlier than the one before it.
+    ends = np.maximum.accumulate(np.maximum(end, _last_compute_ns(number, device_events, end)))
+    return Windows(number, boundary, np.maximum(start, np.concatenate((start[:1], ends[:-1]))), ends)
+
+
+def spans(windows: Windows, work: DeviceWork) -> Spans:
+    """The windows, or the whole capture if there are none."""
+    if len(windows.iteration):
+        return Spans(pa.array(windows.iteration, pa.int32()), windows.start_ns, windows.end_ns)
+    return Spans(pa.nulls(len(work.span), pa.int32()), work.span.start_ns, work.span.end_ns)
+
+
+def breakdown(work: DeviceWork) -> Answer:
+    """One row for the whole capture: `COLUMNS`. Idle is the rest of the span; kernel counts include communication."""
+    span_ns, busy_ns = work.span.total_ns, work.busy.total_ns
+    times = (
+        span_ns,
+        busy_ns,
+        span_ns - busy_ns,
+        work.compute.total_ns,
+        work.communication.total_ns,
+        work.exposed_communication.total_ns,
+        work.overlapped_communication.total_ns,
+        work.memcpy.total_ns,
+        work.memset.total_ns,
+    )
+    values = [*(time_ns / 1e3 for time_ns in times), work.kernel_count, work.communication_kernel_count]
+    table = pa.table({name: [value] for name, value in zip(COLUMNS, values, strict=True)})
+    if work.device_count < 2:
+        return Answer(table)
+    text = f"work on {work.device_count} devices is counted as that of one: it is busy while any of them is"
+    return Answer(table, (Caveat("several_devices", text),))
+
+
+def iterations(windows: Windows, work: DeviceWork, gaps: IdleGaps) -> pa.Table:
+    """One row per iteration: its window, and the device time in it.
+
+    `duration_us` = `compute_us` + `launch_starved_us` + `blocked_us` + `dependency_stalled_us` = busy + `idle_us`.
+    """
+    start, end = windows.start_ns, windows.end_ns
+    parts = {
+        "compute_us": work.compute,
+        "communication_us": work.communication,
+        "exposed_communication_us": work.exposed_communication,
+        "overlapped_communication_us": work.overlapped_communication,
+        "memcpy_us": work.memcpy,
+        "memset_us": work.memset,
+    }
+    reasons = {
+        "launch_starved_us": gaps.launch_starved,
+        "blocked_us": gaps.blocked,
+        "dependency_stalled_us": gaps.dependency_stalled,
+    }
+    return pa.table(
+        {
+            "iteration": pa.array(windows.iteration, pa.int32()),
+            "boundary": pa.array(windows.boundary, pa.bool_()),
+            "start_ns": start,
+            "end_ns": end,
+            "duration_us": (end - start) / 1e3,
+            **{name: intervals.within_ns(start, end) / 1e3 for name, intervals in parts.items()},
+            "idle_us": (end - start - work.busy.within_ns(start, end)) / 1e3,
+            **{name: intervals.within_ns(start, end) / 1e3 for name, intervals in reasons.items()},
+        }
+    )
+
+
+def launch_statistics(device_events: pa.Table, spans: Spans) -> pa.Table:
+    """One row per window: its compute kernels, by their start, and the calls that launched them. Null where there are none.
+
+    `launch_count`: calls that launched one kernel; `launch_call_us`: their median duration; `graph_kernel_count`: kernels
+    launched together by one call, as in a CUDA graph.
+    """
+    kernels = device_events.filter(pa.array(rows_of(device_events["kind"], "compute")))
+    start, end = (kernels[name].to_numpy() for name in ("start_ns", "end_ns"))
+    call, called, returned = (to_int64(kernels[name], -1) for name in ("correlation", "launch_start_ns", "launch_end_ns"))
+    rows = []
+    for begin, stop in zip(spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True):
+        mine = (start >= begin) & (start < stop)
+        took, launched = (end - start)[mine], called[mine] >= 0
+        _, first, together = np.unique(call[mine][launched], return_index=True, return_counts=True)
+        calls = (returned - called)[mine][launched][first][together == 1]
+        rows.append(
+            {
+                "kernel_count": int(mine.sum()),
+                "mean_kernel_us": float(took.mean()) / 1e3 if len(took) else None,
+                "median_kernel_us": float(np.median(took)) / 1e3 if len(took) else None,
+                "launch_count": len(calls),
+                "launch_call_us": float(np.median(calls)) / 1e3 if len(calls) else None,
+                "graph_kernel_count": int(together[together > 1].sum()),
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=_LAUNCH_STATISTICS).add_column(0, "iteration", spans.iteration)
+
+
+_LAUNCH_STATISTICS = pa.schema(
+    [
+        ("kernel_count", pa.int64()),
+        ("mean_kernel_us", pa.float64()),
+        ("median_kernel_us", pa.float64()),
+        ("launch_count", pa.int64()),
+        ("launch_call_us", pa.float64()),
+        ("graph_kernel_count", pa.int64()),
+    ]
+)
+
+_PATH = ("direction", "from_memory", "to_memory")
+
+
+def copies(device_events: pa.Table) -> pa.Table:
+    """One row per direction and pair of memories, most time first.
+
+    `host_memory`: `pinned` or `pageable` for a copy from or to the host, else null. `bandwidth_gbs`: 10⁹ bytes/s during the
+    copies whose size the capture records; null if it records none.
+    """
+    events = device_events.filter(pa.array(rows_of(device_events["kind"], "memcpy")))
+    duration = pc.subtract(events["end_ns"], events["start_ns"])
+    table = pa.table(
+        {name: events[name].cast(pa.string()) for name in _PATH}
+        | {
+            "bytes": events["bytes"],
+            "duration_ns": duration,
+            "sized_ns": pc.if_else(events["bytes"].is_valid(), duration, 0),
+        }
+    )
+    wanted = [("duration_ns", "count"), ("bytes", "sum"), ("duration_ns", "sum"), ("duration_ns", "max"), ("sized_ns", "sum")]
+    found = table.group_by(list(_PATH)).aggregate(wanted).sort_by([("duration_ns_sum", "descending")])
+    sized_ns, total_bytes = found["sized_ns_sum"], found["bytes_sum"]
+    known = pc.greater(sized_ns, 0)
+    divisor = pc.if_else(known, sized_ns, 1).cast(pa.float64())
+    sides = [{"HtoD": row["from_memory"], "DtoH": row["to_memory"]}.get(row["direction"]) for row in found.to_pylist()]
+    return pa.table(
+        {name: found[name] for name in _PATH}
+        | {
+            "host_memory": pa.array([side if side in ("pinned", "pageable") else None for side in sides], pa.string()),
+            "count": found["duration_ns_count"],
+            "bytes": total_bytes,
+            "total_us": pc.divide(found["duration_ns_sum"].cast(pa.float64()), 1e3),
+            "max_us": pc.divide(found["duration_ns_max"].cast(pa.float64()), 1e3),
+            "bandwidth_gbs": pc.if_else(known, pc.divide(total_bytes.cast(pa.float64()), divisor), None),
+        }
+    )
+
+
+_KERNELS = """
+    select {rank} kind, backend, name, count(*) as count,
+        sum(end_ns - start_ns)::bigint / 1000 as total_us,
+        sum(end_ns - start_ns)::bigint / count(*) / 1000 as mean_us,
+        min(end_ns - start_ns) / 1000 as min_us,
+        max(end_ns - start_ns) / 1000 as max_us
+    from device_events
+    where kind in ('compute', 'communication')
+    group by all
+    order by {rank} total_us desc, name
+"""
+
+
+def kernels(connection: duckdb.DuckDBPyConnection, *, by_rank: bool = True) -> pa.Table:
+    """One row per kind, backend and name of kernel (and rank), most time first."""
+    return connection.sql(_KERNELS.format(rank="rank," if by_rank else "")).to_arrow_table()
+
+
+def ranks_without_work(breakdown: pa.Table, source: str) -> list[int]:
+    """Ranks whose trace, by one profiler, has no work on a device, as in training on CPUs; ascending."""
+    return sorted(row["rank"] for row in breakdown.to_pylist() if row["source"] == source and not row["busy_us"])
+
+
+def _last_compute_ns(number: NDArray[np.int32], device_events: pa.Table, default: Nanoseconds) -> Nanoseconds:
+    """When the last compute kernel of each iteration ends; the default for an iteration without one."""
+    mine = rows_of(device_events["kind"], "compute") & device_events["iteration"].is_valid().to_numpy()
+    events = device_events.filter(pa.array(mine))
+    order = np.argsort(number, kind="stable")
+    place = order[np.minimum(np.searchsorted(number[order], events["iteration"].to_numpy()), len(number) - 1)]
+    last = default.copy()
+    np.maximum.at(last, place, events["end_ns"].to_numpy())
+    return last

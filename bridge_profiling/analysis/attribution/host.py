@@ -1,0 +1,222 @@
+"""What one rank's host did while it launched nothing: loaded data, saved, waited for the device, copied pageable memory.
+
+Ranges and calls are recognised by name, on the threads that launch compute: another thread, such as a DataLoader's worker,
+delays nothing by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, outermost, rows_of, union
+from bridge_profiling.traces.tables import NULL, to_int64
+
+#: Names of ranges in which a program waits for its data. `enumerate(DataLoader)#…` is torch's, batch-generator Megatron's
+#: timer. A Python frame is named "file(line): function".
+DATA_LOADING = (
+    r"(?<![a-z])(?:data[-_ ]?load(?:er|ing)?|load(?:ing)?[-_ ]?(?:data|batch)|batch[-_ ]?generator|"
+    r"(?:get|next|fetch|read)[-_ ]?(?:micro[-_ ]?)?batch|data[-_ ]?(?:fetch|wait|iter(?:ator)?|time)|input[-_ ]?pipeline)"
+    r"(?![a-z])|torch/utils/data/\S*: (?:__next__|_next_data|_get_data)"
+)
+
+#: Names of ranges in which a program writes a checkpoint. Activation checkpointing is recomputation and does not match.
+CHECKPOINT = (
+    r"(?<![a-z])(?:(?:save|saving|write|writing|async)[-_ ]?(?:a[-_ ])?(?:checkpoint|ckpt|state[-_ ]?dict)(?:s|ing)?|"
+    r"(?:checkpoint|ckpt)[-_ ]?(?:sav(?:e|ing)|writ(?:e|ing)|stall))(?![a-z])|^(?:checkpoint|checkpointing|ckpt)$|"
+    r"torch/serialization\S*: (?:save|_save)|torch/distributed/checkpoint/\S*: \w*save\w*|dist_checkpointing/\S*: \w*save\w*"
+)
+
+#: Calls that return when the device has finished. cudaFree is one of them.
+SYNCHRONIZING = tuple(
+    prefix + name
+    for prefix, names in (
+        ("cuda", ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "Memcpy", "Memcpy2D", "Free", "FreeHost")),
+        ("cu", ("StreamSynchronize", "CtxSynchronize", "EventSynchronize", "MemcpyHtoD_v2", "MemcpyDtoH_v2", "MemFree_v2")),
+        ("hip", ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "Memcpy", "MemcpyWithStream", "Free")),
+    )
+    for name in names
+)
+
+#: Columns of host events that this module reads.
+COLUMNS = ("category", "thread", "name", "start_ns", "end_ns", "operator")
+
+#: A pageable copy of at most so many bytes is staged at once: its cost is the wait for the device, not the copy.
+STAGED_BYTES = 1 << 16
+
+#: A host that records no call and no operator for this long is doing something else than continuing after a wait.
+SILENT_NS = 2_000_000
+
+#: A synchronisation that starts within this time of a copy's call, on the same thread, waits for that copy.
+_AFTER_COPY_NS = 200_000
+
+_RANGES = ("annotation", "operator", "python")
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Named ranges of the launching threads, by start."""
+
+    name: NDArray[np.object_]
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+
+    @property
+    def time(self) -> Intervals:
+        """When the host was in any of them."""
+        return union(self.start_ns, self.end_ns)
+
+    def lasting(self, least_ns: int) -> Ranges:
+        """The ranges that last at least so long."""
+        return self[self.end_ns - self.start_ns >= least_ns]
+
+    def __getitem__(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Ranges:
+        return Ranges(self.name[rows], self.start_ns[rows], self.end_ns[rows])
+
+
+@dataclass(frozen=True)
+class HostActivity:
+    """What the launching threads did.
+
+    Args:
+        data_loading: ranges in which the program waited for data; no range is inside another one.
+        checkpoint: ranges in which it saved, likewise.
+        profiler: the profiler's own work, as the profiler recorded it, likewise.
+        synchronizing: calls that waited for the device.
+        pageable: calls that copied pageable memory, and synchronisations that waited for such a copy.
+        pageable_device: when the device carried such copies out.
+        silent: when the threads recorded no call and no operator for at least `SILENT_NS`.
+    """
+
+    data_loading: Ranges
+    checkpoint: Ranges
+    profiler: Ranges
+    synchronizing: Ranges
+    pageable: Ranges
+    pageable_device: Intervals
+    silent: Intervals
+
+
+def host_activity(host_events: pa.Table, device_events: pa.Table, *, data_loading: str, checkpoint: str) -> HostActivity:
+    """What a rank's launching threads did besides launching.
+
+    Args:
+        host_events: `COLUMNS`.
+        device_events: of the same rank.
+        data_loading: regular expression, found anywhere in the names of data-loading ranges; case is ignored.
+        checkpoint: the same for saving.
+    """
+    computes = rows_of(device_events["kind"], "compute") & device_events["launch_thread"].is_valid().to_numpy()
+    launching = np.unique(to_int64(device_events["launch_thread"])[computes])
+    thread = to_int64(host_events["thread"])
+    # Profilers record their own work on thread 0 if they do not know whose time it takes.
+    here = np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
+    own = rows_of(host_events["category"], "overhead") & (here | (thread == 0))
+    ranges = rows_of(host_events["category"], *_RANGES) & here
+    calls, call_thread = _synchronizing_calls(host_events, here & rows_of(host_events["category"], "runtime"))
+    copies, copy_thread, on_device = _pageable_copies(device_events)
+    of_copies = _follow_copies(calls, call_thread, copies, copy_thread)
+    return HostActivity(
+        data_loading=_matching(host_events, ranges, data_loading),
+        checkpoint=_matching(host_events, ranges, checkpoint),
+        profiler=_outermost(host_events, own),
+        synchronizing=calls[~of_copies],
+        pageable=_joined(copies, calls[of_copies]),
+        pageable_device=on_device,
+        silent=_silent(host_events, here),
+    )
+
+
+def names_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> list[str | None]:
+    """The name of each wanted operator, an id as in `host_events.operator`; None for NULL and for an unknown id."""
+    if not len(wanted):
+        return []
+    ids, own = to_int64(host_events["operator"]), rows_of(host_events["category"], "operator", "annotation")
+    ascending = np.unique(wanted)
+    place = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)
+    rows = np.flatnonzero(own & (ascending[place] == ids) & (ids != NULL))
+    row_of = np.full(len(ascending), -1)
+    row_of[place[rows]] = rows
+    found = row_of[np.searchsorted(ascending, wanted)]
+    return host_events["name"].take(pa.array(found, mask=found < 0)).to_pylist()
+
+
+def _pageable_copies(device_events: pa.Table) -> tuple[Ranges, NDArray[np.int64], Intervals]:
+    """Calls that copied more pageable memory than is staged at once, their threads, and when the device copied."""
+    copies = device_events.filter(pa.array(rows_of(device_events["kind"], "memcpy")))
+    to_device = rows_of(copies["direction"], "HtoD") & rows_of(copies["from_memory"], "pageable")
+    from_device = rows_of(copies["direction"], "DtoH") & rows_of(copies["to_memory"], "pageable")
+    # A copy of unrecorded size counts if it took the device as long as so many bytes would.
+    size = to_int64(copies["bytes"])
+    took = to_int64(copies["end_ns"]) - to_int64(copies["start_ns"])
+    large = np.where(size == NULL, took > STAGED_BYTES // 10, size > STAGED_BYTES)
+    copies = copies.filter(pa.array((to_device | from_device) & large))
+    on_device = union(to_int64(copies["start_ns"]), to_int64(copies["end_ns"]))
+    copies = copies.filter(copies["launch_start_ns"].is_valid())
+    start, end, thread = (to_int64(copies[name]) for name in ("launch_start_ns", "launch_end_ns", "launch_thread"))
+    order = np.argsort(start, kind="stable")
+    names = np.array(["a copy of pageable memory"] * len(start), object)
+    return Ranges(names, start[order], end[order]), thread[order], on_device
+
+
+def _synchronizing_calls(host_events: pa.Table, runtime: NDArray[np.bool_]) -> tuple[Ranges, NDArray[np.int64]]:
+    """Calls that wait for the device, named with the operator that made them, and their threads."""
+    found = host_events.filter(pa.array(runtime & rows_of(host_events["name"], *SYNCHRONIZING)))
+    operators = names_of_operators(host_events, to_int64(found["operator"]))
+    names = [
+        call if operator is None else f"{call} in {operator}"
+        for call, operator in zip(found["name"].to_pylist(), operators, strict=True)
+    ]
+    ranges = Ranges(np.array(names, object), to_int64(found["start_ns"]), to_int64(found["end_ns"]))
+    return ranges, to_int64(found["thread"])
+
+
+def _follow_copies(
+    calls: Ranges, call_thread: NDArray[np.int64], copies: Ranges, copy_thread: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which synchronisations directly follow a pageable copy on their thread."""
+    found = np.zeros(len(call_thread), bool)
+    for thread in np.unique(copy_thread):
+        ends = np.sort(copies.end_ns[copy_thread == thread])
+        mine = np.flatnonzero(call_thread == thread)
+        start = calls.start_ns[mine]
+        last = np.searchsorted(ends, start, side="right") - 1
+        found[mine] = (last >= 0) & (start - ends[np.maximum(last, 0)] <= _AFTER_COPY_NS)
+    return found
+
+
+def _silent(host_events: pa.Table, here: NDArray[np.bool_]) -> Intervals:
+    """Pauses between the records of launching threads, which are sorted by start."""
+    rows = here & rows_of(host_events["category"], "runtime", "operator")
+    begin = np.maximum.accumulate(to_int64(host_events["end_ns"])[rows])[:-1]
+    end = to_int64(host_events["start_ns"])[rows][1:]
+    pauses = end - begin >= SILENT_NS
+    return Intervals(begin[pauses], end[pauses])
+
+
+def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -> Ranges:
+    """The outermost of the ranges whose name matches. Compares each distinct name once."""
+    pattern = re.compile(expression, re.IGNORECASE)
+    names = host_events["name"].unique().to_pylist()
+    matching = [name for name in names if name is not None and pattern.search(name)]
+    if not matching:
+        return Ranges(np.empty(0, object), EMPTY.start_ns, EMPTY.end_ns)
+    return _outermost(host_events, rows & rows_of(host_events["name"], *matching))
+
+
+def _outermost(host_events: pa.Table, rows: NDArray[np.bool_]) -> Ranges:
+    found = host_events.filter(pa.array(rows))
+    start, end = to_int64(found["start_ns"]), to_int64(found["end_ns"])
+    order = np.lexsort((-end, start))
+    ranges = Ranges(np.array(found["name"].to_pylist(), object), start, end)[order]
+    return ranges[outermost(ranges.end_ns)]
+
+
+def _joined(one: Ranges, other: Ranges) -> Ranges:
+    both = (np.concatenate(pair) for pair in zip(vars(one).values(), vars(other).values(), strict=True))
+    ranges = Ranges(*both)
+    return ranges[np.argsort(ranges.start_ns, kind="stable")]

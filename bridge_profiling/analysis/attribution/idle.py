@@ -1,0 +1,498 @@
+"""Why one rank's device did not compute.
+
+`idle_gaps` judges each gap between compute by the compute kernel that ends it:
+
+- launch-starved: until the host call that launches that kernel returns, or until the kernel starts if that is earlier. A gap
+  that no compute kernel ends is starved to its end. A kernel without a recorded launch never starves.
+- blocked: the rest of the gap, if the kernel had to wait for something that ended after the gap started: communication or a
+  copy before it on its own stream, or on a stream that its stream waited for.
+- dependency-stalled: the rest of the gap otherwise.
+
+nsys records in part which stream waits for which; Kineto only with CUDA synchronisation events. Without a record, a kernel is
+assumed to have waited for the communication or copy that ended last before it started, if that was within `PROMPT_NS`, and if
+the host made some stream wait after it launched the one and before it launched the other.
+
+`idle_causes` cuts starved time further, by what the host did. Each nanosecond belongs to one cause:
+
+- starved_beside_communication: communication ran, and ended before the next kernel started. Neither the host nor communication
+  alone is responsible. If the host was in a call that waited for the device, the time is blocked_by_communication instead.
+- checkpoint_stall, data_loading: a launching thread was in such a range (`host`). In a data-loading range, the time in the call
+  of a copy or synchronisation belongs to that call.
+- profiler: the profiler recorded that it did work of its own.
+- host_sync, pageable_copy: time in such a call, and after it. A call that holds the host for D delays everything launched after
+  it by D. So of the starved time up to the next such call, at most the first D belong to it. Delays are not added up. A host
+  that then records nothing for long does something else: that time does not belong to the call.
+- small_kernels: the kernel that ends the gap is in a run of kernels that on average take the device less time than launching
+  one takes the host. Dependency-stalled time before such a kernel belongs here too.
+- host_launch: the rest. The host was late for no recorded reason.
+
+Blocked time is cut by what ran: communication or copies, and of these pageable ones (pageable_copy) and copies within the
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.analysis.attribution.device import DeviceWork, IdleGaps, Spans, Windows
+from bridge_profiling.analysis.attribution.host import (
+    CHECKPOINT,
+    DATA_LOADING,
+    HostActivity,
+    Ranges,
+    host_activity,
+    names_of_operators,
+)
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
+from bridge_profiling.analysis.questions import Answer
+from bridge_profiling.traces.joins import taken
+from bridge_profiling.traces.tables import NULL, to_int64
+from bridge_profiling.traces.types import Caveat
+
+#: A kernel that waited starts this soon after what it waited for; 2 to 4 µs are usual on an H200.
+PROMPT_NS = 10_000
+
+#: Host calls that make a stream wait.
+WAIT_CALLS = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")
+
+#: Least time that launching a kernel takes the host; 4.5 to 6 µs on a host of H200s.
+LAUNCH_NS = 5_000
+
+#: Kernels in a row whose mean duration decides whether a host can keep ahead of them.
+_RUN = 32
+
+#: A shorter call delays the host too little to matter.
+HELD_NS = 20_000
+
+#: Names per cause and iteration that get a row each; the others share one row without a name.
+_NAMES = 5
+
+#: Ranges per iteration with a loss of their own; the last one includes those after it.
+_RANGES = 256
+
+
+class Cause(StrEnum):
+    """Why a device did not compute."""
+
+    data_loading = "data_loading"
+    host_sync = "host_sync"
+    pageable_copy = "pageable_copy"
+    checkpoint_stall = "checkpoint_stall"
+    profiler = "profiler"
+    small_kernels = "small_kernels"
+    host_launch = "host_launch"
+    starved_beside_communication = "starved_beside_communication"
+    blocked_by_communication = "blocked_by_communication"
+    blocked_by_copy = "blocked_by_copy"
+    blocked_by_device_copy = "blocked_by_device_copy"
+    dependency_stalled = "dependency_stalled"
+
+
+#: Causes that ranks can lose time to in turns: one rank in one range, another in the next.
+_IN_TURNS = (Cause.data_loading, Cause.checkpoint_stall)
+
+
+def gaps(
+    device_events: pa.Table, wait_calls: pa.Table, synchronizations: pa.Table, work: DeviceWork, windows: Windows
+) -> IdleGaps:
+    """When the device did not compute, from the first event or window to the last.
+
+    Args:
+        device_events: of one rank.
+        wait_calls: host events with `name`, `start_ns` and `correlation`; only `WAIT_CALLS` are read.
+        synchronizations: `traces.tables.SYNCHRONIZATIONS`.
+        work: of the device.
+        windows: of the iterations.
+    """
+    starts = np.concatenate((work.span.start_ns, windows.start_ns))
+    ends = np.concatenate((work.span.end_ns, windows.end_ns))
+    found = window(int(starts.min()), int(ends.max())) - work.compute if len(starts) else EMPTY
+    events = _Events(device_events)
+    waits = _recorded_waits(synchronizations)
+    unrecorded = len(np.unique(events.stream[events.stream != NULL])) > 1 and not waits.num_rows
+    if not len(found):
+        return IdleGaps(EMPTY, np.empty(0, np.int64), EMPTY, EMPTY, EMPTY, unrecorded)
+    begin, end = found.start_ns, found.end_ns
+    next_kernel = events.compute_starting_at(end)
+    launched = np.clip(np.where(next_kernel >= 0, taken(events.launched_ns, next_kernel), end), begin, end)
+    waited_until = taken(events.waited_until_ns(waits), next_kernel)
+    likely_until = events.likely_waited_until_ns(next_kernel, _unrecorded_waits_ns(wait_calls, waits))
+    blocked = np.maximum(waited_until, likely_until) > begin
+    return IdleGaps(
+        gaps=found,
+        next_kernel=next_kernel,
+        launch_starved=union(begin, launched),
+        blocked=union(launched[blocked], end[blocked]),
+        dependency_stalled=union(launched[~blocked], end[~blocked]),
+        waits_unrecorded=unrecorded,
+    )
+
+
+def idle_gaps(gaps: IdleGaps, spans: Spans) -> Answer:
+    """One row per window: its time without compute, and the three parts that add up to it."""
+    start, end = spans.start_ns, spans.end_ns
+    parts = [each.within_ns(start, end) for each in (gaps.launch_starved, gaps.blocked, gaps.dependency_stalled)]
+    table = pa.table(
+        {
+            "iteration": spans.iteration,
+            "duration_us": (end - start) / 1e3,
+            "non_compute_us": sum(parts) / 1e3,
+            "launch_starved_us": parts[0] / 1e3,
+            "blocked_us": parts[1] / 1e3,
+            "dependency_stalled_us": parts[2] / 1e3,
+        }
+    )
+    if not gaps.waits_unrecorded:
+        return Answer(table)
+    text = (
+        "the capture does not record which stream waits for which: what a kernel waited for on another stream is inferred from "
+        "times and calls, and counts as dependency-stalled if that is unclear"
+    )
+    return Answer(table, (Caveat("stream_waits_unrecorded", text),))
+
+
+def idle_causes(
+    gaps: IdleGaps,
+    device_events: pa.Table,
+    host_events: pa.Table,
+    spans: Spans,
+    *,
+    data_loading: str = DATA_LOADING,
+    checkpoint: str = CHECKPOINT,
+) -> pa.Table:
+    """One row per window, cause and name, most time first. A cause's rows add up to its time.
+
+    Columns: iteration; between: whether the row is about the time from the end of that iteration's window to the start of the
+    next one; cause; name: of the range or call, else "before" the operator that launched the next kernel, null for the names
+    that cost less than others; count: gaps, or pieces of them; start_ns: of the longest; lost_us: time without compute; calls
+    and host_us: ranges or calls of that name that started in the window (of those that wait for the device, only those of at
+    least `HELD_NS`) and the launching threads' time in them, null if only gaps show the cause; lost_each_us: of data loading
+    and saving, on the first of the cause's rows, the loss in each range, in order.
+    """
+    host = host_activity(host_events, device_events, data_loading=data_loading, checkpoint=checkpoint)
+    evidence = {
+        Cause.data_loading: host.data_loading,
+        Cause.checkpoint_stall: host.checkpoint,
+        Cause.profiler: host.profiler,
+        Cause.host_sync: host.synchronizing.lasting(HELD_NS),
+        Cause.pageable_copy: host.pageable,
+    }
+    numbers, begins, ends = spans.iteration.to_pylist(), spans.start_ns.tolist(), spans.end_ns.tolist()
+    windows = [(number, False, begin, end) for number, begin, end in zip(numbers, begins, ends, strict=True)]
+    windows += [(number, True, end, begin) for number, end, begin in zip(numbers[:-1], ends[:-1], begins[1:], strict=True)]
+    launchers = _launchers(gaps, device_events, host_events)
+    rows: list[dict[str, object]] = []
+    for cause, time in _times_by_cause(gaps, device_events, host).items():
+        ranges = evidence.get(cause)
+        pieces = _in_gaps(time, gaps, *launchers) if ranges is None else _in_ranges(time, ranges)
+        for number, between, begin, end in windows:
+            mine = list(pieces.by_name(begin, end))
+            if mine and cause in _IN_TURNS:
+                mine[0]["lost_each_us"] = pieces.each_us(begin, end)
+            rows += [{"iteration": number, "between": between, "cause": str(cause), **row} for row in mine]
+    return pa.Table.from_pylist(rows, schema=_IDLE_CAUSES)
+
+
+_IDLE_CAUSES = pa.schema(
+    [
+        ("iteration", pa.int32()),
+        ("between", pa.bool_()),
+        ("cause", pa.string()),
+        ("name", pa.string()),
+        ("count", pa.int64()),
+        ("start_ns", pa.int64()),
+        ("lost_us", pa.float64()),
+        ("calls", pa.int64()),
+        ("host_us", pa.float64()),
+        ("lost_each_us", pa.list_(pa.float32())),
+    ]
+)
+
+
+class _Events:
+    """A rank's device events as arrays, and what the kernels among them waited for."""
+
+    def __init__(self, device_events: pa.Table) -> None:
+        self.start_ns, self.end_ns = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+        # An unrecorded launch comes before everything, so that it starves no kernel.
+        self.launched_ns = to_int64(device_events["launch_end_ns"])
+        self.launching_ns = to_int64(device_events["launch_start_ns"])
+        self.correlation = to_int64(device_events["correlation"])
+        self.stream = to_int64(device_events["stream"])
+        self.computes = rows_of(device_events["kind"], "compute")
+        self.device = to_int64(device_events["device"], 0)
+
+    def compute_starting_at(self, time_ns: Nanoseconds) -> NDArray[np.int64]:
+        """Row of the compute kernel that starts then, of several the one launched first; -1 if none does."""
+        rows = np.flatnonzero(self.computes & (self.end_ns > self.start_ns))
+        rows = rows[np.lexsort((self.launched_ns[rows], self.start_ns[rows]))]
+        if not len(rows):
+            return np.full(len(time_ns), -1)
+        found = rows[np.minimum(np.searchsorted(self.start_ns[rows], time_ns), len(rows) - 1)]
+        return np.where(self.start_ns[found] == time_ns, found, -1)
+
+    def waited_until_ns(self, waits: pa.Table) -> Nanoseconds:
+        """End of the last event that each event is known to have waited for, by its stream's order or a stream wait."""
+        until = self._end_of_stream_before_ns()
+        for rows, ended in self._stream_waits(waits):
+            np.maximum.at(until, rows, ended)
+        return until
+
+    def likely_waited_until_ns(self, kernel: NDArray[np.int64], wait_calls_ns: Nanoseconds) -> Nanoseconds:
+        """End of what each kernel probably waited for on another stream; NULL for none.
+
+        Args:
+            kernel: rows; -1 for none.
+            wait_calls_ns: when the host made streams wait for something unrecorded, ascending.
+        """
+        others = np.flatnonzero(~self.computes & (self.launched_ns != NULL))
+        others = others[np.argsort(self.end_ns[others], kind="stable")]
+        if not len(others) or not len(self.start_ns):
+            return np.full(len(kernel), NULL)
+        start = taken(self.start_ns, kernel)
+        last = np.searchsorted(self.end_ns[others], start, side="right") - 1
+        other = others[np.maximum(last, 0)]
+        calls_before_kernel = np.searchsorted(wait_calls_ns, taken(self.launching_ns, kernel))
+        called = calls_before_kernel - np.searchsorted(wait_calls_ns, self.launched_ns[other]) > 0
+        elsewhere = self.stream[other] != taken(self.stream, kernel)
+        here = self.device[other] == taken(self.device, kernel)
+        prompt = start - self.end_ns[other] <= PROMPT_NS
+        waited = (kernel >= 0) & (last >= 0) & called & elsewhere & here & prompt
+        return np.where(waited, self.end_ns[other], NULL)
+
+    def _end_of_stream_before_ns(self) -> Nanoseconds:
+        """When the work before each event on its stream ended."""
+        order = np.lexsort((self.start_ns, self.stream, self.device))
+        changes = (np.diff(self.stream[order]) != 0) | (np.diff(self.device[order]) != 0)
+        before = np.full(len(order), NULL)
+        for rows in np.split(order, np.flatnonzero(changes) + 1):
+            before[rows[1:]] = np.maximum.accumulate(self.end_ns[rows])[:-1]
+        return before
+
+    def _stream_waits(self, waits: pa.Table) -> Iterator[tuple[NDArray[np.int64], Nanoseconds]]:
+        """Events of each stream that waited, and when what they waited for ended.
+
+        Correlations count a process's calls: they say what was enqueued before the event was recorded, and after the wait.
+        """
+        stream, wait, producer, record = (
+            waits[name].to_numpy() for name in ("stream", "correlation", "producer_stream", "producer_correlation")
+        )
+        ended = np.full(len(wait), NULL)
+        enqueued = {number: self._enqueued(number) for number in np.unique(np.concatenate((stream, producer)))}
+        for number in np.unique(producer):
+            rows, mine = enqueued[number], np.flatnonzero(producer == number)
+            until = np.concatenate(([NULL], np.maximum.accumulate(self.end_ns[rows])))
+            ended[mine] = until[np.searchsorted(self.correlation[rows], record[mine])]
+        for number in np.unique(stream):
+            rows, mine = enqueued[number], np.flatnonzero(stream == number)
+            mine = mine[np.argsort(wait[mine], kind="stable")]
+            first = np.searchsorted(self.correlation[rows], wait[mine], side="right")
+            # If an event after the wait started before the end of what it waited for, it waited for something else.
+            begins = np.append(self.start_ns[rows], np.iinfo(np.int64).max)
+            real = ended[mine] <= begins[first]
+            until = np.concatenate(([NULL], np.maximum.accumulate(np.where(real, ended[mine], NULL))))
+            yield rows, until[np.searchsorted(wait[mine], self.correlation[rows])]
+
+    def _enqueued(self, stream: int) -> NDArray[np.int64]:
+        """Rows of a stream in the order in which the host enqueued them."""
+        rows = np.flatnonzero((self.stream == stream) & (self.correlation != NULL))
+        return rows[np.argsort(self.correlation[rows], kind="stable")]
+
+
+def _recorded_waits(synchronizations: pa.Table) -> pa.Table:
+    """Waits of streams for one another that the capture records completely."""
+    resolved = rows_of(synchronizations["kind"], "stream_wait_event")
+    for name in ("stream", "correlation", "producer_stream", "producer_correlation"):
+        resolved &= synchronizations[name].is_valid().to_numpy()
+    return synchronizations.filter(pa.array(resolved))
+
+
+def _unrecorded_waits_ns(host_events: pa.Table, waits: pa.Table) -> Nanoseconds:
+    """When the host made streams wait for something that the capture does not record; ascending."""
+    calls = host_events.filter(pa.array(rows_of(host_events["name"], *WAIT_CALLS)))
+    recorded = np.isin(to_int64(calls["correlation"]), waits["correlation"].to_numpy())
+    return np.sort(calls["start_ns"].to_numpy()[~recorded])
+
+
+def _times_by_cause(gaps: IdleGaps, device_events: pa.Table, host: HostActivity) -> dict[Cause, Intervals]:
+    """The time of every cause; the sets are disjoint and together are the gaps."""
+    start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+    communicates, copies = rows_of(device_events["kind"], "communication"), rows_of(device_events["kind"], "memcpy")
+    ended_in_gap = communicates & (gaps.gaps.within_ns(end - 1, end) > 0)
+    while_communicating = gaps.launch_starved & union(start[ended_in_gap], end[ended_in_gap])
+    waiting_call = while_communicating & host.synchronizing.time
+    times = {Cause.starved_beside_communication: while_communicating - waiting_call}
+    left = gaps.launch_starved - while_communicating
+
+    def take(cause: Cause, time: Intervals) -> None:
+        nonlocal left
+        if not len(time):
+            times.setdefault(cause, EMPTY)
+            return
+        times[cause] = times.get(cause, EMPTY) | (left & time)
+        left = left - time
+
+    take(Cause.checkpoint_stall, host.checkpoint.time)
+    take(Cause.profiler, host.profiler.time)
+    take(Cause.pageable_copy, host.pageable.time)
+    take(Cause.host_sync, host.synchronizing.time)
+    take(Cause.data_loading, host.data_loading.time)
+    small = np.append(_in_small_runs(device_events), False)[gaps.next_kernel]
+    before_small = Intervals(gaps.gaps.start_ns[small], gaps.gaps.end_ns[small])
+    take(Cause.small_kernels, before_small)
+    stops = {Cause.host_sync: host.synchronizing.lasting(HELD_NS), Cause.pageable_copy: host.pageable.lasting(HELD_NS)}
+    for cause, time in _delayed_by(stops, left - host.silent).items():
+        take(cause, time - host.silent)
+    times[Cause.host_launch] = left
+    by_copy = _by_copy(gaps.blocked, union(start[communicates], end[communicates]), union(start[copies], end[copies]))
+    times[Cause.blocked_by_communication] = (gaps.blocked - by_copy) | waiting_call
+    times[Cause.pageable_copy] |= by_copy & host.pageable_device
+    within = copies & rows_of(device_events["direction"], "DtoD")
+    times[Cause.blocked_by_device_copy] = (by_copy - host.pageable_device) & union(start[within], end[within])
+    times[Cause.blocked_by_copy] = by_copy - host.pageable_device - times[Cause.blocked_by_device_copy]
+    times[Cause.small_kernels] |= gaps.dependency_stalled & before_small
+    times[Cause.dependency_stalled] = gaps.dependency_stalled - before_small
+    return times
+
+
+def _in_small_runs(device_events: pa.Table) -> NDArray[np.bool_]:
+    """Which compute kernels are in a run of kernels that take the device less time than launching them takes the host."""
+    found = np.zeros(device_events.num_rows, bool)
+    rows = np.flatnonzero(rows_of(device_events["kind"], "compute"))
+    start, end = (device_events[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    if len(rows) < _RUN:
+        return found
+    order = np.argsort(start, kind="stable")
+    sums = np.concatenate(([0], np.cumsum((end - start)[order])))
+    small_run = (sums[_RUN:] - sums[:-_RUN]) < _RUN * LAUNCH_NS
+    # A kernel is in such a run if any of the runs that contain it is one.
+    begins = np.concatenate(([0], np.cumsum(small_run)))
+    place = np.arange(len(rows))
+    first, last = np.maximum(place - _RUN + 1, 0), np.minimum(place, len(small_run) - 1)
+    found[rows[order]] = (begins[last + 1] - begins[first]) > 0
+    return found
+
+
+def _delayed_by(stops: Mapping[Cause, Ranges], left: Intervals) -> dict[Cause, Intervals]:
+    """Starved time that calls delayed: after each call as much as it held the host, until the next one."""
+    start = np.concatenate([ranges.start_ns for ranges in stops.values()])
+    end = np.concatenate([ranges.end_ns for ranges in stops.values()])
+    cause = np.repeat(np.arange(len(stops)), [len(ranges.start_ns) for ranges in stops.values()])
+    order = np.argsort(end, kind="stable")
+    start, end, cause = start[order], end[order], cause[order]
+    if not len(end) or not len(left):
+        return {}
+    next_start = np.append(np.maximum(start[1:], end[:-1]), np.iinfo(np.int64).max)
+    until = np.minimum(_when(left, left.before_ns(end) + (end - start)), next_start)
+    return {name: union(end[cause == place], until[cause == place]) for place, name in enumerate(stops)}
+
+
+def _when(intervals: Intervals, amount_ns: Nanoseconds) -> Nanoseconds:
+    """When each amount of a set has passed; the set's end if it holds less."""
+    lengths = np.cumsum(intervals.end_ns - intervals.start_ns)
+    place = np.minimum(np.searchsorted(lengths, amount_ns), len(lengths) - 1)
+    return intervals.end_ns[place] - np.maximum(lengths[place] - amount_ns, 0)
+
+
+def _by_copy(blocked: Intervals, communication: Intervals, copies: Intervals) -> Intervals:
+    """Blocked time due to copies and no communication. An interval without communication belongs to its copies as a whole."""
+    alone = (blocked & copies) - communication
+    communicating = communication.within_ns(blocked.start_ns, blocked.end_ns)
+    whole = (communicating == 0) & (copies.within_ns(blocked.start_ns, blocked.end_ns) > 0)
+    return alone | Intervals(blocked.start_ns[whole], blocked.end_ns[whole])
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Intervals of a cause and the ranges that show it, each with an index into the names.
+
+    Args:
+        names: None stands for anything without a name.
+        time: the intervals.
+        code: index of each interval's name.
+        ranges: None if gaps alone show the cause.
+        range_code: index of each range's name.
+    """
+
+    names: Sequence[str | None]
+    time: Intervals
+    code: NDArray[np.int64]
+    ranges: Ranges | None
+    range_code: NDArray[np.int64]
+
+    def by_name(self, start_ns: int, end_ns: int) -> Iterator[dict[str, object]]:
+        """A row for each of the names with most time between two moments, and one for the others."""
+        begin, length, code = _between(self.time.start_ns, self.time.end_ns, self.code, start_ns, end_ns)
+        lost = np.bincount(code, weights=length, minlength=len(self.names))
+        host, calls = self._on_the_host(start_ns, end_ns)
+        order = np.lexsort((-host, -lost))
+        order = order[(lost[order] > 0) | (host[order] > 0)]
+        for codes in [*([each] for each in order[:_NAMES].tolist()), order[_NAMES:].tolist()]:
+            if not codes:
+                continue
+            mine = np.flatnonzero(np.isin(code, codes))
+            yield {
+                "name": self.names[codes[0]] if len(codes) == 1 else None,
+                "count": len(mine),
+                "start_ns": int(begin[mine[np.argmax(length[mine])]]) if len(mine) else None,
+                "lost_us": float(lost[codes].sum()) / 1e3,
+                "calls": None if self.ranges is None else int(calls[codes].sum()),
+                "host_us": None if self.ranges is None else float(host[codes].sum()) / 1e3,
+            }
+
+    def each_us(self, start_ns: int, end_ns: int) -> list[float]:
+        """The loss in each range that starts between two moments, in order."""
+        if self.ranges is None:
+            return []
+        began = (self.ranges.start_ns >= start_ns) & (self.ranges.start_ns < end_ns)
+        lost = self.time.within_ns(self.ranges.start_ns[began], self.ranges.end_ns[began]) / 1e3
+        return [*lost[: _RANGES - 1].tolist(), *([float(lost[_RANGES - 1 :].sum())] if len(lost) >= _RANGES else [])]
+
+    def _on_the_host(self, start_ns: int, end_ns: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Time in the ranges of each name between two moments, and how many started there."""
+        if self.ranges is None:
+            return np.zeros(len(self.names)), np.zeros(len(self.names), np.int64)
+        begin, end = self.ranges.start_ns, self.ranges.end_ns
+        _, spent, code = _between(begin, end, self.range_code, start_ns, end_ns)
+        began = self.range_code[(begin >= start_ns) & (begin < end_ns)]
+        host = np.bincount(code, weights=spent.astype(np.float64), minlength=len(self.names)).astype(np.float64)
+        return host, np.bincount(began, minlength=len(self.names)).astype(np.int64)
+
+
+def _launchers(gaps: IdleGaps, device_events: pa.Table, host_events: pa.Table) -> tuple[list[str | None], NDArray[np.int64]]:
+    """Distinct names of the operators that launched the kernels which end the gaps, and the index of each gap's."""
+    operator = np.append(to_int64(device_events["operator"]), NULL)[gaps.next_kernel]
+    ids, code = np.unique(operator, return_inverse=True)
+    names = names_of_operators(host_events, ids)
+    index = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    before = [None if name is None else f"before {name}" for name in index]
+    return before, np.array([index[name] for name in names], np.int64)[code]
+
+
+def _in_gaps(time: Intervals, gaps: IdleGaps, names: Sequence[str | None], launched_by: NDArray[np.int64]) -> _Pieces:
+    code = launched_by[np.searchsorted(gaps.gaps.end_ns, time.end_ns)]
+    return _Pieces(names, time, code, None, np.empty(0, np.int64))
+
+
+def _in_ranges(time: Intervals, ranges: Ranges) -> _Pieces:
+    if not len(ranges.name):
+        return _Pieces([None], time, np.zeros(len(time), np.int64), None, np.empty(0, np.int64))
+    names, codes = np.unique(ranges.name.astype(str), return_inverse=True)
+    # Time in a range belongs to the last one that started; time after a call, to the call before it.
+    last = np.maximum(np.searchsorted(ranges.start_ns, time.start_ns, side="right") - 1, 0)
+    return _Pieces(names.tolist(), time, codes[last], ranges, codes)
+
+
+def _between(
+    start: Nanoseconds, end: Nanoseconds, code: NDArray[np.int64], start_ns: int, end_ns: int
+) -> tuple[Nanoseconds, Nanoseconds, NDArray[np.int64]]:
+    """Starts, lengths and codes of what is between two moments, cut there."""
+    mine = (end > start_ns) & (start < end_ns)
+    begin = np.maximum(start[mine], start_ns)
+    return begin, np.minimum(end[mine], end_ns) - begin, code[mine]

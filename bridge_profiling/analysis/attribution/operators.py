@@ -1,0 +1,142 @@
+"""Host operators of one rank, and the units of a sharded model: how often they run, and at what cost."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from bridge_profiling.analysis.intervals import parents, rows_of, self_times_ns
+from bridge_profiling.traces.tables import NULL, to_int64
+
+#: Categories of host ranges that `operators` accepts.
+CATEGORIES = ("operator", "annotation", "runtime", "python")
+
+#: A step and its unit, as fully_shard names its ranges and `integrations.communication_ranges` those of libraries without any.
+#: With several parameter groups in a module, fully_shard appends the group's size.
+_STEP = re.compile(r"(?:FSDP|ZeRO)::(all_gather|post_backward_reduce|reduce)(?: \((.*?)\))?(?: \[pg=\d+\])?")
+
+_UNITS = pa.schema(
+    [
+        ("unit", pa.string()),
+        ("step", pa.string()),
+        ("count", pa.int64()),
+        ("host_us", pa.float64()),
+        ("communication_count", pa.int64()),
+        ("device_us", pa.float64()),
+    ]
+)
+
+
+def operators(
+    host_events: pa.Table, device_events: pa.Table, *, category: str = "operator", shapes: bool = False, stacks: bool = False
+) -> pa.Table:
+    """One row per name (and input shapes, and call stack; null if not recorded), most own time first.
+
+    `total_us` adds up the calls' durations, `self_us` is without the ranges of the same category directly inside, and
+    `device_us` adds up the device events launched inside, but in no operator or annotation further in.
+    """
+    keys = ["name", *(["shapes"] if shapes else []), *(["stack"] if stacks else [])]
+    events = host_events.filter(pa.array(rows_of(host_events["category"], category)))
+    thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
+    table = pa.table(
+        {key: events[key].cast(pa.string()) for key in keys}
+        | {
+            "duration_ns": end - start,
+            "self_ns": self_times_ns(parents(thread, start, end), start, end),
+            "device_ns": _device_ns(events["operator"], device_events) if category != "runtime" else np.zeros(len(start), int),
+        }
+    )
+    wanted = [("duration_ns", "count"), *((name, "sum") for name in ("self_ns", "duration_ns", "device_ns"))]
+    found = table.group_by(keys).aggregate([*wanted, ("duration_ns", "max")])
+    found = found.sort_by([("self_ns_sum", "descending"), *((key, "ascending") for key in keys)])
+
+    def microseconds(name: str) -> pa.ChunkedArray:
+        return pc.divide(found[name].cast(pa.float64()), 1e3)
+
+    count = found["duration_ns_count"]
+    return pa.table(
+        {key: found[key] for key in keys}
+        | {
+            "count": count,
+            "self_us": microseconds("self_ns_sum"),
+            "total_us": microseconds("duration_ns_sum"),
+            "mean_us": pc.divide(microseconds("duration_ns_sum"), count.cast(pa.float64())),
+            "max_us": microseconds("duration_ns_max"),
+            "device_us": microseconds("device_ns_sum"),
+        }
+    )
+
+
+def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
+    """Communication of a sharded model, one row per FSDP unit or ZeRO step, most device time first, then most host time.
+
+    Returns:
+        `unit` (a module's name; empty for the root's, or if everything is sent at once), `step` (`all_gather` or `reduce`),
+        `count` and `host_us` of its ranges, `communication_count` and `device_us` of the device events launched in them.
+        `device_us` is null without such events: on a CPU, the host's time is that of the communication.
+    """
+    annotations = host_events.filter(pa.array(rows_of(host_events["category"], "annotation")))
+    steps = {name: match for name in annotations["name"].unique().to_pylist() if (match := _STEP.fullmatch(name or ""))}
+    chosen = annotations.filter(pa.array(rows_of(annotations["name"], *steps)))
+    thread, start, end = (chosen[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
+    launched, device_ns = _communication_inside(thread, start, end, device_events)
+    found: dict[tuple[str, str], list[int]] = {}
+    for row, name in enumerate(chosen["name"].to_pylist()):
+        step = "all_gather" if steps[name][1] == "all_gather" else "reduce"
+        sums = found.setdefault((steps[name][2] or "", step), [0, 0, 0, 0])
+        for place, value in enumerate((1, int(end[row] - start[row]), int(launched[row]), int(device_ns[row]))):
+            sums[place] += value
+    rows = [
+        {
+            "unit": unit,
+            "step": step,
+            "count": count,
+            "host_us": host_ns / 1e3,
+            "communication_count": communication,
+            "device_us": spent_ns / 1e3 if communication else None,
+        }
+        for (unit, step), (count, host_ns, communication, spent_ns) in sorted(
+            found.items(), key=lambda item: (-item[1][3], -item[1][1], item[0])
+        )
+    ]
+    return pa.Table.from_pylist(rows, schema=_UNITS)
+
+
+def _device_ns(operator: pa.ChunkedArray, device_events: pa.Table) -> NDArray[np.int64]:
+    """Device time that each operator launched itself."""
+    launched = device_events.filter(device_events["operator"].is_valid())
+    ids = operator.fill_null(-1).to_numpy()
+    spent = np.zeros(len(ids), np.int64)
+    if not len(ids):
+        return spent
+    order = np.argsort(ids, kind="stable")
+    wanted = launched["operator"].to_numpy()
+    place = order[np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)]
+    mine = ids[place] == wanted
+    duration = launched["end_ns"].to_numpy() - launched["start_ns"].to_numpy()
+    np.add.at(spent, place[mine], duration[mine])
+    return spent
+
+
+def _communication_inside(
+    thread: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64], device_events: pa.Table
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many communication events were launched in each range on its thread, and how long they took."""
+    count, spent = np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
+    events = device_events.filter(pa.array(rows_of(device_events["kind"], "communication")))
+    launched_on, launched_at = to_int64(events["launch_thread"]), to_int64(events["launch_start_ns"])
+    duration = events["end_ns"].to_numpy() - events["start_ns"].to_numpy()
+    for one in np.unique(thread):
+        # Steps of one thread do not nest.
+        rows = np.flatnonzero(thread == one)
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        mine = np.flatnonzero((launched_on == one) & (launched_at != NULL))
+        place = np.searchsorted(start[rows], launched_at[mine], side="right") - 1
+        inside = (place >= 0) & (launched_at[mine] < end[rows[place]])
+        np.add.at(count, rows[place[inside]], 1)
+        np.add.at(spent, rows[place[inside]], duration[mine[inside]])
+    return count, spent

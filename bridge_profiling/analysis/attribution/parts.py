@@ -1,0 +1,167 @@
+"""One rank's typical iteration, and the parts that add up to its duration.
+
+Medians of parts do not add up to the median of the whole. So the parts are those of the median iteration: the middle one by
+duration, or the mean of the middle two if their number is even.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.questions import Answer
+from bridge_profiling.traces.types import Caveat
+
+#: With fewer iterations than this, boundary ones count too, since few or none would be left.
+ENOUGH_ITERATIONS = 3
+
+#: The part that each idle cause belongs to.
+PART_OF_CAUSE = {
+    Cause.data_loading: "data_loading_us",
+    Cause.host_sync: "host_sync_us",
+    Cause.pageable_copy: "pageable_copy_us",
+    Cause.checkpoint_stall: "checkpoint_us",
+    Cause.profiler: "profiler_us",
+    Cause.small_kernels: "small_kernels_us",
+    Cause.host_launch: "host_launch_us",
+    Cause.starved_beside_communication: "communication_us",
+    Cause.blocked_by_communication: "communication_us",
+    Cause.blocked_by_copy: "copy_us",
+    Cause.blocked_by_device_copy: "copy_us",
+    Cause.dependency_stalled: "dependency_stalled_us",
+}
+
+#: Parts by cause. `communication_us` is without waiting for other ranks, as far as that is known.
+BY_CAUSE = (
+    "compute_us",
+    "communication_us",
+    "waiting_us",
+    "data_loading_us",
+    "host_launch_us",
+    "small_kernels_us",
+    "host_sync_us",
+    "pageable_copy_us",
+    "copy_us",
+    "checkpoint_us",
+    "profiler_us",
+    "dependency_stalled_us",
+)
+
+#: Parts by what ran on the device; `copying_us`: copies and memsets, and nothing else.
+BY_ACTIVITY = ("compute_us", "exposed_communication_us", "copying_us", "idle_us")
+
+_COLUMNS = ("duration_us", *dict.fromkeys((*BY_CAUSE, *BY_ACTIVITY)))
+
+_ATTRIBUTION = pa.schema(
+    [
+        ("rank", pa.int32()),
+        ("source", pa.string()),
+        ("iterations", pa.int32()),
+        ("waiting_known", pa.bool_()),
+        *((name, pa.float64()) for name in _COLUMNS),
+    ]
+)
+
+
+def steady(iterations: pa.Table) -> pa.Table:
+    """The iterations of one rank that count in medians: without boundary ones, unless fewer than three are captured."""
+    inside = iterations.filter(pc.invert(iterations["boundary"]))
+    return inside if iterations.num_rows >= ENOUGH_ITERATIONS and inside.num_rows else iterations
+
+
+def typical_iteration(iterations: pa.Table) -> Answer:
+    """One row per capture: the median of each time over its steady iterations, and how many they are.
+
+    Medians of parts do not add up to the median of the whole.
+    """
+    times = [name for name in iterations.column_names if name.endswith("_us")]
+    schema = [("rank", pa.int32()), ("source", pa.string()), ("iterations", pa.int64()), *((n, pa.float64()) for n in times)]
+    rows: list[dict[str, Any]] = []
+    caveats = []
+    for rank, source, mine in _captures(iterations):
+        counted = steady(mine)
+        medians = {name: float(np.median(counted[name].to_numpy())) for name in times}
+        rows.append({"rank": rank, "source": source, "iterations": counted.num_rows, **medians})
+        if mine.num_rows < ENOUGH_ITERATIONS:
+            captured = "one iteration was" if mine.num_rows == 1 else f"{mine.num_rows} iterations were"
+            text = f"only {captured} captured: all count, including those at the profiler's start or stop"
+            caveats.append(Caveat("few_iterations", text, (rank,)))
+        elif all(mine["boundary"].to_pylist()):
+            text = "all iterations are at the profiler's start, stop or flush: none is steady, and all count"
+            caveats.append(Caveat("no_steady_iteration", text, (rank,)))
+    return Answer(pa.Table.from_pylist(rows, schema=pa.schema(schema)), tuple(caveats))
+
+
+def attribution(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.Table) -> pa.Table:
+    """The parts of each capture's median iteration.
+
+    Returns:
+        A row per rank and source that has iterations: rank, source, iterations (the number that the median is of),
+        waiting_known (else communication_us contains the waiting), duration_us, and the parts of `BY_CAUSE` and `BY_ACTIVITY`,
+        which add up to it.
+    """
+    lost, waiting = _lost(idle_causes), _waiting(ranks)
+    rows = []
+    for rank, source, mine in _captures(iterations):
+        counted = sorted(steady(mine).to_pylist(), key=lambda row: row["duration_us"])
+        parts = [
+            _parts(row, lost[rank, source, row["iteration"]], waiting.get((rank, row["iteration"])))
+            for row in counted[(len(counted) - 1) // 2 : len(counted) // 2 + 1]
+        ]
+        means = {name: sum(part[name] for part in parts) / len(parts) for name in _COLUMNS}
+        known = all(waiting.get((rank, row["iteration"])) is not None for row in counted)
+        rows.append({"rank": rank, "source": source, "iterations": len(counted), "waiting_known": known, **means})
+    return pa.Table.from_pylist(rows, schema=_ATTRIBUTION)
+
+
+def parts_of_iterations(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.Table) -> list[dict[str, Any]]:
+    """Every iteration cut into the same parts: rows with rank, source, iteration, boundary and the parts."""
+    lost, waiting = _lost(idle_causes), _waiting(ranks)
+    return [
+        {name: row[name] for name in ("rank", "source", "iteration", "boundary")}
+        | _parts(row, lost[row["rank"], row["source"], row["iteration"]], waiting.get((row["rank"], row["iteration"])))
+        for row in iterations.to_pylist()
+    ]
+
+
+def _captures(iterations: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
+    """Rank, source and iterations of each capture, by rank and source."""
+    ordered = iterations.sort_by([("rank", "ascending"), ("source", "ascending"), ("iteration", "ascending")])
+    begin = 0
+    for (rank, source), mine in itertools.groupby(zip(ordered["rank"].to_pylist(), ordered["source"].to_pylist(), strict=True)):
+        length = sum(1 for _ in mine)
+        yield rank, source, ordered.slice(begin, length)
+        begin += length
+
+
+def _parts(row: Mapping[str, Any], lost: Mapping[str, float], waiting_us: float | None) -> dict[str, float]:
+    """One iteration of one rank, cut both ways."""
+    found = {**dict.fromkeys(_COLUMNS, 0.0), **lost}
+    for name in ("duration_us", "compute_us", "exposed_communication_us", "idle_us"):
+        found[name] = row[name]
+    found["waiting_us"] = min(waiting_us or 0.0, found["communication_us"])
+    found["communication_us"] -= found["waiting_us"]
+    # Rounding can make the difference slightly negative.
+    found["copying_us"] = max(row["duration_us"] - row["idle_us"] - row["compute_us"] - row["exposed_communication_us"], 0.0)
+    return found
+
+
+def _waiting(ranks: pa.Table) -> dict[tuple[int, int | None], float | None]:
+    return {(row["rank"], row["iteration"]): row["waiting_us"] for row in ranks.to_pylist()}
+
+
+def _lost(idle_causes: pa.Table) -> dict[tuple[int, str, int | None], dict[str, float]]:
+    """The loss of each iteration of each capture, by part. Time between two iterations belongs to neither of them."""
+    found: dict[tuple[int, str, int | None], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    inside = idle_causes.filter(pc.invert(idle_causes["between"]))
+    summed = inside.group_by(["rank", "source", "iteration", "cause"]).aggregate([("lost_us", "sum")])
+    for row in summed.to_pylist():
+        found[row["rank"], row["source"], row["iteration"]][PART_OF_CAUSE[Cause(row["cause"])]] += row["lost_us_sum"]
+    return found

@@ -1,0 +1,42 @@
+"""Caveats as sentences for the user. Each is said once and names its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from bridge_profiling.traces.types import Caveat
+
+#: More runs of consecutive ranks than this are counted, not listed.
+_MOST_RUNS = 12
+
+
+def merged(caveats: Iterable[Caveat]) -> list[Caveat]:
+    """Caveats in order of first appearance; those that differ only in their ranks become one."""
+    found: dict[tuple[str, str, str | None], Caveat] = {}
+    for caveat in caveats:
+        key = caveat.code, caveat.text, caveat.file
+        first = found.get(key)
+        ranks = caveat.ranks if first is None else tuple(sorted({*first.ranks, *caveat.ranks}))
+        found[key] = replace(caveat, ranks=ranks)
+    return list(found.values())
+
+
+def sentences(caveats: Iterable[Caveat]) -> list[str]:
+    """Each caveat as text that starts with its ranks, if it applies to some ranks only."""
+    return [f"{name_ranks(caveat.ranks)}: {caveat.text}" if caveat.ranks else caveat.text for caveat in merged(caveats)]
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Ranks in words: `rank 3`, `ranks 0-5, 7`; of many scattered ones the first: `ranks 1, 3, 5 and 509 more`."""
+    found = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in found:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MOST_RUNS])
+    if len(runs) > _MOST_RUNS:
+        words += f" and {sum(last - first + 1 for first, last in runs[_MOST_RUNS:]):,} more"
+    return f"rank {words}" if len(found) == 1 else f"ranks {words}"

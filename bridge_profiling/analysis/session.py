@@ -1,0 +1,432 @@
+"""Evaluates questions: workers load each capture once and answer what concerns it alone, a database of all ranks the rest.
+
+This process holds answers, never a rank's tables.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from bridge_profiling.analysis.questions import (
+    Answer,
+    Asked,
+    Columns,
+    Derived,
+    Given,
+    Input,
+    Question,
+    SideTables,
+    needed_of_captures,
+)
+from bridge_profiling.analysis.registry import QUESTIONS, WITH_EVERY_PASS
+from bridge_profiling.analysis.workers import Engine, ProcessEngine
+from bridge_profiling.errors import TraceError
+from bridge_profiling.manifest import RankCapture, find_captures
+from bridge_profiling.traces import cache
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import Capture, find_run
+from bridge_profiling.traces.tables import SCHEMAS
+from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
+
+if TYPE_CHECKING:
+    import duckdb
+
+#: Called with the number of captures that are done, and their total number.
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """A capture, or the folder of its Parquet, and the questions to answer about it.
+
+    Args:
+        source: what to read.
+        questions: names with options.
+        cache_directory: where to keep its Parquet; None for the default places.
+        scratch: where to write its Parquet if the cache cannot be written.
+    """
+
+    source: Capture | Path
+    questions: tuple[tuple[str, dict[str, Any]], ...]
+    cache_directory: Path | None = None
+    scratch: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file or folder."""
+        return self.source if isinstance(self.source, Path) else self.source.path
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What is known about one capture, the folder of its Parquet (None if it could not be written), and answers in order."""
+
+    info: RankInfo
+    entry: Path | None
+    answers: tuple[Answer, ...] = ()
+
+
+def answer_rank(task: RankTask) -> RankResult | str:
+    """Answer questions about one capture, in a worker. Returns an error that names the file if it cannot be read."""
+    try:
+        tables, entry = _load(task)
+    except TraceError as error:
+        return str(error)
+    except OSError as error:
+        return f"{task.path} cannot be read: {error.strerror or error}"
+    except Exception as error:  # a bug of a reader must name the file too
+        return f"{task.path} cannot be read: {type(error).__name__}: {error}"
+    rank = RankQuestions(tables)
+    return RankResult(tables.info, entry, tuple(rank.answer(name, **options) for name, options in task.questions))
+
+
+class RankQuestions:
+    """Evaluates questions about one capture. Derived values and shared columns are computed once."""
+
+    def __init__(self, tables: RankTables) -> None:
+        self._tables = tables
+        self._kept: dict[Columns | Derived, Any] = {}
+
+    def answer(self, name: str, **options: Any) -> Answer:
+        """The answer to a question of scope `rank`."""
+        question = QUESTIONS[name]
+        chosen = {**question.options, **options}
+        return _as_answer(question.function(*(self._value(item, chosen) for item in question.inputs), **options))
+
+    def _value(self, item: Input, options: dict[str, Any]) -> Any:
+        if isinstance(item, Columns) and not item.shared:
+            return self._tables.columns(item.table, [*item.names, *(name for option, name in item.optional if options[option])])
+        if item not in self._kept:
+            if isinstance(item, Columns):
+                self._kept[item] = self._tables.columns(item.table, item.names)
+            elif isinstance(item, Derived):
+                self._kept[item] = item.function(*(self._value(each, options) for each in item.inputs))
+            else:
+                raise TypeError(f"{item} is not an input of a question about one capture")
+        return self._kept[item]
+
+
+class Session:
+    """A run's captures and the answers so far.
+
+    Args:
+        path: a directory of captures, a capture, or a directory of Parquet tables.
+        engine: maps `answer_rank` over the captures.
+        parquet: where their tables go; None for the default places of `traces.cache`.
+        on_progress: called as captures are done.
+
+    Raises:
+        TraceError: the path does not exist or holds no capture.
+    """
+
+    def __init__(self, path: Path, engine: Engine, parquet: Path | None, on_progress: OnProgress | None) -> None:
+        self._sources, self._found_caveats, self._manifests = _find(path)
+        self._engine, self._parquet, self._on_progress = engine, parquet, on_progress
+        self._scratch = tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True)
+        self._loaded: list[RankResult] | None = None
+        self._answers: dict[Asked, Answer] = {}
+        self._side_tables: dict[SideTables, tuple[Caveat, ...]] = {}
+        self._connections: dict[tuple[str, ...], duckdb.DuckDBPyConnection] = {}
+        self._errors: list[str] = []
+
+    def close(self) -> None:
+        """End the workers, close the database and delete scratch files."""
+        if isinstance(self._engine, ProcessEngine):
+            self._engine.close()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._scratch.cleanup()
+
+    # Captures.
+
+    @property
+    def results(self) -> list[RankResult]:
+        """Each capture that could be read, by rank."""
+        self._load([])
+        assert self._loaded is not None
+        return self._loaded
+
+    @property
+    def traces(self) -> list[RankResult]:
+        """The results that are traces; the others are memory snapshots."""
+        return [result for result in self.results if result.info.source != "memory"]
+
+    @property
+    def errors(self) -> list[str]:
+        """A sentence for each capture that could not be read completely."""
+        self._load([])
+        return list(self._errors)
+
+    @property
+    def manifests(self) -> list[RankCapture]:
+        """One manifest of each rank, by rank."""
+        found = {manifest.rank: manifest for manifest in self._manifests}
+        return [found[rank] for rank in sorted(found)]
+
+    @property
+    def main_source(self) -> str:
+        """The profiler that captured the most ranks: two captures of one rank are not two ranks."""
+        sources = [result.info.source for result in self.traces]
+        return "nsys" if sources.count("nsys") > sources.count("kineto") else "kineto"
+
+    @property
+    def caveats(self) -> list[Caveat]:
+        """What was found out while captures were found and read."""
+        found = [*self._found_caveats]
+        results = self.results
+        if len({result.info.source for result in self.traces}) > 1:
+            text = f"there are Kineto and nsys captures: answers across ranks are from the {self.main_source} ones"
+            found.append(Caveat("several_profilers", text))
+        unseen = sum(1 for result in results if result.entry is None or not result.entry.is_dir())
+        if unseen:
+            text = (
+                f"the tables of {unseen} captures are not accessible from this machine: answers across ranks leave them out. "
+                "Name a directory that all machines share with --parquet"
+            )
+            found.append(Caveat("tables_not_accessible", text))
+        for result in results:
+            found += [replace(caveat, ranks=(result.info.rank,)) for caveat in result.info.caveats]
+        return found
+
+    # Answers.
+
+    def prefetch(self, asked: Iterable[Asked]) -> None:
+        """Compute what some questions need of single captures, in one pass over these."""
+        wanted = needed_of_captures(asked)
+        if not wanted:
+            return
+        wanted = list(dict.fromkeys([*(question.with_options() for question in WITH_EVERY_PASS), *wanted]))
+        self._load(wanted)
+        missing = [each for each in wanted if each not in self._answers]
+        if missing:
+            tasks = [RankTask(result.entry, _names(missing)) for result in self.traces if result.entry is not None]
+            self._keep(missing, self._work(tasks))
+
+    def answer(self, asked: Asked) -> Answer:
+        """The answer to a question; its caveats include those of the questions and side tables that it depends on."""
+        if asked not in self._answers:
+            self.prefetch([asked])
+        if asked not in self._answers:
+            if asked.question.scope == "source":
+                self._answers[asked] = self._of_each_source(asked)
+            else:
+                self._answers[asked] = self._evaluate(asked.question, dict(asked.options))
+        return self._answers[asked]
+
+    def _evaluate(
+        self, question: Question | SideTables, options: dict[str, Any], sources: tuple[str, ...] | None = None
+    ) -> Answer:
+        """Call the function with its inputs; `sources` says whose tables the database holds, None for the main source's."""
+        values: list[Any] = []
+        caveats: list[Caveat] = []
+        for item in question.inputs:
+            if isinstance(item, SideTables):
+                caveats += self._made(item)
+            elif isinstance(item, Question):
+                answer = self.answer(item.with_options())
+                values.append(answer.table)
+                caveats += answer.caveats
+            elif item is Given.DATABASE:
+                # Traces and memory snapshots have no table in common.
+                values.append(self._connected(*(sources or (self.main_source, "memory"))))
+            elif isinstance(item, Given):
+                values.append(self._infos(with_snapshots=item is Given.INFOS_WITH_SNAPSHOTS))
+            else:
+                raise TypeError(f"{item} is an input of questions about one capture")
+        if isinstance(question, SideTables):
+            return Answer(_NOTHING, (*caveats, *question.function(*values)))
+        own = _as_answer(question.function(*values, **options))
+        return replace(own, caveats=(*caveats, *own.caveats))
+
+    def _made(self, tables: SideTables) -> tuple[Caveat, ...]:
+        if tables not in self._side_tables:
+            self._side_tables[tables] = self._evaluate(tables, {}).caveats
+        return self._side_tables[tables]
+
+    def _infos(self, *, with_snapshots: bool) -> list[RankInfo]:
+        sources = (self.main_source, "memory") if with_snapshots else (self.main_source,)
+        return [result.info for result in self.results if result.info.source in sources]
+
+    def _of_each_source(self, asked: Asked) -> Answer:
+        tables = []
+        for source in sorted({result.info.source for result in self.traces}) or ["kineto"]:
+            sources = (source, "memory") if source == self.main_source else (source,)
+            table = self._evaluate(asked.question, dict(asked.options), sources).table
+            column = pa.repeat(pa.scalar(source), table.num_rows)
+            tables.append(table.add_column(1 if "rank" in table.column_names else 0, "source", column))
+        return Answer(pa.concat_tables(tables))
+
+    # The database.
+
+    def _connected(self, *sources: str) -> duckdb.DuckDBPyConnection:
+        if sources not in self._connections:
+            entries = [result.entry for result in self.results if result.info.source in sources]
+            self._connections[sources] = connect([entry for entry in entries if entry is not None and entry.is_dir()])
+        return self._connections[sources]
+
+    # Reading captures.
+
+    def _load(self, asked: Sequence[Asked]) -> None:
+        """Read each capture, unless that is done, and answer questions about each trace on the way. Parquet is only opened."""
+        if self._loaded is not None:
+            return
+        captures = [source for source in self._sources if isinstance(source, Capture)]
+        # The largest first, so that no worker is left with it at the end.
+        captures.sort(key=lambda capture: capture.path.stat().st_size, reverse=True)
+        tasks = [RankTask(capture, _names(asked), self._parquet, Path(self._scratch.name)) for capture in captures]
+        read = [*self._opened(), *self._work(tasks)]
+        self._errors += [result.info.error for result in read if result.info.error is not None]
+        self._loaded = self._one_of_each(read)
+        if captures:
+            self._keep(asked, self.traces)
+
+    def _one_of_each(self, read: Sequence[RankResult]) -> list[RankResult]:
+        """One result of each rank and profiler, whole captures first: a copied file says that it is of another one's rank."""
+        kept: dict[tuple[int, str], RankResult] = {}
+        for result in sorted(read, key=lambda result: (result.info.rank, result.info.source, result.info.error is not None)):
+            first = kept.setdefault((result.info.rank, result.info.source), result)
+            if first is not result:
+                path, other = result.info.files[0], first.info.files[0]
+                text = f"{path} is left out: {other} is a capture of the same rank, {result.info.rank}"
+                self._found_caveats.append(Caveat("several_captures_of_a_rank", text, file=path))
+        return list(kept.values())
+
+    def _opened(self) -> Iterator[RankResult]:
+        for source in self._sources:
+            if isinstance(source, Path):
+                tables = cache.open_entry(source)
+                if tables is None:
+                    self._errors.append(f"{source} holds no tables that this version can read")
+                else:
+                    yield RankResult(tables.info, source)
+
+    def _work(self, tasks: Sequence[RankTask]) -> list[RankResult]:
+        """Results by rank. Tasks without a result leave an error."""
+        done = []
+        self._say_progress(0, len(tasks))
+        for count, outcome in enumerate(self._engine.map(answer_rank, tasks), 1):
+            if isinstance(outcome.answer, RankResult):
+                done.append(outcome.answer)
+            else:
+                self._errors.append(outcome.answer or f"{tasks[outcome.task].path} cannot be read: {outcome.error}")
+            self._say_progress(count, len(tasks))
+        return sorted(done, key=lambda result: (result.info.rank, result.info.source))
+
+    def _say_progress(self, done: int, total: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(done, total)
+
+    def _keep(self, asked: Sequence[Asked], results: Sequence[RankResult]) -> None:
+        for place, each in enumerate(asked):
+            tables, caveats = [self._without_rows(each)], []
+            for result in results:
+                answer, rank = result.answers[place], result.info.rank
+                tables.append(_labelled(answer.table, result.info))
+                caveats += [replace(caveat, ranks=(rank,)) for caveat in answer.caveats]
+            self._answers[each] = Answer(pa.concat_tables(tables[1:] or tables), tuple(caveats))
+
+    def _without_rows(self, asked: Asked) -> pa.Table:
+        """The answer about captures without any of them: no rows, but columns."""
+        return _labelled(self._of_no_events.answer(asked.question.name, **dict(asked.options)).table, _NO_CAPTURE).slice(0, 0)
+
+    @cached_property
+    def _of_no_events(self) -> RankQuestions:
+        return RankQuestions(RankTables(_NO_CAPTURE, {}))
+
+
+def connect(entries: Sequence[Path], *, memory_limit: str = "1GB") -> duckdb.DuckDBPyConnection:
+    """A database in memory with one view for each table of `traces.tables.SCHEMAS`, over the rows of all ranks.
+
+    Nothing is copied: a query reads the columns it names, a row group at a time, so memory does not grow with the ranks.
+
+    Args:
+        entries: folders of the ranks' Parquet, whose order the rows keep.
+        memory_limit: size at which queries spill to the machine's temporary directory.
+    """
+    import duckdb  # workers never need it, and it takes 0.09 s to import
+
+    spill = Path(tempfile.gettempdir(), f"bridge_profiling-{uuid.uuid4().hex}")  # created when needed, removed on close
+    connection = duckdb.connect(config={"memory_limit": memory_limit, "temp_directory": str(spill)})
+    # Its progress bar would be written into a notebook, or over ours.
+    connection.execute("set enable_progress_bar = false")
+    for name, schema in SCHEMAS.items():
+        files = [str(path) for entry in entries if (path := entry / f"{name}.parquet").is_file()]
+        if files:
+            connection.read_parquet(files).create_view(name)
+        else:
+            # Parquet has no dictionary type, and to DuckDB it would be another one.
+            plain = [(each.name, getattr(each.type, "value_type", each.type)) for each in schema]
+            connection.from_arrow(pa.schema(plain).empty_table()).create(name)
+    return connection
+
+
+#: Stands for the capture of a run without any.
+_NO_CAPTURE = RankInfo(0, "order", "kineto", [])
+
+_NOTHING = pa.table({})
+
+
+def _as_answer(found: Answer | pa.Table) -> Answer:
+    return found if isinstance(found, Answer) else Answer(found)
+
+
+def _names(asked: Iterable[Asked]) -> tuple[tuple[str, dict[str, Any]], ...]:
+    return tuple((each.question.name, dict(each.options)) for each in asked)
+
+
+def _labelled(table: pa.Table, info: RankInfo) -> pa.Table:
+    """A table with the capture's rank and source as its first columns."""
+    rank, source = (pa.repeat(value, table.num_rows) for value in (pa.scalar(info.rank, pa.int32()), info.source))
+    return table.add_column(0, "source", source).add_column(0, "rank", rank)
+
+
+def _load(task: RankTask) -> tuple[RankTables, Path | None]:
+    if isinstance(task.source, Path):
+        kept = cache.open_entry(task.source)
+        if kept is None:
+            raise TraceError(f"{task.source} holds no tables of a capture")
+        return kept, kept.entry
+    tables = load(task.source, directory=task.cache_directory)
+    if tables.entry is not None or task.scratch is None:
+        return tables, tables.entry
+    # Questions across ranks need Parquet even if nothing can be cached.
+    entry = task.scratch / f"{tables.info.source}{tables.info.rank}-scratch"
+    try:
+        cache.write(tables, entry)
+    except OSError:
+        return tables, None
+    return tables, entry
+
+
+def _find(path: Path) -> tuple[list[Capture | Path], list[Caveat], list[RankCapture]]:
+    """Captures, else folders of Parquet; caveats; and manifests, of the captures or alone."""
+    try:
+        found = find_run(path)
+    except TraceError:
+        entries = sorted({table.parent for table in path.glob("*/*.parquet") if (table.parent / cache.INFO).is_file()})
+        if entries:
+            return list(entries), [], []
+        manifests = _manifests_alone(path)
+        if not manifests:
+            raise
+        text = f"{path} holds manifests and no capture: the durations of iterations are all that is known"
+        text += next((f"; rank {one.rank}: {one.manifest.reason}" for one in manifests if one.manifest.reason), "")
+        return [], [Caveat("manifests_alone", text)], manifests
+    # A trace's after a memory snapshot's: they can be of different windows, and iterations are the trace's.
+    ordered = sorted(found.captures, key=lambda each: each.source != "memory")
+    return list(found.captures), found.caveats, [each.manifest for each in ordered if each.manifest is not None]
+
+
+def _manifests_alone(path: Path) -> list[RankCapture]:
+    """The manifests of the last attempt under a directory."""
+    written = max(path.rglob("manifest/*/rank-*.json"), key=lambda manifest: manifest.stat().st_mtime_ns, default=None)
+    return [] if written is None else find_captures(written.parents[2])

@@ -1,0 +1,269 @@
+"""Engines: they call one function on many tasks, in processes of this machine or on a Ray cluster.
+
+A task that fails, or kills its process, costs its own answer and no other. Pebble on loky's process context does the same; it
+took 0.2 s more CPU than this for two workers, and its two resource trackers run until the caller's process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from bridge_profiling.errors import ProfilingConfigError
+
+#: Time limit for a connection to a Ray cluster. Ray itself would try for minutes.
+_CONNECT_S = 10
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[R]):
+    """The result of a task.
+
+    Args:
+        task: index of the task.
+        answer: what the function returned; None if it failed.
+        error: why it failed; None if it did not.
+    """
+
+    task: int
+    answer: R | None = None
+    error: str | None = None
+
+
+class Engine(Protocol):
+    """Calls a function on many tasks."""
+
+    def map(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[Outcome[R]]:
+        """Every task's outcome, as they finish; tasks start in the order given.
+
+        Args:
+            function: of a module. It, the tasks and the answers are pickled.
+            tasks: any number.
+        """
+
+
+class ProcessEngine:
+    """Processes of this machine, each a fresh interpreter, kept for later calls until `close`.
+
+    Unlike those of `multiprocessing` they do not import the caller's script, which needs no `if __name__ == "__main__"`.
+
+    Args:
+        workers: processes at a time; None for the number of CPUs that this process may use.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        if workers is not None and workers < 1:
+            raise ProfilingConfigError(f"--workers {workers} is less than 1", instead="Type --workers 1 or more")
+        self.workers = workers or len(os.sched_getaffinity(0))
+        self._idle: list[_Worker] = []
+        self._running: set[_Worker] = set()
+        weakref.finalize(self, _end, self._running)
+
+    def map(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[Outcome[R]]:
+        """Every task's outcome; a single task is done in this process."""
+        if len(tasks) == 1:
+            yield Outcome(0, *call(function, tasks[0]))
+            return
+        threads = ThreadPoolExecutor(min(self.workers, len(tasks)) or 1)
+        futures = {threads.submit(self._call, function, task): place for place, task in enumerate(tasks)}
+        try:
+            for future in as_completed(futures):
+                yield Outcome(futures[future], *future.result())
+        finally:
+            if not all(future.done() for future in futures):
+                threads.shutdown(wait=False, cancel_futures=True)
+                self.close()
+            threads.shutdown()
+
+    def close(self) -> None:
+        """End the processes at once."""
+        self._idle.clear()
+        _end(self._running)
+
+    def _call(self, function: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
+        """Have an idle worker, or a new one, call the function."""
+        try:
+            request = pickle.dumps((function, task))
+            worker = self._idle.pop() if self._idle else _Worker()
+        except Exception as error:  # the task cannot be pickled, or no process can be started
+            return None, f"{type(error).__name__}: {error}"
+        self._running.add(worker)
+        try:
+            found = worker.call(request)
+        except EOFError:
+            self._running.discard(worker)
+            return None, worker.last_words()
+        self._idle.append(worker)
+        return found
+
+
+class RayEngine:
+    """A Ray cluster: the same code on its machines. They need this package, and the captures and the cache on a shared disk.
+
+    Args:
+        address: of a running cluster, "auto", or "ray://host:10001"; None takes `$RAY_ADDRESS`, else starts one here.
+        workers: tasks at a time; None for the number of the cluster's CPUs.
+
+    Raises:
+        ProfilingConfigError: Ray is not installed, or no cluster answers at that address.
+    """
+
+    def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+        try:
+            import ray
+        except ModuleNotFoundError as error:
+            raise ProfilingConfigError(
+                "the ray engine needs Ray", why=str(error), instead="Type pip install 'bridge-profiling[ray]'"
+            ) from error
+        self._ray = ray
+        if not ray.is_initialized():
+            address = address or os.environ.get("RAY_ADDRESS")
+            # A cluster that we start needs no dashboard; a running one has its own.
+            dashboard = None if address else False
+            try:
+                _connect(address)
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
+            except (OSError, ValueError, RuntimeError) as error:
+                raise ProfilingConfigError(
+                    f"no Ray cluster answers at {address or 'this machine'}",
+                    why=str(error).splitlines()[0],
+                    instead="Type ray start --head there, or another --ray-address",
+                ) from error
+        self.workers = workers
+
+    def map(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[Outcome[R]]:
+        """Every task's outcome; a task whose machine dies is tried once more on another."""
+        remote: Any = self._ray.remote(num_cpus=1, max_retries=1)(call)
+        at_once = self.workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        waiting = iter(range(len(tasks)))
+        running: dict[Any, int] = {}
+        while True:
+            # Twice as many as can run, so that no worker has to wait for us.
+            while len(running) < at_once * 2 and (place := next(waiting, None)) is not None:
+                running[remote.remote(function, tasks[place])] = place
+            if not running:
+                return
+            (ready, *_), _ = self._ray.wait(list(running), num_returns=1)
+            place = running.pop(ready)
+            try:
+                yield Outcome(place, *self._ray.get(ready))
+            except self._ray.exceptions.RayError as error:
+                yield Outcome(place, error=f"its worker died: {str(error).splitlines()[0]}")
+
+
+def engine_named(name: str, workers: int | None, ray_address: str | None) -> Engine:
+    """The engine called `process` or `ray`.
+
+    Raises:
+        ProfilingConfigError: the name is unknown, or Ray is not available.
+    """
+    if name == "ray":
+        return RayEngine(ray_address, workers)
+    if ray_address is not None:
+        raise ProfilingConfigError("--ray-address needs the ray engine", instead="Type --engine ray")
+    if name == "process":
+        return ProcessEngine(workers)
+    raise ProfilingConfigError(f"engine {name!r} is unknown", instead="Type process or ray")
+
+
+def call(function: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
+    """What a function returns for a task, or why it failed."""
+    try:
+        return function(task), None
+    except Exception as error:  # a damaged capture must not end the others
+        return None, f"{type(error).__name__}: {error}"
+
+
+def serve() -> None:
+    """Work on tasks from standard input until it ends: the main loop of a worker process."""
+    tasks, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # anything printed goes to standard error, not among the answers
+    with contextlib.suppress(EOFError):
+        while True:
+            pickle.dump(call(*pickle.load(tasks)), answers, protocol=pickle.HIGHEST_PROTOCOL)
+            answers.flush()
+
+
+#: Ctrl-C signals every process of a terminal; workers ignore it, since their parent ends them.
+_WORKER = """
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.path[:] = json.loads(sys.argv[1])
+from bridge_profiling.analysis.workers import serve
+serve()
+"""
+
+
+class _Worker:
+    """A process that works on one task after another."""
+
+    def __init__(self) -> None:
+        # -P: a file in the current directory named like a library must not be imported in its place.
+        command = [sys.executable, "-P", "-c", _WORKER, json.dumps(sys.path)]
+        # One thread each, as with Ray: the workers share the CPUs. Arrow's own allocator keeps freed memory: 200 MB for a rank
+        # that fits into 160.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+    def call(self, request: bytes) -> tuple[Any, str | None]:
+        """What a pickled function returns for its task, or why it failed.
+
+        Raises:
+            EOFError: the process died.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(request)
+            self._process.stdin.flush()
+            return pickle.load(self._process.stdout)
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            raise EOFError from error
+
+    def end(self) -> None:
+        """End the process, at once, and wait until it has ended."""
+        self._process.terminate()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+    def last_words(self) -> str:
+        """How the process died."""
+        self.end()
+        code = self._process.returncode
+        if code >= 0:
+            return f"the process that worked on it ended with exit code {code}"
+        out_of_memory = "; it may have run out of memory" if code == -9 else ""
+        return f"the process that worked on it was killed by signal {-code}{out_of_memory}"
+
+
+def _end(workers: set[_Worker]) -> None:
+    while workers:
+        workers.pop().end()
+
+
+def _connect(address: str | None) -> None:
+    """Check that something listens at host:port.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()

@@ -1,0 +1,276 @@
+"""Finds the captures of a run, ours or of any origin, and their ranks. Reads the first bytes of a trace, never all of it."""
+
+from __future__ import annotations
+
+import itertools
+import lzma
+import os
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bridge_profiling.errors import TraceError
+from bridge_profiling.manifest import RankCapture, read_manifest
+from bridge_profiling.traces.bounds import open_regular
+from bridge_profiling.traces.types import Caveat, RankSource, Source
+
+#: Codes of caveats that say which of several windows is shown.
+WHICH_WINDOW = frozenset(("captures_skipped", "several_windows"))
+
+#: Bytes of a JSON file that decide whether it is a trace. Everything before the events fits.
+_HEAD_BYTES = 1 << 18
+
+#: Other folders that a caveat names.
+_NAMED_FOLDERS = 6
+
+_TRACE_KEYS = re.compile(rb'"(?:traceEvents|deviceProperties|distributedInfo|baseTimeNanoseconds|displayTimeUnit|ph)"\s*:')
+_TRACE_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*"rank"\s*:\s*(\d{1,9})\s*[,}]')
+_NAMED_RANK = re.compile(r"rank[-_ .=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_LAST_NUMBER = re.compile(r"[-_](\d{1,7})$")
+_SUFFIXES: dict[str, Source] = {
+    ".json.gz": "kineto",
+    ".json": "kineto",
+    ".nsys-rep": "nsys",
+    ".sqlite": "nsys",
+    ".pickle": "memory",
+    ".pkl": "memory",
+}
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One profiler's file of one rank, of any origin.
+
+    Args:
+        path: the file.
+        source: the profiler.
+        rank: global rank.
+        rank_source: where that number comes from.
+        manifest: the rank's manifest, when it lists the file.
+    """
+
+    path: Path
+    source: Source
+    rank: int
+    rank_source: RankSource
+    manifest: RankCapture | None = None
+
+
+@dataclass
+class FoundRun:
+    """The captures in a directory or file.
+
+    Args:
+        root: the directory or file.
+        captures: one per rank and source, by rank.
+        caveats: which files were skipped for others, and which ranks are guesses.
+    """
+
+    root: Path
+    captures: list[Capture]
+    caveats: list[Caveat] = field(default_factory=list)
+
+
+def find_run(root: Path) -> FoundRun:
+    """Every capture under a directory, of any origin, or the one in a file.
+
+    A rank comes from the trace, else from the manifest, else from the file's name (`rank-3`, `rank3`, `snapshot_3.pickle`),
+    else from the files' order. Of several captures of one rank by one profiler, those in the newest folder count.
+
+    Args:
+        root: our output directory, a NeMo-Run experiment's, a folder of plain torch.profiler files, nsys reports or memory
+            snapshots; or one such file.
+
+    Raises:
+        TraceError: it does not exist, or holds no capture.
+    """
+    if not root.exists():
+        raise TraceError(f"{root} does not exist")
+    if root.is_file():
+        manifests, caveats = _by_artifact(root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json"))
+        return FoundRun(root, _with_ranks([(root, _source_of(root) or "kineto")], manifests, root.parent), caveats)
+    manifests, unread = _by_artifact(_manifests_of(root))
+    files = _without_exported_reports([(path, source) for path in _files(root) if (source := _source_of(path)) is not None])
+    if not files:
+        raise TraceError(f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it")
+    captures, skipped = _newest(_with_ranks(files, manifests, root), root)
+    caveats = [*skipped, *_several_windows(captures, root), *unread]
+    guessed = [capture for capture in captures if capture.rank_source == "order"]
+    if guessed:
+        text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
+        caveats.append(Caveat("ranks_guessed", text))
+    return FoundRun(root, sorted(captures, key=lambda capture: (capture.rank, capture.source)), caveats)
+
+
+def _files(root: Path) -> list[Path]:
+    """Files under a directory, without hidden ones: temporary files, and caches."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
+    return found
+
+
+def _split(path: Path) -> tuple[str, str]:
+    """A file's name without its format, and the format's suffix."""
+    name = path.name.removesuffix(".xz")
+    suffix = next((suffix for suffix in _SUFFIXES if name.lower().endswith(suffix)), "")
+    stem = name[: len(name) - len(suffix)] if suffix else name
+    return stem.removesuffix(".pt.trace").removesuffix(".trace"), suffix
+
+
+def _source_of(path: Path) -> Source | None:
+    """The profiler that wrote a file; None when none did. A damaged file named like a capture is one: its reader says why."""
+    stem, suffix = _split(path)
+    source = _SUFFIXES.get(suffix)
+    if source != "kineto":
+        return source
+    head = _head(path)
+    if head is None or not head.strip(b"\0 \t\r\n"):
+        named = ".trace." in path.name or suffix == ".json.gz" or _NAMED_RANK.search(stem) is not None
+        return source if named else None
+    return source if _TRACE_KEYS.search(head) else None
+
+
+def _head(path: Path) -> bytes | None:
+    """A file's first bytes, unpacked; None when that fails."""
+    try:
+        with open_regular(path) as file:
+            start = file.read(_HEAD_BYTES)
+        for magic, unpacker in ((b"\x1f\x8b", zlib.decompressobj(31)), (b"\xfd7zXZ", lzma.LZMADecompressor())):
+            if start.startswith(magic):
+                return unpacker.decompress(start, _HEAD_BYTES)
+        return start
+    except (OSError, TraceError, zlib.error, lzma.LZMAError):
+        return None
+
+
+def _without_exported_reports(files: list[tuple[Path, Source]]) -> list[tuple[Path, Source]]:
+    """Of a report and its SQLite export, the export."""
+    exported = {path.with_name(_split(path)[0]) for path, _ in files if _split(path)[1] == ".sqlite"}
+    return [(path, source) for path, source in files if path.suffix != ".nsys-rep" or path.with_suffix("") not in exported]
+
+
+def _manifests_of(root: Path) -> list[Path]:
+    """Manifests under a directory; for the folder of one window, those next to it that describe it."""
+    found = list(root.rglob("manifest/*/rank-*.json"))
+    return found or list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
+
+
+def _by_artifact(manifests: Iterable[Path]) -> tuple[dict[Path, RankCapture], list[Caveat]]:
+    """Manifests by the files they list, and a caveat for each that cannot be read."""
+    found: dict[Path, RankCapture] = {}
+    unread = []
+    for path in sorted(manifests):
+        try:
+            capture = RankCapture(path.parents[2], path.parent.name, read_manifest(path))
+        except TraceError as error:
+            unread.append(Caveat("manifest_unreadable", f"{error}; its capture is read without it", file=str(path)))
+            continue
+        found |= {artifact.resolve(): capture for artifact in capture.artifacts if capture.rank >= 0}
+    return found, unread
+
+
+def _with_ranks(files: list[tuple[Path, Source]], manifests: dict[Path, RankCapture], root: Path) -> list[Capture]:
+    captures, unnamed = [], []
+    for path, source in files:
+        manifest = manifests.get(path.resolve())
+        named = _rank(path, source, manifest, root)
+        together = _ranks_in(path) if source == "nsys" else []
+        if len(together) > 1:  # one nsys around a launcher: its report holds all ranks that it started
+            captures += [
+                Capture(path, source, rank, "order", manifest if manifest is not None and manifest.rank == rank else None)
+                for rank in together
+            ]
+        elif named is None:
+            unnamed.append((path, source, manifest))
+        else:
+            captures.append(Capture(path, source, *named, manifest))
+    for source in dict.fromkeys(source for _, source, _ in unnamed):
+        taken = {capture.rank for capture in captures if capture.source == source}
+        free = (rank for rank in itertools.count() if rank not in taken)
+        captures += [Capture(path, source, next(free), "order", manifest) for path, kind, manifest in unnamed if kind == source]
+    return captures
+
+
+def _ranks_in(path: Path) -> list[int]:
+    """The ranks in one exported report; empty when it cannot be read: its reader will say why."""
+    if _split(path)[1] != ".sqlite":
+        return []
+    try:
+        from bridge_profiling.traces.nsys.report import ranks_in_report  # on use: it imports pyarrow
+
+        return ranks_in_report(path)
+    except (ImportError, TraceError):
+        return []
+
+
+def _rank(path: Path, source: Source, manifest: RankCapture | None, root: Path) -> tuple[int, RankSource] | None:
+    if source == "kineto" and (found := _TRACE_RANK.search(_head(path) or b"")):
+        return int(found[1]), "trace"
+    if manifest is not None:
+        return manifest.rank, "manifest"
+    folders = path.relative_to(root).parent.parts if path.is_relative_to(root) else ()
+    for part in (_split(path)[0], *reversed(folders)):
+        if named := _NAMED_RANK.findall(part):
+            return int(named[-1]), "file name"
+    if numbered := _LAST_NUMBER.search(_split(path)[0]):
+        return int(numbered[1]), "file name"
+    return None
+
+
+def _newest(captures: list[Capture], root: Path) -> tuple[list[Capture], list[Caveat]]:
+    """Of each source, the captures in the newest folder, and there the newest of each rank.
+
+    Captures of one rank in several folders, or of several windows by their manifests, are never shown together.
+    """
+    kept: list[Capture] = []
+    caveats = []
+    for source in sorted({capture.source for capture in captures}):
+        mine = [capture for capture in captures if capture.source == source]
+        times = {capture.path: (capture.path.stat().st_mtime_ns, str(capture.path)) for capture in mine}
+        ranks = {capture.rank for capture in mine}
+        windows = {(capture.manifest.root, capture.manifest.folder) for capture in mine if capture.manifest is not None}
+        if len(mine) > len(ranks) or len(windows) > 1:
+            by_time = sorted(mine, key=lambda capture: times[capture.path])
+            folder = by_time[-1].path.parent
+            # A copy's content can give another rank than its name: both are kept, and their reader says which is whole.
+            chosen = {
+                (capture.rank, (_NAMED_RANK.findall(_split(capture.path)[0]) or [None])[-1]): capture
+                for capture in by_time
+                if capture.path.parent == folder
+            }
+            skipped = [capture for capture in mine if capture not in chosen.values()]
+            if skipped:
+                caveats.append(_skipped(source, folder, skipped, root))
+                mine = list(chosen.values())
+        kept += mine
+    return kept, caveats
+
+
+def _skipped(source: Source, shown: Path, skipped: list[Capture], root: Path) -> Caveat:
+    """The folder shown, the others, and how to see one of those."""
+    others = {capture.path.parent: capture.path.stat().st_mtime_ns for capture in skipped if capture.path.parent != shown}
+    names = [str(folder.relative_to(root)) for folder in sorted(others, key=lambda folder: others[folder], reverse=True)]
+    captures = "capture" if len(skipped) == 1 else "captures"
+    text = f"showing {shown.relative_to(root)}, the newest; {len(skipped)} older {source} {captures} skipped"
+    if names:
+        more = f" and {len(names) - _NAMED_FOLDERS} more" if len(names) > _NAMED_FOLDERS else ""
+        text += f", in {', '.join(names[:_NAMED_FOLDERS])}{more}. To read the next one, pass {root / names[0]}"
+    return Caveat("captures_skipped", text)
+
+
+def _several_windows(captures: Iterable[Capture], root: Path) -> list[Caveat]:
+    """A caveat when profilers captured different windows or runs: their figures are not of one time."""
+    windows = {capture.source: capture.manifest for capture in captures if capture.manifest is not None}
+    if len({(manifest.root, manifest.folder) for manifest in windows.values()}) < 2:
+        return []
+    several = len({manifest.root for manifest in windows.values()}) > 1
+    named = {
+        source: os.path.relpath(manifest.root / manifest.folder, root) if several else manifest.folder
+        for source, manifest in sorted(windows.items())
+    }
+    origins = ", ".join(f"{source} from {name}" for source, name in named.items())
+    return [Caveat("several_windows", f"captures of different windows are shown together: {origins}")]

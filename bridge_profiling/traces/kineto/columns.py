@@ -1,0 +1,196 @@
+"""Lists of JSON values as numpy columns: numbered names, integers, exact nanoseconds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+from decimal import Decimal, DecimalException
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bridge_profiling.traces.tables import NULL, Integers
+
+#: Below it, consecutive floats are less than 1 ns apart, so each time in µs with three decimals has its own float.
+_EXACT_BELOW_US = float(1 << 43)
+
+#: Longer ones, with a base, would overflow 64 bits of nanoseconds; they are the year 2096, and 31 years.
+_MAX_START_US, _MAX_DURATION_US = 4e15, 1e15
+_MAX_INTEGER = (1 << 63) - 1
+
+_FIRST_ROWS = 1 << 12
+
+_DIGITS = re.compile(r"\d+")
+
+
+class InexactTimes(Exception):
+    """Times of this file have more digits than a float holds: it must be read with `exact=True`."""
+
+
+class Codes:
+    """Values numbered in order of appearance: `values` has each value's number."""
+
+    def __init__(self) -> None:
+        self.values: dict[Any, int] = {}
+
+    def encode(self, values: Sequence[Hashable]) -> NDArray[np.int32]:
+        """The number of each value."""
+        known = self.values
+        try:
+            return np.fromiter(map(known.__getitem__, values), np.int32, len(values))
+        except KeyError:
+            for value in values:
+                known.setdefault(value, len(known))
+            return np.fromiter(map(known.__getitem__, values), np.int32, len(values))
+
+
+class Columns:
+    """Columns of one kind of events. Each is an array that grows in place.
+
+    Joining many small arrays would leave holes in the heap, as large as half of the memory that reading takes.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, NDArray[Any]] = {}
+        self._rows = 0
+
+    def add(self, **columns: NDArray[Any]) -> None:
+        """Append one piece of every column."""
+        first = self._rows
+        for name, values in columns.items():
+            self._rows = first + len(values)
+            if name not in self._buffers:
+                self._buffers[name] = np.empty(max(_FIRST_ROWS, self._rows), values.dtype)
+            buffer = self._buffers[name]
+            if len(buffer) < self._rows:
+                buffer.resize(max(len(buffer) * 5 // 4, self._rows), refcheck=False)
+            buffer[first : self._rows] = values
+
+    def take(self, name: str, rows: NDArray[Any] | slice = slice(None)) -> NDArray[Any]:
+        """Remove a column and return its rows, in the order given. Columns take most of the memory."""
+        buffer = self._buffers.pop(name, None)
+        return np.empty(0, np.int64)[rows] if buffer is None else buffer[: self._rows][rows]
+
+    def __len__(self) -> int:
+        return self._rows
+
+
+class Identifiers:
+    """Numbers of threads, processes and streams, which some versions write as text: 17, "17", "stream 17"."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def of(self, values: Sequence[Any]) -> Integers:
+        """The number in each value. NULL stands for None, and a negative number of its own for each text without digits."""
+        try:
+            return np.fromiter(values, np.int64, len(values))
+        except (TypeError, ValueError, OverflowError):
+            return np.fromiter(map(self._number, values), np.int64, len(values))
+
+    def _number(self, value: Any) -> int:
+        if isinstance(value, int) and abs(value) <= _MAX_INTEGER:
+            return value
+        if value is None:
+            return NULL
+        text = str(value)
+        if text not in self._known:
+            found = _DIGITS.search(text)
+            number = int(found[0]) if found else -1 - len(self._known)
+            self._known[text] = number if number <= _MAX_INTEGER else -1 - len(self._known)
+        return self._known[text]
+
+
+def arguments(args: Sequence[Any], name: str) -> Integers:
+    """One argument of every event as integers; NULL where it is missing or not an integer."""
+    getter = attrgetter(name)
+    try:
+        return np.fromiter(map(getter, args), np.int64, len(args))
+    except (TypeError, ValueError, OverflowError):
+        return np.fromiter(map(integer, map(getter, args)), np.int64, len(args))
+
+
+def integer(value: Any) -> int:
+    """The integer that a value is or spells; NULL for anything else, and beyond 64 bits."""
+    try:
+        number = int(value, 0) if isinstance(value, str) else int(value)
+    except (TypeError, ValueError, OverflowError):
+        return NULL
+    return number if abs(number) <= _MAX_INTEGER else NULL
+
+
+def starts_ns(values: list[Any], *, exact: bool) -> Integers:
+    """Times in microseconds as nanoseconds; NULL where one is not a time.
+
+    Args:
+        values: integers or floats; their JSON text when `exact`.
+        exact: the file is being read without rounding.
+
+    Raises:
+        InexactTimes: there are floats too large to be exact.
+    """
+    if exact:
+        return _exactly(values, _MAX_START_US)
+    try:
+        microseconds = np.fromiter(values, np.float64, len(values))
+    except (TypeError, ValueError, OverflowError):
+        if any(isinstance(value, float) and abs(value) >= _EXACT_BELOW_US for value in values):
+            raise InexactTimes from None
+        return _exactly(values, _MAX_START_US)
+    if not len(values) or np.abs(microseconds).max() < _EXACT_BELOW_US:
+        return _nanoseconds(microseconds, _MAX_START_US)
+    if set(map(type, values)) != {int}:
+        raise InexactTimes
+    return _exactly(values, _MAX_START_US)
+
+
+def durations_ns(values: list[Any]) -> Integers:
+    """Durations in microseconds as nanoseconds; NULL where one is not a duration."""
+    try:
+        return _nanoseconds(np.fromiter(values, np.float64, len(values)), _MAX_DURATION_US)
+    except (TypeError, ValueError, OverflowError):
+        return _exactly(values, _MAX_DURATION_US)
+
+
+def _nanoseconds(microseconds: NDArray[np.float64], limit: float) -> Integers:
+    usable = np.abs(microseconds) < limit  # false for NaN
+    if not usable.all():
+        microseconds = np.where(usable, microseconds, 0.0)
+    whole = np.floor(microseconds)
+    nanoseconds = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
+    return nanoseconds if usable.all() else np.where(usable, nanoseconds, NULL)
+
+
+def _exactly(values: list[Any], limit: float) -> Integers:
+    def nanoseconds(value: Any) -> int:
+        try:
+            found = exact_ns(value)
+        except (TypeError, ValueError):
+            return NULL
+        return found if abs(found) < limit * 1000 else NULL
+
+    return np.fromiter(map(nanoseconds, values), np.int64, len(values))
+
+
+def exact_ns(microseconds: object) -> int:
+    """Nanoseconds of a decimal number of microseconds, without a float's rounding.
+
+    Args:
+        microseconds: a number, or its text as bytes or str; JSON quotes around it are ignored.
+
+    Raises:
+        ValueError: it is not a number.
+    """
+    if type(microseconds) is int:
+        return microseconds * 1000
+    text = bytes(microseconds).decode() if isinstance(microseconds, (msgspec.Raw, bytes)) else str(microseconds)
+    whole, _, fraction = text.partition(".")
+    if len(fraction) <= 3 and (not fraction or fraction.isdecimal()) and whole.isdecimal():
+        return int(whole + fraction.ljust(3, "0"))
+    try:
+        return int((Decimal(text.strip('"')) * 1000).to_integral_value())
+    except (DecimalException, ValueError, OverflowError) as error:
+        raise ValueError(f"{text} is not a time") from error

@@ -1,0 +1,533 @@
+"""Events of a Kineto file: decoded, repaired where they are not quite JSON, and sorted into columns by what they are.
+
+A piece's event objects live until its columns are made; about 60 bytes an event remain.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bridge_profiling.traces.joins import Operation, ranks_of
+from bridge_profiling.traces.kinds import torch_operation
+from bridge_profiling.traces.kineto.columns import (
+    Codes,
+    Columns,
+    Identifiers,
+    arguments,
+    durations_ns,
+    integer,
+    starts_ns,
+)
+from bridge_profiling.traces.kineto.stream import Stream
+from bridge_profiling.traces.tables import NULL, Integers
+
+# Field types are permissive: ROCm writes numbers as strings, torch 1.8 wrote process and thread ids as text.
+Number = int | float | str | None
+
+#: An argument that is missing: an integer, so that a column of them stays a column of integers.
+ABSENT = -(1 << 63)
+
+NO_TEXT = msgspec.Raw(b"")
+
+
+class Args(msgspec.Struct, gc=False):
+    """The arguments that some table needs. Names are Kineto's; alternatives are those of torch 1.8 and of ROCm."""
+
+    external_id: Number = msgspec.field(default=ABSENT, name="External id")
+    old_external_id: Number = msgspec.field(default=ABSENT, name="external id")
+    input_dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input Dims")
+    old_input_dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input dims")
+    call_stack: str | None = msgspec.field(default=None, name="Call stack")
+    device: Number = ABSENT
+    stream: Number = ABSENT
+    # The stream that the work ran on, where torch 2.15 has moved work of CUDA graphs to lanes and calls the lane its stream.
+    original_stream: Number = ABSENT
+    correlation: Number = ABSENT
+    graph: Number = msgspec.field(default=ABSENT, name="graph id")
+    bytes: Number = ABSENT
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    in_elements: Number = msgspec.field(default=ABSENT, name="In msg nelems")
+    out_elements: Number = msgspec.field(default=ABSENT, name="Out msg nelems")
+    group_size: Number = msgspec.field(default=ABSENT, name="Group size")
+    dtype: str | None = None
+    group_name: str | int | None = msgspec.field(default=None, name="Process Group Name")
+    group_description: str | None = msgspec.field(default=None, name="Process Group Description")
+    group_ranks: str | None = msgspec.field(default=None, name="Process Group Ranks")
+    source_rank: Number = msgspec.field(default=ABSENT, name="Src Rank")
+    destination_rank: Number = msgspec.field(default=ABSENT, name="Dst Rank")
+    producer_stream: Number = msgspec.field(default=ABSENT, name="wait_on_stream")
+    producer_correlation: Number = msgspec.field(default=ABSENT, name="wait_on_cuda_event_record_corr_id")
+    memory_bytes: Number = msgspec.field(default=ABSENT, name="Bytes")
+    address: Number = msgspec.field(default=ABSENT, name="Addr")
+    device_type: Number = msgspec.field(default=ABSENT, name="Device Type")
+    device_id: Number = msgspec.field(default=ABSENT, name="Device Id")
+    total_allocated: Number = msgspec.field(default=ABSENT, name="Total Allocated")
+    total_reserved: Number = msgspec.field(default=ABSENT, name="Total Reserved")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event. Times are in microseconds, as written."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    pid: Number = None
+    tid: Number = None
+    ts: Number = None
+    dur: Number = None
+    args: Args | None = None
+
+
+class ExactEvent(msgspec.Struct, gc=False):
+    """The same with its start as text, for files whose times have more digits than a float holds."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    pid: Number = None
+    tid: Number = None
+    ts: msgspec.Raw = NO_TEXT
+    dur: Number = None
+    args: Args | None = None
+
+
+AnyEvent = Event | ExactEvent
+
+_FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_QUOTED_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?\b(?:Infinity|inf|NaN|nan)\b(?:\(ind\))?', re.DOTALL)
+_BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})(.?)', re.DOTALL)
+_CONTROL = re.compile(rb"[\x00-\x1f]")
+
+
+class EventReader:
+    """Decodes one file.
+
+    Args:
+        path: the file.
+        exact: decode starts as text.
+
+    Attributes:
+        keys: the document's other keys; complete when reading has ended.
+        left_out: events that could not be decoded.
+
+    Raises:
+        TraceError: it is not a trace, or exceeds its bounds. Reading raises it, too.
+    """
+
+    def __init__(self, path: Path, *, exact: bool) -> None:
+        self.keys: dict[str, Any] = {}
+        self.left_out = 0
+        self._error: str | None = None
+        self._path, self._stream = path, Stream(path)
+        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[ExactEvent] if exact else list[Event])
+        self._decode: Callable[[bytes | bytearray], list[AnyEvent]] = decoder.decode
+
+    def pieces(self) -> Iterator[list[AnyEvent]]:
+        """The file's events, a piece at a time. A file that ends early yields what it holds."""
+        stream = self._stream
+        if not stream.bare:
+            self._add_keys(stream.head + b"]}", "before the events")
+        for text in stream.pieces():
+            yield self._of_piece(text)
+        if stream.tail is None:
+            events = self._of_end() if not stream.bare and stream.error is None else None
+            if events is not None:
+                yield events
+                return
+            yield self._one_by_one(stream.recut())
+        if stream.tail is None:
+            if not stream.bare or stream.rest.strip(b" \t\r\n,"):
+                self._error = self.error or f"{self._path} is cut off: the JSON ends inside the events"
+        elif not stream.bare and stream.error is None:
+            self._add_keys(b'{"traceEvents":[]' + stream.tail, "after the events")
+
+    @property
+    def error(self) -> str | None:
+        """Why the file could not be read to its end, naming it."""
+        return self._stream.error or self._error
+
+    def _of_piece(self, text: bytearray) -> list[AnyEvent]:
+        events = self._together(text)
+        return self._one_by_one(self._stream.recut()) if events is None else events
+
+    def _of_end(self) -> list[AnyEvent] | None:
+        """The last events, and the keys after them; None when they are not quite JSON, or an event is unlike the others."""
+        try:
+            keys = msgspec.json.decode(b'{"traceEvents":[' + self._stream.rest, type=dict[str, msgspec.Raw])
+            events = self._decode(bytes(keys.pop("traceEvents")))
+            self.keys |= {name: msgspec.json.decode(raw) for name, raw in keys.items()}
+        except _FAILURES:
+            return None
+        return events
+
+    def _together(self, text: bytes | bytearray) -> list[AnyEvent] | None:
+        """Events of `[event, …]`, repaired if need be; None when it still is not JSON, or an event is unlike the others."""
+        try:
+            return self._decode(text)
+        except _FAILURES:
+            pass
+        try:
+            return self._decode(_repaired(bytes(text)))
+        except _FAILURES:
+            return None
+
+    def _one_by_one(self, texts: list[bytes]) -> list[AnyEvent]:
+        """Events that are known to be whole; together if possible."""
+        events = self._together(b"[" + b",".join(texts) + b"]")
+        if events is not None:
+            return events
+        events = []
+        for text in texts:
+            if (found := self._together(b"[" + text + b"]")) is not None:
+                events += found
+            elif (event := _coerced(text)) is not None:
+                events.append(event)
+            else:
+                self.left_out += 1
+        return events
+
+    def _add_keys(self, text: bytes | bytearray, where: str) -> None:
+        """All keys of a document but its events."""
+        for candidate in (text, _repaired(bytes(text))):
+            try:
+                keys = msgspec.json.decode(candidate, type=dict[str, Any])
+            except _FAILURES as error:
+                failure = error
+            else:
+                keys.pop("traceEvents", None)
+                self.keys |= keys
+                return
+        self._error = self.error or f"{self._path}: the text {where} cannot be read: {failure}"
+
+
+def _repaired(text: bytes) -> bytes:
+    """JSON of what writers take for JSON: NaN and infinity become null; bad UTF-8 and escapes in strings become printable."""
+    return _QUOTED_OR_NUMBER.sub(_repaired_token, text.decode("utf-8", "replace").encode())
+
+
+def _repaired_token(token: re.Match[bytes]) -> bytes:
+    text = token[0]
+    if not text.startswith(b'"'):
+        return b"null"
+    if b"\\" in text:
+        text = _BAD_ESCAPE.sub(rb"\\\\\1", text)
+    return _CONTROL.sub(b" ", text)
+
+
+def _coerced(text: bytes) -> AnyEvent | None:
+    """An event whose fields have types that no other writer gives them; None when it is not an event at all."""
+    try:
+        found = json.loads(_repaired(text), strict=False)
+        args = found.get("args")
+        fields: dict[str, Any] = {
+            key: value for key in ("cat", "pid", "tid", "ts", "dur") if isinstance(value := found.get(key), int | float | str)
+        }
+        fields |= {key: str(found.get(key, "")) for key in ("ph", "name")}
+        return Event(**fields, args=_coerced_args(args) if isinstance(args, dict) else None)
+    except (ValueError, AttributeError, RecursionError):
+        return None
+
+
+def _coerced_args(args: dict[str, Any]) -> Args:
+    kept: dict[str, Any] = {}
+    for field in msgspec.structs.fields(Args):
+        value = args.get(field.encode_name)
+        if value is not None and field.type is msgspec.Raw:
+            kept[field.name] = msgspec.Raw(json.dumps(value).encode())
+        elif isinstance(value, int | float | str):
+            kept[field.name] = value if field.type == Number else str(value)
+    return Args(**kept)
+
+
+HOST = ("operator", "runtime", "annotation", "python", "overhead")
+DEVICE = ("kernel", "memcpy", "memset")
+_OTHER = ("synchronization", "span", "instant", "known", "unknown")
+MEANINGS = (*HOST, *DEVICE, *_OTHER)
+
+#: Kineto's categories since torch 1.8, in lower case. Another category says what a "known" one says, and better.
+_CATEGORIES = {
+    "kernel": "kernel",
+    **dict.fromkeys(("gpu_memcpy", "memcpy"), "memcpy"),
+    **dict.fromkeys(("gpu_memset", "memset"), "memset"),
+    **dict.fromkeys(("cpu_op", "operator"), "operator"),
+    "user_annotation": "annotation",
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "hip_runtime"), "runtime"),
+    "python_function": "python",
+    "overhead": "overhead",
+    "cuda_sync": "synchronization",
+    "trace": "span",
+    **dict.fromkeys(("gpu_user_annotation", "ac2g", "fwdbwd", "async_cpu_to_gpu", "forward_backward"), "known"),
+    "cpu_instant_event": "instant",
+}
+
+#: Phases of the trace event format (`ph`). A complete event has a duration; some writers name no phase.
+_COMPLETE = frozenset(("X", ""))
+_INSTANT = frozenset(("i", "I", "R", ""))
+#: Arrows between events, and names of processes and threads.
+_NO_EVENT = frozenset(("s", "t", "f", "M"))
+#: No table holds these; they are counted.
+_LEFT_OUT = {
+    "C": "counter samples",
+    **dict.fromkeys("bneSTpF", "asynchronous events"),
+    **dict.fromkeys("BE", "begin and end events"),
+    **dict.fromkeys("NOD", "object events"),
+}
+
+#: torch 1.8 writes iterations as operators.
+_ITERATION = "ProfilerStep"
+
+_MEMORY = "[memory]"
+_CALL = "record_param_comms"
+_NO_TRANSFER = ("wait", "coalesced", "init")
+_MARKS = ("Iteration Start", "Record Window End")
+_NO_ARGS = Args()
+
+_ranks_of = lru_cache(maxsize=1 << 10)(ranks_of)
+
+
+class Collector:
+    """Sorts a file's events into columns, a piece at a time.
+
+    Args:
+        exact: whether the events' starts are text.
+        operators: keep operators and Python frames; runtime calls, annotations and the profiler's own work are always kept.
+
+    Attributes:
+        host, device, synchronizations, memory: columns of those events.
+        names, shapes, stacks: numbers in their columns.
+        collectives: what Kineto says of a communication kernel, by row of `device`.
+        calls: what it says of the host's calls for one, by row of `host`: all there is for operations issued as a batch.
+        marks: when the profiler starts and ends recording.
+        unknown: complete and instant events in categories that are not read, by category.
+        left_out: events of other phases that are not read, by kind and category.
+        events: events seen.
+        negative: events left out because they end before they start.
+        untimed: events left out because a time is invalid, or a duration is missing.
+        lost_device: device events among the last two.
+    """
+
+    def __init__(self, *, exact: bool, operators: bool) -> None:
+        self._exact, self._operators = exact, operators
+        self.host, self.device, self.synchronizations, self.memory = Columns(), Columns(), Columns(), Columns()
+        self.names, self.shapes, self.stacks = Codes(), Codes(), Codes()
+        self.collectives: dict[int, Operation] = {}
+        self.calls: dict[int, Operation] = {}
+        self.marks: list[int] = []
+        self.unknown: Counter[str] = Counter()
+        self.left_out: Counter[tuple[str, str]] = Counter()
+        self.events = self.negative = self.untimed = self.lost_device = 0
+        self._categories = Codes()
+        self._meaning_of: list[int] = []
+        self._identifiers = Identifiers()
+
+    def add_all(self, reader: EventReader) -> None:
+        """Read a file. No event outlives this call: those of one piece are as large as a fifth of the tables.
+
+        Raises:
+            InexactTimes: read the file again, with `exact=True`.
+            TraceError: the file is not a trace.
+        """
+        for events in reader.pieces():
+            self._add(events)
+
+    def _add(self, events: list[AnyEvent]) -> None:
+        self.events += len(events)
+        complete = [event for event in events if event.dur is not None and event.ph in _COMPLETE]
+        if len(complete) < len(events):
+            self._add_others([event for event in events if event.dur is None or event.ph not in _COMPLETE])
+        if not complete:
+            return
+        meanings = self._meanings(complete)
+        device = (meanings >= len(HOST)) & (meanings < len(HOST) + len(DEVICE))
+        self._add_device(*_chosen(complete, meanings, device))
+        self._add_host(*_chosen(complete, meanings, self._wanted(complete, meanings)))
+        self._add_synchronizations(_chosen(complete, meanings, meanings == MEANINGS.index("synchronization"))[0])
+        for event in _chosen(complete, meanings, meanings == MEANINGS.index("span"))[0]:
+            good, start, end = self._times([event])
+            self.marks += [int(start[0]), int(end[0])] if good[0] else []
+        # torch 2.13's exporter in Python gives them a duration.
+        self._add_instants(_chosen(complete, meanings, meanings == MEANINGS.index("instant"))[0])
+
+    def _wanted(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> NDArray[np.bool_]:
+        """Which events are host events to keep."""
+        host = meanings < len(HOST)
+        if self._operators:
+            return host
+        named = np.array([event.name[: len(_ITERATION)] == _ITERATION for event in events])
+        return host & (named | ((meanings != MEANINGS.index("operator")) & (meanings != MEANINGS.index("python"))))
+
+    def _meanings(self, events: Sequence[AnyEvent]) -> NDArray[np.int8]:
+        codes = self._categories.encode([event.cat for event in events])
+        known = list(self._categories.values)
+        for name in known[len(self._meaning_of) :]:
+            self._meaning_of.append(MEANINGS.index(_CATEGORIES.get(str(name or "").lower(), "unknown")))
+        meanings = np.array(self._meaning_of, np.int8)[codes]
+        strange = codes[meanings == MEANINGS.index("unknown")]
+        if len(strange):
+            self.unknown.update({str(known[code]): int(count) for code, count in enumerate(np.bincount(strange)) if count})
+        return meanings
+
+    def _times(self, events: Sequence[AnyEvent]) -> tuple[NDArray[np.bool_], Integers, Integers]:
+        """Which events have usable times, and all starts and ends."""
+        duration = durations_ns([event.dur for event in events])
+        start = starts_ns([event.ts for event in events], exact=self._exact)
+        timed = (start != NULL) & (duration != NULL)
+        good = timed & (duration >= 0)
+        self.untimed += int(len(events) - timed.sum())
+        self.negative += int(timed.sum() - good.sum())
+        return good, start, start + duration
+
+    def _add_host(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> None:
+        if not events:
+            return
+        good, start, end = self._times(events)
+        args = [event.args or _NO_ARGS for event in events]
+        names = self.names.encode([event.name for event in events])
+        if _CALL in self.names.values:
+            row_of = len(self.host) + np.cumsum(good) - 1
+            for place in np.flatnonzero(good & (names == self.names.values[_CALL])).tolist():
+                if args[place].collective is not None and args[place].collective not in _NO_TRANSFER:
+                    self.calls[int(row_of[place])] = _operation(args[place])
+        self.host.add(
+            category=meanings[good],
+            name=names[good],
+            process=self._identifiers.of([event.pid for event in events])[good],
+            thread=self._identifiers.of([event.tid for event in events])[good],
+            start_ns=start[good],
+            end_ns=end[good],
+            correlation=arguments(args, "correlation")[good],
+            operator=_operators(args)[good],
+            shapes=self.shapes.encode([bytes(arg.input_dims or arg.old_input_dims) for arg in args])[good],
+            stack=self.stacks.encode([arg.call_stack for arg in args])[good],
+        )
+
+    def _add_device(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> None:
+        if not events:
+            return
+        good, start, end = self._times(events)
+        self.lost_device += int(len(good) - good.sum())
+        args = [event.args or _NO_ARGS for event in events]
+        row_of = len(self.device) + np.cumsum(good) - 1
+        for place, arg in enumerate(args):
+            if arg.collective is not None and good[place]:
+                self.collectives[int(row_of[place])] = _operation(arg)
+        stream, device = arguments(args, "stream"), arguments(args, "device")
+        moved = arguments(args, "original_stream")
+        stream = np.where(moved == NULL, stream, moved)
+        if (stream == NULL).any():
+            # Kineto's rows on a device's track: the process is the device, the thread is the stream.
+            stream = np.where(stream == NULL, self._identifiers.of([event.tid for event in events]), stream)
+        if (device == NULL).any():
+            device = np.where(device == NULL, self._identifiers.of([event.pid for event in events]), device)
+        self.device.add(
+            category=meanings[good],
+            name=self.names.encode([event.name for event in events])[good],
+            device=device[good],
+            stream=stream[good],
+            start_ns=start[good],
+            end_ns=end[good],
+            operator=_operators(args)[good],
+            **{name: arguments(args, name)[good] for name in ("correlation", "graph", "bytes")},
+        )
+
+    def _add_synchronizations(self, events: list[AnyEvent]) -> None:
+        if not events:
+            return
+        good, start, end = self._times(events)
+        args = [event.args or _NO_ARGS for event in events]
+        names = ("device", "stream", "correlation", "producer_stream", "producer_correlation")
+        self.synchronizations.add(
+            name=self.names.encode([event.name for event in events])[good],
+            start_ns=start[good],
+            end_ns=end[good],
+            **{name: arguments(args, name)[good] for name in names},
+        )
+
+    def _add_others(self, events: list[AnyEvent]) -> None:
+        """Take the instants among events that are not complete, and count what is not read."""
+        instants = []
+        # Nearly all of them are arrows.
+        for event in [event for event in events if event.ph not in _NO_EVENT]:
+            if event.ph in _INSTANT:
+                instants.append(event)
+            elif event.ph in _COMPLETE:
+                self.untimed += 1
+            else:
+                self.left_out[_LEFT_OUT.get(event.ph, f"events of the phase {event.ph!r}"), str(event.cat or "")] += 1
+        # The profiler's own marks have no category. Of the others, those are counted whose category is not known.
+        self._meanings([event for event in instants if event.cat])
+        self._add_instants(instants)
+
+    def _add_instants(self, instants: list[AnyEvent]) -> None:
+        marks = starts_ns([event.ts for event in instants if event.name.startswith(_MARKS)], exact=self._exact)
+        self.marks += marks[marks != NULL].tolist()
+        found = [event for event in instants if event.name == _MEMORY and event.args is not None]
+        if not found:
+            return
+        args: list[Args] = [event.args for event in found if event.args is not None]
+        time_ns = starts_ns([event.ts for event in found], exact=self._exact)
+        good = time_ns != NULL
+        self.untimed += int(len(good) - good.sum())
+        names = ("device_type", "device_id", "memory_bytes", "total_allocated", "total_reserved")
+        self.memory.add(
+            time_ns=time_ns[good],
+            address=np.fromiter((_address(arg.address) for arg in args), np.uint64, len(args))[good],
+            **{name: arguments(args, name)[good] for name in names},
+        )
+
+
+def _chosen(
+    events: list[AnyEvent], meanings: NDArray[np.int8], which: NDArray[np.bool_]
+) -> tuple[list[AnyEvent], NDArray[np.int8]]:
+    if which.all():
+        return events, meanings
+    rows = np.flatnonzero(which)
+    return [events[row] for row in rows.tolist()], meanings[rows]
+
+
+def _operators(args: Sequence[Args]) -> Integers:
+    """External ids; NULL for none, which CUPTI writes as 0."""
+    found = arguments(args, "external_id")
+    if (found == NULL).any():
+        found = np.where(found == NULL, arguments(args, "old_external_id"), found)
+    return np.where(found == 0, NULL, found)
+
+
+def _operation(arg: Args) -> Operation:
+    operation = torch_operation(arg.collective or "")
+    peer = {"send": arg.destination_rank, "recv": arg.source_rank}.get(operation)
+    return Operation(
+        operation=operation,
+        group_name=None if arg.group_name is None else str(arg.group_name),
+        group=arg.group_description or None,
+        group_ranks=_ranks_of(arg.group_ranks),
+        group_size=_known(arg.group_size),
+        in_elements=_known(arg.in_elements),
+        out_elements=_known(arg.out_elements),
+        dtype=arg.dtype,
+        peer=_known(peer),
+    )
+
+
+def _known(value: Number) -> int | None:
+    return None if (number := integer(value)) == NULL else number
+
+
+def _address(value: object) -> int:
+    if isinstance(value, str):
+        try:
+            value = int(value, 0)
+        except ValueError:
+            return 0
+    return value if isinstance(value, int) and 0 <= value < 1 << 64 and value != ABSENT else 0

@@ -1,0 +1,443 @@
+"""A Kineto file's columns and header as tables: launches, iterations, collectives, and what the header says of the rank."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.errors import TraceError
+from bridge_profiling.traces.joins import (
+    Iterations,
+    Operation,
+    batch,
+    carried_out_by,
+    collective_columns,
+    iterations_from_names,
+    launch_of,
+    trace_caveats,
+    wait_columns,
+)
+from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET, copy_kind, kernel_kind, synchronization_kind
+from bridge_profiling.traces.kineto.columns import Columns, InexactTimes, integer
+from bridge_profiling.traces.kineto.decode import MEANINGS, Collector, EventReader
+from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
+from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables
+
+#: Times without a base are taken for Unix time when they are after 2001.
+_UNIX_SINCE_NS = 10**18
+
+#: Larger ones would overflow 64 bits together with the file's own times.
+_MAX_BASE_NS = 4 * 10**18
+
+_MAX_RANK = 10**7
+_MAX_ITERATION = (1 << 31) - 1
+
+#: CUPTI's word for no stream in particular: all ones, in 32 or 64 bits.
+_NO_STREAM = (1 << 32) - 1
+
+#: Categories that caveats name one by one; the others are added up.
+_NAMED = 3
+
+_ITERATION = re.compile(r"(?:ProfilerStep\s*#|iteration[_ #])(\d+)$")
+_FLUSH = re.compile(r"flush", re.IGNORECASE)
+
+_KINDS = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET)
+
+#: c10::DeviceType.
+_DEVICE_TYPES = {0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 13: "mps", 14: "meta", 20: "privateuseone"}
+
+
+def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order", operators: bool = True) -> RankTables:
+    """The tables of one trace. Times are exact to the nanosecond.
+
+    Args:
+        path: gzip, .xz or plain.
+        rank: used when the trace names none.
+        rank_source: where that rank comes from.
+        operators: read operators and Python frames too. Without them all other tables are the same, in two thirds of the time,
+            except for the groups of point-to-point operations that were issued as a batch.
+
+    Returns:
+        Its tables. When `info.error` is set, the file is damaged, and they hold what could be read.
+
+    Raises:
+        TraceError: nothing could be read. The message names the file.
+    """
+    try:
+        return _read(path, rank, rank_source, operators=operators, exact=False)
+    except InexactTimes:
+        return _read(path, rank, rank_source, operators=operators, exact=True)
+
+
+def _read(path: Path, rank: int, rank_source: RankSource, *, operators: bool, exact: bool) -> RankTables:
+    reader = EventReader(path, exact=exact)
+    collected = Collector(exact=exact, operators=operators)
+    collected.add_all(reader)
+    if not len(collected.host) and not len(collected.device) and not len(collected.memory):
+        raise TraceError(reader.error or _nothing_in(path, collected, reader))
+    info = _info(path, reader.keys, rank, rank_source)
+    unusable = reader.left_out + collected.untimed
+    of_device = len(collected.device) + collected.lost_device
+    info.lost = LostRecords(unusable + collected.negative, collected.lost_device, of_device)
+    try:
+        tables, caveats = _tables(collected, info)
+    except ValueError as error:
+        raise TraceError(f"{path} cannot be read: {error}") from error
+    info.clock = "unix" if _first_ns(tables) > _UNIX_SINCE_NS else "unknown"
+    info.caveats += caveats
+    if unusable:
+        info.add_caveat("events_undecodable", f"{unusable} events could not be decoded and are left out")
+    info.caveats += [*_events_left_out(collected), *trace_caveats(info, tables, "ProfilerStep#N")]
+    if reader.error is not None:
+        info.error = f"{reader.error}; everything before it was read"
+    elif collected.negative:
+        info.error = f"{path} holds {collected.negative} events that end before they start; the others were read"
+    info.partial = info.error is not None
+    return RankTables(info, tables)
+
+
+def _nothing_in(path: Path, collected: Collector, reader: EventReader) -> str:
+    if collected.negative or collected.untimed:
+        return f"{path} cannot be read: none of its events has a usable time"
+    if reader.left_out:
+        return f"{path} is not a Kineto trace: none of its {reader.left_out} events can be decoded"
+    return f"{path} is not a Kineto trace: none of its {collected.events} entries is an event that Kineto writes"
+
+
+def _events_left_out(collected: Collector) -> Iterator[Caveat]:
+    unknown, others = _by_count(collected.unknown), _by_count(collected.left_out)
+    for category, count in unknown[:_NAMED]:
+        yield Caveat("category_unknown", f"{count} events of the unknown category {category!r} are left out")
+    for (kind, category), count in others[:_NAMED]:
+        of_category = f" of the category {category!r}" if category else ""
+        yield Caveat("events_not_read", f"{count} {kind}{of_category} are left out")
+    if more := sum(count for _, count in [*unknown[_NAMED:], *others[_NAMED:]]):
+        yield Caveat("events_not_read", f"{more} events of further categories are left out")
+
+
+def _by_count(counts: Counter[Any]) -> list[tuple[Any, int]]:
+    """The largest first, in an order that does not depend on the file's."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _first_ns(tables: Mapping[str, pa.Table]) -> int:
+    columns = [table[name] for table in tables.values() for name in ("start_ns", "time_ns") if name in table.column_names]
+    return min((column[0].as_py() for column in columns if len(column)), default=0)
+
+
+def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], list[Caveat]]:
+    names, base_ns = _Names(list(collected.names.values)), info.clock_base_ns
+    host = _Host(collected, names, base_ns)
+    iterations, caveats = iterations_from_names(_iteration_numbers(host, names), host.start_ns, host.end_ns)
+    device = _Device(collected, host, names, iterations, base_ns)
+    operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})
+    columns, rows = device.columns(names), device.communication
+    if undescribed:
+        text = f"{undescribed} of {len(rows)} communication kernels have no description: their group and message are unknown"
+        caveats.append(Caveat("collectives_undescribed", text))
+    tables = {
+        "device_events": build("device_events", info.rank, columns),
+        "collectives": build(
+            "collectives", info.rank, collective_columns(operations, columns, rows, device.launch.issued_ns[rows])
+        ),
+        "iterations": iterations.table(info.rank, _boundary(iterations, host, names, collected.marks, base_ns)),
+        "host_events": build("host_events", info.rank, host.columns(collected)),
+    }
+    if len(collected.synchronizations):
+        tables["synchronizations"] = build("synchronizations", info.rank, _wait_columns(collected, names, base_ns))
+    if len(collected.memory):
+        tables["memory_events"] = build("memory_events", info.rank, _memory_columns(collected.memory, base_ns))
+    return tables, caveats
+
+
+class _Names:
+    """The file's names, and what each says, determined once per name."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.all = names
+
+    def say(self, codes: NDArray[np.int32], what: Callable[[str], Any]) -> tuple[list[Any], NDArray[np.int32]]:
+        """`what` of the names that a column uses, and each row's place among them."""
+        used = np.flatnonzero(np.bincount(codes, minlength=len(self.all))) if len(codes) else np.empty(0, np.int64)
+        place = np.zeros(len(self.all), np.int32)
+        place[used] = np.arange(len(used))
+        return [what(self.all[code]) for code in used.tolist()], place[codes]
+
+
+class _Host:
+    """Host events by start, the longer one first."""
+
+    def __init__(self, collected: Collector, names: _Names, base_ns: int) -> None:
+        columns = collected.host
+        start, end = columns.take("start_ns"), columns.take("end_ns")
+        self.order = np.lexsort((-end, start)).astype(np.int32)
+        self.start_ns, self.end_ns = start[self.order] + base_ns, end[self.order] + base_ns
+        del start, end
+        self.category, self.name, self.thread, self.correlation = (
+            columns.take(name, self.order) for name in ("category", "name", "thread", "correlation")
+        )
+        self.names = names
+
+    def of_category(self, category: str) -> NDArray[np.int64]:
+        """Rows of one category."""
+        return np.flatnonzero(self.category == MEANINGS.index(category))
+
+    def columns(self, collected: Collector) -> dict[str, pa.Array]:
+        """The columns of host_events."""
+        columns = collected.host
+        shapes = [b"".join(text.split()).decode("utf-8", "replace") or None for text in collected.shapes.values]
+        return {
+            "process": integer_column(columns.take("process", self.order)),
+            "thread": integer_column(self.thread),
+            "category": coded_column(self.category, MEANINGS),
+            "name": coded_column(self.name, self.names.all),
+            "start_ns": pa.array(self.start_ns),
+            "end_ns": pa.array(self.end_ns),
+            "correlation": integer_column(self.correlation),
+            "operator": integer_column(_without_correlations(columns.take("operator", self.order), self.correlation)),
+            "shapes": coded_column(columns.take("shapes", self.order), shapes),
+            "stack": coded_column(columns.take("stack", self.order), list(collected.stacks.values)),
+        }
+
+
+class _Device:
+    """Work on the device by start, with its launches and iterations."""
+
+    def __init__(self, collected: Collector, host: _Host, names: _Names, iterations: Iterations, base_ns: int) -> None:
+        columns = collected.device
+        calls = host.of_category("runtime")
+        self._rocm = any(name.startswith("hip") for name in names.say(host.name[calls], str)[0])
+        start, name = columns.take("start_ns"), columns.take("name")
+        order = np.argsort(start, kind="stable")
+        # Some versions write synchronization records among the kernels, on a stream that does not exist.
+        waits, place = names.say(name[order], lambda name: synchronization_kind(name) is not None)
+        self.order = order[~np.array(waits, bool)[place]] if any(waits) else order
+        self.start_ns, self.end_ns = start[self.order] + base_ns, columns.take("end_ns", self.order) + base_ns
+        self._name = name[self.order]
+        self._category, self._device, self._stream, self._correlation, operator, self._graph, self._bytes = (
+            columns.take(each, self.order)
+            for each in ("category", "device", "stream", "correlation", "operator", "graph", "bytes")
+        )
+        self._operator = _without_correlations(operator, self._correlation)
+        self.launch = launch_of(
+            self._correlation,
+            self.start_ns,
+            calls=host.correlation[calls],
+            call_start_ns=host.start_ns[calls],
+            call_end_ns=host.end_ns[calls],
+            call_thread=host.thread[calls],
+        )
+        self._iteration = iterations.containing(self.launch.issued_ns)
+        self._classify(collected, names)
+
+    def _classify(self, collected: Collector, names: _Names) -> None:
+        """Each row's kind (index of _KINDS) and backend, and the operation in a communication kernel's name.
+
+        A kernel that Kineto describes as a collective is one, whatever its name.
+        """
+        said, place = names.say(self._name, lambda name: kernel_kind(name, rocm=self._rocm))
+        kernel = self._category == MEANINGS.index("kernel")
+        named = np.array([each.kind == COMMUNICATION for each in said], bool)[place] & kernel
+        communication = named | (np.isin(self.order, list(collected.collectives)) & kernel)
+        copies, sets = (self._category == MEANINGS.index(each) for each in ("memcpy", "memset"))
+        kinds = [_KINDS.index(each) for each in (COMMUNICATION, MEMCPY, MEMSET)]
+        self._kind = np.select([communication, copies, sets], kinds).astype(np.int8)
+        self._backend = coded_column(np.where(communication, place, -1), [each.backend or "other" for each in said])
+        self.communication = np.flatnonzero(communication)
+        self.operation = [said[place[row]].operation for row in self.communication.tolist()]
+
+    def columns(self, names: _Names) -> dict[str, pa.Array]:
+        """The columns of device_events."""
+        copies, place = names.say(self._name, copy_kind)
+        copy = np.where(self._category == MEANINGS.index("memcpy"), place, -1)
+        collective = np.full(len(self.start_ns), NULL)
+        collective[self.communication] = np.arange(len(self.communication))
+        return {
+            "kind": coded_column(self._kind, _KINDS),
+            "backend": self._backend,
+            "name": coded_column(self._name, names.all),
+            "device": integer_column(self._device),
+            "stream": integer_column(self._stream),
+            "start_ns": pa.array(self.start_ns),
+            "end_ns": pa.array(self.end_ns),
+            "correlation": integer_column(self._correlation),
+            "operator": integer_column(self._operator),
+            "launch_start_ns": integer_column(self.launch.start_ns),
+            "launch_end_ns": integer_column(self.launch.end_ns),
+            "launch_thread": integer_column(self.launch.thread),
+            "iteration": integer_column(self._iteration),
+            "collective": integer_column(collective),
+            "graph": integer_column(self._graph),
+            "bytes": integer_column(self._bytes),
+            "direction": coded_column(copy, [each.direction for each in copies]),
+            "from_memory": coded_column(copy, [each.from_memory for each in copies]),
+            "to_memory": coded_column(copy, [each.to_memory for each in copies]),
+        }
+
+
+def _operations(
+    device: _Device, host: _Host, collected: Collector, groups: Mapping[str, ProcessGroup]
+) -> tuple[list[Operation], int]:
+    """What each communication kernel carries out, and the number of kernels without a description.
+
+    Kineto describes a kernel by the call it was launched in. Operations issued as a batch (`batch_isend_irecv`) are
+    launched after all their calls; then the thread's calls since its previous launch describe the kernel.
+    """
+    calls: dict[int, deque[tuple[int, Operation]]] = defaultdict(deque)
+    for row in np.flatnonzero(np.isin(host.order, list(collected.calls))).tolist():
+        calls[int(host.thread[row])].append((int(host.start_ns[row]), collected.calls[int(host.order[row])]))
+    issued = device.launch.issued_ns[device.communication]
+    found: dict[int, Operation] = {}
+    undescribed = 0
+    for place in np.argsort(issued, kind="stable").tolist():
+        row, named = int(device.communication[place]), device.operation[place]
+        launched_ns = int(device.launch.start_ns[row])
+        before = _taken(calls.get(int(device.launch.thread[row])), launched_ns, carried_out_by(named))
+        described = collected.collectives.get(int(device.order[row]))
+        if described is not None:
+            found[place] = described.in_known_group(groups)
+        elif before:
+            found[place] = batch([call.in_known_group(groups) for call in before])
+        else:
+            found[place] = Operation(named)
+            undescribed += 1
+    return [found[place] for place in range(len(issued))], undescribed
+
+
+def _taken(calls: deque[tuple[int, Operation]] | None, until_ns: int, operations: Sequence[str | None]) -> list[Operation]:
+    """Remove a thread's calls up to a time, and return those that the kernel launched then can carry out."""
+    found = []
+    while calls and calls[0][0] <= until_ns:
+        call = calls.popleft()[1]
+        if call.group_size != 1 and call.operation in operations:  # a group of one launches nothing
+            found.append(call)
+    return found
+
+
+def _iteration_numbers(host: _Host, names: _Names) -> Integers:
+    said, place = names.say(host.name, _ITERATION.match)
+    numbers = [NULL if match is None else min(int(match[1]), _MAX_ITERATION) for match in said]
+    return np.where(host.category == MEANINGS.index("python"), NULL, np.array(numbers, np.int64)[place])
+
+
+def _boundary(iterations: Iterations, host: _Host, names: _Names, marks: Sequence[int], base_ns: int) -> NDArray[np.bool_]:
+    """Which iterations the profiler starts, stops or flushes in."""
+    marks_ns = np.array(marks, np.int64) + base_ns
+    overhead = host.of_category("overhead")
+    flushing, place = names.say(host.name[overhead], lambda name: _FLUSH.search(name) is not None)
+    rows = overhead[np.array(flushing, bool)[place]]
+    return iterations.overlapping(marks_ns, marks_ns) | iterations.overlapping(host.start_ns[rows], host.end_ns[rows])
+
+
+def _wait_columns(collected: Collector, names: _Names, base_ns: int) -> dict[str, pa.Array]:
+    columns = collected.synchronizations
+    start = columns.take("start_ns")
+    order = np.argsort(start, kind="stable")
+    kinds, kind = names.say(columns.take("name", order), synchronization_kind)
+    others = ("end_ns", "device", "stream", "correlation", "producer_stream", "producer_correlation")
+    waits = {"kind": kind, "start_ns": start[order], **{name: columns.take(name, order) for name in others}}
+    stream = waits["stream"]
+    waits["stream"] = np.where((stream < 0) | (stream == _NO_STREAM), NULL, stream)
+    return wait_columns(waits, kinds, base_ns)
+
+
+def _memory_columns(columns: Columns, base_ns: int) -> dict[str, pa.Array]:
+    time_ns = columns.take("time_ns")
+    order = np.argsort(time_ns, kind="stable")
+    types = columns.take("device_type", order)
+    used = np.unique(types).tolist()
+    return {
+        "time_ns": pa.array(time_ns[order] + base_ns),
+        "device_type": coded_column(np.searchsorted(used, types), [_DEVICE_TYPES.get(each) for each in used]),
+        "device": integer_column(columns.take("device_id", order)),
+        "address": pa.array(columns.take("address", order)),
+        "bytes": integer_column(columns.take("memory_bytes", order)),
+        "total_allocated_bytes": integer_column(columns.take("total_allocated", order)),
+        "total_reserved_bytes": integer_column(columns.take("total_reserved", order)),
+    }
+
+
+def _without_correlations(operator: Integers, correlation: Integers) -> Integers:
+    """Operators' ids; NULL where torch 1.10 to 1.13 wrote the correlation of a runtime call or kernel as its operator's id."""
+    known = (operator != NULL) & (correlation != NULL)
+    same = known & (operator == correlation)
+    return np.where(same, NULL, operator) if same.sum() * 2 > known.sum() else operator
+
+
+def _info(path: Path, keys: dict[str, Any], rank: int, rank_source: RankSource) -> RankInfo:
+    """What the header says."""
+    distributed, ours = _section(keys, "distributedInfo"), _section(keys, "bridge_profiling")
+    named = (integer(section.get("rank")) for section in (distributed, ours))
+    known = next((number for number in named if 0 <= number <= _MAX_RANK), None)
+    devices = {number: each for each in _sections(keys, "deviceProperties") if (number := integer(each.get("id"))) >= 0}
+    memory = {number: integer(device.get("totalGlobalMem")) for number, device in devices.items()}
+    world_size = integer(distributed.get("world_size"))
+    info = RankInfo(
+        rank=rank if known is None else known,
+        rank_source=rank_source if known is None else "trace",
+        source="kineto",
+        files=[str(path.absolute())],
+        world_size=world_size if world_size > 0 else None,
+        coordinates=_coordinates(ours.get("coordinates")),
+        versions=_versions(keys, distributed),
+        devices={number: str(device.get("name", "")) for number, device in devices.items()},
+        device_bytes={number: size for number, size in memory.items() if size > 0},
+        groups=[_group(group) for group in _sections(distributed, "pg_config") if "pg_name" in group],
+    )
+    base_ns = integer(keys.get("baseTimeNanoseconds", 0))
+    if 0 <= base_ns <= _MAX_BASE_NS:
+        info.clock_base_ns = base_ns
+    else:
+        info.add_caveat("clock_base_invalid", "baseTimeNanoseconds is not a time: times are used as written")
+    return info
+
+
+def _section(keys: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = keys.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _sections(keys: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    found = keys.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _coordinates(written: Any) -> dict[str, tuple[int, int]] | None:
+    """Parallel coordinates, which our own hook writes into a trace."""
+    found = {}
+    for name, place in written.items() if isinstance(written, dict) else ():
+        if isinstance(place, list) and len(place) == 2 and min(map(integer, place)) >= 0:
+            found[name] = (integer(place[0]), integer(place[1]))
+    return found or None
+
+
+def _versions(keys: Mapping[str, Any], distributed: Mapping[str, Any]) -> dict[str, str]:
+    versions = {}
+    for key, value in keys.items():
+        if key.endswith("_version") and isinstance(value, int | str):
+            number = integer(value)
+            cuda = key in ("cuda_driver_version", "cuda_runtime_version") and number >= 1000
+            versions[key.removesuffix("_version")] = f"{number // 1000}.{number % 1000 // 10}" if cuda else str(value)
+    if "schemaVersion" in keys:
+        versions["kineto_schema"] = str(keys["schemaVersion"])
+    if nccl := distributed.get("nccl_version"):
+        versions["nccl"] = str(nccl)
+    return versions
+
+
+def _group(group: Mapping[str, Any]) -> ProcessGroup:
+    ranks = group.get("ranks")
+    known = isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks)
+    return ProcessGroup(
+        name=str(group["pg_name"]),
+        description=str(group.get("pg_desc") or ""),
+        backend=str(group.get("backend_config") or ""),
+        ranks=tuple(ranks) if known and ranks else (),
+    )

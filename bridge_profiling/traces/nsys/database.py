@@ -1,0 +1,198 @@
+"""An nsys report as an open SQLite file: its tables and columns, with numbers as numpy arrays.
+
+nsys' tables change between versions: a missing table has no rows, and a missing column no values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bridge_profiling.errors import CaptureError, TraceError
+from bridge_profiling.nsys.command import export_command
+from bridge_profiling.nsys.version import find_nsys, without_injection
+from bridge_profiling.traces.bounds import Bounds, open_regular, unpack
+from bridge_profiling.traces.tables import NULL, Integers
+
+#: Rows that SQLite joins at a time: a few MB of text.
+_ROWS = 1 << 16
+
+_MAGIC = b"SQLite format 3\0"
+
+#: Separates the texts of one piece; replaced by a space in texts that contain it.
+SEPARATOR = "\x1f"
+
+#: Real reports shrink 6-fold as .xz; the largest known have about 10 GB.
+_BOUNDS = Bounds(max_bytes=64 << 30, max_ratio=200)
+
+_EXPORT_SECONDS = 3600
+
+
+class Database:
+    """An nsys SQLite export, open for reading. Errors name the file `name`: the SQLite file can be a temporary one.
+
+    Raises:
+        TraceError: this is not an SQLite file. Every method raises it when SQLite cannot read the file.
+    """
+
+    def __init__(self, path: Path, name: Path) -> None:
+        self.name = name
+        with open_regular(path) as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise TraceError(f"{name} is not an SQLite file")
+        # Immutable: no lock, and no search for a journal next to a report on a read-only file system.
+        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        try:
+            self.rows("PRAGMA trusted_schema = OFF")  # the file's own definitions call no functions
+            tables = [name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            self._tables = {table: [row[1] for row in self.rows(f"PRAGMA table_info({quoted(table)})")] for table in tables}
+        except TraceError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Whether there is such a table with these columns."""
+        return table in self._tables and set(columns) <= set(self._tables[table])
+
+    def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The result of a query; for small tables."""
+        try:
+            return self._connection.execute(query, parameters).fetchall()
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:  # the last: SQLite names the damaged part
+            raise TraceError(f"{self.name} cannot be read: {error}") from error
+
+    def select(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
+        """Some columns of a small table; empty where one of them is missing."""
+        return self.rows(f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(table)}") if self.has(table, *columns) else []
+
+    def columns(self, table: str, names: Sequence[str], where: str = "1") -> dict[str, Integers]:
+        """Columns of integers; NULL where a value, the column or the table is missing."""
+        # SQLite joins each column's numbers into one text for numpy to parse. 1.0 M kernels with 8 columns take 1.05 s of CPU,
+        # 2.1 s as Python tuples, 0.77 s through adbc-driver-sqlite 1.13 (20 MB, and it takes types from the first rows).
+        present = [name for name in names if self.has(table, name)]
+        pieces: dict[str, list[Integers]] = {name: [] for name in present}
+        rows = 0
+        for count, texts in self._pieces(table, [f"ifnull({quoted(name)}, {NULL})" for name in present], where):
+            rows += count
+            for name, text in zip(present, texts, strict=True):
+                pieces[name].append(self._integers(f"{table}.{name}", text, count))
+        # One after another, so that not all columns are in memory twice.
+        return {name: np.concatenate(pieces.pop(name)) if pieces.get(name) else np.full(rows, NULL) for name in names}
+
+    def texts(self, table: str, expression: str, where: str = "1") -> Iterator[list[str]]:
+        """Pieces of one column of texts, in the order of `columns`; "" where it is null."""
+        expressions = [f"replace(ifnull({expression}, ''), char(31), ' ')"]
+        for count, (text,) in self._pieces(table, expressions, where, separator=SEPARATOR):
+            found = str(text).split(SEPARATOR)
+            if len(found) != count:
+                raise TraceError(f"{self.name} cannot be read: the texts of {table} are damaged")
+            yield found
+
+    def _pieces(
+        self, table: str, expressions: Sequence[str], where: str, *, separator: str = ","
+    ) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Each piece's number of rows, and each column's values joined into a text."""
+        if not expressions or not self.has(table):
+            return
+        named = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(expressions))
+        joined = ", ".join(f"group_concat(c{place}, '{separator}')" for place in range(len(expressions)))
+        query = (
+            f"SELECT count(*), max(row), {joined} FROM (SELECT rowid AS row, {named} FROM {quoted(table)}"
+            f" WHERE rowid > ? AND ({where}) ORDER BY rowid LIMIT {_ROWS})"
+        )
+        count, last = _ROWS, -(1 << 63)
+        while count == _ROWS:
+            ((count, last, *texts),) = self.rows(query, (last,))
+            if count:
+                yield count, tuple(texts)
+
+    def _integers(self, column: str, text: Any, count: int) -> Integers:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                found = np.fromstring(str(text), np.int64, sep=",")
+            except (DeprecationWarning, ValueError):
+                found = np.empty(0, np.int64)
+        if len(found) != count:
+            raise TraceError(f"{self.name} cannot be read: {column} holds something other than integers")
+        return found
+
+    def strings(self, ids: Integers) -> dict[int, str]:
+        """Some texts of `StringIds`, which can hold millions."""
+        wanted = np.unique(ids[ids != NULL]).tolist() if self.has("StringIds", "id", "value") else []
+        found: dict[int, str] = {}
+        for begin in range(0, len(wanted), 500):
+            some = wanted[begin : begin + 500]
+            rows = self.rows(f"SELECT id, value FROM StringIds WHERE id IN ({','.join('?' * len(some))})", some)
+            found |= {number: str(text) for number, text in rows}
+        return found
+
+
+def quoted(name: str) -> str:
+    """A table's or column's name for SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@contextlib.contextmanager
+def open_report(path: Path) -> Iterator[Database]:
+    """The database of a report: an SQLite export, or an `.nsys-rep` that is exported first; either may be packed as `.xz`."""
+    with tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True) as temporary:
+        plain = path
+        if path.suffix == ".xz":
+            plain = Path(temporary, path.name.removesuffix(".xz"))
+            with plain.open("wb") as target:
+                target.writelines(unpack(path, _BOUNDS))
+        if plain.suffix == ".nsys-rep":
+            plain = _export(path, plain, Path(temporary, "report.sqlite"))
+        with contextlib.closing(Database(plain, path)) as database:
+            yield database
+
+
+def _export(path: Path, report: Path, to: Path) -> Path:
+    """Export a report with the nsys of this machine."""
+    try:
+        nsys = find_nsys().executable
+    except CaptureError as error:
+        raise TraceError(
+            f"{path} is an nsys report, which only nsys can read, and nsys was not found here ({error}); install Nsight"
+            " Systems, or record with NsysPlugin(export_sqlite=True)"
+        ) from error
+    # nsys names its export after the report and looks for one next to it: a link leaves the report's folder alone.
+    link = to.with_suffix(".nsys-rep")
+    if not link.exists():
+        try:
+            os.symlink(report.absolute(), link)
+        except OSError:
+            shutil.copyfile(report, link)
+    try:
+        done = subprocess.run(
+            export_command(nsys, link, to),
+            env=without_injection(os.environ),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_EXPORT_SECONDS,
+            check=False,
+        )
+    except (OSError, CaptureError, subprocess.TimeoutExpired) as error:
+        raise TraceError(f"{path} cannot be exported: {error}") from error
+    if done.returncode or not to.exists():
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip() and "[" not in line]
+        reason = " ".join(lines)[:500] or f"exit code {done.returncode}, no message"
+        raise TraceError(f"{path} cannot be exported by nsys: {reason}")
+    return to

@@ -1,0 +1,278 @@
+"""Events of one process in an nsys report by start, on the report's clock: device work, calls, waits and sampled counters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.traces.joins import rows_by_key, taken
+from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET, Copy, kernel_kind, memory_kind
+from bridge_profiling.traces.nsys.database import Database
+from bridge_profiling.traces.nsys.report import COPY, GRAPH, KERNEL, Process
+from bridge_profiling.traces.nsys.report import MEMSET as MEMSETS
+from bridge_profiling.traces.tables import NULL, Integers, coded_column
+from bridge_profiling.traces.types import Caveat
+
+#: nsys' numbers of memory kinds where a report lists none; they differ from CUPTI's.
+_MEMORIES = {0: "pageable", 1: "pinned", 2: "device", 3: "array", 4: "managed", 5: "device", 6: "managed"}
+_MEMORY_NAME = re.compile(r"CUDA_MEMOPR_MEMORY_KIND_(PAGEABLE|PINNED|DEVICE|ARRAY|MANAGED)")
+
+#: CUPTI's numbers of copies, which nsys keeps. From and to arrays: other.
+_DIRECTIONS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD"}
+
+#: CUPTI numbers a graph's node with the graph in the upper half; exports before `graphId` have only that.
+_GRAPH_SHIFT = 32
+
+#: "cudaLaunchKernel_v7000", "cuMemcpyAsync_ptsz": the version and the kind of default stream are left out of names.
+_VERSION = re.compile(r"(?:_v\d{4,})?(?:_ptsz|_ptds)?$")
+
+_WAITS, _RECORDS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
+WAIT_KINDS = ("stream_wait_event", "event", "stream", "context")
+
+#: CUPTI's numbers for no stream and no event, in 32 bits and in 64.
+_NONE = ((1 << 32) - 1, -1, NULL)
+
+
+@dataclass(frozen=True)
+class DeviceName:
+    """A name of device events, and what it says."""
+
+    text: str
+    kind: str
+    backend: str | None = None
+    operation: str | None = None
+    copy: Copy | None = None
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """Columns of device events; NULL for unknown values."""
+
+    start_ns: Integers
+    end_ns: Integers
+    device: Integers
+    stream: Integers
+    correlation: Integers
+    graph: Integers
+    bytes: Integers
+    name: NDArray[np.int32]  # index of `names`
+    names: list[DeviceName]
+    whole_graphs: int  # events that are executions of a CUDA graph as a whole
+    negative: int  # events left out because they end before they start
+
+
+def read_device_work(process: Process) -> DeviceWork:
+    """Kernels, executions of whole CUDA graphs, copies and memsets."""
+    names: list[DeviceName] = []
+    pieces = [_kernels(process, names), _graphs(process, names), _copies(process, names), _memsets(process, names)]
+    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    rows, negative = _usable(columns)
+    rows = rows[np.argsort(columns["start"][rows], kind="stable")]
+    columns = {name: values[rows] for name, values in columns.items()}
+    return DeviceWork(
+        start_ns=columns["start"],
+        end_ns=columns["end"],
+        device=columns["deviceId"],
+        stream=columns["streamId"],
+        correlation=columns["correlationId"],
+        graph=columns["graph"],
+        bytes=columns["bytes"],
+        name=columns["name"].astype(np.int32),
+        names=names,
+        whole_graphs=len(pieces[1]["start"]),
+        negative=negative,
+    )
+
+
+def _usable(columns: dict[str, Integers]) -> tuple[Integers, int]:
+    """Rows that end after they start, and how many do not."""
+    usable = (columns["start"] != NULL) & (columns["end"] >= columns["start"])
+    return np.flatnonzero(usable), int((~usable).sum())
+
+
+def _columns(process: Process, table: str, *more: str) -> dict[str, Integers]:
+    return process.columns(table, "start", "end", "deviceId", "streamId", "correlationId", "bytes", "graphNodeId", *more)
+
+
+def _piece(
+    columns: dict[str, Integers], names: list[DeviceName], keys: Integers, name: Callable[[Any], DeviceName], graph: Integers
+) -> dict[str, Integers]:
+    """The columns that all kinds of device work have. A name is made once for each distinct key."""
+    used, place = np.unique(keys, axis=0 if keys.ndim > 1 else None, return_inverse=True)
+    codes = len(names) + place.reshape(-1)
+    names += [name(key) for key in used.tolist()]
+    shared = {each: columns[each] for each in ("start", "end", "deviceId", "streamId", "correlationId")}
+    return shared | {"name": codes, "graph": graph, "bytes": columns["bytes"]}
+
+
+def _kernels(process: Process, names: list[DeviceName]) -> dict[str, Integers]:
+    columns = _columns(process, KERNEL, "demangledName", "shortName", "graphId")
+    ids = np.where(columns["demangledName"] != NULL, columns["demangledName"], columns["shortName"])
+    texts = process.database.strings(ids)
+
+    def name(number: int) -> DeviceName:
+        text = texts.get(number, "unnamed kernel")
+        kernel = kernel_kind(text)
+        return DeviceName(text, kernel.kind, kernel.backend, kernel.operation)
+
+    graph = np.where((columns["graphId"] != NULL) & (columns["graphId"] != 0), columns["graphId"], _node_graph(columns))
+    return _piece(columns, names, ids, name, graph)
+
+
+def _graphs(process: Process, names: list[DeviceName]) -> dict[str, Integers]:
+    """Executions of CUDA graphs that were recorded as a whole, without the kernels inside."""
+    columns = _columns(process, GRAPH, "graphId")
+
+    def name(graph: int) -> DeviceName:
+        return DeviceName("CUDA graph" if graph == NULL else f"CUDA graph {graph}", COMPUTE)
+
+    return _piece(columns, names, columns["graphId"], name, columns["graphId"])
+
+
+def _copies(process: Process, names: list[DeviceName]) -> dict[str, Integers]:
+    columns = _columns(process, COPY, "copyKind", "srcKind", "dstKind")
+    memories = _memories(process.database)
+
+    def name(key: tuple[int, int, int]) -> DeviceName:
+        direction, source, target = key
+        copy = Copy(_DIRECTIONS.get(direction, "other"), memories.get(source, "unknown"), memories.get(target, "unknown"))
+        memory = f"{copy.from_memory.capitalize()} -> {copy.to_memory.capitalize()}"
+        return DeviceName(f"Memcpy {copy.direction} ({memory})", MEMCPY, copy=copy)
+
+    keys = np.stack([columns["copyKind"], columns["srcKind"], columns["dstKind"]], axis=1)
+    return _piece(columns, names, keys, name, _node_graph(columns))
+
+
+def _memsets(process: Process, names: list[DeviceName]) -> dict[str, Integers]:
+    columns = _columns(process, MEMSETS, "memKind")
+    memories = _memories(process.database)
+
+    def name(memory: int) -> DeviceName:
+        return DeviceName(f"Memset ({memories.get(memory, 'unknown').capitalize()})", MEMSET)
+
+    return _piece(columns, names, columns["memKind"], name, _node_graph(columns))
+
+
+def _node_graph(columns: dict[str, Integers]) -> Integers:
+    node = columns["graphNodeId"]
+    return np.where((node != NULL) & (node != 0), node >> _GRAPH_SHIFT, NULL)
+
+
+def _memories(database: Database) -> dict[int, str]:
+    """Our words for this report's numbers of memory kinds."""
+    rows = database.select("ENUM_CUDA_MEM_KIND", "id", "name")
+    found = {number: match for number, name in rows if (match := _MEMORY_NAME.match(str(name)))}
+    return {int(number): memory_kind(match[1]) for number, match in found.items()} if rows else _MEMORIES
+
+
+@dataclass(frozen=True)
+class Calls:
+    """CUDA runtime and driver calls, or nsys' own work, by start; `name` is an index of `names`."""
+
+    start_ns: Integers
+    end_ns: Integers
+    thread: Integers
+    correlation: Integers
+    name: NDArray[np.int32]
+    names: list[str]
+    negative: int
+
+
+def read_calls(process: Process, table: str, unnamed: str) -> Calls:
+    """The events of one host table; those without a name are called `unnamed`."""
+    columns = process.columns(table, "start", "end", "globalTid", "correlationId", "nameId")
+    rows, negative = _usable(columns)
+    rows = rows[np.lexsort((-columns["end"][rows], columns["start"][rows]))]
+    start, end, thread, correlation, name = (values[rows] for values in columns.values())
+    ids, place = np.unique(name, return_inverse=True)
+    texts = process.database.strings(ids)
+    names = [_VERSION.sub("", texts.get(number, unnamed)) for number in ids.tolist()]
+    return Calls(start, end, thread, correlation, place.astype(np.int32), names, negative)
+
+
+def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Integers], list[Caveat]]:
+    """Columns of `synchronizations`, joined with the event records that they wait for; `kind` is an index of WAIT_KINDS."""
+    columns = process.columns(_WAITS, "start", "end", "deviceId", "streamId", "correlationId", "eventId", "eventSyncId")
+    # cudaEventQuery and cudaStreamQuery have such records too, and do not wait.
+    querying = [place for place, name in enumerate(calls.names) if "Query" in name]
+    queries = calls.correlation[np.isin(calls.name, querying)]
+    rows, _ = _usable(columns)
+    rows = rows[~np.isin(columns["correlationId"][rows], queries)]
+    rows = rows[np.argsort(columns["start"][rows], kind="stable")]
+    columns = {name: values[rows] for name, values in columns.items()}
+    stream = np.where(np.isin(columns["streamId"], _NONE), NULL, columns["streamId"])
+    event = np.where(np.isin(columns["eventId"], _NONE), NULL, columns["eventId"])
+    # CUPTI documents which ids each kind has. `syncType` is unreliable: nsys 2024.2 gives a wait for an event the number 3,
+    # which its own list calls a wait for a stream.
+    kind = np.select([(stream != NULL) & (event != NULL), event != NULL, stream != NULL], [0, 1, 2], 3)
+    records = process.columns(_RECORDS, "streamId", "correlationId", "eventId", "eventSyncId")
+    record = _records_of(columns, event, records)
+    waiting, caveats = event != NULL, []
+    if unresolved := int((waiting & (record < 0)).sum()):
+        text = f"{unresolved} of {int(waiting.sum())} waits for a CUDA event are for a record that was not captured"
+        caveats.append(Caveat("event_records_missing", text))
+    waits = {
+        "kind": kind,
+        "device": columns["deviceId"],
+        "stream": stream,
+        "start_ns": columns["start"],
+        "end_ns": columns["end"],
+        "correlation": columns["correlationId"],
+        "producer_stream": taken(records["streamId"], record),
+        "producer_correlation": taken(records["correlationId"], record),
+    }
+    return waits, caveats
+
+
+def _records_of(waits: dict[str, Integers], event: Integers, records: dict[str, Integers]) -> Integers:
+    """The row of the event record that each wait is for; -1 where there is none."""
+    # An event is recorded repeatedly under one `eventId`; `eventSyncId` numbers each record. Without it, a wait is for the
+    # latest record before it, by correlation: times of records can be 0.
+    row = rows_by_key(records["eventSyncId"], np.where(event != NULL, waits["eventSyncId"], NULL))
+    unnumbered = (row < 0) & (event != NULL) & (waits["eventSyncId"] == NULL)
+    if unnumbered.any() and len(records["eventId"]):
+        row[unnumbered] = _latest_before(records, event[unnumbered], waits["correlationId"][unnumbered])
+    return row
+
+
+def _latest_before(records: dict[str, Integers], event: Integers, correlation: Integers) -> Integers:
+    order = np.lexsort((records["correlationId"], records["eventId"]))
+    ids, when = records["eventId"][order], records["correlationId"][order]
+    # Both keys in one: the place of each event among the distinct ones, then the correlation's place within it.
+    begins, ends = np.searchsorted(ids, event), np.searchsorted(ids, event, side="right")
+    places = np.unique(np.concatenate((when, correlation)))
+    size = np.int64(len(when) + len(correlation) + 1)
+    group = np.concatenate(([0], np.cumsum(np.diff(ids) != 0)))
+    keys = group * size + np.searchsorted(places, when)
+    of_event = group[np.minimum(begins, len(group) - 1)]
+    place = np.searchsorted(keys, of_event * size + np.searchsorted(places, correlation)) - 1
+    return np.where((ends > begins) & (place >= begins), order[np.maximum(place, 0)], -1)
+
+
+def metric_columns(database: Database, base_ns: int) -> dict[str, pa.Array] | None:
+    """Counters sampled with `--gpu-metrics-devices`, of every GPU that nsys watched; None when there are none."""
+    if not database.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value"):
+        return None
+    columns = database.columns("GPU_METRICS", ("timestamp", "typeId", "metricId", "value"))
+    columns = {name: values[columns["timestamp"] != NULL] for name, values in columns.items()}
+    if not len(columns["timestamp"]):
+        return None
+    rows = database.select("TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName")
+    names = {(kind, metric): str(name) for kind, metric, name in rows}
+    pairs = np.stack((columns["typeId"], columns["metricId"]), axis=1)
+    used, place = np.unique(pairs, axis=0, return_inverse=True)
+    texts = [names.get((kind, metric), f"metric {metric}") for kind, metric in used.tolist()]
+    order = np.argsort(columns["timestamp"], kind="stable")
+    return {
+        "time_ns": pa.array(columns["timestamp"][order] + base_ns),
+        # The lowest byte of a type is the GPU that it was sampled on.
+        "device": pa.array(columns["typeId"][order] & 0xFF),
+        "metric": coded_column(place.reshape(-1)[order], texts),
+        "value": pa.array(columns["value"][order]).cast(pa.float64()),
+    }
