@@ -192,7 +192,9 @@ def test_on_a_mount_the_image_is_untouched(container, checkout):
     before = container.must("pip freeze")
     container.must(section("On a mount, without changing the image"), cwd=checkout)
     assert container.must("pip freeze") == before
-    printed = container.must(section("Check the result"), cwd=container.shared, PYTHONPATH=str(container.shared / "bridge_profiling"))
+    printed = container.must(
+        section("Check the result"), cwd=container.shared, PYTHONPATH=str(container.shared / "bridge_profiling")
+    )
     assert printed.startswith(MARKER)
     container.assert_torch_stayed()
 
