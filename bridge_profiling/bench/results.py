@@ -58,12 +58,7 @@ class UnavailableError(RuntimeError):
 
 @dataclass(frozen=True)
 class BenchDocument:
-    """Results of benchmarks.
-
-    Args:
-        path: the file.
-        results: each with its `kind`, its conditions and its `rows`.
-    """
+    """Results of benchmarks and their file; each result has its `kind`, its conditions and its `rows`."""
 
     path: Path
     results: list[dict[str, Any]]
@@ -93,11 +88,7 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 
 def read(path: Path) -> BenchDocument:
-    """Read a file of results.
-
-    Raises:
-        ProfilingConfigError: the file does not exist, or is not a file of results.
-    """
+    """Read a file of results."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -116,11 +107,7 @@ def read(path: Path) -> BenchDocument:
 
 
 def check_addable(path: Path) -> list[dict[str, Any]]:
-    """The results in a file to which one can be added; empty if the file does not exist.
-
-    Raises:
-        ProfilingConfigError: the file is not a file of results.
-    """
+    """The results in a file to which one can be added; empty if the file does not exist."""
     try:
         return read(path).results if path.exists() else []
     except ProfilingConfigError as error:
@@ -128,11 +115,7 @@ def check_addable(path: Path) -> list[dict[str, Any]]:
 
 
 def add(path: Path, result: dict[str, Any]) -> None:
-    """Write a result into a file, which is created if missing and keeps results of other conditions.
-
-    Raises:
-        ProfilingConfigError: the file is not a file of results, or cannot be written.
-    """
+    """Write a result into a file, which is created if missing and keeps results of other conditions."""
 
     def conditions(of: dict[str, Any]) -> list[str]:
         return [json.dumps(of.get(name)) for name in _CONDITIONS]
@@ -141,11 +124,7 @@ def add(path: Path, result: dict[str, Any]) -> None:
 
 
 def write(path: Path, results: list[dict[str, Any]]) -> None:
-    """Write a file that holds exactly these results.
-
-    Raises:
-        ProfilingConfigError: it cannot be written.
-    """
+    """Write a file that holds exactly these results."""
     text = json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION, "results": results}, indent=1, allow_nan=False)
     try:
         write_atomically(path, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
