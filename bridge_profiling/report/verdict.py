@@ -36,7 +36,6 @@ class Summary:
     """The answers that the verdict needs.
 
     Args:
-        path: the run.
         source: the profiler whose captures answer across ranks, `kineto` or `nsys`.
         infos: each rank's trace by that profiler, by rank.
         attribution: rows of `Run.attribution` of ranks with a device.
