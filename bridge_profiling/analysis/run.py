@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bridge_profiling.analysis.caveats import merged, sentences
 from bridge_profiling.analysis.questions import Answer, Given, Question
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from bridge_profiling.analysis.compare import Comparison
     from bridge_profiling.analysis.compare.bench import AgainstBench
     from bridge_profiling.analysis.compare.events import Noise
-    from bridge_profiling.analysis.findings import Finding, Thresholds
+    from bridge_profiling.analysis.findings import Evidence, Finding, Thresholds
 
 
 class Run:
@@ -311,7 +312,45 @@ class Run:
         """
         from bridge_profiling.analysis.findings import find_all
 
-        return find_all(self, thresholds)
+        return find_all(self.evidence(thresholds), thresholds)
+
+    def evidence(self, thresholds: Thresholds | None = None) -> Evidence:
+        """The answers that findings are made from.
+
+        Args:
+            thresholds: which ranges count as data loading and as saving; None for the defaults.
+        """
+        from bridge_profiling.analysis.findings import Evidence, Thresholds
+
+        source = self.main_source
+
+        def own(table: pa.Table) -> pa.Table:
+            return table.filter(pc.equal(table["source"], source)) if table.num_rows else table
+
+        self.prefetch("idle_causes", "launch_statistics")
+        bench = self.against_bench
+        return Evidence(
+            infos=[info for info in self.infos if info.source == source],
+            every_info=self.infos,
+            manifests=self.manifests,
+            breakdown=own(self.breakdown()),
+            iterations=own(self.iterations()),
+            idle_gaps=own(self.idle_gaps()),
+            idle_causes=own(self.idle_causes(**(thresholds or Thresholds()).range_names())),
+            launch_statistics=own(self.launch_statistics()),
+            kernels=own(self.kernels()),
+            copies=own(self.copies()),
+            communication=self.communication(),
+            communication_by_rank=self.communication(by_rank=True),
+            rank_iterations=self.ranks(),
+            pipeline=self.pipeline(),
+            pipeline_by_rank=self.pipeline(by_rank=True),
+            memory=self.memory(),
+            memory_growth=self.memory_growth(),
+            memory_sites=self.memory_sites(),
+            out_of_memory=self.out_of_memory(),
+            alone=None if bench is None else bench.communication,
+        )
 
     def compare(self, other: Run, *, noise: Noise | None = None) -> Comparison:
         """Changes from this run to another; `analysis.compare.compare` takes several runs per side.
