@@ -77,7 +77,7 @@ def test_a_rank_on_a_cpu_has_iterations_and_no_device_that_was_idle(analyze: Ana
     on_device, on_cpu = (line.split() for line in lines[typical + 2 : typical + 4])
     assert on_device[:3] == ["0", "0.90", "0.25"]
     assert on_cpu[:8] == ["1", "0.90", *"––––––"]
-    assert any("no work on a device was recorded of rank 1: not compared" in line for line in lines)
+    assert any("rank 1: no work on a device was recorded: not compared" in line for line in lines)
 
 
 def test_json_is_all_there_is_on_standard_output(analyze: Analyze) -> None:
