@@ -88,7 +88,8 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.installed-dev
-	$(BIN)/mkdocs build --strict --quiet
+	@REPOSITORY_URL="$$(git remote get-url origin 2>/dev/null | sed -n -e 's#^git@\([^:]*\):#https://\1/#' -e 's#\.git$$##' -e '/^https:/p')" \
+	    $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/hook_overhead.py

@@ -17,12 +17,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
     """Call `write` with a temporary path in the same directory, then rename that file to `path`.
 
-    Args:
-        path: final name; missing parent directories are created, an existing file is replaced.
-        write: fills the temporary file. When it raises, the temporary file is removed and `path` is untouched.
-
-    Raises:
-        OSError: the file cannot be written, or `write` created none.
+    Creates missing parent directories. If `write` raises, the temporary file is removed and `path` is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -41,15 +36,10 @@ def write_json(path: Path, content: Mapping[str, object]) -> Path:
 
 
 def create_exclusively(path: Path, text: str) -> bool:
-    """Create a file unless one exists: whole or not at all, also on a shared file system.
+    """Create a file unless one exists, whole or not at all, also on a shared file system.
 
-    On file systems without hard links (mounted object stores) the file may be empty for a moment.
-
-    Returns:
-        Whether this call created it.
-
-    Raises:
-        OSError: nothing can be written there.
+    Returns whether this call created it. On file systems without hard links (mounted object stores) it may be empty for a
+    moment.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
     with suppress(FileExistsError):

@@ -230,16 +230,7 @@ def check_exclusive(*, use_nsys_profiler: bool, use_pytorch_profiler: bool) -> N
 
 
 def check_window(start: int, end: int, *, name: str = "profiling.profile_step") -> None:
-    """Check that the steps are integers from 0 upwards and the window holds at least one iteration.
-
-    Args:
-        start: first iteration captured.
-        end: first iteration after the window.
-        name: the pair's name in messages, without `_start` and `_end`.
-
-    Raises:
-        ProfilingConfigError: otherwise.
-    """
+    """Check that the steps are integers from 0 upwards and the window holds at least one iteration."""
     for label, step in ((f"{name}_start", start), (f"{name}_end", end)):
         require(
             _is_integer(step) and step >= 0,
@@ -260,14 +251,7 @@ def check_window(start: int, end: int, *, name: str = "profiling.profile_step") 
 def check_window_fits(
     end: int, train_iters: int | None, *, name: str = "profiling.profile_step_end", limit: str = "train.train_iters"
 ) -> None:
-    """Raise ProfilingConfigError if the window ends after the last iteration; None means an unknown number of iterations.
-
-    Args:
-        end: first iteration after the window.
-        train_iters: number of training iterations.
-        name: name of `end` in the message.
-        limit: name of `train_iters` in the message.
-    """
+    """Raise ProfilingConfigError if the window ends after the last of `train_iters` iterations; None means unknown."""
     if train_iters is not None:
         require(
             end <= train_iters,
@@ -290,11 +274,7 @@ def check_ranks_exist(ranks: list[int] | str, world_size: int | None, *, name: s
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """Parse `10:12` as (10, 12).
-
-    Raises:
-        ProfilingConfigError: the text is not two integers.
-    """
+    """Parse `10:12` as (10, 12)."""
     try:
         first, last = map(int, text.split(":"))
     except ValueError:
@@ -307,11 +287,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 
 def parse_ranks(text: str, words: tuple[str, ...] = RANK_WORDS) -> list[int] | str:
-    """Parse `0,1` as [0, 1]; one of `words` is returned unchanged.
-
-    Raises:
-        ProfilingConfigError: any other text.
-    """
+    """Parse `0,1` as [0, 1]; one of `words` is returned unchanged."""
     if text in words:
         return text
     try:

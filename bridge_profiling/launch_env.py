@@ -134,11 +134,7 @@ class LaunchEnv:
 
     @staticmethod
     def check(environ: Mapping[str, str] = os.environ) -> None:
-        """Refuse half a place.
-
-        Raises:
-            ProfilingConfigError: RANK without WORLD_SIZE, or one outside the other.
-        """
+        """Raise ProfilingConfigError for RANK without WORLD_SIZE, or a rank outside the world."""
         if "RANK" not in environ:
             return
         rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")

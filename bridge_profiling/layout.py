@@ -97,15 +97,7 @@ class ParallelLayout:
 
 
 def normalize_ranks(ranks: object, *, name: str = "profiling.profile_ranks") -> list[int] | str:
-    """Normalize `profile_ranks` to a list of distinct ranks in their given order, or a word of RANK_WORDS.
-
-    Args:
-        ranks: a list of integers, one integer, `all` or `pp`.
-        name: the setting's name in messages.
-
-    Raises:
-        ProfilingConfigError: an empty list, a negative rank, or another type.
-    """
+    """Normalize `profile_ranks` (a list of integers, an integer, `all` or `pp`) to a list of distinct ranks, or a word."""
     either = f"Type {name}=[0] for rank 0, {name}=all for every rank, or {name}=pp for one rank per pipeline stage"
     if isinstance(ranks, str):
         require(ranks in RANK_WORDS, f"{name}={ranks!r} is not known", why="the words are 'all' and 'pp'", instead=either)

@@ -213,11 +213,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest. Unknown keys are skipped.
-
-    Raises:
-        TraceError: the file cannot be read or is not a manifest; the message names the file and the entry.
-    """
+    """Read a manifest, skipping unknown keys; TraceError names the file and the entry."""
     try:
         return read_typed(json.loads(path.read_text(encoding="utf-8")), Manifest, "manifest")
     except (OSError, ValueError, RecursionError) as error:
@@ -281,7 +277,7 @@ def find_captures(root: Path, folder: str | None = None) -> list[RankCapture]:
         folder: an attempt's folder; None takes the newest, of those that captured something where one did.
 
     Raises:
-        TraceError: there is no manifest, or one cannot be read.
+        TraceError: no manifest was found, or one cannot be read.
     """
     manifests = sorted((root / "manifest").glob(f"{folder or '*'}/rank-*.json"))
     if not manifests:
@@ -298,15 +294,8 @@ def find_captures(root: Path, folder: str | None = None) -> list[RankCapture]:
 def amend_manifest(path: Path, profiler: str, *, artifacts: Sequence[Path], reason: str | None) -> None:
     """Correct a manifest's record of one profiler after the rank's process has ended and can no longer write it.
 
-    Args:
-        path: the manifest.
-        profiler: the profiler's name.
-        artifacts: files that it wrote after all. Without any it `failed`, unless its window was never reached.
-        reason: why it is not `complete`; None leaves its status as it is.
-
-    Raises:
-        OSError: it cannot be written.
-        TraceError: it cannot be read.
+    `artifacts` are files that the profiler wrote after all; without any its status is `failed`, unless the window was never
+    reached. A `reason` of None keeps the status.
     """
     manifest = read_manifest(path)
     for record in manifest.profilers:

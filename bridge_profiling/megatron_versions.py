@@ -15,14 +15,7 @@ def series_of(version: str) -> tuple[int, int] | None:
 
 
 def untested(version: str) -> str | None:
-    """One line on a release of megatron-core that no test has run with.
-
-    Args:
-        version: for example `0.20.0` or `0.18.0rc2`.
-
-    Returns:
-        None for a release of a tested series.
-    """
+    """One line on a release of megatron-core that no test has run with; None for a release of a tested series."""
     if series_of(version) in {series_of(one) for one in TESTED}:
         return None
     return f"megatron-core {version} is not tested with this project; {TESTED[0]} to {TESTED[-1]} are"

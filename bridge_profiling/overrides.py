@@ -36,13 +36,7 @@ _NOT_TEXT = {"true", "false", "yes", "no", "on", "off", "null", "none", "nan", "
 
 @dataclass(frozen=True)
 class Override:
-    """One `section.field=value`.
-
-    Attributes:
-        key: `section.field`.
-        text: the value as typed.
-        prefix: Hydra's `+` or `++`, or empty.
-    """
+    """One `section.field=value`; `prefix` is Hydra's `+` or `++`, or empty."""
 
     key: str
     text: str

@@ -107,11 +107,7 @@ class InactivityTimer:
 
 
 class WatchedProcess:
-    """A process started by someone else, watched until it ends. Its pid can't be mistaken for a later process' meanwhile.
-
-    Raises:
-        ProcessLookupError: it has ended already.
-    """
+    """A process started by someone else, watched until it ends; no later process with its pid is mistaken for it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

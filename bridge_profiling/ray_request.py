@@ -55,18 +55,7 @@ class RayRequest:
     def checked(
         cls, window: Window, patterns: str, profiler: str, options: Mapping[str, object], *, name: str = EXTRA_OPTIONS_VARIABLE
     ) -> RayRequest:
-        """A request from values as users write them.
-
-        Args:
-            window: the steps.
-            patterns: patterns, separated by commas.
-            profiler: one of PROFILERS; empty means nsys.
-            options: options of `nsys profile`.
-            name: the name of `options` in messages.
-
-        Raises:
-            ProfilingConfigError: no pattern, an unknown profiler, or an option that nsys cannot receive through Ray.
-        """
+        """A request from values as users write them: patterns separated by commas, an empty `profiler` for nsys."""
         listed = tuple(filter(None, (pattern.strip() for pattern in patterns.split(","))))
         require(
             listed,
@@ -84,11 +73,7 @@ class RayRequest:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> RayRequest | None:
-        """The request in the environment, or None. Empty variables count as unset.
-
-        Raises:
-            ProfilingConfigError: only one of the two required variables is set, or a value is invalid.
-        """
+        """The request in the environment, or None. Empty variables count as unset."""
         steps, patterns = (environ.get(name, "").strip() for name in (STEP_RANGE_VARIABLE, PATTERNS_VARIABLE))
         if not steps and not patterns:
             return None
@@ -145,15 +130,7 @@ def _parse_options(text: str) -> dict[str, object]:
 
 
 def check_options(options: Mapping[str, object], *, name: str) -> dict[str, str]:
-    """Convert options to Ray's form: names without dashes, values as text.
-
-    Args:
-        options: by long or short names, with or without dashes; booleans become `true` and `false`.
-        name: the name of `options` in messages.
-
-    Raises:
-        ProfilingConfigError: an invalid name, a value that is not text or an integer, or one that a shell changes.
-    """
+    """Convert options to Ray's form: names without dashes; values as text, booleans as `true` and `false`."""
     checked: dict[str, str] = {}
     for option, value in options.items():
         bare = option.lstrip("-")

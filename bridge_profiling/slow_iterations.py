@@ -23,13 +23,7 @@ class SlowThreshold:
 
 
 def slow_threshold(durations: Sequence[float], *, factor: float, at_least: int) -> SlowThreshold | None:
-    """The threshold after these iterations; None while there are too few.
-
-    Args:
-        durations: durations of recent iterations.
-        factor: how many times the median an iteration must take to be slow.
-        at_least: how many durations the median needs.
-    """
+    """The threshold, `factor` times the median of these durations; None for fewer than `at_least`."""
     if len(durations) < at_least:
         return None
     usual = median(durations)
@@ -37,12 +31,7 @@ def slow_threshold(durations: Sequence[float], *, factor: float, at_least: int) 
 
 
 class SlowWatch:
-    """Finds slow iterations of one rank.
-
-    Args:
-        factor: an iteration is slow above this many medians of recent iterations.
-        is_disturbed: whether an iteration neither counts as slow nor for the median.
-    """
+    """Finds iterations of one rank slower than `factor` medians of recent ones, without those that `is_disturbed` excludes."""
 
     def __init__(self, factor: float, is_disturbed: Callable[[int], bool]) -> None:
         self._factor, self._is_disturbed = factor, is_disturbed

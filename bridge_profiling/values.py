@@ -46,16 +46,7 @@ class Given:
 
 
 def convert(given: Given, hint: object, dotted: str) -> Any:
-    """Convert a value to the annotated type of a field.
-
-    Args:
-        given: the value.
-        hint: the field's resolved annotation.
-        dotted: the field's path, for messages.
-
-    Raises:
-        ProfilingConfigError: the value is not of that type, or text cannot express the type (a callable, for example).
-    """
+    """Convert a value to the annotated type (`hint`) of a field; ProfilingConfigError names the field's path, `dotted`."""
     if given.value is None and (type(None) in members(hint) or hint is Any) and given.text in (None, *_NULLS):
         return None
     wanted = [member for member in members(hint) if member is not type(None)]

@@ -23,13 +23,9 @@ from bridge_profiling.launch_env import LaunchEnv
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, or start the ranks that do.
+    """Measure, or start the ranks that do; `arguments` are the kind of benchmark, its request as JSON, and the result file.
 
-    Args:
-        arguments: the kind of benchmark, its request as JSON, and the file for the result.
-
-    Returns:
-        The exit code: 0, 2 for a wrong request, the `exit_code` of an error in `results`, or 128 plus a signal.
+    Returns the exit code: 0, 2 for a wrong request, the `exit_code` of an error in `results`, or 128 plus a signal.
     """
     kind, text, output = arguments
     try:

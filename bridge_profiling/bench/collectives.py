@@ -62,16 +62,7 @@ class Exchange:
 
 
 def measure(request: requests.CollectivesRequest) -> dict[str, Any]:
-    """Measure every operation at every size; all ranks call it.
-
-    Returns:
-        The result, the same on every rank except for what a host reports about itself.
-
-    Raises:
-        ProfilingConfigError: there is only one rank.
-        UnavailableError: this machine lacks the backend, or a device for this rank.
-        MeasurementError: an operation failed, for example for lack of memory.
-    """
+    """Measure every operation at every size; all ranks call it and get the same result, except for facts about each host."""
     env = LaunchEnv.read()
     require(
         env.world_size >= 2,

@@ -17,11 +17,7 @@ _WARMUP, _MIN_SAMPLES = 3, 6
 
 
 def measure(request: CopiesRequest) -> dict[str, Any]:
-    """Measure every kind of copy at every size on the current device of this process.
-
-    Raises:
-        UnavailableError: there is no CUDA device.
-    """
+    """Measure every kind of copy at every size on the current device of this process."""
     require_cuda()
     device = torch.device("cuda", torch.cuda.current_device())
     cells = itertools.product(("HtoD", "DtoH"), (True, False), request.sizes)

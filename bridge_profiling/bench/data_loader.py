@@ -45,12 +45,7 @@ _UNMEASURED = {"status": "measured", "batches": 0} | dict.fromkeys(
 
 
 def measure(request: DataLoaderRequest) -> dict[str, Any]:
-    """Measure every combination of settings, one after the other.
-
-    Raises:
-        ProfilingConfigError: the factory does not exist, or returns something that cannot be iterated over.
-        MeasurementError: the factory failed, or the first combination did; a later one has the status `failed: why`.
-    """
+    """Measure every combination of settings in turn; one that fails after the first has the status `failed: why`."""
     factory = load_factory(request.loader, "--loader")
     make = _maker(factory, request)
     result = conditions("data_loader", torch.device("cpu"), subject=request.loader)

@@ -37,18 +37,9 @@ _TIMEOUT = timedelta(minutes=3)
 
 
 def run_locally(arguments: Sequence[str], processes: int | None, backend: str | None) -> int:
-    """Start ranks on this machine and wait for them; if one fails, the others are ended.
+    """Start ranks on this machine and wait for them; if one fails, end the others and return its exit code.
 
-    Args:
-        arguments: of `python -m bridge_profiling.bench`.
-        processes: number of ranks; None for one per CUDA device, else 2.
-        backend: `gloo` or `nccl`; None for the best available.
-
-    Returns:
-        The exit code of the first rank that failed, 0 if none did.
-
-    Raises:
-        UnavailableError: there is only one CUDA device.
+    `processes` None means one per CUDA device, else 2; `backend` None means the best available.
     """
     devices = torch.cuda.device_count() if backend != "gloo" and torch.cuda.is_available() else 0
     if processes is None and devices == 1:
@@ -101,15 +92,7 @@ def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
 
 @dataclass(frozen=True)
 class World:
-    """The ranks that measure together.
-
-    Args:
-        rank: this process.
-        size: number of ranks.
-        backend: `nccl` or `gloo`.
-        device: where messages are stored.
-        hosts: host of each rank.
-    """
+    """The ranks that measure together; `device` is where messages are stored, `hosts` has the host of each rank."""
 
     rank: int
     size: int
@@ -126,11 +109,7 @@ class World:
 
 @contextmanager
 def joined(env: LaunchEnv, backend: str) -> Iterator[World]:
-    """Join the other ranks for the duration of the block.
-
-    Raises:
-        UnavailableError: this machine lacks the backend, or a device for this rank.
-    """
+    """Join the other ranks for the duration of the block."""
     device = _device(env, backend)
     store = os.environ.get(STORE_VARIABLE)
     host, port = env.rendezvous or ("127.0.0.1", 29500)
@@ -175,13 +154,7 @@ def require_cuda() -> None:
 
 
 def conditions(kind: str, device: torch.device, *, subject: str | None = None) -> dict[str, Any]:
-    """The fields common to all results: where and when they were measured, and no limitations yet.
-
-    Args:
-        kind: a key of `requests.KINDS`.
-        device: the measured device.
-        subject: the measured user code.
-    """
+    """The fields common to all results: where and when they were measured, and no limitations yet."""
     cuda = device.type == "cuda"
     versions: dict[str, str | None] = {"python": platform.python_version(), "torch": str(torch.__version__)}
     versions["bridge-profiling"] = __version__

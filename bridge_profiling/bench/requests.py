@@ -39,11 +39,7 @@ _CHOICES = {"operations": OPERATIONS, "dtype": DTYPES, "backend": BACKENDS}
 
 @dataclass(frozen=True)
 class Request:
-    """Base of all requests; checks every field on creation.
-
-    Attributes:
-        kind: the kind of benchmark, and the name of its module and of the kind of its results.
-    """
+    """Base of all requests, checked on creation; `kind` names the benchmark, its module, and its results."""
 
     kind: ClassVar[str]
 
@@ -78,12 +74,7 @@ class CollectivesRequest(Request):
 
 @dataclass(frozen=True)
 class CopiesRequest(Request):
-    """Measure copies between host and device.
-
-    Args:
-        sizes: in bytes, ascending.
-        seconds: approximate limit for each kind of copy and size.
-    """
+    """Measure copies between host and device of ascending sizes in bytes, for about `seconds` each."""
 
     kind = "copies"
     sizes: tuple[int, ...]
@@ -150,11 +141,7 @@ def from_text(kind: str, text: str) -> Request:
 
 
 def sizes_from(text: str) -> tuple[int, ...]:
-    """Sizes in bytes from `1KiB:256MiB:4x` (from, to, factor) or `1KiB,64KiB,1MiB`.
-
-    Raises:
-        ProfilingConfigError: the text is neither.
-    """
+    """Sizes in bytes from `1KiB:256MiB:4x` (from, to, factor) or `1KiB,64KiB,1MiB`."""
     found = _RANGE.fullmatch(text)
     if found is None:
         return tuple(sorted({_bytes(part) for part in text.split(",")}))
@@ -181,11 +168,7 @@ def operations_from(text: str) -> tuple[str, ...]:
 
 
 def integers_from(text: str, option: str) -> tuple[int, ...]:
-    """Numbers from `0,2,4`, the value of a command line option.
-
-    Raises:
-        ProfilingConfigError: the text is not a list of numbers.
-    """
+    """Numbers from `0,2,4`, the value of a command line option."""
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
@@ -193,11 +176,7 @@ def integers_from(text: str, option: str) -> tuple[int, ...]:
 
 
 def module_and_name(text: str, option: str) -> tuple[str, str]:
-    """The two parts of `module:factory`, the value of a command line option.
-
-    Raises:
-        ProfilingConfigError: the text has another form.
-    """
+    """The two parts of `module:factory`, the value of a command line option."""
     module, _, name = text.partition(":")
     require(
         module and all(part.isidentifier() for part in (*module.split("."), *name.split("."))),

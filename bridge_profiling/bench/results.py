@@ -58,12 +58,7 @@ class UnavailableError(RuntimeError):
 
 @dataclass(frozen=True)
 class BenchDocument:
-    """Results of benchmarks.
-
-    Args:
-        path: the file.
-        results: each with its `kind`, its conditions and its `rows`.
-    """
+    """Results of benchmarks and their file; each result has its `kind`, its conditions and its `rows`."""
 
     path: Path
     results: list[dict[str, Any]]
@@ -73,24 +68,27 @@ class BenchDocument:
         return [result for result in self.results if result.get("kind") == kind]
 
 
+#: Operations that have a bus bandwidth, and whether its factor depends on the number of ranks.
+BUS_OPERATIONS = {
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), True),
+    **dict.fromkeys(("broadcast", "reduce", "send", "recv", "send_recv"), False),
+}
+
+
 def bus_factor(operation: str, ranks: int) -> float:
     """Ratio of bus bandwidth to algorithm bandwidth of an operation among at least one rank.
 
     2(n-1)/n for all_reduce, whose every byte is sent out and comes back reduced; (n-1)/n for operations that leave one part in
-    n where it is; 1 between two ranks. Source: nccl-tests,
+    n where it is; 1 for others. Source: nccl-tests,
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
     """
     if operation == "all_reduce":
         return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if operation in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
+    return (ranks - 1) / ranks if BUS_OPERATIONS.get(operation) else 1.0
 
 
 def read(path: Path) -> BenchDocument:
-    """Read a file of results.
-
-    Raises:
-        ProfilingConfigError: the file does not exist, or is not a file of results.
-    """
+    """Read a file of results."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -109,11 +107,7 @@ def read(path: Path) -> BenchDocument:
 
 
 def check_addable(path: Path) -> list[dict[str, Any]]:
-    """The results in a file to which one can be added; empty if the file does not exist.
-
-    Raises:
-        ProfilingConfigError: the file is not a file of results.
-    """
+    """The results in a file to which one can be added; empty if the file does not exist."""
     try:
         return read(path).results if path.exists() else []
     except ProfilingConfigError as error:
@@ -121,11 +115,7 @@ def check_addable(path: Path) -> list[dict[str, Any]]:
 
 
 def add(path: Path, result: dict[str, Any]) -> None:
-    """Write a result into a file, which is created if missing and keeps results of other conditions.
-
-    Raises:
-        ProfilingConfigError: the file is not a file of results, or cannot be written.
-    """
+    """Write a result into a file, which is created if missing and keeps results of other conditions."""
 
     def conditions(of: dict[str, Any]) -> list[str]:
         return [json.dumps(of.get(name)) for name in _CONDITIONS]
@@ -134,11 +124,7 @@ def add(path: Path, result: dict[str, Any]) -> None:
 
 
 def write(path: Path, results: list[dict[str, Any]]) -> None:
-    """Write a file that holds exactly these results.
-
-    Raises:
-        ProfilingConfigError: it cannot be written.
-    """
+    """Write a file that holds exactly these results."""
     text = json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION, "results": results}, indent=1, allow_nan=False)
     try:
         write_atomically(path, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))

@@ -124,12 +124,7 @@ def _event() -> torch.cuda.Event:
 
 
 def measure(request: StepRequest) -> dict[str, Any]:
-    """Measure a user's step.
-
-    Raises:
-        ProfilingConfigError: the factory does not exist, or returns something that cannot be called.
-        MeasurementError: the factory or the step failed.
-    """
+    """Measure a user's step."""
     step = call_factory(load_factory(request.step, "--step"), "--step")
     require(
         callable(step),
@@ -159,15 +154,7 @@ def measure(request: StepRequest) -> dict[str, Any]:
 
 
 def load_factory(text: str, option: str) -> Callable[..., Any]:
-    """Import the function that a user names.
-
-    Args:
-        text: `module:factory`, importable from the working directory.
-        option: the command line option, for error messages.
-
-    Raises:
-        ProfilingConfigError: the module or function does not exist, or the import fails.
-    """
+    """Import the function that a user names as `module:factory`, from the working directory too."""
     module, name = module_and_name(text, option)
     try:
         found: Any = importlib.import_module(module)
@@ -185,12 +172,7 @@ def load_factory(text: str, option: str) -> Callable[..., Any]:
 
 
 def call_factory(factory: Callable[..., Any], option: str, **arguments: Any) -> Any:
-    """Call a factory.
-
-    Raises:
-        ProfilingConfigError: it requires other arguments.
-        MeasurementError: it failed.
-    """
+    """Call a factory."""
     try:
         inspect.signature(factory).bind(**arguments)
     except TypeError as error:

@@ -29,15 +29,7 @@ _WRITTEN_SECONDS = 5.0
 
 
 class CaptureFiles:
-    """Names of one rank's files in one attempt of a run.
-
-    Args:
-        root: the output directory.
-        window: the requested iterations; they name the folder.
-        attempt: 0 for the first, n for the n-th restart into the same root.
-        rank: global rank; it names the files.
-        memory_snapshot_path: the user's own path for memory snapshots, or the default.
-    """
+    """Names of one rank's files in one attempt of a window: 0 for the first, n for the n-th restart into the same root."""
 
     def __init__(self, root: Path, window: Window, attempt: int, rank: int, memory_snapshot_path: str) -> None:
         self.root, self.window, self.attempt, self.rank = root, window, attempt, rank
@@ -75,9 +67,6 @@ def choose_attempt(root: Path, window: Window, rank: int, environ: Mapping[str, 
     Every rank of the job must call it after torch.distributed is initialized when the environment does not name the launch,
     because then rank 0's choice is broadcast; profiling communicates nowhere else. With the holder's name, later windows get
     their numbers without communication (`claim_attempt`).
-
-    Raises:
-        OSError: `root` cannot be written.
     """
     env, distributed = LaunchEnv.read(environ), initialized_distributed()
     if env.launch_is_named or distributed is None or distributed.get_world_size() == 1:
@@ -98,11 +87,7 @@ def choose_attempt(root: Path, window: Window, rank: int, environ: Mapping[str, 
 
 
 def claim_attempt(root: Path, window: Window, rank: int, identity: str) -> int:
-    """The first attempt that is free, or that this identity holds and this rank has not written to.
-
-    Raises:
-        OSError: `root` cannot be written.
-    """
+    """The first attempt that is free, or that this identity holds and this rank has not written to."""
     for attempt in itertools.count():
         folder = folder_name(window, attempt)
         holder = root / "manifest" / folder / "attempt.json"

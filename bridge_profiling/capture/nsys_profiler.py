@@ -171,11 +171,7 @@ class NsysProfiler(Profiler):
 
 
 def check_armed() -> None:
-    """Check that this rank's nsys can make a further capture.
-
-    Raises:
-        CaptureError: nsys does not run around this rank, or was started to make one capture.
-    """
+    """Check that this rank's nsys can make a further capture; CaptureError says why not."""
     channel = Channel.of_this_process() if runs_under_nsys() else None
     if channel is None or channel.spec.captures < 2:
         raise CaptureError("this rank was not started under an nsys that makes several captures")

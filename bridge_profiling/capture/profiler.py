@@ -24,12 +24,7 @@ def guarded(
 ) -> Iterator[None]:
     """Log an exception instead of raising it into the training, unless a signal handler raised it.
 
-    Args:
-        what: what failed, for the log.
-        rank: global rank, for the log.
-        failed: called with the error on one line.
-        traceback: whether to log the traceback too.
-        seen: types of errors that were logged before: each is logged once.
+    `failed` is called with the error on one line; each type of error in `seen` is logged once.
     """
     try:
         yield
@@ -95,13 +90,10 @@ class Profiler:
         """A range around a phase of a captured iteration."""
 
     def stop(self, interrupted: list[int]) -> Callable[[], None] | None:
-        """Stop recording and write. The device is idle, and training waits.
+        """Stop recording and write, while the device is idle and training waits.
 
-        Args:
-            interrupted: iterations that an exception ended; the capture must not show them as complete.
-
-        Returns:
-            A function that writes the rest and can run in another thread while training goes on, or None.
+        The capture must not show the `interrupted` iterations, which an exception ended, as complete. Returns a function that
+        writes the rest, for a thread, or None.
         """
 
     def close(self) -> None:

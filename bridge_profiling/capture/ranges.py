@@ -53,14 +53,7 @@ class NvtxRange:
 def range_functions(*, megatron_ranges: bool) -> tuple[Callable[[str], object], Callable[[str], object]]:
     """Push and pop of NVTX ranges. With neither a GPU nor a profiler that listens to NVTX they do nothing.
 
-    Args:
-        megatron_ranges: switch on megatron-core's own ranges, and share its stack of ranges; needs a GPU.
-
-    Returns:
-        `(push, pop)`, each taking the range's text.
-
-    Raises:
-        CaptureError: there is no CUDA device, and the library of the profiler around this process cannot be used.
+    `megatron_ranges` switches on megatron-core's own ranges and shares its stack of ranges; it needs a GPU.
     """
     import torch
 
@@ -126,12 +119,6 @@ class NvtxClient:
 
     NVTX is a protocol, stable since version 3: the profiler names its library in NVTX_INJECTION64_PATH, and fills the client's
     tables of function pointers when the library's InitializeInjectionNvtx2 is called (nvtxTypes.h, nvtxInit.h).
-
-    Args:
-        library: path of the profiler's library.
-
-    Raises:
-        CaptureError: the library cannot be loaded, or does not accept ranges.
     """
 
     def __init__(self, library: str) -> None:

@@ -115,13 +115,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """A window to capture.
-
-    Attributes:
-        config: the settings: its window, ranks and profilers.
-        trigger: its origin.
-        attempt: the number of its folder, where that is agreed already.
-    """
+    """A window to capture: its settings, its origin, and the number of its folder if that is agreed already."""
 
     config: ProfilingConfig
     trigger: manifest.Trigger
@@ -214,11 +208,9 @@ def _versions() -> dict[str, str | None]:
 
 
 def describe_work(work: IterationWork, stated_peak_tflops: float | None) -> manifest.Work:
-    """The manifest's record of the work and the device. Initializes no device: that may be wrong or slow here.
+    """The manifest's record of the work and the device; a peak that the user states wins over the table.
 
-    Args:
-        work: of one iteration.
-        stated_peak_tflops: the peak that the user states; it wins over the table.
+    Initializes no device: that may be wrong or slow here.
     """
     described = manifest.Work(**asdict(work), reason=f"no GPU is in use, and the peak of a CPU is unknown: {_STATE_IT}")
     torch = sys.modules.get("torch")
@@ -247,13 +239,7 @@ def peak_tflops(name: str, precision: Precision) -> tuple[float | None, str | No
 
 
 def throughput(work: IterationWork, peak: float | None, durations_ns: Sequence[int]) -> tuple[list[float], list[float] | None]:
-    """Model TFLOP/s that one device reached in each iteration, and its MFU, a share from 0 to 1; both to four digits.
-
-    Args:
-        work: of one iteration.
-        peak: the device's, in TFLOP/s; without one there is no MFU.
-        durations_ns: nanoseconds of each iteration.
-    """
+    """Model TFLOP/s that one device reached in each iteration, and its MFU, a share from 0 to 1; both to four digits."""
     reached = [_four_digits(work.model_flops / work.devices / max(duration, 1) / 1e3) for duration in durations_ns]
     return reached, [_four_digits(tflops / peak) for tflops in reached] if peak else None
 

@@ -38,14 +38,6 @@ class CaptureWindow:
 
     Its state is `waiting`, then `armed` (a profiler warms up), `capturing` and `closed`. Creating one writes its manifest and
     touches no profiler, so another thread than the training's may create it.
-
-    Args:
-        plan: the window and its settings.
-        files: where to write.
-        rank: the rank.
-
-    Raises:
-        OSError: the manifest cannot be written.
     """
 
     def __init__(self, plan: WindowPlan, files: CaptureFiles, rank: Rank) -> None:
@@ -123,11 +115,7 @@ class CaptureWindow:
     # -- the end of the window -----------------------------------------------------------------------------------------
 
     def close(self, ending: str | None) -> None:
-        """Stop recording and write; a thread writes whatever need not hold up the training.
-
-        Args:
-            ending: why the window ends before its last iteration, or None.
-        """
+        """Stop recording and write, in a thread if training need not wait; `ending` is why the window ends early, or None."""
         state, self.state = self.state, "closed"
         if state == "closed":
             return
@@ -226,10 +214,8 @@ class CaptureWindow:
 class WindowSchedule:
     """The windows of one rank that are still to come, and those that are closed.
 
-    Args:
-        rank: global rank, for the log.
-        build: creates the capture of a planned window; may raise OSError.
-        wake: makes the training's next iteration look for posted windows.
+    `build` creates the capture of a planned window and may raise OSError; `wake` makes the next iteration look for posted
+    windows.
     """
 
     def __init__(self, rank: int, build: Callable[[WindowPlan], CaptureWindow], wake: Callable[[], None]) -> None:
@@ -275,11 +261,7 @@ class WindowSchedule:
         return profiled or iteration in self.long_iterations
 
     def post(self, plan: WindowPlan) -> None:
-        """Capture a window that is still to come. May be called from any thread.
-
-        Raises:
-            OSError: its manifest cannot be written.
-        """
+        """Capture a window that is still to come, from any thread; raises OSError if its manifest cannot be written."""
         self.posted.append(self._build(plan))
         self._wake()
 
@@ -332,11 +314,7 @@ class WindowSchedule:
         self._live = sorted(live, key=lambda window: (window.state == "waiting", window.window.start))
 
     def ended(self, ending: str) -> None:
-        """Close every window at the end of the training, and wait until everything is written.
-
-        Args:
-            ending: how the training ended, and after which iteration.
-        """
+        """Close every window at the end of the training, and wait until everything is written."""
         while self.posted:
             self._live.append(self.posted.popleft())
         for window in self._live:
@@ -359,13 +337,7 @@ class WindowSchedule:
 
 
 def planned_windows(config: ProfilingConfig, attempt: int | None, train_iters: int | None) -> list[WindowPlan]:
-    """The windows that a config asks for; of repeated ones, those that the training is known to reach.
-
-    Args:
-        config: the settings.
-        attempt: the number of the first window's folder.
-        train_iters: iterations the training runs, when known.
-    """
+    """The windows that a config asks for; of repeated ones, those that the training is known to reach."""
     if config.profile_every is None:
         return [WindowPlan(config, Trigger(), attempt)]
     return [

@@ -19,11 +19,7 @@ _LAUNCHERS = {"Torchrun": "torchrun", "torchrun": "torchrun", "FaultTolerance": 
 
 
 def read_experiment(directory: Path) -> list[Request]:
-    """The request of each job of an experiment.
-
-    Raises:
-        ProfilingConfigError: the experiment cannot be read, or a setting in it is wrong.
-    """
+    """The request of each job of an experiment."""
     requests = [_request(f"{directory.name}/{job.name}", job) for job in read_jobs(directory)]
     require(requests, f"the experiment {directory.name} has no jobs", instead="Add one with experiment.add(…)")
     return requests

@@ -21,13 +21,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Process:
-    """A running process.
-
-    Attributes:
-        pid: process id.
-        name: the program's name as the kernel keeps it, cut off at 15 characters.
-        arguments: its command line.
-    """
+    """A running process; the kernel cuts `name` off at 15 characters."""
 
     pid: int
     name: str
@@ -36,11 +30,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine. Every method raises Unavailable where the information cannot be read.
-
-    Attributes:
-        environ: environment that a job started here would inherit.
-    """
+    """This machine. Methods raise Unavailable if information cannot be read; a job started here would inherit `environ`."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
@@ -75,13 +65,7 @@ class Machine:
         return shutil.which(program, path=self.environ.get("PATH"))
 
     def run(self, *command: str, seconds: float = 30.0) -> str:
-        """The output of a command, standard error after standard output.
-
-        A GPU's driver takes seconds to answer its first query after boot.
-
-        Raises:
-            Unavailable: the program does not exist, fails, or runs longer than `seconds`.
-        """
+        """The output of a command, standard error last. A GPU's driver takes seconds to answer its first query after boot."""
         program = self.which(command[0])
         if program is None:
             raise Unavailable(f"{command[0]} is not on this machine's PATH")

@@ -110,11 +110,7 @@ class Request:
         return Path(self.environment.get("TMPDIR") or environ.get("TMPDIR") or "/tmp")
 
     def profiled_ranks(self) -> list[int] | None:
-        """The ranks to profile; None where they depend on a world size that is not known.
-
-        Raises:
-            ProfilingConfigError: malformed ranks, or a world size that cannot be split into these parallel sizes.
-        """
+        """The ranks to profile; None where they depend on a world size that is not known."""
         ranks = normalize_ranks(self.profiling.profile_ranks)
         if self.world_size is None:
             return ranks if isinstance(ranks, list) else None
@@ -129,26 +125,14 @@ class Request:
 
 
 def apply_known(request: Request, lookup: Callable[[str], Any]) -> None:
-    """Read every known setting into a request.
-
-    Args:
-        request: changed in place.
-        lookup: returns the value of a key such as `train.train_iters`, None where it is not set.
-
-    Raises:
-        ProfilingConfigError: a value of the wrong type.
-    """
+    """Read every known setting into a request; `lookup` returns the value of a key, None if it is not set."""
     for key in _TYPES:
         if (value := lookup(key)) is not None:
             _apply(request, key, Given(value))
 
 
 def apply_file(request: Request, path: str | Path) -> None:
-    """Read the known settings of a YAML file into a request.
-
-    Raises:
-        ProfilingConfigError: the file cannot be read, a value has the wrong type, or a key is misspelled.
-    """
+    """Read the known settings of a YAML file into a request."""
     try:
         for key, value in _flat(load_yaml(path)):
             # Megatron Bridge writes sections that are off as null.
@@ -159,16 +143,7 @@ def apply_file(request: Request, path: str | Path) -> None:
 
 
 def apply_arguments(request: Request, arguments: Iterable[str], *, strict: bool = True) -> None:
-    """Read the known settings of `section.field=value` overrides into a request.
-
-    Args:
-        request: changed in place.
-        arguments: overrides.
-        strict: refuse everything else; otherwise ignore it, as in a script's command line.
-
-    Raises:
-        ProfilingConfigError: a value of the wrong type, a misspelled key, or an argument that is not a setting.
-    """
+    """Read the known settings of overrides into a request; `strict` refuses everything else instead of ignoring it."""
     for argument in arguments:
         override = parse_override(argument)
         require(

@@ -102,12 +102,7 @@ class TraceSize:
 
 
 def estimate(request: Request, costs: Costs = MEASURED) -> TraceSize:
-    """The size of one rank's capture.
-
-    Args:
-        request: the run.
-        costs: cost of its operators; the measured ones, except while they are fitted.
-    """
+    """The size of one rank's capture; `costs` are the measured ones, except while they are fitted."""
     profiling = request.profiling
     layers, micro_batches = _layers(request), _micro_batches(request)
     stand_ins = {f"{_UNKNOWN_LAYERS} layers": layers, f"{_UNKNOWN_MICRO_BATCHES} micro-batches": micro_batches}

@@ -19,14 +19,7 @@ Check = Callable[..., Iterator["Verdict"]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One line of the diagnosis.
-
-    Attributes:
-        check: name of the check, in one or two words.
-        status: how it ended.
-        found: the finding.
-        instead: what to do about it; empty where there is nothing to do.
-    """
+    """One line of the diagnosis: the check's name, its status, the finding, and what to do about it (may be empty)."""
 
     check: str
     status: Status
@@ -57,11 +50,7 @@ def unknown(found: str, instead: str = "") -> Verdict:
 def checked(name: str, *, instead: str = "") -> Callable[[Check], Check]:
     """Name the verdicts of a check, and turn its errors into verdicts.
 
-    A setting that the job refuses `fails`; missing information is `unknown`.
-
-    Args:
-        name: name of the check.
-        instead: what to do where the information is missing.
+    A setting that the job refuses `fails`; missing information is `unknown`, and `instead` says what to do about that.
     """
 
     def decorate(check: Check) -> Check:

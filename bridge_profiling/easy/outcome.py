@@ -11,15 +11,7 @@ from bridge_profiling.manifest import RankCapture, find_captures
 
 
 def captures_since(root: Path, started_ns: int) -> list[RankCapture]:
-    """Captures under an output directory that are newer than a time, by folder.
-
-    Args:
-        root: the output directory.
-        started_ns: the time, as `time.time_ns` returns it.
-
-    Raises:
-        TraceError: a manifest cannot be read.
-    """
+    """Captures under an output directory, by folder, that are newer than `started_ns`, as from `time.time_ns`."""
     manifests = (root / "manifest").glob("*/rank-*.json")
     folders = sorted({path.parent.name for path in manifests if path.stat().st_mtime_ns >= started_ns})
     captures = [capture for folder in folders for capture in find_captures(root, folder)]

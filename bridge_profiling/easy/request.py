@@ -47,14 +47,7 @@ class Request:
     output_dir: str | None = None
 
     def config(self, world_size: int | None = None) -> ProfilingConfig:
-        """The request as a checked `profiling` section.
-
-        Args:
-            world_size: number of ranks, if known.
-
-        Raises:
-            ProfilingConfigError: malformed steps or ranks, or ranks outside the job.
-        """
+        """The request as a checked `profiling` section."""
         start, end = parse_steps(self.steps)
         config = ProfilingConfig(
             profile_step_start=start,
@@ -67,11 +60,7 @@ class Request:
         return config
 
     def check_script(self) -> None:
-        """Check that Python can run the script. A module is only searched for when it runs.
-
-        Raises:
-            ProfilingConfigError: the file is missing, or is not a Python script.
-        """
+        """Check that Python can run the script. A module is only searched for when it runs."""
         if self.module:
             return
         path, instead = Path(self.script), "Type the path of a script, or -m and a module's name"
@@ -97,11 +86,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> Request:
-    """Read the command line of a rank.
-
-    Raises:
-        ProfilingConfigError: an unknown option, or a missing script.
-    """
+    """Read the command line of a rank."""
     parser = _Parser(
         prog="python -m bridge_profiling.easy.start",
         description="Run a PyTorch script unchanged, and profile some of its iterations. Start every rank of a job with it.",

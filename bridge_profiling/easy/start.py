@@ -35,14 +35,7 @@ _OWN_FILES = (str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>", runpy._
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a script from the command line of its rank.
-
-    Args:
-        arguments: without the program's name; None takes the process's own.
-
-    Raises:
-        SystemExit: the script's, or with code 2 for an invalid request.
-    """
+    """Run a script from its rank's command line; exits with the script's code, or 2 for an invalid request."""
     try:
         request = parse(sys.argv[1:] if arguments is None else arguments)
         request.check_script()

@@ -50,13 +50,7 @@ class Tunnel(Protocol):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file at the other end.
-
-    Attributes:
-        path: relative to the directory of captures; absolute for a file outside it.
-        size: bytes.
-        modified: seconds since 1970.
-    """
+    """A remote file: path relative to the directory of captures (absolute outside it), bytes, seconds since 1970."""
 
     path: str
     size: int
@@ -70,17 +64,9 @@ def captures_of(
     on_progress: OnProgress = lambda done, total: None,
     tunnel_to: Callable[[Built], Tunnel] | None = None,
 ) -> Path:
-    """The directory on this machine with the captures of an experiment's job, fetched first where the job ran elsewhere.
+    """The local directory with the captures of an experiment's job, fetched first if the job ran elsewhere.
 
-    Args:
-        experiment: its directory.
-        job_name: one of its jobs; None where only one has captures.
-        on_progress: called as files arrive.
-        tunnel_to: makes the tunnel; None for NeMo-Run's own.
-
-    Raises:
-        ProfilingConfigError: the job does not exist, several jobs were profiled, or the tunnel cannot be opened.
-        TraceError: the job has written no captures.
+    `job_name` may be None if only one job has captures; `tunnel_to` None means NeMo-Run's own tunnel.
     """
     job, path = locate_captures(experiment, job_name)
     if job.ssh_tunnel is None:
@@ -97,19 +83,9 @@ def captures_of(
 
 
 def fetch(tunnel: Tunnel, source: str, target: Path, *, on_progress: OnProgress = lambda done, total: None) -> list[Path]:
-    """Copy the captures in a directory there to a directory here; files that are here with the same size are skipped.
+    """Copy the captures in a remote directory to a local one, except files of equal size.
 
-    Args:
-        tunnel: connection to the other machine.
-        source: directory there.
-        target: directory here.
-        on_progress: called as files arrive.
-
-    Returns:
-        Files that were copied, manifests not included.
-
-    Raises:
-        TraceError: the directory does not exist there, or has no captures.
+    Returns the copied files, without manifests.
     """
     # Hidden files are skipped below the directory only: it may itself be in a hidden one, such as NeMo-Run's ~/.nemo_run.
     listing = tunnel.run(
@@ -136,14 +112,7 @@ def fetch(tunnel: Tunnel, source: str, target: Path, *, on_progress: OnProgress 
 
 
 def ssh_tunnel(tunnel: Built) -> Tunnel:
-    """Open NeMo-Run's own tunnel to the machine that a serialized one names.
-
-    Args:
-        tunnel: the executor's `tunnel`.
-
-    Raises:
-        ProfilingConfigError: the machine does not answer, or refuses the login.
-    """
+    """Open NeMo-Run's own tunnel to the machine that a serialized one names."""
     import nemo_run as run
 
     opened = run.SSHTunnel(**{name: tunnel.get(name) for name in _TUNNEL if tunnel.get(name) is not None})

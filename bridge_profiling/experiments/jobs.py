@@ -28,12 +28,7 @@ _OUTPUT_DIR = "profiling.output_dir"
 
 @dataclass(frozen=True)
 class Built:
-    """A class or function with the arguments it would be called with.
-
-    Attributes:
-        target: full name, for example `nemo_run.core.execution.slurm.SlurmExecutor`.
-        arguments: arguments that were given; those left to their defaults are missing.
-    """
+    """A class or function, by its full name, with the arguments given to it; arguments left to their defaults are missing."""
 
     target: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -56,13 +51,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Job:
-    """A task of an experiment and its executor.
-
-    Attributes:
-        name: the job's id; `group[1]` for the second task of a group.
-        task: a `run.Partial` or `run.Script`.
-        executor: any of NeMo-Run's.
-    """
+    """A task of an experiment and its executor; `name` is the job's id, `group[1]` for the second task of a group."""
 
     name: str
     task: Built
@@ -80,12 +69,9 @@ class Job:
         return tunnel if isinstance(tunnel, Built) and tunnel.name == "SSHTunnel" else None
 
     def captures_path(self, output_dir: str | None = None) -> str | None:
-        """The directory the job writes captures to, on this machine or at the other end of `ssh_tunnel`.
+        """The directory the job writes captures to, here or behind `ssh_tunnel`; None if the experiment does not say.
 
-        None where the experiment does not say, as for an unprofiled job.
-
-        Args:
-            output_dir: `profiling.output_dir` where the caller knows it; by default as the task sets it.
+        `output_dir` overrides the task's `profiling.output_dir`.
         """
         path = output_dir or self._output_dir() or self.executor.get(f"env_vars.{OUTPUT_DIR_VARIABLE}")
         if not isinstance(path, str):
@@ -111,15 +97,7 @@ class Job:
 
 
 def find_experiment(name: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """The directory of an experiment.
-
-    Args:
-        name: the experiment's directory or that of one of its jobs, its id, or its title (the newest with that title).
-        environ: where NEMORUN_HOME may be set.
-
-    Raises:
-        ProfilingConfigError: it does not exist.
-    """
+    """The directory of an experiment, given that directory, one of its jobs', its id, or its title (the newest wins)."""
     home = Path(environ.get("NEMORUN_HOME") or Path.home() / ".nemo_run") / "experiments"
     job_of = [Path(name).absolute().parent] if Path(name).is_dir() else []
     for place in (Path(name), *job_of, home / name.rpartition("_")[0] / name, home / name):
@@ -138,13 +116,7 @@ def find_experiment(name: str, environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def experiment_of(run: Path, environ: Mapping[str, str] = os.environ) -> tuple[Path, str | None] | None:
-    """The experiment that RUN on a command line names, and its job if one is named; None when RUN names captures.
-
-    Args:
-        run: an existing directory or file of captures, which takes precedence; else an experiment's id or title, with
-            `/job` after it for one of its jobs.
-        environ: where NEMORUN_HOME may be set.
-    """
+    """The experiment, and its job if given (`/job`), that RUN on a command line names; None if RUN names captures."""
     if run.exists():
         if (run / _TASKS_FILE).is_file():
             return run, None
@@ -160,14 +132,7 @@ def experiment_of(run: Path, environ: Mapping[str, str] = os.environ) -> tuple[P
 
 
 def read_jobs(experiment: Path) -> list[Job]:
-    """The jobs of an experiment, each task of a group as a job of its own.
-
-    Args:
-        experiment: a directory that `find_experiment` returned.
-
-    Raises:
-        ProfilingConfigError: the experiment cannot be read.
-    """
+    """The jobs of an experiment, each task of a group as a job of its own."""
     file = experiment / _TASKS_FILE
     try:
         pairs = [(job, task if isinstance(task, str) else "") for job, task in json.loads(file.read_text(encoding="utf-8"))]
@@ -185,15 +150,7 @@ def read_jobs(experiment: Path) -> list[Job]:
 
 
 def locate_captures(experiment: Path, job_name: str | None = None) -> tuple[Job, str]:
-    """The one job of an experiment that writes captures, and the directory it writes them to.
-
-    Args:
-        experiment: its directory.
-        job_name: the job's name or directory; None where only one job is profiled.
-
-    Raises:
-        ProfilingConfigError: no such job, no profiled job, or several.
-    """
+    """The one job of an experiment that writes captures (`job_name`: its name or directory), and their directory."""
     jobs = [job for job in read_jobs(experiment) if job_name in (None, job.name, job.directory)]
     profiled = [(job, path) for job in jobs if (path := job.captures_path()) is not None]
     captures = "Type the directory of captures itself"
@@ -207,11 +164,7 @@ def locate_captures(experiment: Path, job_name: str | None = None) -> tuple[Job,
 
 
 def load(text: str) -> Any:
-    """Read a task, executor or job that NeMo-Run serialized: a Built, or a list of them.
-
-    Raises:
-        ProfilingConfigError: NeMo-Run's serializer did not write this.
-    """
+    """Read a task, executor or job that NeMo-Run serialized: a Built, or a list of them."""
     try:
         document = json.loads(zlib.decompress(base64.urlsafe_b64decode(text)))
         return _value(document["root"], document["objects"])

@@ -92,11 +92,7 @@ class AccelerateProfiling(Closing):
 
     @contextmanager
     def step(self, iteration: int | None = None) -> Iterator[None]:
-        """A context manager around the work on one batch, for a loop where `batches` does not fit.
-
-        Args:
-            iteration: its global number; the next one by default. Accumulated batches share one.
-        """
+        """A context manager around the work on one batch, if `batches` does not fit; accumulated batches share an iteration."""
         self._begin(iteration)
         try:
             yield

@@ -23,13 +23,7 @@ from bridge_profiling.integrations.phases import PhaseWatch, RangeOf
 
 
 def name_wrapper_steps(phases: PhaseWatch, model: torch.nn.Module, range_of: RangeOf) -> None:
-    """Open ranges where units of FullyShardedDataParallel gather and reduce, with fully_shard's names.
-
-    Args:
-        phases: restores what was replaced.
-        model: the model that contains the units.
-        range_of: returns the range for a name, on any thread.
-    """
+    """Open ranges where units of FullyShardedDataParallel gather and reduce, with fully_shard's names, on any thread."""
     units = {id(handle): f" ({name})" if name else "" for name, handle in wrapped_units(model)}
     if not units:
         return
@@ -48,12 +42,7 @@ def name_wrapper_steps(phases: PhaseWatch, model: torch.nn.Module, range_of: Ran
 
 
 def repeat_annotations(phases: PhaseWatch, range_of: RangeOf) -> None:
-    """Open a range with each annotation of fully_shard's parameter groups, for a profiler that does not see annotations.
-
-    Args:
-        phases: restores what was replaced.
-        range_of: returns the range for a name, on any thread.
-    """
+    """Open a range with each annotation of fully_shard's parameter groups, for a profiler that does not see annotations."""
     try:
         module = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_param_group")
     except ImportError:
@@ -69,26 +58,14 @@ def repeat_annotations(phases: PhaseWatch, range_of: RangeOf) -> None:
 
 
 def name_zero_steps(phases: PhaseWatch, optimizer: Any, range_of: RangeOf) -> None:
-    """Open ranges where ZeRO 1 and 2 reduce gradients, `ZeRO::reduce`, and gather parameters, `ZeRO::all_gather`.
-
-    Args:
-        phases: restores what was replaced.
-        optimizer: DeepSpeed's own, around the one that steps.
-        range_of: returns the range for a name, on any thread.
-    """
+    """Open ranges where ZeRO 1 and 2 reduce gradients, `ZeRO::reduce`, and gather parameters, `ZeRO::all_gather`."""
     _run_inside(phases, optimizer, "reduce_ipg_grads", lambda *_, **__: range_of("ZeRO::reduce"))
     module = importlib.import_module(type(optimizer).__module__)
     _run_inside(phases, module, "all_gather_dp_groups", lambda *_, **__: range_of("ZeRO::all_gather"))
 
 
 def repeat_nvtx(phases: PhaseWatch, accelerator: Any, range_of: RangeOf) -> None:
-    """Open a range with each NVTX range of DeepSpeed, for a profiler that does not see NVTX.
-
-    Args:
-        phases: restores what was replaced.
-        accelerator: DeepSpeed's.
-        range_of: returns the range for a name, on any thread.
-    """
+    """Open a range with each NVTX range of DeepSpeed, for a profiler that does not see NVTX."""
     thread = threading.local()
     push, pop = accelerator.range_push, accelerator.range_pop
 

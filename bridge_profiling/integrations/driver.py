@@ -138,10 +138,9 @@ class ProfilingDriver:
         return self.hook is not None
 
     def start(self, *, facts: Mapping[str, object] | None = None, **hook_arguments: Any) -> None:
-        """Open the hook for a rank that the caller knows. Opens none if nothing can be captured.
+        """Open the hook for a rank that the caller knows, unless nothing can be captured.
 
-        Raises:
-            ProfilingConfigError: settings that don't fit the job.
+        Raises ProfilingConfigError for settings that don't fit the job.
         """
         if not self.config.enabled and self.config.on_demand is False:
             return
@@ -374,17 +373,7 @@ class LoopProfiling(Closing):
 def config_from(
     caller: str, settings: Mapping[str, Any], *, given: Any = None, train_iters: int | None = None
 ) -> ProfilingConfig:
-    """The checked settings of a callback's keywords.
-
-    Args:
-        caller: the callback's name, for errors.
-        settings: fields of ProfilingConfig; they override `given`.
-        given: an object with some of the same fields, such as a framework's own profiling section.
-        train_iters: number of training iterations, if known.
-
-    Raises:
-        ProfilingConfigError: an unknown setting, or an invalid request.
-    """
+    """The checked settings of a callback's keywords, over those of `given`, such as a framework's own profiling section."""
     unknown = sorted(settings.keys() - set(SETTINGS))
     require(
         not unknown,

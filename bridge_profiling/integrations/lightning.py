@@ -70,11 +70,7 @@ class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
     # -- called by Lightning -----------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Open the hook: the ranks are connected, and the model is not on its device yet.
-
-        Raises:
-            ProfilingConfigError: the Trainer runs a torch profiler of its own, or ends before the window.
-        """
+        """Open the hook: the ranks are connected, and the model is not on its device yet."""
         if stage != "fit":
             return
         self._automatic = pl_module.automatic_optimization

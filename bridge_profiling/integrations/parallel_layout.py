@@ -49,12 +49,7 @@ class FoundLayout:
 
 
 def layout_of_mesh(mesh: Any, *, data_parallel: Collection[str] = ()) -> FoundLayout:
-    """The layout of a torch DeviceMesh, or of its root mesh.
-
-    Args:
-        mesh: the DeviceMesh.
-        data_parallel: names of dimensions known to be data-parallel.
-    """
+    """The layout of a torch DeviceMesh or its root mesh; `data_parallel` names dimensions known to be data-parallel."""
     root, world = _root(mesh), world_size()
     sizes = tuple(root.mesh.shape)
     # Without names, by fully_shard's use: one dimension shards; of two, the first replicates.
@@ -82,12 +77,7 @@ def layout_of_mesh(mesh: Any, *, data_parallel: Collection[str] = ()) -> FoundLa
 
 
 def layout_of_sizes(sizes: Mapping[str, int], order: str) -> FoundLayout:
-    """The layout with these parallel sizes.
-
-    Args:
-        sizes: of tp, pp, cp and ep; the rest is dp.
-        order: the dimensions, the fastest-varying first.
-    """
+    """The layout with these sizes of tp, pp, cp and ep, and the rest dp; `order` has the fastest-varying dimension first."""
     try:
         return FoundLayout(ParallelLayout(world_size=world_size(), order=order, **sizes))
     except ProfilingConfigError as error:
@@ -107,14 +97,7 @@ def _root(mesh: Any) -> Any:
 
 
 def describe(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]]:
-    """The layout and the settings of a model's training.
-
-    Args:
-        model: the wrapped model, or a model that contains it.
-
-    Returns:
-        The layout, and the description: `name` (`ddp`, `fsdp`, `fully_shard` or `torch`), `parameters`, the wrapper's settings.
-    """
+    """The layout and the settings of a model's training: `name`, `parameters`, and those of the wrapper."""
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             return _ddp(module)

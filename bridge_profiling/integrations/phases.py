@@ -285,12 +285,6 @@ class PhaseMemory:
     One row per phase, in the order in which phases end. The caching allocator keeps one peak, so each phase resets it: inside
     the window, `torch.cuda.max_memory_allocated()` called by the training counts from the last phase. Outside the window
     nothing is read or reset. The counters are on the host, so reading them synchronizes nothing.
-
-    Args:
-        current_and_peak: returns the bytes allocated now and the peak since the last call, and resets the peak.
-
-    Attributes:
-        table: the columns, which grow as phases end.
     """
 
     def __init__(self, current_and_peak: Callable[[], tuple[int, int]]) -> None:

@@ -101,11 +101,7 @@ def folder_of(worker: str) -> str:
 
 
 def _made(reports: Path) -> Path | None:
-    """Create the directory, because nsys writes to a temporary one if it is missing; None if that fails.
-
-    Raises:
-        ProfilingConfigError: Ray's command line cannot carry the path.
-    """
+    """Create the directory, because nsys writes to a temporary one if it is missing; None if that fails."""
     require(
         not changed_by_a_shell(str(reports)),
         f"nsys' reports cannot go to {str(reports)!r}",

@@ -42,11 +42,7 @@ _USE_AUTO_PROFILE = "put @auto_profile() from bridge_profiling.easy on the funct
 
 
 class ScriptProfiling:
-    """The profile of a script in this process.
-
-    Args:
-        config: the settings.
-    """
+    """The profile of a script in this process."""
 
     def __init__(self, config: ProfilingConfig) -> None:
         self._driver = ProfilingDriver(config)
@@ -221,10 +217,6 @@ def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
 
     The script itself decides whether and when to load torch, so variables that it sets before (threads, allocator, visible
     devices) still work.
-
-    Args:
-        name: the module's full name.
-        act: must not raise.
     """
     if name in sys.modules:
         act(sys.modules[name])

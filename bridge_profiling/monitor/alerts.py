@@ -62,12 +62,7 @@ class LeakAlert:
         self._minima: deque[tuple[int, float]] = deque(maxlen=_STRETCHES)
 
     def feed(self, iteration: int, in_use: float) -> Alert | None:
-        """Add a reading; returns an alert if it completes a window that grew.
-
-        Args:
-            iteration: the last iteration completed when memory was read.
-            in_use: bytes.
-        """
+        """Add bytes in use after an iteration; returns an alert if they complete a window that grew."""
         if self._first is None or iteration < self._first:
             self._first = iteration
         if iteration - self._first < self._warm_up:
@@ -128,11 +123,7 @@ class SlowIterationAlert:
         self._slow = False
 
     def feed(self, iterations: Sequence[tuple[int, float]]) -> list[Alert]:
-        """Add iterations, oldest first; returns alerts for the slow ones.
-
-        Args:
-            iterations: number and seconds of each.
-        """
+        """Add the number and seconds of iterations, oldest first; returns alerts for the slow ones."""
         skipped = min(self._warm_up, len(iterations))
         self._warm_up -= skipped
         found: list[Alert | None] = []

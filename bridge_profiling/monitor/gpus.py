@@ -111,13 +111,7 @@ class Gpus:
 
 
 class _Device:
-    """One GPU or MIG device.
-
-    Args:
-        nvml: the library.
-        index: as nvidia-smi shows it; `0:1` is the second MIG device of GPU 0.
-        find: returns the library's handle.
-    """
+    """One GPU or MIG device; `index` is as nvidia-smi shows it, `0:1` for the second MIG device of GPU 0."""
 
     def __init__(self, nvml: Any, index: str, find: Callable[[], Any]) -> None:
         self._nvml, self.index, self._find = nvml, index, find

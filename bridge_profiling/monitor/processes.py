@@ -30,14 +30,7 @@ class _Process:
 
 
 class Processes:
-    """Processes and their children, such as the workers of a data loader.
-
-    Args:
-        pids: the processes; None selects this one.
-
-    Attributes:
-        unavailable: the reason why none can be read; None if they can.
-    """
+    """Processes (None: this one) and their children; `unavailable` is the reason why none can be read, or None."""
 
     def __init__(self, pids: Sequence[int] | None = None) -> None:
         self._own: list[_Process] = []

@@ -66,8 +66,8 @@ class PeriodicThread(Thread):
     def finish(self) -> bool:
         """End the thread and make a last call, so that the end counts even if it comes before the interval is over.
 
-        Returns:
-            Whether the thread has ended. A call that hangs is abandoned: a driver must not block the end of a training.
+        Returns whether the thread has ended: a call that hangs is abandoned, since a driver must not block the end of a
+        training.
         """
         self._end.set()
         self.join(_PATIENCE)

@@ -102,22 +102,14 @@ class Channel:
 
     @property
     def spec(self) -> Spec:
-        """The supervisor's task.
-
-        Raises:
-            CaptureError: the supervisor has removed the channel.
-        """
+        """The supervisor's task; raises CaptureError once the supervisor has removed the channel."""
         spec = self.read(Spec)
         if spec is None:
             raise CaptureError("the supervisor of this rank's nsys is gone")
         return spec
 
     def write(self, message: MessageT, number: int | None = None) -> None:
-        """Write a message; `number` is that of its capture.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write a message; `number` is that of its capture."""
         write_json(self._path(type(message), number), asdict(message))
 
     def read(self, kind: type[MessageT], number: int | None = None) -> MessageT | None:
@@ -128,11 +120,7 @@ class Channel:
             return None
 
     def announce(self, capture: Capture) -> int:
-        """Announce the next capture; its number, from 1. An announced capture that never stopped is replaced.
-
-        Raises:
-            CaptureError: nsys records no more captures.
-        """
+        """Announce the next capture and return its number, from 1. Replaces an announced capture that never stopped."""
         captures = self.spec.captures
         for number in range(1, captures + 1):
             earlier = self.read(Capture, number)

@@ -26,16 +26,7 @@ _CUDA_ONLY = frozenset({"cuda", "cuda-hw", "cuda-sw", "cublas", "cublas-verbose"
 
 
 def profile_command(request: nsys_options.NsysRequest, version: NsysVersion, *, report: Path) -> tuple[list[str], list[str]]:
-    """The command with which a rank starts nsys, without the application.
-
-    Args:
-        request: what the rank asks for.
-        version: the nsys that will run it.
-        report: the report's path, without its suffix.
-
-    Returns:
-        The command, and a warning for each part of the request that this nsys can't fulfil.
-    """
+    """The command with which a rank starts nsys, without the application, and a warning for each part that this nsys lacks."""
     warnings: list[str] = []
     trace = list(request.trace or nsys_options.DEFAULT_TRACE)
     if not request.cuda:
@@ -63,13 +54,7 @@ def profile_command(request: nsys_options.NsysRequest, version: NsysVersion, *, 
 
 
 def directives(version: NsysVersion, options: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
-    """The value of NSYS_CONFIG_DIRECTIVES: the user's own, and to detach CUPTI when the only capture is over.
-
-    Args:
-        version: the nsys.
-        options: of its `profile` command.
-        environ: holds the user's own, which win.
-    """
+    """The value of NSYS_CONFIG_DIRECTIVES: the user's own, which win, and to detach CUPTI after the only capture."""
     own = environ.get(DIRECTIVES_VARIABLE, "")
     one_capture = nsys_options.value_of(options, "--capture-range-end") == "stop"
     # The versions in which it is known to work. Other versions don't get a directive that their manual leaves out.
@@ -113,11 +98,7 @@ def ray_options(
 
 
 def launcher_options(extra_args: Sequence[str], *, export_sqlite: bool) -> list[str]:
-    """The user's options for NeMo-Run's launcher, with the export that writes an SQLite file next to the report.
-
-    Raises:
-        ProfilingConfigError: the user's options ask for an export of another kind alone.
-    """
+    """The user's options for NeMo-Run's launcher, with the export that writes an SQLite file next to the report."""
     exports = [" ".join(tokens) for name, tokens in nsys_options.split_options(extra_args) if name == "--export"]
     if not export_sqlite or any("sqlite" in export for export in exports):
         return list(extra_args)
@@ -133,9 +114,7 @@ def launcher_options(extra_args: Sequence[str], *, export_sqlite: bool) -> list[
 def prefix_command(nsys: Sequence[str], *, gpu_metrics: str) -> list[str]:
     """Arguments of bash that run NeMo-Run's nsys prefix through `prefix.sh`; the application follows them.
 
-    Args:
-        nsys: NeMo-Run's `profile` and its options.
-        gpu_metrics: GPUs whose metrics to sample: "" for none, "all", or "local" for the one of this Slurm task.
+    `gpu_metrics` is "" for none, "all", or "local" for the GPU of this Slurm task.
     """
     # The script looks at options one by one, so each long one is one argument; it samples GPU metrics by its own means.
     options: list[str] = []
@@ -151,11 +130,7 @@ def prefix_command(nsys: Sequence[str], *, gpu_metrics: str) -> list[str]:
 
 
 def export_command(executable: str, report: Path, sqlite: Path) -> list[str]:
-    """The command that exports a report to an SQLite file.
-
-    Raises:
-        CaptureError: this nsys does not run.
-    """
+    """The command that exports a report to an SQLite file."""
     # Since 2025 nsys leaves out NCCL's description of each message unless asked for it.
     blobs = ["--include-blobs=true"] if "--include-blobs" in run_nsys(executable, "export", "--help") else []
     options = ["--type=sqlite", "--quiet=true", *blobs, "--force-overwrite=true", f"--output={sqlite}"]

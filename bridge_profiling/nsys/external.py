@@ -55,11 +55,7 @@ class ExternalNsys:
         return None
 
     def await_report(self) -> Path:
-        """Wait until the report is whole; its path.
-
-        Raises:
-            CaptureError: nsys has left none.
-        """
+        """Wait until the report is complete and return its path; raises CaptureError if nsys has left none."""
         assert self.report is not None
         command = command_of(self.pid)
         deadline = time.monotonic() + _BEGIN_SECONDS

@@ -86,11 +86,7 @@ class NsysRequest:
 
 
 def check_trace(trace: object, *, name: str = "nsys_trace") -> None:
-    """Check that an `nsys_trace` is a list of API names.
-
-    Raises:
-        ProfilingConfigError: a string, an empty list, or entries that are not names.
-    """
+    """Check that an `nsys_trace` is a list of API names."""
     names = trace if isinstance(trace, list) else []
     require(
         names and all(isinstance(name, str) and re.fullmatch(r"[a-z0-9-]+", name) for name in names),
@@ -101,12 +97,7 @@ def check_trace(trace: object, *, name: str = "nsys_trace") -> None:
 
 
 def check_extra_args(extra_args: object, *, name: str = "nsys_extra_args") -> None:
-    """Check that `nsys_extra_args` can be passed on.
-
-    Raises:
-        ProfilingConfigError: not a list of strings, a value without its option, an option that we write, or text that
-            Slurm's shell and a plain process would read differently.
-    """
+    """Check that `nsys_extra_args` can be passed on, and that Slurm's shell and a plain process read them alike."""
     example = f'Type for example {name}=["--cuda-graph-trace=graph", "--gpu-metrics-device=0"]'
     if not isinstance(extra_args, list) or not all(isinstance(arg, str) and arg for arg in extra_args):
         raise ProfilingConfigError(f"{name}={extra_args!r} is not a list of options", instead=example)

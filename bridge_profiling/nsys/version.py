@@ -19,27 +19,14 @@ from bridge_profiling.nsys.options import GPU_METRICS, RENAMED_OPTIONS, split_op
 
 @dataclass(frozen=True)
 class NsysVersion:
-    """An nsys that runs here.
-
-    Attributes:
-        executable: its path.
-        text: its version as it prints it, for example `2024.2.3.38-242334140272v0`.
-        options: long names of all options of its `profile` command.
-    """
+    """An nsys that runs here: its path, its version as it prints it, and the long names of its `profile` options."""
 
     executable: str
     text: str
     options: frozenset[str]
 
     def adapt(self, options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        """Options for this nsys: renamed to the name it knows, left out if it knows none.
-
-        Args:
-            options: of `nsys profile`, as `--flag=value` or `--flag value`, long or short.
-
-        Returns:
-            The options, and a warning for each that was renamed or left out, by its long name.
-        """
+        """Options of `nsys profile`, renamed or left out for this nsys, and a warning for each such option by its long name."""
         adapted: list[str] = []
         warnings: dict[str, str] = {}
         for name, tokens in split_options(options):
@@ -58,13 +45,9 @@ class NsysVersion:
         return next((name for name in (option, *names) if name in self.options), None)
 
     def gpu_metrics_device(self, local_rank: int) -> str:
-        """The number that this nsys gives the GPU of a local rank, for its GPU metrics.
+        """The number that this nsys gives the GPU of a local rank; raises CaptureError with nsys' own reason if it has none.
 
-        Args:
-            local_rank: rank on this machine; it uses the GPU at that place in CUDA_VISIBLE_DEVICES.
-
-        Raises:
-            CaptureError: it samples no GPU here; with nsys' own reason, a missing permission for example.
+        The rank uses the GPU at that place in CUDA_VISIBLE_DEVICES.
         """
         answer = run_nsys(self.executable, "profile", f"{self.name_of(GPU_METRICS) or GPU_METRICS}=help", "true")
         devices = re.findall(r"^\s*(\d+):", answer, re.MULTILINE)
@@ -81,11 +64,7 @@ class NsysVersion:
 
 
 def find_nsys(name: str = "nsys") -> NsysVersion:
-    """The nsys on PATH, or at a path.
-
-    Raises:
-        CaptureError: there is none, it does not run, or it is another program.
-    """
+    """The nsys on PATH, or at a path."""
     executable = shutil.which(name)
     if executable is None:
         raise CaptureError(f"{name} is not on PATH here; install Nsight Systems, or mount it into the container")
@@ -98,11 +77,7 @@ def find_nsys(name: str = "nsys") -> NsysVersion:
 
 
 def run_nsys(executable: str, *arguments: str) -> str:
-    """The output of a short nsys command, its errors included.
-
-    Raises:
-        CaptureError: it does not run.
-    """
+    """The output of a short nsys command, its errors included."""
     try:
         environ = without_injection(os.environ)
         done = subprocess.run([executable, *arguments], env=environ, capture_output=True, text=True, timeout=60, check=False)

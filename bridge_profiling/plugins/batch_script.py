@@ -32,13 +32,7 @@ def names_another_path(text: str) -> bool:
 
 
 def arrives_unchanged(name: str, value: str, *, container: bool = False) -> bool:
-    """Whether NeMo-Run's unquoted `export NAME=value` sets this name to this value.
-
-    Args:
-        name: the variable's name.
-        value: the variable's value.
-        container: the job runs in a container, where nothing is replaced.
-    """
+    """Whether NeMo-Run's unquoted `export NAME=value` keeps name and value. In a container it replaces no `/nemo_run`."""
     replaced = not container and names_another_path(value)
     return name == name.upper() and _UNQUOTED.fullmatch(value) is not None and not replaced
 

@@ -21,20 +21,9 @@ NSYS_DISABLED = "Nsys not supported with the FaultTolerancePlugin"
 
 
 def check_request(plugin: Any, task: Task, executor: Any, fields: Sequence[str], *, nsys: bool = False) -> list[int] | str:
-    """Check what both profiler plugins have in common; bounds only where the submit host knows them for certain.
+    """Check what both profiler plugins have in common, as far as the submit host knows it, and return the normalized ranks.
 
-    Args:
-        plugin: has `profile_step_start`, `profile_step_end` and `profile_ranks`.
-        task: the task to profile.
-        executor: its executor.
-        fields: the fields of the `profiling` section that the plugin writes.
-        nsys: NeMo-Run runs the task under nsys.
-
-    Returns:
-        The normalized ranks.
-
-    Raises:
-        ProfilingConfigError: the request cannot work.
+    `fields` are the fields of the `profiling` section that the plugin writes; with `nsys`, NeMo-Run runs the task under nsys.
     """
     check_task(task, type(plugin).__name__, {"profiling": fields})
     check_window(plugin.profile_step_start, plugin.profile_step_end, name="profile_step")
@@ -47,10 +36,9 @@ def check_request(plugin: Any, task: Task, executor: Any, fields: Sequence[str],
 
 
 def check_output_dir(task: Task, executor: Any, *, nsys: bool = False) -> None:
-    """Check that profiles of a job on this executor can come back. See docs/how-to/executors.md.
+    """Refuse an executor that starts no task, or whose disks vanish with the job while no other place is set.
 
-    Raises:
-        ProfilingConfigError: the executor starts no task, or its disks vanish with the job and no other place is set.
+    See docs/how-to/executors.md.
     """
     # By name, since the class can only be imported with the kubernetes package.
     require(

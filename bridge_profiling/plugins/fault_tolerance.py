@@ -50,11 +50,7 @@ class FaultTolerancePlugin(run.Plugin):
     script_args_converter_fn: Optional[Callable[[FaultTolerancePluginScriptArgs], list[str]]] = None  # noqa: UP045
 
     def setup(self, task: Task, executor: Any) -> None:
-        """Edit the executor and the task. A second call changes nothing.
-
-        Raises:
-            ProfilingConfigError: the request cannot work. Nothing is changed then.
-        """
+        """Edit the executor and the task, or raise ProfilingConfigError and change nothing; a second call changes nothing."""
         script_args = FaultTolerancePluginScriptArgs(self.enable_ft_package, self.calc_ft_timeouts)
         check_task(task, "FaultTolerancePlugin", {"ft": tuple(vars(script_args))})
         self._check_numbers()

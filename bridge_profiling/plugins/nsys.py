@@ -64,12 +64,9 @@ class NsysPlugin(run.Plugin):
     script_args_converter_fn: Optional[Callable[[NsysPluginScriptArgs], list[str]]] = None  # noqa: UP045
 
     def setup(self, task: Task, executor: Any) -> None:
-        """Edit the launcher and the task. A second call changes nothing.
+        """Edit the launcher and the task, or raise ProfilingConfigError and change nothing; a second call changes nothing.
 
         With fault tolerance nsys is turned off everywhere, with a warning; the window is still written.
-
-        Raises:
-            ProfilingConfigError: the request cannot work, or the torch profiler is on. Nothing is changed then.
         """
         # A user who turned the launcher's nsys on by hand keeps it.
         prefixed = not starts_nsys(task) or checks.nsys_launched(executor)

@@ -56,11 +56,7 @@ class PreemptionPlugin(run.Plugin):
     script_args_converter_fn: Optional[Callable[[PreemptionPluginScriptArgs], list[str]]] = None  # noqa: UP045
 
     def setup(self, task: Task, executor: Any) -> None:
-        """Edit the executor and the task. A second call changes nothing.
-
-        Raises:
-            ProfilingConfigError: the request cannot work. Nothing is changed then.
-        """
+        """Edit the executor and the task, or raise ProfilingConfigError and change nothing; a second call changes nothing."""
         self._check(task, executor)
         script_args = PreemptionPluginScriptArgs(self.enable_exit_handler, self.enable_exit_handler_for_data_loader)
         converter = self.script_args_converter_fn if self.enable_exit_handler else None

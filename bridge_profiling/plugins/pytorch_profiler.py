@@ -53,11 +53,7 @@ class PyTorchProfilerPlugin(run.Plugin):
     script_args_converter_fn: Optional[Callable[[PyTorchProfilerPluginScriptArgs], list[str]]] = None  # noqa: UP045
 
     def setup(self, task: Task, executor: Any) -> None:
-        """Edit the task. A second call changes nothing.
-
-        Raises:
-            ProfilingConfigError: the request cannot work, or nsys is on. Nothing is changed then.
-        """
+        """Edit the task, or raise ProfilingConfigError and change nothing; a second call changes nothing."""
         fields = ("use_pytorch_profiler", *PyTorchProfilerPluginScriptArgs.__dataclass_fields__)
         ranks = checks.check_request(self, task, executor, fields)
         require(

@@ -44,12 +44,7 @@ class RayWorkersPlugin(run.Plugin):
     nsys_extra_options: Optional[dict[str, Any]] = None  # noqa: UP045
 
     def setup(self, task: Task, executor: Any) -> None:
-        """Set the variables in the job's environment. A second call changes nothing.
-
-        Raises:
-            ProfilingConfigError: the request cannot work, or the variables have other values already. Nothing is changed
-                then.
-        """
+        """Set the variables in the job's environment, or raise ProfilingConfigError and change nothing."""
         check_window(self.profile_step_start, self.profile_step_end, name="profile_step")
         require(
             self.profile_step_start >= 1,

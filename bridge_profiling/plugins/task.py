@@ -27,16 +27,7 @@ _SECTIONS: dict[str, type] = {"profiling": ProfilingConfig, "ft": FaultTolerance
 
 
 def check_task(task: object, plugin: str, fields: Mapping[str, Sequence[str]]) -> None:
-    """Check that a task can hold these settings.
-
-    Args:
-        task: the task that the plugin received.
-        plugin: the plugin's name, for messages.
-        fields: the settings that the plugin writes, as `{section: fields}`.
-
-    Raises:
-        ProfilingConfigError: neither Partial nor Script, or a Partial without such a config.
-    """
+    """Check that a task is a Script, or a Partial whose config has these settings (`{section: fields}`)."""
     if isinstance(task, run.Script):
         return
     require(
@@ -67,11 +58,7 @@ def check_task(task: object, plugin: str, fields: Mapping[str, Sequence[str]]) -
 
 
 def script_arguments(task: Task, converter: Callable[[Any], list[str]] | None, script_args: object) -> list[str] | None:
-    """The arguments that a `script_args_converter_fn` makes for a Script; None for a Partial or without a converter.
-
-    Raises:
-        ProfilingConfigError: the converter is not a function, or does not return a list of strings.
-    """
+    """The arguments that a `script_args_converter_fn` makes for a Script; None for a Partial or without a converter."""
     require(
         converter is None or callable(converter),
         f"script_args_converter_fn={converter!r} is not a function",
@@ -93,14 +80,8 @@ def script_arguments(task: Task, converter: Callable[[Any], list[str]] | None, s
 def write_settings(task: Task, section: str, values: Mapping[str, object], arguments: list[str] | None = None) -> None:
     """Set fields of a section: attributes of a Partial's config, overrides of a Script. A second call changes nothing.
 
-    A missing section of a Partial's config becomes a `run.Config` of our class, or of the config's own. In a Script an
-    override replaces an earlier one of the same field in place.
-
-    Args:
-        task: the task to edit.
-        section: the section's name.
-        values: the fields and their values.
-        arguments: appended to a Script in place of the overrides.
+    A missing section of a Partial's config becomes a `run.Config` of our class, or of the config's own. In a Script an override
+    replaces an earlier one of the same field in place; `arguments` are appended in place of the overrides.
     """
     if not isinstance(task, run.Script):
         target = _read(task.config, section)

@@ -11,20 +11,18 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.analysis.compare.statistics import Change
+from bridge_profiling.report import words
 from bridge_profiling.report.views import Figure, Row
 
 #: Colors that people with color blindness can tell apart, after Okabe and Ito (https://jfly.uni-koeln.de/color/), those of one
-#: family in one hue; names and colors of an iteration's parts; measures of an iteration; kinds of work; colors of allocation
-#: sites, the last for the rest.
-COLORS, PARTS, MEASURES, KIND_NAMES, _SITES = json.loads(
-    (Path(__file__).parent / "theme.json").read_text(encoding="utf-8")
-).values()
+#: family in one hue; parts of an iteration, measures of it, kinds of work, names of groups; colors of allocation
+#: sites, the last for the rest; properties that figures share. The scale of heat maps suits white and black.
+COLORS, PARTS, MEASURES, KIND_NAMES, GROUPS, _SITES, _STYLES = words.resource("theme").values()
 
 #: Two ways to divide the same bar.
 VIEWS = {"cause": BY_CAUSE, "activity": BY_ACTIVITY}
@@ -35,29 +33,18 @@ MOST_GROUPS, MOST_ROWS, MOST_RANKS = 24, 256, 32
 #: A part smaller than this share of every bar is invisible.
 _VISIBLE = 0.0005
 
-#: An even scale that people with color blindness can read, on white and on black.
-_SCALE = "Cividis"
-
 #: Height of the memory picture, and of a line of its legend, in pixels.
 _PICTURE, _LINE = 320, 20
 
 
 def figure(data: list[dict[str, Any]], height: int, **layout: Any) -> Figure:
     """A figure with the margins, legend and hover that all share; `layout` overrides them."""
-    shared: dict[str, Any] = {
-        "height": height,
-        "margin": {"l": 90, "r": 20, "t": 40, "b": 50},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom", "traceorder": "normal"},
-        "hovermode": "closest",
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-    }
-    return {"data": data, "layout": shared | layout}
+    return {"data": data, "layout": {"height": height, **_STYLES["layout"], **layout}}
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis with a title and a light grid."""
-    return {"title": {"text": title}, "automargin": True, "zeroline": False, "gridcolor": "rgba(128,128,128,0.25)", **more}
+    return {"title": {"text": title}, **_STYLES["axis"], **more}
 
 
 def _names() -> dict[str, Any]:
@@ -74,17 +61,10 @@ def bars_figure(
     color: str = "muted",
 ) -> Figure:
     """Horizontal bars, one value for each label; highlighted labels stand out."""
-    trace = {
-        "type": "bar",
-        "orientation": "h",
+    trace = _STYLES["bars"] | {
         "y": list(labels),
         "x": [None if value is None else round(value, 4) for value in values],
         "marker": {"color": [COLORS["highlight"] if label in highlighted else COLORS[color] for label in labels]},
-        "texttemplate": "%{x:.4~g}",
-        "textposition": "outside",
-        "cliponaxis": False,
-        "hovertemplate": "%{y}<br>%{x:.3f}<extra></extra>",
-        "showlegend": False,
     }
     height = 80 + max(len(labels), 2) * (28 if len(labels) <= 16 else 16)
     margin = {"l": 120, "r": 20, "t": 15, "b": 50}
@@ -198,21 +178,12 @@ def change_figure(parts: Mapping[str, Change], whole: Change, names: tuple[str, 
     room = max(0.15 * (high - low), 0.01 * high)
     texts = [f"{whole.base / 1e3:.2f}", *(f"{part.change / 1e3:+.2f}" for part in shown.values()), f"{whole.other / 1e3:.2f}"]
     places = list(range(len(labels)))
-    trace: dict[str, Any] = {
-        "type": "waterfall",
-        "orientation": "h",
+    trace = _STYLES["waterfall"] | {
         "measure": ["absolute", *("relative" for _ in shown), "total"],
         "y": places,  # names of runs may be equal, places are not
         "x": [round(value / 1e3, 4) for value in values],
         "text": texts,
-        "textposition": "outside",
-        "cliponaxis": False,
         "customdata": labels,
-        "hovertemplate": "%{customdata}: %{text} ms<extra></extra>",
-        "increasing": {"marker": {"color": COLORS["communication"]}},
-        "decreasing": {"marker": {"color": COLORS["copy"]}},
-        "totals": {"marker": {"color": COLORS["muted"]}},
-        "connector": {"line": {"color": COLORS["muted"], "width": 1}},
     }
     return figure(
         [trace],
@@ -226,16 +197,7 @@ def change_figure(parts: Mapping[str, Change], whole: Change, names: tuple[str, 
 
 
 def _heat_map(x: Sequence[str], y: Sequence[str], z: list[list[float | None]], hover: str, **more: Any) -> dict[str, Any]:
-    return {
-        "type": "heatmap",
-        "x": x,
-        "y": y,
-        "z": z,
-        "colorscale": _SCALE,
-        "colorbar": {"title": {"text": "ms", "side": "right"}, "thickness": 14},
-        "hovertemplate": hover + "<extra></extra>",
-        **more,
-    }
+    return _STYLES["heat_map"] | {"x": x, "y": y, "z": z, "hovertemplate": hover + "<extra></extra>", **more}
 
 
 def iterations_figure(rows: Sequence[Row], measure: str = "own_us") -> Figure:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import html
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.memory.over_time import memory_over_time
 from bridge_profiling.analysis.ranks.timeline import segments, whole_captures, windows_of
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report import figures
@@ -31,7 +29,7 @@ _FINEST = 2_000
 def figure(run: Run, name: str, **options: Any) -> PlotlyFigure:
     """An answer as a Plotly figure; `name` is a key of `FIGURES`."""
     if name not in FIGURES:
-        raise ProfilingConfigError(f"there is no figure {name!r}", instead=f"Type one of {', '.join(FIGURES)}")
+        raise ProfilingConfigError(f"{name!r} is not a figure", instead=f"Type one of {', '.join(FIGURES)}")
     from plotly.graph_objects import Figure
 
     return Figure(FIGURES[name](run, **options))
@@ -52,22 +50,17 @@ def table_html(table: pa.Table) -> str:
     """The first and last rows of a table as HTML; names in it stay text."""
     rows = table.slice(0, _ROWS).to_pylist()
     last = table.slice(max(table.num_rows - _ROWS, _ROWS)).to_pylist() if table.num_rows > _ROWS else []
-    lines = ["".join(f"<th>{html.escape(name)}</th>" for name in table.column_names)]
-    lines += [_line(row) for row in rows]
     hidden = table.num_rows - len(rows) - len(last)
+
+    def line(row: dict[str, Any]) -> str:
+        texts = ("" if each is None else f"{each:,.2f}" if isinstance(each, float) else str(each) for each in row.values())
+        return "".join(f"<td>{html.escape(text)}</td>" for text in texts)
+
+    lines = ["".join(f"<th>{html.escape(name)}</th>" for name in table.column_names), *map(line, rows)]
     if hidden:
         lines.append(f"<td colspan={len(table.column_names)}>… {hidden:,} more rows</td>")
-    lines += [_line(row) for row in last]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    body = "".join(f"<tr>{each}</tr>" for each in [*lines, *map(line, last)])
     return f"<table>{body}</table><p>{table.num_rows:,} rows × {table.num_columns} columns</p>"
-
-
-def _line(row: dict[str, Any]) -> str:
-    return "".join(f"<td>{html.escape(_text(value))}</td>" for value in row.values())
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 
 def _attribution(run: Run, view: str = "cause") -> Figure:
@@ -96,7 +89,7 @@ def _memory(run: Run, rank: int | None = None, device: int = 0) -> Figure:
         known = f"one of {held}" if held else "a run whose memory was recorded"
         raise ProfilingConfigError("no memory of that rank was recorded", instead=f"Name {known}")
     rank = held[0] if rank is None else rank
-    by_site = run.across(partial(memory_over_time, ranks=[rank])).to_pylist()
+    by_site = run.ask("memory_over_time", ranks=(rank,)).to_pylist()
     mine = [row for row in run.memory_timeline().to_pylist() if row["rank"] == rank and row["device"] == device]
     return figures.memory_figure([row for row in by_site if row["device"] == device], mine)
 

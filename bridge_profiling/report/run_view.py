@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -154,15 +153,10 @@ def _title(summary: Summary) -> str:
 
 def _section(id: str, *paragraphs: str, **more: Any) -> SectionView:
     """A section with its explanation, or with the sentence that it has nothing to show."""
-    texts = _section_texts()[id]
+    texts = words.resource("sections")[id]
     section = SectionView(id, texts["title"], short=texts.get("short", ""), **more)
     text = texts.get("nothing" if section.empty else "text")
     return replace(section, paragraphs=[*([text] if text else []), *paragraphs])
-
-
-@cache
-def _section_texts() -> dict[str, dict[str, str]]:
-    return json.loads((Path(__file__).parent / "sections.json").read_text(encoding="utf-8"))
 
 
 def _attribution(summary: Summary, shown: Sequence[int], every: int) -> SectionView:
@@ -328,13 +322,12 @@ def _facts(summary: Summary, iterations: Rows, memory: Rows) -> list[tuple[str, 
     numbers = sorted({row["iteration"] for row in iterations if row["iteration"] is not None})
     marked = f"{numbers[0]}–{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]) if numbers else "none marked"
     first = min((row["start_ns"] for row in iterations), default=0) if all(info.clock == "unix" for info in infos) else 0
-    profiler = {"kineto": "torch.profiler", "nsys": "nsys"}.get(summary.source, "")
     found = {
         "ranks": f"{len(infos):,}" + (f" of {world:,}" if world > len(infos) else ""),
         "layout": _layout(infos),
         "devices": ", ".join(devices[:3]),
         "iterations": marked,
-        "captured by": profiler,
+        "captured by": {"kineto": "torch.profiler", "nsys": "nsys"}.get(summary.source, ""),
         "captured at": datetime.fromtimestamp(first / 1e9, UTC).strftime("%Y-%m-%d %H:%M UTC") if first else "",
     }
     if not infos:
@@ -346,12 +339,5 @@ def _layout(infos: Sequence[RankInfo]) -> str:
     coordinates = next((info.coordinates for info in infos if info.coordinates), None)
     if coordinates:
         return " ".join(f"{name}={count}" for name, (_, count) in coordinates.items() if count > 1) or "one rank per group"
-    names = {
-        "TENSOR_MODEL_PARALLEL_GROUP": "tp",
-        "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
-        "DATA_PARALLEL_GROUP": "dp",
-        "CONTEXT_PARALLEL_GROUP": "cp",
-        "EXPERT_MODEL_PARALLEL_GROUP": "ep",
-    }
     sizes = {group.description: len(group.ranks) for info in infos[:1] for group in info.groups if len(group.ranks) > 1}
-    return " ".join(f"{short}={sizes[name]}" for name, short in names.items() if name in sizes)
+    return " ".join(f"{short}={sizes[name]}" for name, short in figures.GROUPS.items() if name in sizes)

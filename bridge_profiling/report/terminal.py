@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from bridge_profiling.errors import TraceError, install_command
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.report.views import Figure, FindingView, PageView, TableView, Verdict
+from bridge_profiling.report.views import Cell, Figure, FindingView, PageView, TableView, Verdict, table
 from bridge_profiling.report.words import UNKNOWN, first_sentence
 
 #: Rows of a table of ranks, and findings, on a terminal; a pipe gets all.
@@ -32,12 +32,12 @@ def print_report(view: PageView, console: Console) -> None:
         console.print(Text(f"{text}\n"), soft_wrap=not console.is_terminal)
     _print_verdict(view.verdict, console)
     time, bench = view.sections
-    for figure, table in zip(time.figures, time.tables[-2:], strict=False):
+    for figure, numbers in zip(time.figures, time.tables[-2:], strict=False):
         console.print()
         if console.color_system:
             _print_bars(figure.variants["cause"], console)
         else:
-            _print_plain(table, console)
+            _print_plain(numbers, console)
     if view.findings:
         (_print_findings if console.is_terminal else _print_plain_findings)(view.findings, console)
         for finding in view.findings:
@@ -63,11 +63,11 @@ def print_answer(view: PageView, console: Console, lines: Iterable[str] = ()) ->
 
 def print_tables(tables: Iterable[TableView], limitations: Sequence[str], console: Console) -> None:
     """Print tables, then what the captures cannot show."""
-    for table in tables:
+    for view in tables:
         if console.is_terminal:
-            console.print(_boxed(table))
+            console.print(_boxed(view))
         else:
-            _print_plain(table, console)
+            _print_plain(view, console)
             console.print()
     if limitations:
         console.print(Text("Limitations", style="bold"))
@@ -168,10 +168,29 @@ def _print_plain_findings(findings: Sequence[FindingView], console: Console) -> 
 
 def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
     """Print what each rank of one attempt captured, its top operators, why a capture is not complete, and every path."""
-    console.print(_captures_table(captures))
-    operators = _operators_table(captures)
-    if operators.row_count:
-        console.print(operators)
+
+    def middle(values: Sequence[float], text: str) -> str:
+        return text.format(statistics.median(values)) if values else UNKNOWN
+
+    window = captures[0].manifest.window
+    columns: dict[str, Any] = {
+        "rank": lambda capture: str(capture.rank),
+        "status": lambda capture: capture.manifest.status,
+        "iterations": lambda capture: ", ".join(map(str, capture.captured)) or "none",
+    }
+    for name, profiled in (("profiled", True), ("unprofiled", False)):
+        columns[f"step ms, {name}"] = lambda capture, profiled=profiled: middle(
+            [duration / 1e6 for duration in capture.durations_ns(profiled=profiled)], "{:.1f}"
+        )
+        if any(capture.mfu(profiled=profiled) for capture in captures):
+            columns[f"MFU, {name}"] = lambda capture, profiled=profiled: middle(capture.mfu(profiled=profiled), "{:.1%}")
+    title = f"window {window.start}-{window.end}" if window else "captures"
+    console.print(_boxed(table("captures", title, captures, columns)))
+    operators = [row for capture in captures if capture.torch_trace is not None for row in _operators(capture)]
+    if operators:
+        title = f"top {_OPERATORS} operators, by self time on the host"
+        headings = ["rank", "self time", "calls", "operator"]
+        console.print(_boxed(TableView("operators", title, headings, [[Cell(text) for text in row] for row in operators])))
     for capture in captures:
         if capture.manifest.reason:
             console.print(f"rank {capture.rank}: {capture.manifest.reason}", markup=False)
@@ -181,51 +200,13 @@ def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
             console.print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 
-def _captures_table(captures: Sequence[RankCapture]) -> Table:
-    window = captures[0].manifest.window
-    table = Table(title=f"window {window.start}-{window.end}" if window else None, title_justify="left")
-    sides = (True, False)
-    mfu = any(capture.mfu(profiled=profiled) for capture in captures for profiled in sides)
-    for heading in (
-        "rank",
-        "status",
-        "iterations",
-        "step, profiled",
-        "unprofiled",
-        *(("MFU, profiled", "unprofiled") if mfu else ()),
-    ):
-        table.add_column(heading, justify="left" if heading in ("status", "iterations") else "right")
-    for capture in captures:
-        table.add_row(
-            str(capture.rank),
-            capture.manifest.status,
-            ", ".join(str(iteration) for iteration in capture.captured) or "none",
-            *(_median(capture.durations_ns(profiled=profiled), lambda value: f"{value / 1e6:.1f} ms") for profiled in sides),
-            *(_median(capture.mfu(profiled=profiled), "{:.1%}".format) for profiled in sides if mfu),
-        )
-    return table
-
-
-def _median(values: Sequence[float], text: Callable[[float], str]) -> str:
-    return text(statistics.median(values)) if values else UNKNOWN
-
-
-def _operators_table(captures: Sequence[RankCapture]) -> Table:
-    table = Table(title=f"top {_OPERATORS} operators, by self time on the host", title_justify="left")
-    table.add_column("rank", justify="right")
-    table.add_column("self time", justify="right")
-    table.add_column("calls", justify="right")
-    table.add_column("operator", overflow="fold")
-    for capture in captures:
-        if capture.torch_trace is None:
-            continue
-        try:
-            for name, count, self_ns in _top_operators(capture.torch_trace):
-                table.add_row(str(capture.rank), f"{self_ns / 1e6:.2f} ms", str(count), escape(name))
-        except (TraceError, ImportError) as error:
-            table.add_row(str(capture.rank), "", "", escape(str(error)))
-        table.add_section()
-    return table
+def _operators(capture: RankCapture) -> list[tuple[str, ...]]:
+    assert capture.torch_trace is not None
+    try:
+        found = _top_operators(capture.torch_trace)
+    except (TraceError, ImportError) as error:
+        return [(str(capture.rank), "", "", str(error))]
+    return [(str(capture.rank), f"{self_ns / 1e6:.2f} ms", str(count), name) for name, count, self_ns in found]
 
 
 def _top_operators(trace: Path) -> list[tuple[str, int, int]]:

@@ -13,7 +13,7 @@ from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import BY_CAUSE, ENOUGH_ITERATIONS
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
-from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
+from bridge_profiling.analysis.findings.evidence import profiler_cost_us
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import PARTS
@@ -36,7 +36,6 @@ class Summary:
     """The answers that the verdict needs.
 
     Args:
-        path: the run.
         source: the profiler whose captures answer across ranks, `kineto` or `nsys`.
         infos: each rank's trace by that profiler, by rank.
         attribution: rows of `Run.attribution` of ranks with a device.

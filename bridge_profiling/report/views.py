@@ -76,7 +76,7 @@ class TableView:
         ]
 
 
-def table(id: str, title: str, rows: Iterable[Row], columns: Mapping[str, Callable[[Any], Any]], **more: Any) -> TableView:
+def table(id: str, title: str, rows: Iterable[Any], columns: Mapping[str, Callable[[Any], Any]], **more: Any) -> TableView:
     """A table of rows of an answer: each heading with what makes a cell of a row."""
     cells = [[each if isinstance(each := make(row), Cell) else Cell(each) for make in columns.values()] for row in rows]
     return TableView(id, title, list(columns), cells, **more)

@@ -16,6 +16,12 @@ UNKNOWN = "–"
 _MOST_GROUPS, _MOST_ITEMS = 12, 12
 
 
+@cache
+def resource(name: str) -> Any:
+    """The content of a JSON file of this package: labels of evidence, texts of sections, the theme of figures."""
+    return json.loads((Path(__file__).parent / f"{name}.json").read_text(encoding="utf-8"))
+
+
 def milliseconds(time_us: float | None) -> str:
     """A time in microseconds as "121 ms", "8.4 ms" or "0.031 ms"."""
     if time_us is None:
@@ -137,15 +143,9 @@ _UNITS: dict[str, Callable[[float], str]] = {
 }
 
 
-@cache
-def _labels() -> dict[str, str]:
-    return json.loads((Path(__file__).parent / "labels.json").read_text(encoding="utf-8"))
-
-
 def label(name: str) -> str:
     """A name of evidence in words: `bus_bandwidth_gbs` is "bus bandwidth"."""
-    known = _labels().get(name)
-    return known or " ".join(word for word in name.split("_") if word not in ("us", "bytes", "gbs"))
+    return resource("labels").get(name) or " ".join(word for word in name.split("_") if word not in ("us", "bytes", "gbs"))
 
 
 def value(name: str, amount: Any) -> str:

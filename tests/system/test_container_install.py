@@ -134,15 +134,15 @@ def container(tmp_path) -> Container:
 
 
 def test_installed_into_the_image_the_torch_stays(container, checkout):
-    container.must(section("Installed into the image"), cwd=checkout)
+    container.must(section("Install it into the image"), cwd=checkout)
     container.assert_torch_stayed()
-    printed = container.must(section("Afterwards"), cwd=container.shared)
+    printed = container.must(section("Check the result"), cwd=container.shared)
     assert printed.startswith(MARKER)
     assert str(container.shared.parent / "image") in printed
 
 
 def test_a_rank_needs_nothing_that_was_left_out(container, checkout):
-    container.must(section("Installed into the image"), cwd=checkout)
+    container.must(section("Install it into the image"), cwd=checkout)
     # As far as a marker can be torch: every module of a rank's is imported, and a hook that profiles nothing runs.
     script = """
         import importlib, pkgutil
@@ -178,11 +178,11 @@ def test_a_real_profile_needs_torch_and_nothing_else(tmp_path):
 
 
 def test_the_doctor_runs_in_the_container_after_its_three_packages(container, checkout):
-    container.must(section("Installed into the image"), cwd=checkout)
+    container.must(section("Install it into the image"), cwd=checkout)
     bare = container.shell("bridge-profiling doctor", cwd=container.shared)
     assert bare.returncode == 1
     assert "Type pip install omegaconf rich typer" in bare.stderr
-    container.must(section("Installed into the image", 1))
+    container.must(section("Install it into the image", 1))
     container.assert_torch_stayed()
     printed = container.must("bridge-profiling doctor --nodes 1", cwd=container.shared)
     assert "output directory:" in printed
@@ -190,9 +190,11 @@ def test_the_doctor_runs_in_the_container_after_its_three_packages(container, ch
 
 def test_on_a_mount_the_image_is_untouched(container, checkout):
     before = container.must("pip freeze")
-    container.must(section("On a mount, the image untouched"), cwd=checkout)
+    container.must(section("On a mount, without changing the image"), cwd=checkout)
     assert container.must("pip freeze") == before
-    printed = container.must(section("Afterwards"), cwd=container.shared, PYTHONPATH=str(container.shared / "bridge_profiling"))
+    printed = container.must(
+        section("Check the result"), cwd=container.shared, PYTHONPATH=str(container.shared / "bridge_profiling")
+    )
     assert printed.startswith(MARKER)
     container.assert_torch_stayed()
 

@@ -26,11 +26,7 @@ _POLL_SECONDS = 0.05
 class TriggerResult:
     """The outcome of a request that was not refused.
 
-    Attributes:
-        request: as submitted.
-        status: the job's, before the request.
-        accepted: rank 0's decision; None if the client did not wait for it.
-        answers: of the ranks to be profiled, by rank.
+    `status` is the job's before the request, `accepted` None if the client did not wait for it, `answers` are by rank.
     """
 
     request: CaptureRequest
@@ -50,14 +46,7 @@ class TriggerResult:
 
 
 def find_requests(run: Path) -> RequestDirectory:
-    """The request directory of a job.
-
-    Args:
-        run: its output directory, or the job directory that contains it.
-
-    Raises:
-        ProfilingConfigError: no job has published a status there.
-    """
+    """The request directory of a job, from its output directory or the job directory that contains it."""
     for root in (run, run / DEFAULT_OUTPUT_DIR):
         directory = RequestDirectory(root.absolute())
         if (directory.path / "progress.json").is_file():

@@ -46,15 +46,7 @@ _KEPT_POLLS = 11
 
 
 class Listener(threading.Thread):
-    """One rank's thread.
-
-    Args:
-        root: the job's output directory.
-        config: the job's own.
-        rank: this rank.
-        schedule: the rank's windows.
-        holder: the name under which this run holds its folders.
-    """
+    """One rank's thread; `holder` is the name under which this run holds its folders."""
 
     def __init__(self, root: Path, config: ProfilingConfig, rank: Rank, schedule: WindowSchedule, holder: str) -> None:
         super().__init__(name="bridge_profiling listener", daemon=True)
@@ -123,11 +115,7 @@ class Listener(threading.Thread):
         self._requests.write(f"answers/{accepted.id}/rank-{rank}.json", answer)
 
     def _plan(self, accepted: protocol.AcceptedCapture, iteration: int | None) -> WindowPlan:
-        """The window of an accepted capture.
-
-        Raises:
-            CaptureError: this rank cannot capture it.
-        """
+        """The window of an accepted capture; raises CaptureError if this rank cannot capture it."""
         if iteration is not None and iteration >= accepted.start:
             raise CaptureError(
                 f"iteration {iteration} runs already, and the window begins at {accepted.start}; request a later --start"
@@ -205,8 +193,7 @@ class Coordinator:
     def poll(self, ended: str | None = None) -> None:
         """Close a capture that is over, decide on a pending request, and publish the status.
 
-        Args:
-            ended: how the training ended.
+        `ended` says how the training ended.
         """
         self._update_status(ended)
         accepted = self._status.open

@@ -23,11 +23,7 @@ _MIN_COMPLETED = 3
 
 
 def plan_capture(request: CaptureRequest, status: JobStatus) -> AcceptedCapture:
-    """The capture that a request leads to, in folder number 0.
-
-    Raises:
-        ProfilingConfigError: the job cannot carry it out; why, and what to request instead.
-    """
+    """The capture that a request leads to, in folder number 0; ProfilingConfigError says what to request instead."""
     require(status.ended is None, f"the job has ended: {status.ended}", instead="Name a job that is running")
     require(request.run in (None, status.run), "the job has restarted since the request", instead="Request it again")
     if status.open is not None:

@@ -235,11 +235,7 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class RequestDirectory:
-    """The request directory of one job.
-
-    Args:
-        root: the job's output directory.
-    """
+    """The request directory of one job, below its output directory."""
 
     root: Path
 
@@ -281,11 +277,7 @@ class RequestDirectory:
     # -- the client ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: CaptureRequest) -> bool:
-        """Create the request unless there is one; whether it was created.
-
-        Raises:
-            OSError: the directory cannot be written.
-        """
+        """Create the request unless there is one; return whether it was created."""
         return create_exclusively(self.path / "request.json", json.dumps(asdict(request), indent=1) + "\n")
 
     def withdraw(self, request_id: str) -> bool:
@@ -299,22 +291,14 @@ class RequestDirectory:
         return False
 
     def seconds_since_update(self) -> float:
-        """Age of the job's status by the file system's clock, as two machines' clocks may differ.
-
-        Raises:
-            OSError: there is none, or the directory cannot be written.
-        """
+        """Age of the job's status by the file system's clock, as two machines' clocks may differ."""
         with tempfile.TemporaryFile(dir=self.path) as probe:
             return os.fstat(probe.fileno()).st_mtime - (self.path / "progress.json").stat().st_mtime
 
     # -- the job -------------------------------------------------------------------------------------------------------
 
     def write(self, name: str, message: JobStatus | AcceptedCapture | RankAnswer | RefusedRequest) -> None:
-        """Write a message to a file of this name.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write a message to a file of this name."""
         write_json(self.path / name, asdict(message))
 
     def pending(self) -> str | None:
@@ -352,11 +336,7 @@ class RequestDirectory:
 
 
 def parse_request(text: str) -> CaptureRequest:
-    """Read a request.
-
-    Raises:
-        ProfilingConfigError: it is not a complete JSON object, has unknown keys, or a value that no job can satisfy.
-    """
+    """Read a request; raises ProfilingConfigError unless it is a complete JSON object with known keys and valid values."""
     require(text.strip(), "the request is empty, or not a regular text file of at most 64 KiB", instead=_EXAMPLE)
     try:
         content = json.loads(text)

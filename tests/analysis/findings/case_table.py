@@ -39,14 +39,14 @@ _LATE_HOSTS = frozenset({"straggler_host", "host_launch_bound"})
 
 _HEADINGS = (
     "capture",
-    "planted",
+    "injected",
     "on ranks",
-    "planted, ms",
-    "over its twin, ms",
+    "injected, ms",
+    "over its baseline, ms",
     "found",
     "at place",
     "ranks",
-    "could give back, ms",
+    "potential saving, ms",
     "confidence",
     "also found",
     "false alarms",
