@@ -26,7 +26,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.analysis import Run, clocks, kernels, ranks
+from bridge_profiling.analysis import Run
+from bridge_profiling.analysis.attribution.device import kernels
+from bridge_profiling.analysis.ranks import clocks, communication, matching, ranks
 from bridge_profiling.analysis.session import connect
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.cache import load
@@ -126,17 +128,18 @@ def ask(question: str, entries: Sequence[Path], size: int) -> dict[str, float]:
     begin = time.perf_counter()
     connection = connect(entries)
     opened = time.perf_counter()
-    limitations: list[str] = []
     if question == "kernels":
-        rows = kernels.kernels(connection, by_rank=False).num_rows
+        found = kernels(connection, by_rank=False)
     else:
-        found = (ranks.waits if question == "waits" else ranks.straggler)(connection, infos, limitations=limitations)
-        rows = found.num_rows
+        matching.match(connection)
+        offsets = clocks.clock_offsets(connection, infos).table
+        communication.measure_waiting(connection, offsets)
+        found = ranks.waits(connection) if question == "waits" else ranks.stragglers(ranks.ranks(connection).table).table
     took = time.perf_counter() - begin
     if question == "waits":
-        _check(found, clocks.clock_offsets(connection, infos, limitations=limitations), size)
+        _check(found, offsets, size)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": took, "open_seconds": opened - begin, "rows": rows, "peak_mb": peak}
+    return {"seconds": took, "open_seconds": opened - begin, "rows": found.num_rows, "peak_mb": peak}
 
 
 def on_engine(engine: str, work: Path) -> dict[str, float]:

@@ -277,7 +277,7 @@ def find_captures(root: Path, folder: str | None = None) -> list[RankCapture]:
         folder: an attempt's folder; None takes the newest, of those that captured something where one did.
 
     Raises:
-        TraceError: there is no manifest, or one cannot be read.
+        TraceError: no manifest was found, or one cannot be read.
     """
     manifests = sorted((root / "manifest").glob(f"{folder or '*'}/rank-*.json"))
     if not manifests:

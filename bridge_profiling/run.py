@@ -36,9 +36,11 @@ class Run(analysis.Run):
         Raises:
             ProfilingConfigError: the file cannot be written.
         """
-        from bridge_profiling.report.html import write_page
+        from bridge_profiling.report.page import write_page
+        from bridge_profiling.report.run_view import page_view
+        from bridge_profiling.report.verdict import summarize
 
-        write_page(self, Path(output), thresholds)
+        write_page(page_view(self, summarize(self, thresholds), Path(output)), Path(output))
         return Path(output)
 
     def merge(self, output: str | Path = "all_ranks.json.gz", *, host: bool = True, findings: bool = True) -> int:
@@ -66,7 +68,7 @@ class Run(analysis.Run):
         """An answer as a Plotly figure.
 
         Args:
-            name: `budget` (view: `cause` or `activity`), `iterations` (measure: `own_us`, `duration_us`, `compute_us` or
+            name: `attribution` (view: `cause` or `activity`), `iterations` (measure: `own_us`, `duration_us`, `compute_us` or
                 `waiting_us`), `waits`, `communication`, `memory` (rank, device), `timeline` (iteration, ranks).
             options: of that figure.
 

@@ -32,7 +32,6 @@ class Given(Enum):
 
     DATABASE = "DuckDB connection with a view of each table in `traces.tables.SCHEMAS`"
     INFOS = "`RankInfo` of each trace in the database"
-    INFOS_WITH_SNAPSHOTS = "the same, and of each memory snapshot"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """A value computed from one capture once, for several questions.
+    """A value computed once for several questions: from one capture, or from the database.
 
     Args:
         function: called with its inputs.
@@ -62,7 +61,7 @@ class Derived:
     """
 
     function: Callable[..., Any]
-    inputs: tuple[Columns | Derived, ...]
+    inputs: tuple[Given | Columns | Derived, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import wraps
-from typing import Any
-
-import pyarrow as pa
 
 from bridge_profiling.analysis.attribution import device, host, idle, operators, parts
-from bridge_profiling.analysis.memory import out_of_memory, over_time, tables
-from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question
-from bridge_profiling.analysis.ranks import clocks, communication, pipeline, ranks
-from bridge_profiling.traces.types import Caveat
-
-
-def filled(function: Callable[..., Any]) -> Callable[..., Answer | pa.Table]:
-    """A question that fills a list of sentences, as one that returns an answer."""
-    signature = inspect.signature(function)
-    if "limitations" not in signature.parameters:
-        return function
-
-    @wraps(function)
-    def answer(*inputs: Any, **options: Any) -> Answer:
-        said: list[str] = []
-        table = function(*inputs, limitations=said, **options)
-        return Answer(table, tuple(Caveat("across_ranks", sentence) for sentence in said))
-
-    kept = [each for each in signature.parameters.values() if each.name != "limitations"]
-    answer.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    return answer
-
+from bridge_profiling.analysis.compare import bench, events
+from bridge_profiling.analysis.memory import tables
+from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question, SideTables
+from bridge_profiling.analysis.ranks import clocks, communication, matching, pipeline, ranks
 
 _DEVICE_EVENTS = Columns(
     "device_events",
@@ -69,15 +46,25 @@ _OPERATORS = Columns(
 )
 _ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns"))
 
-_ACROSS = (Given.DATABASE, Given.INFOS)
-_WITH_MEMORY = (Given.DATABASE, Given.INFOS_WITH_SNAPSHOTS)
+_MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
+_MATCHED = SideTables(matching.match, (Given.DATABASE,))
+CLOCK_OFFSETS = Question("clock_offsets", "run", clocks.clock_offsets, (_MATCHED, Given.DATABASE, Given.INFOS))
+_WAITING = SideTables(communication.measure_waiting, (_MATCHED, Given.DATABASE, CLOCK_OFFSETS))
+
+
+def _recorded(name: str) -> Callable[[tables.MemoryTables], Answer]:
+    return lambda recorded: Answer(getattr(recorded, name), recorded.caveats)
+
 
 BREAKDOWN = Question("breakdown", "rank", device.breakdown, (_WORK,))
 ITERATIONS = Question("iterations", "rank", device.iterations, (_WINDOWS, _WORK, _GAPS))
 IDLE_GAPS = Question("idle_gaps", "rank", idle.idle_gaps, (_GAPS, _SPANS))
 IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_EVENTS, _ACTIVITY, _SPANS))
 COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
-RANKS = Question("ranks", "run", filled(ranks.ranks), _ACROSS)
+RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE))
+PIPELINE_BY_RANK = Question(
+    "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS)
+)
 
 QUESTIONS = {
     question.name: question
@@ -94,21 +81,24 @@ QUESTIONS = {
         Question("typical_iteration", "run", parts.typical_iteration, (ITERATIONS,)),
         Question("attribution", "run", parts.attribution, (ITERATIONS, IDLE_CAUSES, RANKS)),
         RANKS,
-        Question("communication", "run", filled(communication.communication), _ACROSS),
-        Question("communication_by_rank", "run", filled(communication.communication_by_rank), _ACROSS),
-        Question("waits", "run", filled(ranks.waits), _ACROSS),
-        Question("stragglers", "run", filled(ranks.straggler), _ACROSS),
-        Question("clock_offsets", "run", filled(clocks.clock_offsets), _ACROSS),
-        Question("start_skew", "run", filled(ranks.start_skew), _ACROSS),
-        Question("pipeline", "run", filled(pipeline.pipeline), _ACROSS),
-        Question("pipeline_by_rank", "run", filled(pipeline.pipeline_by_rank), _ACROSS),
-        Question("memory", "run", filled(tables.memory), _WITH_MEMORY),
-        Question("memory_timeline", "run", filled(tables.timeline), _WITH_MEMORY),
-        Question("memory_sites", "run", filled(tables.sites), _WITH_MEMORY),
-        Question("memory_at_peak", "run", filled(tables.live_at_peak), _WITH_MEMORY),
-        Question("memory_growth", "run", filled(tables.growth), _WITH_MEMORY),
-        Question("memory_over_time", "run", filled(over_time.memory_over_time), _WITH_MEMORY),
-        Question("out_of_memory", "run", filled(out_of_memory.out_of_memory), _WITH_MEMORY),
+        CLOCK_OFFSETS,
+        PIPELINE_BY_RANK,
+        Question("communication", "run", communication.communication, (_WAITING, Given.DATABASE)),
+        Question("communication_by_rank", "run", communication.communication_by_rank, (_WAITING, Given.DATABASE)),
+        Question("waits", "run", ranks.waits, (_WAITING, Given.DATABASE)),
+        Question("stragglers", "run", ranks.stragglers, (RANKS,)),
+        Question("start_skew", "run", ranks.start_skew, (_WAITING, Given.DATABASE, CLOCK_OFFSETS)),
+        Question("pipeline", "run", pipeline.pipeline, (PIPELINE_BY_RANK,)),
+        Question("event_cells", "run", events.event_cells, (_WAITING, Given.DATABASE)),
+        Question("transfers_by_size", "run", bench.transfers_by_size, (_WAITING, Given.DATABASE)),
+        Question("copies_by_size", "run", bench.copies_by_size, (Given.DATABASE,)),
+        Question("memory", "run", _recorded("summary"), (_MEMORY,)),
+        Question("memory_timeline", "run", _recorded("timeline"), (_MEMORY,)),
+        Question("memory_sites", "run", _recorded("sites"), (_MEMORY,)),
+        Question("memory_at_peak", "run", _recorded("at_peak"), (_MEMORY,)),
+        Question("memory_growth", "run", _recorded("growth"), (_MEMORY,)),
+        Question("memory_over_time", "run", tables.memory_over_time, (_MEMORY,)),
+        Question("out_of_memory", "run", tables.out_of_memory, (Given.DATABASE,)),
     )
 }
 

@@ -8,16 +8,17 @@ run.breakdown().to_pandas()
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bridge_profiling.analysis.caveats import merged, sentences
 from bridge_profiling.analysis.questions import Answer, Given, Question
-from bridge_profiling.analysis.registry import QUESTIONS, WITH_CAVEATS, filled
+from bridge_profiling.analysis.registry import QUESTIONS, WITH_CAVEATS
 from bridge_profiling.analysis.session import OnProgress, Session
 from bridge_profiling.analysis.workers import Engine, engine_named
 from bridge_profiling.bench import results
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from bridge_profiling.analysis.compare import Comparison
     from bridge_profiling.analysis.compare.bench import AgainstBench
     from bridge_profiling.analysis.compare.events import Noise
-    from bridge_profiling.analysis.findings import Finding, Thresholds
+    from bridge_profiling.analysis.compare.steps import ComparedRun
+    from bridge_profiling.analysis.findings import Evidence, Finding, Thresholds
 
 
 class Run:
@@ -156,11 +158,8 @@ class Run:
         Args:
             function: called with a DuckDB connection to the tables of all ranks, and the `RankInfo` of each.
         """
-        if function not in self._custom:
-            answer = filled(function)
-            inputs = (Given.DATABASE, Given.INFOS)
-            self._custom[function] = Question("custom", "run", lambda connection, infos: answer(connection, infos), inputs)
-        return self._session.answer(self._custom[function].with_options()).table
+        question = Question("custom", "run", function, (Given.DATABASE, Given.INFOS))
+        return self._session.answer(self._custom.setdefault(function, question).with_options()).table
 
     def _answer(self, name: str, **options: Any) -> Answer:
         return self._session.answer(QUESTIONS[name].with_options(**options))
@@ -265,7 +264,18 @@ class Run:
         """This run compared with what its links, copies, data loader and step reach alone; None without such results."""
         from bridge_profiling.analysis.compare.bench import against_bench
 
-        return None if self._bench is None else against_bench(self, self._bench, found=self._bench_found)
+        if self._bench is None:
+            return None
+        return against_bench(
+            self._bench,
+            found=self._bench_found,
+            infos=[info for info in self.infos if info.source == self.main_source],
+            manifests=self.manifests,
+            iterations=self.iterations(),
+            communication=self.communication(),
+            transfers=self.ask("transfers_by_size"),
+            copies=self.ask("copies_by_size"),
+        )
 
     # Memory.
 
@@ -311,7 +321,46 @@ class Run:
         """
         from bridge_profiling.analysis.findings import find_all
 
-        return find_all(self, thresholds)
+        return find_all(self.evidence(thresholds), thresholds)
+
+    def evidence(self, thresholds: Thresholds | None = None) -> Evidence:
+        """The answers that findings are made from.
+
+        Args:
+            thresholds: which ranges count as data loading and as saving; None for the defaults.
+        """
+        from bridge_profiling.analysis.findings import Evidence, Thresholds
+
+        range_names = (thresholds or Thresholds()).range_names()
+        self.prefetch("launch_statistics", idle_causes=range_names)
+        source = self.main_source
+
+        def own(table: pa.Table) -> pa.Table:
+            return table.filter(pc.equal(table["source"], source))
+
+        bench = self.against_bench
+        return Evidence(
+            infos=[info for info in self.infos if info.source == source],
+            every_info=self.infos,
+            manifests=self.manifests,
+            breakdown=own(self.breakdown()),
+            iterations=own(self.iterations()),
+            idle_gaps=own(self.idle_gaps()),
+            idle_causes=own(self.idle_causes(**range_names)),
+            launch_statistics=own(self.launch_statistics()),
+            kernels=own(self.kernels()),
+            copies=own(self.copies()),
+            communication=self.communication(),
+            communication_by_rank=self.communication(by_rank=True),
+            rank_iterations=self.ranks(),
+            pipeline=self.pipeline(),
+            pipeline_by_rank=self.pipeline(by_rank=True),
+            memory=self.memory(),
+            memory_growth=self.memory_growth(),
+            memory_sites=self.memory_sites(),
+            out_of_memory=self.out_of_memory(),
+            alone=None if bench is None else bench.communication,
+        )
 
     def compare(self, other: Run, *, noise: Noise | None = None) -> Comparison:
         """Changes from this run to another; `analysis.compare.compare` takes several runs per side.
@@ -323,6 +372,27 @@ class Run:
         from bridge_profiling.analysis.compare import compare
 
         return compare(self, other, noise=noise)
+
+    def compared(self) -> ComparedRun:
+        """Everything that a comparison needs."""
+        from bridge_profiling.analysis.compare.steps import ComparedRun
+
+        self.prefetch("idle_causes", "launch_statistics", operators={"shapes": True})
+        return ComparedRun(
+            name=str(self.path),
+            main_source=self.main_source,
+            infos=self.infos,
+            manifests=self.manifests,
+            iterations=self.iterations(),
+            idle_causes=self.idle_causes(),
+            ranks=self.ranks(),
+            operators=self.operators(shapes=True),
+            memory=self.memory(),
+            memory_sites=self.memory_sites(),
+            findings=self.findings(),
+            limitations=self.limitations,
+            cells=partial(self.ask, "event_cells"),
+        )
 
 
 def _results(path: Path, bench: str | Path | None) -> tuple[results.BenchDocument | None, bool, tuple[Caveat, ...]]:

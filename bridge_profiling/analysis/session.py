@@ -134,6 +134,7 @@ class Session:
         self._loaded: list[RankResult] | None = None
         self._answers: dict[Asked, Answer] = {}
         self._side_tables: dict[SideTables, tuple[Caveat, ...]] = {}
+        self._derived: dict[Derived, Any] = {}
         self._connections: dict[tuple[str, ...], duckdb.DuckDBPyConnection] = {}
         self._errors: list[str] = []
 
@@ -216,51 +217,50 @@ class Session:
         if asked not in self._answers:
             self.prefetch([asked])
         if asked not in self._answers:
-            if asked.question.scope == "source":
-                self._answers[asked] = self._of_each_source(asked)
-            else:
-                self._answers[asked] = self._evaluate(asked.question, dict(asked.options))
+            of_each_source = asked.question.scope == "source"
+            self._answers[asked] = self._of_each_source(asked) if of_each_source else self._evaluate(asked)
         return self._answers[asked]
 
-    def _evaluate(
-        self, question: Question | SideTables, options: dict[str, Any], sources: tuple[str, ...] | None = None
-    ) -> Answer:
-        """Call the function with its inputs; `sources` says whose tables the database holds, None for the main source's."""
+    def _evaluate(self, asked: Asked, sources: tuple[str, ...] | None = None) -> Answer:
+        values, caveats = self._inputs(asked.question.inputs, sources)
+        own = _as_answer(asked.question.function(*values, **dict(asked.options)))
+        return replace(own, caveats=(*caveats, *own.caveats))
+
+    def _inputs(self, inputs: Sequence[Input], sources: tuple[str, ...] | None = None) -> tuple[list[Any], list[Caveat]]:
+        """Values of the inputs, and their caveats; `sources` are those of the database's tables, by default the main ones."""
         values: list[Any] = []
         caveats: list[Caveat] = []
-        for item in question.inputs:
+        for item in inputs:
             if isinstance(item, SideTables):
                 caveats += self._made(item)
             elif isinstance(item, Question):
                 answer = self.answer(item.with_options())
                 values.append(answer.table)
                 caveats += answer.caveats
+            elif isinstance(item, Derived):
+                if item not in self._derived:
+                    self._derived[item] = item.function(*self._inputs(item.inputs, sources)[0])
+                values.append(self._derived[item])
             elif item is Given.DATABASE:
                 # Traces and memory snapshots have no table in common.
                 values.append(self._connected(*(sources or (self.main_source, "memory"))))
             elif isinstance(item, Given):
-                values.append(self._infos(with_snapshots=item is Given.INFOS_WITH_SNAPSHOTS))
+                values.append([result.info for result in self.traces if result.info.source == self.main_source])
             else:
                 raise TypeError(f"{item} is an input of questions about one capture")
-        if isinstance(question, SideTables):
-            return Answer(_NOTHING, (*caveats, *question.function(*values)))
-        own = _as_answer(question.function(*values, **options))
-        return replace(own, caveats=(*caveats, *own.caveats))
+        return values, caveats
 
     def _made(self, tables: SideTables) -> tuple[Caveat, ...]:
         if tables not in self._side_tables:
-            self._side_tables[tables] = self._evaluate(tables, {}).caveats
+            values, caveats = self._inputs(tables.inputs)
+            self._side_tables[tables] = (*caveats, *tables.function(*values))
         return self._side_tables[tables]
-
-    def _infos(self, *, with_snapshots: bool) -> list[RankInfo]:
-        sources = (self.main_source, "memory") if with_snapshots else (self.main_source,)
-        return [result.info for result in self.results if result.info.source in sources]
 
     def _of_each_source(self, asked: Asked) -> Answer:
         tables = []
         for source in sorted({result.info.source for result in self.traces}) or ["kineto"]:
             sources = (source, "memory") if source == self.main_source else (source,)
-            table = self._evaluate(asked.question, dict(asked.options), sources).table
+            table = self._evaluate(asked, sources).table
             column = pa.repeat(pa.scalar(source), table.num_rows)
             tables.append(table.add_column(1 if "rank" in table.column_names else 0, "source", column))
         return Answer(pa.concat_tables(tables))
@@ -371,8 +371,6 @@ def connect(entries: Sequence[Path], *, memory_limit: str = "1GB") -> duckdb.Duc
 
 #: Stands for the capture of a run without any.
 _NO_CAPTURE = RankInfo(0, "order", "kineto", [])
-
-_NOTHING = pa.table({})
 
 
 def _as_answer(found: Answer | pa.Table) -> Answer:

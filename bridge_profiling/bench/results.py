@@ -68,16 +68,23 @@ class BenchDocument:
         return [result for result in self.results if result.get("kind") == kind]
 
 
+#: Operations that have a bus bandwidth, and whether its factor depends on the number of ranks.
+BUS_OPERATIONS = {
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), True),
+    **dict.fromkeys(("broadcast", "reduce", "send", "recv", "send_recv"), False),
+}
+
+
 def bus_factor(operation: str, ranks: int) -> float:
     """Ratio of bus bandwidth to algorithm bandwidth of an operation among at least one rank.
 
     2(n-1)/n for all_reduce, whose every byte is sent out and comes back reduced; (n-1)/n for operations that leave one part in
-    n where it is; 1 between two ranks. Source: nccl-tests,
+    n where it is; 1 for others. Source: nccl-tests,
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
     """
     if operation == "all_reduce":
         return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if operation in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
+    return (ranks - 1) / ranks if BUS_OPERATIONS.get(operation) else 1.0
 
 
 def read(path: Path) -> BenchDocument:

@@ -1,4 +1,4 @@
-"""`bridge-profiling analyze`: prints the numbers of a run, from `analysis`, in the tables of `report.run_tables`."""
+"""`bridge-profiling analyze`: prints the numbers of a run, from `analysis`, as tables of `report`."""
 
 from __future__ import annotations
 
@@ -55,14 +55,15 @@ def analyze(
             else:
                 from rich.console import Console
 
-                from bridge_profiling.report.run_tables import print_sections, sections
+                from bridge_profiling.report.run_view import run_tables
+                from bridge_profiling.report.terminal import print_tables
 
-                tables, limitations = sections(found), found.limitations
+                tables, limitations = run_tables(found), found.limitations
             errors = found.errors
     if as_json:
         typer.echo(text)
     else:
-        print_sections(tables, limitations, Console(highlight=False))
+        print_tables(tables, limitations, Console(highlight=False))
     print_errors(errors)
     if errors:
         raise typer.Exit(UNREADABLE)

@@ -130,9 +130,12 @@ def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> No
         else:
             from rich.console import Console
 
-            from bridge_profiling.report.bench_tables import print_result
+            from bridge_profiling.report.bench_view import recommendation, result_table
+            from bridge_profiling.report.terminal import print_tables
 
-            print_result(result, Console(highlight=False))
+            print_tables([result_table(result)], result["limitations"], Console(highlight=False))
+            if advice := recommendation(result):
+                typer.echo(advice)
         if output is not None:
             results.add(output, result)
             if not as_json:

@@ -53,14 +53,21 @@ def compare(
         sides = [[stack.enter_context(Run(path, workers=workers, on_progress=on_progress)) for path in side] for side in paths]
         found = compared(*sides)
         errors = [error for side in sides for run in side for error in run.errors]
-    if output is not None:
-        from bridge_profiling.report.comparison_page import write_page
+    from bridge_profiling.report.comparison_view import comparison_view
 
-        write_page(found, output)
+    view = comparison_view(found)
+    if output is not None:
+        from bridge_profiling.report.page import write_page
+
+        write_page(view, output)
     if as_json:
         typer.echo(found.to_json())
     else:
-        _print(found)
+        from rich.console import Console
+
+        from bridge_profiling.report.terminal import print_answer
+
+        print_answer(view, Console(highlight=False))
         if output is not None:
             typer.echo(f"page: {output}")
     print_errors(errors)
@@ -76,22 +83,6 @@ def _share(text: str) -> float:
     if number is None:
         raise typer.BadParameter(f"{text!r} is not a percentage: type for example 5%", param_hint="--fail-over")
     return float(number[1]) / 100
-
-
-def _print(found: Comparison) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    from bridge_profiling.report import comparison
-    from bridge_profiling.report.run_tables import print_sections
-
-    console = Console(highlight=False)
-    base, other = comparison.names(found)
-    console.print(Text(f"{base} → {other}", style="bold"), soft_wrap=True)
-    for sentence in comparison.sentences(found):
-        console.print(Text(sentence), soft_wrap=True)
-    console.print()
-    print_sections(comparison.sections(found), comparison.limitations(found), console)
 
 
 def _judge(found: Comparison, limit: float, typed: str) -> None:

@@ -33,12 +33,12 @@ def memory(
         paths = [stack.enter_context(readable(path, hint)) for path, hint in asked]
         # Imported here: `--help` and other commands start faster without it.
         from bridge_profiling.errors import TraceError
-        from bridge_profiling.report import memory_report
+        from bridge_profiling.report import memory_view
         from bridge_profiling.run import Run
 
         on_progress = stack.enter_context(progress("reading", "captures"))
         runs = [stack.enter_context(Run(path, workers=workers, on_progress=on_progress)) for path in paths]
-        answer = memory_report.ask(*runs)
+        answer = memory_view.ask(*runs)
         errors = [error for each in runs for error in each.errors]
         empty = [str(each.path) for each in answer.runs if not each.devices]
         if empty:
@@ -47,19 +47,19 @@ def memory(
                 f"{' and '.join(empty)} records no memory: profile with profiling.record_memory_history=true, or with"
                 " profiling.pytorch_profiler_profile_memory=true for totals alone"
             )
+        view = memory_view.memory_view(answer)
         if output is not None:
-            memory_report.write_page(answer, output)
+            from bridge_profiling.report.page import write_page
+
+            write_page(view, output)
     if as_json:
-        typer.echo(memory_report.dumps(answer))
+        typer.echo(memory_view.dumps(answer))
     else:
         from rich.console import Console
 
-        from bridge_profiling.report.run_tables import print_sections
+        from bridge_profiling.report.terminal import print_answer
 
-        for line in (*memory_report.sentences(answer), "", *memory_report.pictures(answer), ""):
-            typer.echo(line)
-        found = [section for _, section in memory_report.named_sections(answer)]
-        print_sections(found, memory_report.limitations(answer), Console(highlight=False))
+        print_answer(view, Console(highlight=False), memory_view.picture_lines(answer))
         if output is not None:
             typer.echo(f"page: {output}")
     print_errors(errors)

@@ -52,10 +52,9 @@ def report(
     check_parquet(parquet)
     with readable(run) as path:
         # Imported here: `--help` and other commands start faster without it.
-        from bridge_profiling.report.answers import summarize
-        from bridge_profiling.report.html import write_page
+        from bridge_profiling.report import page, run_view
+        from bridge_profiling.report.verdict import summarize
         from bridge_profiling.run import Run
-        from bridge_profiling.traces.discover import WHICH_WINDOW
 
         thresholds = _thresholds(threshold or [])
         with (
@@ -71,20 +70,22 @@ def report(
             ) as found,
         ):
             # Everything is computed before anything is printed: a progress bar would overwrite the answer.
-            summary = write_page(found, output, thresholds).summary if output is not None else summarize(found, thresholds)
-            text = found.to_json(thresholds) if as_json else None
+            summary = summarize(found, thresholds)
             errors = found.errors
-            notices = [caveat.text for caveat in found.caveats() if caveat.code in WHICH_WINDOW]
+            # A page of nothing would replace a good one.
+            readable_ranks = bool(summary.infos or summary.snapshots or not errors)
+            if output is not None and readable_ranks:
+                page.write_page(run_view.page_view(found, summary, output), output)
+                errors = found.errors
+            text = found.to_json(thresholds) if as_json else None
     if text is not None:
         typer.echo(text)
-    else:
+    elif readable_ranks:
         from rich.console import Console
 
-        from bridge_profiling.report.findings_terminal import print_verdict
+        from bridge_profiling.report.terminal import print_report
 
-        for notice in notices:
-            typer.echo(f"{notice}\n")
-        print_verdict(summary, Console(highlight=False))
+        print_report(run_view.summary_view(summary), Console(highlight=False))
         typer.echo(f"\nThe page: {output}")
     print_errors(errors)
     if errors:

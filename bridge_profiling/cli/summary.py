@@ -15,13 +15,14 @@ def main() -> None:
     try:
         from rich.console import Console
 
-        from bridge_profiling.report.answers import summarize
-        from bridge_profiling.report.findings_terminal import print_verdict
+        from bridge_profiling.report.run_view import summary_view
+        from bridge_profiling.report.terminal import print_report
+        from bridge_profiling.report.verdict import summarize
         from bridge_profiling.run import Run
     except ImportError as error:
         sys.exit(f"reading captures needs {error.name}")
     with Run(Path(sys.argv[1])) as run:
-        print_verdict(summarize(run), Console(highlight=False))
+        print_report(summary_view(summarize(run)), Console(highlight=False))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What people read: the answer on the terminal."""
+"""What people read: terminal output, pages, merged traces, notebooks and JSON."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Finding, Thresholds
-from bridge_profiling.analysis.findings.profiler_cost import profiler_cost_us
-from bridge_profiling.analysis.memory.over_time import memory_over_time
+from bridge_profiling.analysis.findings.evidence import profiler_cost_us
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import rank_choice
 from bridge_profiling.traces.types import RankInfo
@@ -146,7 +144,7 @@ def ask(run: Run, thresholds: Thresholds | None = None) -> Answers:
     operators = [row for row in run.operators().to_pylist() if row["source"] == summary.source]
     held = sorted({row["rank"] for row in answers["memory"]})
     shown = rank_choice.of_memory(answers["memory"], held)
-    by_site = run.across(partial(memory_over_time, ranks=set(shown))) if answers["memory"] else None
+    by_site = run.ask("memory_over_time", ranks=tuple(shown)) if answers["memory"] else None
     timeline = run.memory_timeline() if answers["memory"] else None
     return Answers(
         # Questions across ranks add to what cannot be told.

@@ -1,7 +1,7 @@
-"""The document that `bridge-profiling analyze --json` prints. Its fields are stable: the report and other programs read it.
+"""The document that `bridge-profiling analyze --json` prints.
 
-Times are microseconds, sizes bytes, bandwidths 10⁹ bytes a second. Keys may be added; none changes its meaning within a
-`schema_version`.
+Keys may be added; within a `schema_version` none changes its meaning. Times are microseconds,
+ sizes bytes, bandwidths 10⁹ bytes per second.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pyarrow as pa
 from bridge_profiling.analysis.attribution.device import COLUMNS
 
 if TYPE_CHECKING:
+    from bridge_profiling.analysis import Run
     from bridge_profiling.analysis.findings import Finding, Thresholds
-    from bridge_profiling.analysis.run import Run
 
 SCHEMA_VERSION = 1
 
@@ -37,18 +37,13 @@ _ITERATION = (
 )
 _KERNEL = ("name", "kind", "count", "total_us", "mean_us", "min_us", "max_us")
 
-#: What makes a row of `communication` one kind of operation in one group.
+#: Columns that identify an operation in a group.
 _KIND = ("operation", "group", "group_name", "group_ranks")
 
 
 def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
-    """Every answer about a run, as plain data.
-
-    Args:
-        run: whose captures are read now, unless they were.
-        thresholds: above or below what a number becomes a finding; None for the defaults.
-    """
-    # First: what findings need is then answered in the one pass over the captures.
+    """Every answer about a run as plain data; None stands for the default thresholds."""
+    # Findings first: one pass over the captures then reads everything.
     findings = [as_plain_data(finding) for finding in run.findings(thresholds)]
     breakdowns = _by_capture(run.breakdown(), COLUMNS)
     iterations = _by_capture(run.iterations(), _ITERATION)
@@ -56,12 +51,13 @@ def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
     ranks = []
     for info in run.infos:
         capture = (info.rank, info.source)
+        places = info.coordinates
         ranks.append(
             {
                 "rank": info.rank,
                 "source": info.source,
                 "files": info.files,
-                "coordinates": _listed(info.coordinates),
+                "coordinates": None if places is None else {name: list(place) for name, place in places.items()},
                 "device": breakdowns[capture][0],
                 "iterations": iterations[capture],
                 "kernels": kernels[capture],
@@ -69,7 +65,6 @@ def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
         )
     collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()
     bench = run.against_bench
-    # Last: questions across ranks add to the limitations.
     return {
         "schema_version": SCHEMA_VERSION,
         "ranks": ranks,
@@ -79,20 +74,17 @@ def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
         "bench": None if bench is None else bench.as_plain_data(),
         "findings": findings,
         "limitations": run.limitations,
+        "caveats": [asdict(caveat) for caveat in run.caveats()],
     }
 
 
 def dumps(run: Run, thresholds: Thresholds | None = None) -> str:
-    """The document as JSON text. What is not a number in JSON, as an endless bandwidth, is null."""
+    """The document as JSON text; infinite and undefined numbers are null."""
     return json.dumps(finite(document(run, thresholds)), indent=1, allow_nan=False)
 
 
 def as_plain_data(finding: Finding) -> dict[str, Any]:
-    """A finding as the document holds it.
-
-    Args:
-        finding: which.
-    """
+    """A finding as the document holds it."""
     return {
         "id": finding.id,
         "title": finding.title,
@@ -108,7 +100,7 @@ def as_plain_data(finding: Finding) -> dict[str, Any]:
 
 
 def _by_capture(table: pa.Table, columns: Sequence[str]) -> dict[tuple[int, str], list[dict[str, Any]]]:
-    """Rows of each rank and source, without these two; none for a table without rows."""
+    """Rows of each rank and source, without these two columns."""
     found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     if not table.num_rows:
         return found
@@ -140,12 +132,8 @@ def _collectives(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _listed(coordinates: dict[str, tuple[int, int]] | None) -> dict[str, list[int]] | None:
-    return None if coordinates is None else {name: list(place) for name, place in coordinates.items()}
-
-
 def finite(value: Any) -> Any:
-    """Plain data as JSON can hold it: what is not a number there, or has no end, is None."""
+    """Plain data that JSON can hold: infinite and undefined numbers become None."""
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -6,12 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.memory.over_time import memory_over_time
 from bridge_profiling.report.figures.memory import memory_figure
 from bridge_profiling.report.run_tables import Section
 from bridge_profiling.report.small_page import Block, block_of, write_small_page
@@ -176,7 +174,7 @@ def _recorded(run: Run) -> Recorded:
     devices = run.memory().to_pylist()
     drawn = sorted(devices, key=lambda row: -row["peak_bytes"])[:_DRAWN]
     keys = {(row["rank"], row["device"]) for row in drawn}
-    over_time = run.across(partial(memory_over_time, ranks={rank for rank, _ in keys})) if devices else None
+    over_time = run.ask("memory_over_time", ranks=tuple({rank for rank, _ in keys})) if devices else None
 
     def of_drawn(rows: Rows) -> Rows:
         return [row for row in rows if (row["rank"], row["device"]) in keys]

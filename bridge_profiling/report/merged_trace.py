@@ -1,8 +1,7 @@
-"""One trace of all ranks on one clock, for https://ui.perfetto.dev or chrome://tracing. Shows tables again; computes no answer.
+"""One trace of all ranks on one clock, for https://ui.perfetto.dev or chrome://tracing.
 
-Each rank is a process, its host threads and its streams are threads of it, and arrows lead from launches to what they launched.
-Findings are annotations: each is a track on top of the ranks that it blames.
-It is written rank by rank, a batch of rows at a time, so memory does not grow with the ranks or their length.
+Each rank is a process; its host threads and streams are threads; arrows lead from launches to the work they launched. A finding
+is a track on top of the ranks it is about. Written rank by rank in batches of rows, so memory does not grow with the run.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -21,14 +18,14 @@ import pyarrow.parquet as pq
 from isal import igzip
 
 from bridge_profiling.analysis.findings import Event, Finding
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.report.evidence import length_ns
+from bridge_profiling.report.page import write_output
+from bridge_profiling.report.timeline import event_length_ns
 from bridge_profiling.traces.types import RankInfo
 
 #: Rows in memory at a time.
 _BATCH_ROWS = 1 << 14
 
-#: torch's words for what the tables call otherwise, so that tools which read its traces know these events.
+#: torch's names for kinds of the tables, which tools that read its traces know.
 _CATEGORIES = {
     "compute": "kernel",
     "communication": "kernel",
@@ -69,43 +66,45 @@ def write_merged_trace(
     """Write one trace of many ranks.
 
     Args:
-        ranks: what is known of each, and the folder of its Parquet tables.
-        output: the file; compressed when its name ends in .gz. It is there when it is whole.
-        clock_offsets: what `analysis.ranks.clocks.clock_offsets` found; None leaves each rank's times as they are.
-        host: with the hosts' ranges, and arrows from launches to what they launched.
-        findings: annotated where they show: at their events, else over the iterations of the ranks to blame.
-        on_progress: called with how many ranks are done, and how many there are.
+        ranks: each rank's `RankInfo`, and the directory of its Parquet tables.
+        output: the file, written atomically; compressed if its name ends with .gz.
+        clock_offsets: from `Run.clock_offsets`; None leaves each rank's times unchanged.
+        host: include the hosts' ranges, and arrows from launches to the work they launched.
+        findings: annotated at their events, otherwise over the iterations of the responsible ranks.
+        on_progress: called with the number of ranks written, and of all.
 
     Returns:
-        Device and host events written.
+        The number of device and host events written.
 
     Raises:
         ProfilingConfigError: the file cannot be written.
     """
     offsets, base_ns = _offsets_ns(ranks, clock_offsets, host=host)
     tracks, count = itertools.count(1), 0
-    with _written(output) as write:
-        # The base makes times Unix time again: as microseconds in JSON they would lose their nanoseconds.
-        write(f'{{"schemaVersion":1,"displayTimeUnit":"ms","baseTimeNanoseconds":{base_ns},"traceEvents":[\n')
-        write('{"ph":"M","name":"trace_name","pid":0,"tid":0,"args":{"name":"all ranks"}}')
-        for done, (info, entry) in enumerate(ranks, 1):
-            rank = _Rank(info, offsets[info.rank] - base_ns, tracks)
-            for event in itertools.chain(rank.annotations(entry, findings), rank.events(entry, host=host)):
-                write(",\n" + event)
-            count += rank.count
-            if on_progress is not None:
-                on_progress(done, len(ranks))
-        write("\n]}\n")
+
+    def write(temporary: Path) -> None:
+        nonlocal count
+        with _opened(temporary, compressed=output.name.endswith(".gz")) as file:
+            # The base turns times into Unix time: as microseconds in JSON, Unix times would lose their nanoseconds.
+            file.write(f'{{"schemaVersion":1,"displayTimeUnit":"ms","baseTimeNanoseconds":{base_ns},"traceEvents":[\n')
+            file.write('{"ph":"M","name":"trace_name","pid":0,"tid":0,"args":{"name":"all ranks"}}')
+            for done, (info, entry) in enumerate(ranks, 1):
+                rank = _Rank(info, offsets[info.rank] - base_ns, tracks)
+                for event in itertools.chain(rank.annotations(entry, findings), rank.events(entry, host=host)):
+                    file.write(",\n" + event)
+                count += rank.count
+                if on_progress is not None:
+                    on_progress(done, len(ranks))
+            file.write("\n]}\n")
+
+    write_output(output, write)
     return count
 
 
 class _Rank:
-    """One rank's events as JSON.
+    """One rank's events as JSON, with `shift_ns` added to its times.
 
-    Args:
-        info: what is known of the rank.
-        shift_ns: added to its times.
-        tracks: numbers of threads, for all ranks: Perfetto takes threads of one number for one thread.
+    `tracks` numbers the threads of all ranks: Perfetto treats threads of the same number as one.
     """
 
     def __init__(self, info: RankInfo, shift_ns: int, tracks: Iterator[int]) -> None:
@@ -116,7 +115,7 @@ class _Rank:
         self._title = f"rank {info.rank}{coordinates}" + (f" on {info.host}" if info.host else "")
 
     def events(self, entry: Path, *, host: bool) -> Iterator[str]:
-        """Every event, and what names and orders its track before the first event on it."""
+        """Every event; before the first one of a track, its name and place."""
         yield self._said("process_name", 0, name=self._title)
         yield self._said("process_sort_index", 0, sort_index=self._rank)
         if host:
@@ -126,7 +125,7 @@ class _Rank:
             yield from self._device(rows, arrows=host)
 
     def annotations(self, entry: Path, findings: Sequence[Finding]) -> Iterator[str]:
-        """Each finding about this rank as a track of its own, above the threads: slices of one track may not overlap."""
+        """Each finding about this rank as a track above the threads; slices of a track may not overlap."""
         for number, finding in enumerate(findings, 1):
             places = _places(finding, self._rank, entry)
             if not places:
@@ -142,9 +141,9 @@ class _Rank:
             }
             over = -self._shift_ns
             for event in sorted(places, key=lambda place: place.start_ns or 0):
-                # What begins before everything else begins with it, and what overlaps the slice before begins where that ends.
+                # Nothing begins before the trace does, nor before the end of the previous slice.
                 start = max(event.start_ns or 0, over)
-                over = max(over, (event.start_ns or 0) + length_ns(event))
+                over = max(over, (event.start_ns or 0) + event_length_ns(event))
                 if over > start:
                     said = json.dumps({"event": event.name, "count": event.count, **args})[1:-1]
                     yield self._slice("finding", json.dumps(finding.title), track, start, over, said)
@@ -190,7 +189,7 @@ class _Rank:
         )
 
     def _track(self, kind: str, number: int, device: int = 0) -> _Track:
-        """The track of a thread or a stream, and what is to be said before its first event."""
+        """The track of a thread or a stream, and the events that go before its first one."""
         key = (kind, device, number)
         found = self._known.get(key)
         if found is not None:
@@ -207,14 +206,14 @@ class _Rank:
 
 
 class _Track(NamedTuple):
-    """A row of the picture: its number, and events that name it, until they were written."""
+    """A row in Perfetto: its number, and events that name it, if they were not written yet."""
 
     number: int
     said: tuple[str, ...]
 
 
 def _places(finding: Finding, rank: int, entry: Path) -> list[Event]:
-    """Where a finding shows on a rank: its events there, or on a rank to blame each iteration. Nowhere on other ranks."""
+    """Where a finding shows on a rank: its events there, or each iteration if the rank is responsible."""
     known = [event for event in finding.events if event.rank == rank and event.start_ns is not None and event.duration_us]
     if known or rank not in finding.ranks or any(event.start_ns is not None for event in finding.events):
         return known
@@ -234,7 +233,7 @@ def _us(time_ns: int) -> str:
 
 
 def _batches(path: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple[Any, ...]]]:
-    """Rows of a table in the order of some columns, names as JSON text; none when there is no such table."""
+    """Rows of some columns of a table, names as JSON text; none if the table is missing."""
     if not path.is_file():
         return
     with pq.ParquetFile(path) as file:
@@ -245,7 +244,7 @@ def _batches(path: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple[Any,
 def _values(name: str, column: pa.Array) -> list[Any]:
     if name != "name":
         return column.to_pylist()
-    # A few thousand names for a million events: each is quoted once a batch.
+    # A few thousand names for a million events: each is quoted once per batch.
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     quoted = [json.dumps(name) for name in encoded.dictionary.to_pylist()]
     return ['""' if place is None else quoted[place] for place in encoded.indices.to_pylist()]
@@ -254,9 +253,9 @@ def _values(name: str, column: pa.Array) -> list[Any]:
 def _offsets_ns(
     ranks: Sequence[tuple[RankInfo, Path]], clock_offsets: pa.Table | None, *, host: bool
 ) -> tuple[dict[int, int], int]:
-    """What puts each rank's times on one clock, and the earliest time on it.
+    """Each rank's offset to the common clock, and the earliest time on it.
 
-    Ranks that nothing relates, and whose clock is unknown, begin when the others do.
+    Ranks whose clock is unknown, and that share no collective with others, begin when the others do.
     """
     rows = [] if clock_offsets is None else clock_offsets.to_pylist()
     offsets = {info.rank: 0 for info, _ in ranks} | {row["rank"]: row["offset_ns"] for row in rows}
@@ -276,7 +275,7 @@ def _offsets_ns(
 
 
 def _first_ns(entry: Path, *, host: bool) -> int | None:
-    """When a rank's first event begins, from the tables' statistics; None when there is none."""
+    """When a rank's first event begins, from Parquet's statistics; None without events."""
     found = []
     for name in ("device_events", "host_events") if host else ("device_events",):
         path = entry / f"{name}.parquet"
@@ -286,23 +285,6 @@ def _first_ns(entry: Path, *, host: bool) -> int | None:
             groups = [metadata.row_group(place).column(column).statistics for place in range(metadata.num_row_groups)]
             found += [group.min for group in groups if group is not None and group.has_min_max]
     return min(found, default=None)
-
-
-@contextmanager
-def _written(output: Path) -> Iterator[Callable[[str], object]]:
-    """Writes text to a file that appears when all of it is there."""
-    try:
-        temporary = output.with_name(f".{output.name}.{os.getpid()}")
-        try:
-            with _opened(temporary, compressed=output.name.endswith(".gz")) as file:
-                yield file.write
-            os.replace(temporary, output)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise ProfilingConfigError(
-            f"{output} cannot be written", why=error.strerror or str(error), instead="Name another file with -o"
-        ) from error
 
 
 def _opened(path: Path, *, compressed: bool) -> IO[str]:

@@ -1,58 +1,42 @@
-"""In a notebook: a run's answers as figures, and its tables as tables. Loaded when a figure is asked for, or in IPython."""
+"""A run in a notebook: its answers as Plotly figures, and pyarrow's tables as HTML tables."""
 
 from __future__ import annotations
 
 import html
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.memory.over_time import memory_over_time
 from bridge_profiling.analysis.ranks.timeline import segments, whole_captures, windows_of
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.report.figures.budget import budget_figure
-from bridge_profiling.report.figures.communication import MOST_GROUPS, by_group, communication_figure
-from bridge_profiling.report.figures.iterations import iterations_figure
-from bridge_profiling.report.figures.memory import memory_figure
-from bridge_profiling.report.figures.style import Figure
-from bridge_profiling.report.figures.timeline import timeline_figure
-from bridge_profiling.report.figures.waits import wait_matrix, waits_figure
+from bridge_profiling.report import figures
+from bridge_profiling.report.timeline import timeline_figure
+from bridge_profiling.report.views import Figure
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as PlotlyFigure
 
-    from bridge_profiling.analysis.run import Run
+    from bridge_profiling.analysis import Run
 
-#: Rows of a table in a notebook, from its beginning and from its end.
+#: Rows of a table, from its beginning and from its end.
 _ROWS = 10
 
-#: Bars of a timeline are told apart down to this part of its width.
+#: The shortest visible bar of a timeline is this part of its width.
 _FINEST = 2_000
 
 
 def figure(run: Run, name: str, **options: Any) -> PlotlyFigure:
-    """An answer as a Plotly figure.
-
-    Args:
-        run: whose answer.
-        name: a key of `FIGURES`.
-        options: of that figure.
-
-    Raises:
-        ProfilingConfigError: there is no such figure.
-        ModuleNotFoundError: Plotly is not installed.
-    """
+    """An answer as a Plotly figure; `name` is a key of `FIGURES`."""
     if name not in FIGURES:
-        raise ProfilingConfigError(f"there is no figure {name!r}", instead=f"Type one of {', '.join(FIGURES)}")
+        raise ProfilingConfigError(f"{name!r} is not a figure", instead=f"Type one of {', '.join(FIGURES)}")
     from plotly.graph_objects import Figure
 
     return Figure(FIGURES[name](run, **options))
 
 
 def show_tables() -> None:
-    """Let IPython show pyarrow's tables as tables, unless somebody told it how already."""
+    """Make IPython show pyarrow's tables as HTML tables, unless it has a formatter for them."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None:
@@ -63,47 +47,40 @@ def show_tables() -> None:
 
 
 def table_html(table: pa.Table) -> str:
-    """A table as HTML: its first and last rows; names are text, whatever they contain.
-
-    Args:
-        table: an answer.
-    """
+    """The first and last rows of a table as HTML; names in it stay text."""
     rows = table.slice(0, _ROWS).to_pylist()
     last = table.slice(max(table.num_rows - _ROWS, _ROWS)).to_pylist() if table.num_rows > _ROWS else []
-    lines = ["".join(f"<th>{html.escape(name)}</th>" for name in table.column_names)]
-    lines += [_line(row) for row in rows]
     hidden = table.num_rows - len(rows) - len(last)
+
+    def line(row: dict[str, Any]) -> str:
+        texts = ("" if each is None else f"{each:,.2f}" if isinstance(each, float) else str(each) for each in row.values())
+        return "".join(f"<td>{html.escape(text)}</td>" for text in texts)
+
+    lines = ["".join(f"<th>{html.escape(name)}</th>" for name in table.column_names), *map(line, rows)]
     if hidden:
         lines.append(f"<td colspan={len(table.column_names)}>… {hidden:,} more rows</td>")
-    lines += [_line(row) for row in last]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    body = "".join(f"<tr>{each}</tr>" for each in [*lines, *map(line, last)])
     return f"<table>{body}</table><p>{table.num_rows:,} rows × {table.num_columns} columns</p>"
 
 
-def _line(row: dict[str, Any]) -> str:
-    return "".join(f"<td>{html.escape(_text(value))}</td>" for value in row.values())
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else f"{value:,.2f}" if isinstance(value, float) else str(value)
-
-
-def _budget(run: Run, view: str = "cause") -> Figure:
+def _attribution(run: Run, view: str = "cause") -> Figure:
     rows = [row for row in run.attribution().to_pylist() if row["source"] == run.main_source]
-    return budget_figure(rows, view)
+    return figures.attribution_figure(rows, view)
 
 
 def _iterations(run: Run, measure: str = "own_us") -> Figure:
-    return iterations_figure(run.ranks().to_pylist(), measure)
+    return figures.iterations_figure(run.ranks().to_pylist(), measure)
 
 
 def _waits(run: Run) -> Figure:
     rows = run.waits().to_pylist()
-    return waits_figure(wait_matrix(rows, _iteration_count(run), [info.rank for info, _ in run.entries()]))
+    return figures.waits_figure(figures.wait_matrix(rows, _iteration_count(run), [info.rank for info, _ in run.entries()]))
 
 
 def _communication(run: Run) -> Figure:
-    return communication_figure(by_group(run.communication().to_pylist(), _iteration_count(run))[:MOST_GROUPS])
+    return figures.communication_figure(
+        figures.by_group(run.communication().to_pylist(), _iteration_count(run))[: figures.MOST_GROUPS]
+    )
 
 
 def _memory(run: Run, rank: int | None = None, device: int = 0) -> Figure:
@@ -112,9 +89,9 @@ def _memory(run: Run, rank: int | None = None, device: int = 0) -> Figure:
         known = f"one of {held}" if held else "a run whose memory was recorded"
         raise ProfilingConfigError("no memory of that rank was recorded", instead=f"Name {known}")
     rank = held[0] if rank is None else rank
-    by_site = run.across(partial(memory_over_time, ranks=[rank])).to_pylist()
+    by_site = run.ask("memory_over_time", ranks=(rank,)).to_pylist()
     mine = [row for row in run.memory_timeline().to_pylist() if row["rank"] == rank and row["device"] == device]
-    return memory_figure([row for row in by_site if row["device"] == device], mine)
+    return figures.memory_figure([row for row in by_site if row["device"] == device], mine)
 
 
 def _timeline(run: Run, iteration: int | None = None, ranks: list[int] | None = None) -> Figure:
@@ -136,9 +113,9 @@ def _iteration_count(run: Run) -> int:
     return len(set(run.iterations()["iteration"].to_pylist())) or 1
 
 
-#: What `Run.figure` can show.
+#: The figures of `Run.figure`.
 FIGURES = {
-    "budget": _budget,
+    "attribution": _attribution,
     "iterations": _iterations,
     "waits": _waits,
     "communication": _communication,

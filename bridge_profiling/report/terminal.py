@@ -1,90 +1,220 @@
-"""A capture in one screen: which ranks captured what, what that cost a step, and where the time went."""
+"""Views on a terminal with Rich; in a pipe as plain aligned lines that are never wrapped."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture
+from bridge_profiling.report.views import Cell, Figure, FindingView, PageView, TableView, Verdict, table
+from bridge_profiling.report.words import UNKNOWN, first_sentence
 
+#: Rows of a table of ranks, and findings, on a terminal; a pipe gets all.
+_RANKS, _FINDINGS = 16, 6
+
+#: Letters of a bar.
+_BAR = 40
+
+#: Operators of each rank after a profile.
 _OPERATORS = 5
 
 
-def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
-    """Print what each rank captured, where its time went, the reasons of whatever is not complete, and every path.
+def print_report(view: PageView, console: Console) -> None:
+    """Print the answer to `bridge-profiling report`: the verdict, the time attribution, findings and benchmarks."""
+    for text in view.notices:
+        console.print(Text(f"{text}\n"), soft_wrap=not console.is_terminal)
+    _print_verdict(view.verdict, console)
+    time, bench = view.sections
+    for figure, numbers in zip(time.figures, time.tables[-2:], strict=False):
+        console.print()
+        if console.color_system:
+            _print_bars(figure.variants["cause"], console)
+        else:
+            _print_plain(numbers, console)
+    if view.findings:
+        (_print_findings if console.is_terminal else _print_plain_findings)(view.findings, console)
+        for finding in view.findings:
+            if finding.command:
+                # Not wrapped, so that the command can be copied.
+                lines = (f"\n{finding.number}. in Nsight Compute:", finding.command, *finding.command_notes)
+                console.print(Text("\n".join(lines)), soft_wrap=True)
+    if not bench.empty:
+        console.print()
+        for text in bench.paragraphs:
+            console.print(Text(text), soft_wrap=not console.is_terminal)
 
-    Args:
-        captures: at least one, of one attempt.
-        console: where to.
-    """
-    console.print(_ranks_table(captures))
-    operators = _operators_table(captures)
-    if operators.row_count:
-        console.print(operators)
+
+def print_answer(view: PageView, console: Console, lines: Iterable[str] = ()) -> None:
+    """Print a comparison or memory: the verdict, lines of one's own, and every table."""
+    if view.kind == "comparison":
+        console.print(Text(view.title, style="bold"), soft_wrap=True)
+    _print_verdict(view.verdict, console)
+    for line in ("", *lines, ""):
+        console.print(Text(line), soft_wrap=True)
+    print_tables([table for section in view.sections for table in section.tables], view.caveats, console)
+
+
+def print_tables(tables: Iterable[TableView], limitations: Sequence[str], console: Console) -> None:
+    """Print tables, then what the captures cannot show."""
+    for view in tables:
+        if console.is_terminal:
+            console.print(_boxed(view))
+        else:
+            _print_plain(view, console)
+            console.print()
+    if limitations:
+        console.print(Text("Limitations", style="bold"))
+        for sentence in limitations:
+            console.print(Text(f"- {sentence}"), soft_wrap=True)
+
+
+def _print_verdict(verdict: Verdict, console: Console) -> None:
+    wrapped = console.is_terminal
+    console.print(Text(verdict.headline, style="bold"), soft_wrap=not wrapped)
+    for text in verdict.sentences:
+        console.print(Text(text), soft_wrap=not wrapped)
+    if verdict.first:
+        console.print(Text("\nDo this first:", style="bold"))
+    for text in verdict.first:
+        console.print(Text(f"- {text}"), soft_wrap=not wrapped)
+    if verdict.caveats:
+        console.print()
+    for text in verdict.caveats:
+        console.print(Text(f"Note: {text}", style="dim"), soft_wrap=not wrapped)
+
+
+def _boxed(view: TableView) -> Table:
+    hidden = max(len(view.rows) - _RANKS, 0) if view.of_ranks else 0
+    caption = f"and {hidden} more rows: --json has them" if hidden else view.note or None
+    table = Table(title=Text(view.title), title_justify="left", caption=caption, caption_justify="left")
+    for heading, number in zip(view.columns, view.numeric, strict=True):
+        # A long name is cut to the width of the terminal; nothing else is.
+        name = view.name_last and heading == view.columns[-1]
+        table.add_column(
+            Text(heading), justify="right" if number else "left", overflow="ellipsis" if name else "fold", no_wrap=name
+        )
+    for row in view.rows[: len(view.rows) - hidden]:
+        table.add_row(*(Text(cell.text) for cell in row))
+    return table
+
+
+def _print_plain(view: TableView, console: Console) -> None:
+    lines = [list(view.columns), *([cell.text for cell in row] for row in view.rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    console.print(Text(view.title), soft_wrap=True)
+    for line in lines:
+        columns = zip(line, widths, view.numeric, strict=True)
+        texts = [text.rjust(width) if number else text.ljust(width) for text, width, number in columns]
+        console.print(Text("  ".join(texts).rstrip()), soft_wrap=True)
+    if view.note:
+        console.print(Text(view.note), soft_wrap=True)
+
+
+def _print_bars(figure: Figure, console: Console) -> None:
+    """A figure of stacked bars, with letters."""
+    labels = figure["data"][0]["y"]
+    totals = [sum(trace["x"][row] for trace in figure["data"]) for row in range(len(labels))]
+    longest = max(totals) or 1.0
+    table = Table(title="The median iteration", title_justify="left", box=None, pad_edge=False)
+    for heading in ("", "", "ms", figure["data"][0]["name"]):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    legend: dict[str, Text] = {}
+    for row, label in enumerate(labels):
+        bar, drawn = Text(), 0.0
+        for trace in figure["data"]:
+            # Ends are rounded, not lengths, so that the bar ends where it should.
+            cells = round(_BAR * (drawn + trace["x"][row]) / longest) - round(_BAR * drawn / longest)
+            bar.append("█" * cells, style=trace["marker"]["color"])
+            drawn += trace["x"][row]
+            if cells:
+                legend[trace["name"]] = Text("█ ", style=trace["marker"]["color"]).append(f"{trace['name']}  ", style="default")
+        share = figure["data"][0]["x"][row] / totals[row] if totals[row] else 0.0
+        table.add_row(label, bar, f"{totals[row]:,.1f}", f"{share:.0%}")
+    console.print(table)
+    console.print(Text.assemble(*legend.values()))
+
+
+def _print_findings(findings: Sequence[FindingView], console: Console) -> None:
+    table = Table(title="\nFindings, the largest potential saving first", title_justify="left", box=None, pad_edge=False)
+    table.add_column("", justify="right")
+    table.add_column("saving", justify="right", no_wrap=True)
+    table.add_column("confidence", no_wrap=True)
+    table.add_column("finding, and what to change")
+    for finding in findings[:_FINDINGS]:
+        text = Text(finding.title, style="bold red" if finding.severe else "bold")
+        text.append(f"\n{first_sentence(finding.action)}", style="not bold default")
+        table.add_row(str(finding.number), f"≤ {finding.gain}" if finding.gain else "unknown", finding.confidence, text)
+    console.print(table)
+    if len(findings) > _FINDINGS:
+        console.print(f"{len(findings) - _FINDINGS} more findings are on the page.")
+
+
+def _print_plain_findings(findings: Sequence[FindingView], console: Console) -> None:
+    console.print()
+    for finding in findings:
+        gain = f"up to {finding.gain}" if finding.gain else "saving unknown"
+        ranks = f", {finding.responsible}" if finding.responsible else ""
+        about = f"{gain}, {finding.confidence} confidence{ranks}"
+        console.print(Text(f"{finding.number}. {finding.id}: {finding.title} [{about}]"), soft_wrap=True)
+        console.print(Text(f"   change: {finding.action}"), soft_wrap=True)
+
+
+def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
+    """Print what each rank of one attempt captured, its top operators, why a capture is not complete, and every path."""
+
+    def middle(values: Sequence[float], text: str) -> str:
+        return text.format(statistics.median(values)) if values else UNKNOWN
+
+    window = captures[0].manifest.window
+    columns: dict[str, Any] = {
+        "rank": lambda capture: str(capture.rank),
+        "status": lambda capture: capture.manifest.status,
+        "iterations": lambda capture: ", ".join(map(str, capture.captured)) or "none",
+    }
+    for name, profiled in (("profiled", True), ("unprofiled", False)):
+        columns[f"step ms, {name}"] = lambda capture, profiled=profiled: middle(
+            [duration / 1e6 for duration in capture.durations_ns(profiled=profiled)], "{:.1f}"
+        )
+        if any(capture.mfu(profiled=profiled) for capture in captures):
+            columns[f"MFU, {name}"] = lambda capture, profiled=profiled: middle(capture.mfu(profiled=profiled), "{:.1%}")
+    title = f"window {window.start}-{window.end}" if window else "captures"
+    console.print(_boxed(table("captures", title, captures, columns)))
+    operators = [row for capture in captures if capture.torch_trace is not None for row in _operators(capture)]
+    if operators:
+        title = f"top {_OPERATORS} operators, by self time on the host"
+        headings = ["rank", "self time", "calls", "operator"]
+        console.print(_boxed(TableView("operators", title, headings, [[Cell(text) for text in row] for row in operators])))
     for capture in captures:
         if capture.manifest.reason:
             console.print(f"rank {capture.rank}: {capture.manifest.reason}", markup=False)
     for capture in captures:
         for path in capture.artifacts:
-            # A path broken over lines, or coloured in pieces, cannot be copied.
+            # A path that is wrapped, or partly colored, cannot be copied.
             console.print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 
-def _ranks_table(captures: Sequence[RankCapture]) -> Table:
-    window = captures[0].manifest.window
-    table = Table(title=f"window {window.start}-{window.end}" if window else None, title_justify="left")
-    table.add_column("rank", justify="right")
-    table.add_column("status")
-    table.add_column("iterations")
-    table.add_column("step, profiled", justify="right")
-    table.add_column("unprofiled", justify="right")
-    sides = [(capture.mfu(profiled=True), capture.mfu(profiled=False)) for capture in captures]
-    known = any(profiled or unprofiled for profiled, unprofiled in sides)
-    if known:
-        table.add_column("MFU, profiled", justify="right")
-        table.add_column("unprofiled", justify="right")
-    for capture, mfus in zip(captures, sides, strict=True):
-        table.add_row(
-            str(capture.rank),
-            capture.manifest.status,
-            ", ".join(str(iteration) for iteration in capture.captured) or "none",
-            _median_ms(capture.durations_ns(profiled=True)),
-            _median_ms(capture.durations_ns(profiled=False)),
-            *(_median_percent(mfu) for mfu in mfus if known),
-        )
-    return table
-
-
-def _operators_table(captures: Sequence[RankCapture]) -> Table:
-    table = Table(title=f"top {_OPERATORS} operators, by self time on the host", title_justify="left")
-    table.add_column("rank", justify="right")
-    table.add_column("self time", justify="right")
-    table.add_column("calls", justify="right")
-    table.add_column("operator", overflow="fold")
-    for capture in captures:
-        if capture.torch_trace is None:
-            continue
-        try:
-            for name, count, self_ns in _top_operators(capture.torch_trace):
-                table.add_row(str(capture.rank), f"{self_ns / 1e6:.2f} ms", str(count), escape(name))
-        except (TraceError, ImportError) as error:
-            table.add_row(str(capture.rank), "", "", escape(str(error)))
-        table.add_section()
-    return table
+def _operators(capture: RankCapture) -> list[tuple[str, ...]]:
+    assert capture.torch_trace is not None
+    try:
+        found = _top_operators(capture.torch_trace)
+    except (TraceError, ImportError) as error:
+        return [(str(capture.rank), "", "", str(error))]
+    return [(str(capture.rank), f"{self_ns / 1e6:.2f} ms", str(count), name) for name, count, self_ns in found]
 
 
 def _top_operators(trace: Path) -> list[tuple[str, int, int]]:
-    """Name, calls and own nanoseconds of the operators with the most time of their own, summed over threads.
+    """Name, calls and own nanoseconds of the operators with the most own time, over all threads.
 
     Raises:
         TraceError: the trace cannot be read.
-        ImportError: this is a submit host without the `analysis` extra. Its message says so.
+        ImportError: this is a submit host without the `analysis` extra; the message says so.
     """
     try:
         import pyarrow as pa
@@ -100,11 +230,3 @@ def _top_operators(trace: Path) -> list[tuple[str, int, int]]:
     own = pa.table({"name": events["name"], "own_ns": self_times_ns(parents(thread, start, end), start, end)})
     totals = own.group_by("name").aggregate([("own_ns", "count"), ("own_ns", "sum")]).sort_by([("own_ns_sum", "descending")])
     return [(row["name"], row["own_ns_count"], row["own_ns_sum"]) for row in totals.slice(0, _OPERATORS).to_pylist()]
-
-
-def _median_ms(durations_ns: list[int]) -> str:
-    return f"{statistics.median(durations_ns) / 1e6:.1f} ms" if durations_ns else "-"
-
-
-def _median_percent(shares: list[float]) -> str:
-    return f"{statistics.median(shares):.1%}" if shares else "-"

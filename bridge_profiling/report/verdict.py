@@ -1,219 +1,197 @@
-"""The verdict in one paragraph, from the budget and the findings: what an iteration takes, where it goes, who is to blame
-first, how sure that is, what to change and how much that could give back. Says so when nothing was found. Judges nothing.
-"""
+"""The verdict on a run: a headline, where an iteration's time goes, what to do first, and what limits that answer."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
+from bridge_profiling.analysis import Run
+from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import BY_CAUSE, ENOUGH_ITERATIONS
-from bridge_profiling.analysis.findings import Confidence, Finding
-from bridge_profiling.report import wording
-from bridge_profiling.report.answers import Summary
+from bridge_profiling.analysis.compare.bench import AgainstBench
+from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
+from bridge_profiling.analysis.findings.evidence import profiler_cost_us
+from bridge_profiling.manifest import RankCapture
+from bridge_profiling.report import words
+from bridge_profiling.report.figures import PARTS
+from bridge_profiling.report.views import Verdict
+from bridge_profiling.traces.discover import WHICH_WINDOW
+from bridge_profiling.traces.types import RankInfo
 
-#: Durations of ranks that differ by more than this are given as a range.
-_ALIKE = 0.02
+#: Durations, and shares, of ranks that differ by more than this are given as a range.
+_ALIKE, _SHARES_ALIKE = 0.02, 0.05
 
-#: Shares of ranks that differ by more than this are given as a range.
-_SHARES_ALIKE = 0.05
-
-#: Parts with less than this of the iteration are summed up as the rest.
+#: Parts with less than this share of the iteration are combined.
 _SMALL = 0.02
 
-#: What to change is put in so many letters; the findings have all of it.
-_LONG = 220
-
-#: Where a sentence ends and another one begins.
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
-
-_GOES = {
-    "compute_us": "compute",
-    "communication_us": "communication that nothing hides",
-    "waiting_us": "waiting for other ranks",
-    "data_loading_us": "data loading",
-    "host_launch_us": "waiting for a host that launches late",
-    "small_kernels_us": "kernels too small for any host to launch ahead",
-    "host_sync_us": "the host synchronising",
-    "pageable_copy_us": "copies of pageable memory",
-    "copy_us": "copies",
-    "checkpoint_us": "checkpoints",
-    "profiler_us": "the profiler's own work",
-    "dependency_stalled_us": "gaps between dependent kernels",
-}
-
-#: What a capture without a device has to tell.
-_OF_A_HOST = "What the host did is in the page's table of operators, and in the trace itself."
+#: Findings whose advice is part of the verdict.
+_FIRST = 3
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The answer in words.
+class Summary:
+    """The answers that the verdict needs.
 
     Args:
-        headline: one sentence: the first thing to know.
-        budget: what an iteration takes and where it goes.
-        first: who is to blame first, what to change, what it could give back; or that nothing was found.
-        sure: how sure that is, and why not surer.
-        rest: what else was found; "" for nothing.
-        caveats: sentences on what this verdict does not know.
+        source: the profiler whose captures answer across ranks, `kineto` or `nsys`.
+        infos: each rank's trace by that profiler, by rank.
+        attribution: rows of `Run.attribution` of ranks with a device.
+        findings: as `Run.findings` orders them.
+        manifests: of the ranks.
+        limitations: sentences.
+        notices: those on which of several captures is shown.
+        errors: captures that could not be read, or only in part.
+        bench: the run compared with benchmarks; None without any.
+        without_device: ranks without device work in their trace.
+        stragglers: rows of `Run.stragglers`, the slowest first.
+        snapshots: ranks with a memory snapshot.
     """
 
-    headline: str
-    budget: str
-    first: str
-    sure: str = ""
-    rest: str = ""
-    caveats: list[str] = field(default_factory=list)
+    path: Path
+    source: str
+    infos: list[RankInfo]
+    attribution: list[dict[str, Any]]
+    findings: list[Finding]
+    manifests: list[RankCapture]
+    limitations: list[str]
+    errors: list[str]
+    bench: AgainstBench | None = None
+    without_device: list[int] = field(default_factory=list)
+    stragglers: list[dict[str, Any]] = field(default_factory=list)
+    snapshots: list[int] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
     @property
-    def paragraph(self) -> str:
-        """All of it but the headline."""
-        return " ".join(part for part in (self.budget, self.first, self.sure, self.rest, *self.caveats) if part)
+    def typical_us(self) -> float | None:
+        """The median over ranks of the median iteration."""
+        return median(row["duration_us"] for row in self.attribution) if self.attribution else None
+
+
+def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
+    """Ask what the verdict needs; None stands for the default thresholds."""
+    # Findings first: one pass over the captures then reads everything.
+    findings = run.findings(thresholds)
+    source = run.main_source
+    on_cpu = ranks_without_work(run.breakdown(), source)
+    infos = [info for info in run.infos if info.source == source]
+    stragglers = run.stragglers().to_pylist()
+    snapshots = [] if infos else sorted({row["rank"] for row in run.memory().to_pylist()})
+    limitations = run.limitations  # last: questions add to these
+    return Summary(
+        path=run.path,
+        source=source,
+        infos=infos,
+        attribution=[row for row in run.attribution().to_pylist() if row["source"] == source and row["rank"] not in on_cpu],
+        findings=findings,
+        manifests=run.manifests,
+        stragglers=stragglers,
+        bench=run.against_bench,
+        without_device=on_cpu,
+        snapshots=snapshots,
+        limitations=limitations,
+        notices=[caveat.text for caveat in run.capture_caveats if caveat.code in WHICH_WINDOW],
+        errors=run.errors,
+    )
 
 
 def verdict(summary: Summary) -> Verdict:
-    """The verdict on a run.
-
-    Args:
-        summary: of the run.
-    """
+    """The verdict on a run."""
     findings = summary.findings
-    typical_us = median(row["duration_us"] for row in summary.budget) if summary.budget else None
-    budget = _budget(summary, typical_us)
-    caveats = list(_caveats(summary, findings[0].confidence_reason if findings else ""))
-    if not findings:
-        headline = "Nothing was found to change." if summary.budget else "There is too little here to judge."
-        if not summary.budget and summary.without_device:
-            headline = "There is no device here whose time could be judged."
-            return Verdict(headline, budget, _OF_A_HOST, caveats=caveats)
-        first = (
-            "No number is past its threshold: no single cause is worth an engineer's day, as far as these captures can tell."
-            if summary.budget
-            else "No iteration is marked in these captures and no finding was made from the rest."
-        )
-        return Verdict(headline, budget, first, caveats=caveats)
-    best = findings[0]
-    return Verdict(
-        headline=_sentence(best.title),
-        budget=budget,
-        first=_first(best, len(summary.infos), typical_us),
-        sure=_sure(best),
-        rest=_rest(findings, typical_us),
-        caveats=caveats,
-    )
+    if findings:
+        headline = words.sentence(findings[0].title)
+        sentences = [*_iteration(summary), *_saving(summary)]
+    elif summary.attribution:
+        headline = "Nothing to change was found."
+        sentences = [*_iteration(summary), "No number exceeds its threshold."]
+    elif summary.without_device:
+        headline = "These captures hold no device work to judge."
+        sentences = [
+            "Captures of training on CPUs look like this, and so do those of a profiler that could not access its GPUs.",
+            "The page's table of operators and the trace itself show the host's work.",
+        ]
+    elif summary.snapshots:
+        headline = "These captures hold memory only."
+        sentences = [f"Memory was recorded on {words.ranks(summary.snapshots)}.", "A trace shows where the time goes."]
+    else:
+        headline = "These captures hold too little to judge."
+        sentences = ["No iteration is marked in them."]
+    first = [_advice(finding, len(summary.infos)) for finding in findings[:_FIRST]]
+    return Verdict(headline, sentences, first, list(_caveats(summary)))
 
 
-def _budget(summary: Summary, typical_us: float | None) -> str:
-    rows = summary.budget
-    if not rows and summary.without_device:
-        return (
-            "No work on a device was recorded: a training on CPUs leaves such captures, and so does one whose profiler could "
-            "not reach its GPUs."
-        )
-    if not rows or typical_us is None:
-        return "No iteration is marked in these captures, so there is no step to divide."
+def _iteration(summary: Summary) -> Iterator[str]:
+    """How long an iteration takes, and where its time goes."""
+    rows, typical_us = summary.attribution, summary.typical_us
+    if typical_us is None:
+        no_device = summary.without_device and not summary.attribution
+        yield "No device work was recorded." if no_device else "No iteration is marked in these captures."
+        return
     durations = [row["duration_us"] for row in rows]
     counts = sorted({row["iterations"] for row in rows})
     of = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    apart = max(durations) - min(durations) > _ALIKE * typical_us
-    spread = f", {wording.milliseconds(min(durations))} to {wording.milliseconds(max(durations))} by rank" if apart else ""
-    takes = (
-        f"An iteration takes {wording.milliseconds(typical_us)} (median of {of} captured on "
-        f"{_counted(len(rows), 'rank')}{spread})"
-    )
+    spread = f"; {words.milliseconds(min(durations))} to {words.milliseconds(max(durations))} by rank"
+    differ = max(durations) - min(durations) > _ALIKE * typical_us
+    on = words.counted(len(rows), "rank")
+    yield f"An iteration takes {words.milliseconds(typical_us)} (median of {of} on {on}{spread if differ else ''})."
     shares = {part: [row[part] / row["duration_us"] for row in rows if row["duration_us"]] for part in BY_CAUSE}
     means = {part: fmean(values) for part, values in shares.items() if values}
     parts = []
-    # Compute first, then where the rest goes, the most first.
+    # Compute first, then the others, the largest first.
     for part in sorted(means, key=lambda part: (part != "compute_us", -means[part])):
         if means[part] >= _SMALL:
             low, high = min(shares[part]), max(shares[part])
             by_rank = f" ({low:.0%} to {high:.0%} by rank)" if high - low > _SHARES_ALIKE else ""
-            goes = _GOES[part]
+            name = "exposed communication" if part == "communication_us" else PARTS[part][0]
             if part == "communication_us" and not all(row["waiting_known"] for row in rows):
-                goes = "communication, waiting for other ranks included, as the two cannot be told apart here"
-            parts.append(f"{wording.percent(means[part])} {goes}{by_rank}")
+                name += " (including waiting for other ranks)"
+            parts.append(f"{words.percent(means[part])} {name}{by_rank}")
     rest = sum(share for share in means.values() if share < _SMALL)
-    if rest >= 0.005:
-        parts.append(f"{wording.percent(rest)} other")
-    return f"{takes}: {', '.join(parts)}."
+    yield f"Its parts: {', '.join([*parts, *([f'{words.percent(rest)} other'] if rest >= 0.005 else [])])}."
 
 
-def _first(finding: Finding, captured: int, typical_us: float | None) -> str:
-    blame = "" if not finding.ranks or len(finding.ranks) == captured else f" To blame: {wording.ranks(finding.ranks)}."
-    back = finding.recoverable_us_per_iteration
-    if not back:
-        gain = " How much time that gives back cannot be told." if back is None else ""
-    else:
-        share = f", {wording.percent(back / typical_us)}" if typical_us else ""
-        gain = f" That could give back {wording.milliseconds(back)} of each iteration at the most{share}."
-    return f"{blame} Change first: {shortened(finding.action)}{gain}".strip()
+def _saving(summary: Summary) -> Iterator[str]:
+    """What the first finding, and all of them, could save."""
+    savings = [finding.recoverable_us_per_iteration for finding in summary.findings]
+    total = sum(saving or 0.0 for saving in savings)
+
+    def said(saving: float) -> str:
+        share = f" ({words.percent(saving / summary.typical_us)})" if summary.typical_us else ""
+        return f"up to {words.milliseconds(saving)} per iteration{share}"
+
+    if savings[0]:
+        more = f"; all {len(savings)} findings together {said(total)}" if len(savings) > 1 else ""
+        yield f"Potential saving: {said(savings[0])}{more}."
+    elif savings[0] is None:
+        yield "The potential saving is unknown." if not total else f"Potential saving of the other findings: {said(total)}."
 
 
-def _sure(finding: Finding) -> str:
-    if finding.confidence == Confidence.high:
-        return "This is sure (high confidence)."
-    reason = f": {finding.confidence_reason.rstrip('.')}" if finding.confidence_reason else ""
-    return f"Confidence is {finding.confidence}{reason}."
+def _advice(finding: Finding, captured: int) -> str:
+    """The first sentence of a finding's advice, for the responsible ranks."""
+    who = f"{words.sentence(words.ranks(finding.ranks))[:-1]}: " if finding.ranks and len(finding.ranks) < captured else ""
+    return f"{who}{words.first_sentence(finding.action)}"
 
 
-def shortened(action: str) -> str:
-    """What to change first of all: the first sentence, and of a long one what stands before the last comma that fits.
-
-    Args:
-        action: of a finding.
-    """
-    first = _sentence(_SENTENCE_END.split(action.strip())[0])
-    if len(first) <= _LONG:
-        return first
-    ends = [match.start() for match in re.finditer(r"[,;](?= )", first[:_LONG]) if _closed(first[: match.start()])]
-    return f"{first[: ends[-1]]} …" if ends else first
-
-
-def _closed(text: str) -> bool:
-    return text.count("(") == text.count(")")
-
-
-def _rest(findings: Sequence[Finding], typical_us: float | None) -> str:
-    others = findings[1:]
-    if not others:
-        return ""
-    together = sum(finding.recoverable_us_per_iteration or 0.0 for finding in findings)
-    share = f" ({wording.percent(together / typical_us)})" if typical_us and together else ""
-    back = f"; all of them together could give back at most {wording.milliseconds(together)}{share}" if together else ""
-    return f"{_counted(len(others), 'more finding')} below{back}."
-
-
-def _caveats(summary: Summary, said: str) -> Iterator[str]:
-    fewest = min((row["iterations"] for row in summary.budget), default=None)
+def _caveats(summary: Summary) -> Iterator[str]:
+    first: Sequence[Finding] = summary.findings[:1]
+    for finding in first:
+        if finding.confidence != Confidence.high:
+            reason = f": {finding.confidence_reason.rstrip('.')}" if finding.confidence_reason else ""
+            yield f"Confidence is {finding.confidence}{reason}."
+    fewest = min((row["iterations"] for row in summary.attribution), default=None)
     if fewest is not None and fewest < ENOUGH_ITERATIONS:
-        yield (
-            f"Only {_counted(fewest, 'iteration')} captured: medians of so few say little, and what happens now and then "
-            "cannot be told from what always does. Capture ten."
-        )
-    cost: dict[int, float] = summary.profiler_cost_us
-    if cost:
-        usual = median(cost.values())
-        if usual > 0:
-            yield f"The profiler itself made an iteration {wording.milliseconds(usual)} longer, by the manifests."
-    elif summary.budget and "manifest" not in said:
-        yield "No manifest says what the profiler itself cost: profiled iterations are longer than others."
+        yield f"Only {words.counted(fewest, 'iteration')} captured, which cannot show what happens only sometimes. Capture ten."
+    cost = profiler_cost_us(summary.manifests)
+    if cost and median(cost.values()) > 0:
+        yield f"Profiling made an iteration {words.milliseconds(median(cost.values()))} longer, according to the manifests."
+    elif summary.attribution and not cost and not any("manifest" in finding.confidence_reason for finding in first):
+        yield "Profiler overhead is unknown (no manifest); profiled iterations are longer than others."
     world = max((info.world_size or 0 for info in summary.infos), default=0)
     if world > len(summary.infos):
-        yield f"{len(summary.infos)} of the job's {world:,} ranks were captured: the others are not judged."
-    if summary.budget and summary.without_device:
-        yield f"Of {wording.ranks(summary.without_device)} no work on a device was recorded: that is not judged."
+        yield f"{len(summary.infos)} of the job's {world:,} ranks were captured; the others are not judged."
+    if summary.attribution and summary.without_device:
+        yield f"The trace of {words.ranks(summary.without_device)} has no device work and is not judged."
     if summary.errors:
-        yield f"{_counted(len(summary.errors), 'capture')} could not be read, or not to the end."
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _sentence(text: str) -> str:
-    text = text.strip()
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+        yield f"{words.counted(len(summary.errors), 'capture')} could not be read, or only in part."

@@ -1,1 +1,1 @@
-"""Reading what captures left: manifests and traces, on a desk that has no torch."""
+"""Reads captures of any profiler into the same tables. Needs no torch."""

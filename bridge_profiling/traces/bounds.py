@@ -25,17 +25,11 @@ class DamagedError(TraceError):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of one kind of file.
+    """Limits of one kind of file."""
 
-    Args:
-        max_bytes: unpacked.
-        max_ratio: of unpacked to packed bytes. A bomb reaches 1,000 as gzip and 7,000 as xz.
-        ratio_checked_bytes: the ratio counts once so much is unpacked.
-    """
-
-    max_bytes: int
-    max_ratio: int
-    ratio_checked_bytes: int = 64 << 20
+    max_bytes: int  # unpacked
+    max_ratio: int  # of unpacked to packed bytes. A bomb reaches 1,000 as gzip and 7,000 as xz
+    ratio_checked_bytes: int = 64 << 20  # the ratio counts once so much is unpacked
 
 
 def open_regular(path: Path) -> BinaryIO:

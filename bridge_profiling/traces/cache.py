@@ -39,7 +39,7 @@ DIRECTORY_VARIABLE = "BRIDGE_PROFILING_CACHE"
 #: Rows of a Parquet row group: what a query reads at a time.
 ROW_GROUP_ROWS = 1 << 17
 
-#: What is known besides the tables. Its presence makes a folder an entry.
+#: The RankInfo. Its presence makes a folder an entry.
 INFO = "info.json"
 
 #: Each has `read(path, *, rank, rank_source)`. Imported on use: reading a Kineto trace needs no SQLite.
@@ -77,7 +77,6 @@ def load(capture: Capture, *, directory: Path | None = None, cached: bool = True
     """One capture's tables, with what its manifest adds. A cache that cannot be written is not an error.
 
     Args:
-        capture: which.
         directory: where entries are; None takes `$BRIDGE_PROFILING_CACHE`, else `.bridge_profiling` next to the capture, else
             the user's cache.
         cached: False reads the file itself, and keeps nothing.
@@ -101,11 +100,7 @@ def load(capture: Capture, *, directory: Path | None = None, cached: bool = True
 
 
 def write(tables: RankTables, entry: Path) -> None:
-    """Write an entry, in place of older ones of the same file.
-
-    Raises:
-        OSError: there is no room, or no permission.
-    """
+    """Write an entry, in place of older ones of the same file. Raises OSError without space or permission."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=entry.parent, ignore_cleanup_errors=True) as temporary:
         fresh = Path(temporary) / entry.name

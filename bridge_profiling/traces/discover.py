@@ -41,36 +41,22 @@ _SUFFIXES: dict[str, Source] = {
 
 @dataclass(frozen=True)
 class Capture:
-    """One profiler's file of one rank, of any origin.
-
-    Args:
-        path: the file.
-        source: the profiler.
-        rank: global rank.
-        rank_source: where that number comes from.
-        manifest: the rank's manifest, when it lists the file.
-    """
+    """One profiler's file of one rank, of any origin."""
 
     path: Path
     source: Source
     rank: int
     rank_source: RankSource
-    manifest: RankCapture | None = None
+    manifest: RankCapture | None = None  # the rank's manifest, when it lists the file
 
 
 @dataclass
 class FoundRun:
-    """The captures in a directory or file.
-
-    Args:
-        root: the directory or file.
-        captures: one per rank and source, by rank.
-        caveats: which files were skipped for others, and which ranks are guesses.
-    """
+    """The captures in a directory or file."""
 
     root: Path
-    captures: list[Capture]
-    caveats: list[Caveat] = field(default_factory=list)
+    captures: list[Capture]  # one per rank and source, by rank
+    caveats: list[Caveat] = field(default_factory=list)  # files skipped for others, and ranks that are guesses
 
 
 def find_run(root: Path) -> FoundRun:
@@ -79,12 +65,8 @@ def find_run(root: Path) -> FoundRun:
     A rank comes from the trace, else from the manifest, else from the file's name (`rank-3`, `rank3`, `snapshot_3.pickle`),
     else from the files' order. Of several captures of one rank by one profiler, those in the newest folder count.
 
-    Args:
-        root: our output directory, a NeMo-Run experiment's, a folder of plain torch.profiler files, nsys reports or memory
-            snapshots; or one such file.
-
     Raises:
-        TraceError: it does not exist, or holds no capture.
+        TraceError: `root` does not exist, or holds no capture.
     """
     if not root.exists():
         raise TraceError(f"{root} does not exist")

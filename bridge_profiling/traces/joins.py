@@ -52,16 +52,12 @@ def shifted(times: Integers, base_ns: int) -> Integers:
 
 @dataclass(frozen=True)
 class Launches:
-    """The runtime call that launched each device event; NULL where it was not recorded.
-
-    Args:
-        issued_ns: start of the call, else of the event: what decides the iteration.
-    """
+    """The runtime call that launched each device event; NULL where it was not recorded."""
 
     start_ns: Integers
     end_ns: Integers
     thread: Integers
-    issued_ns: Integers
+    issued_ns: Integers  # start of the call, else of the event: it decides the iteration
 
 
 def launch_of(
@@ -73,13 +69,7 @@ def launch_of(
     call_end_ns: Integers,
     call_thread: Integers,
 ) -> Launches:
-    """The launch of each device event.
-
-    Args:
-        correlation: of each device event.
-        start_ns: of each device event.
-        calls: correlation of each runtime call; the other arguments describe the same calls.
-    """
+    """The launch of each device event. `calls` are the correlations of the runtime calls."""
     row = rows_by_key(calls, correlation)
     launched_ns = taken(call_start_ns, row)
     return Launches(launched_ns, taken(call_end_ns, row), taken(call_thread, row), np.where(row >= 0, launched_ns, start_ns))
@@ -121,12 +111,7 @@ class Iterations:
 
 
 def iterations_from_names(number: Integers, start_ns: Integers, end_ns: Integers) -> tuple[Iterations, list[Caveat]]:
-    """The iterations that ranges name, ascending in time.
-
-    Args:
-        number: the iteration that each range's name gives; NULL for other ranges.
-        start_ns: of each range, ascending.
-        end_ns: of each range.
+    """The iterations that ranges name, ascending in time. Ranges are by start; `number` is NULL for those that name none.
 
     Raises:
         ValueError: a later iteration has a smaller number.
@@ -144,13 +129,7 @@ def iterations_from_names(number: Integers, start_ns: Integers, end_ns: Integers
 
 
 def wait_columns(waits: Mapping[str, Integers], kinds: Sequence[str | None], base_ns: int) -> dict[str, pa.Array]:
-    """The columns of `synchronizations`.
-
-    Args:
-        waits: columns on the capture's clock, by start; `kind` is an index of `kinds`.
-        kinds: names of the kinds.
-        base_ns: added to the times.
-    """
+    """The columns of `synchronizations`, from those on the capture's clock, by start; `kind` is an index of `kinds`."""
     others = ("device", "stream", "correlation", "producer_stream", "producer_correlation")
     return {
         "kind": coded_column(waits["kind"], kinds),
@@ -162,11 +141,7 @@ def wait_columns(waits: Mapping[str, Integers], kinds: Sequence[str | None], bas
 
 @dataclass(frozen=True)
 class Operation:
-    """One communication operation; None where the capture does not record a value.
-
-    Args:
-        size_bytes: message bytes where the profiler gives them rather than elements.
-    """
+    """One communication operation; None where the capture does not record a value."""
 
     operation: str | None = None
     group_name: str | None = None
@@ -177,7 +152,7 @@ class Operation:
     out_elements: int | None = None
     dtype: str | None = None
     peer: int | None = None
-    size_bytes: int | None = None
+    size_bytes: int | None = None  # of the message, where the profiler gives bytes instead of elements
 
     @property
     def message_bytes(self) -> int | None:
@@ -247,13 +222,9 @@ def ranks_of(text: str | None) -> tuple[int, ...] | None:
 def collective_columns(
     operations: Sequence[Operation], device_events: Mapping[str, pa.Array], rows: Integers, issued_ns: Integers
 ) -> dict[str, pa.Array]:
-    """The columns of `collectives`.
+    """The columns of `collectives`, from those of `device_events` and the operation and row of each communication kernel.
 
-    Args:
-        operations: what each communication kernel carries out.
-        device_events: columns of `device_events`.
-        rows: the communication kernels' rows there.
-        issued_ns: when each of these was launched, or began where that is unknown: the order in the group.
+    `issued_ns` is when each was launched, or began where that is unknown: it orders a group's operations.
     """
     ranks = [None if each.group_ranks is None else json.dumps(each.group_ranks, separators=(",", ":")) for each in operations]
     codes: dict[tuple[str | None, str | None], int] = {}
@@ -293,11 +264,7 @@ def _sequence_in_group(group: Integers, order_key: Integers) -> Integers:
 
 
 def trace_caveats(info: RankInfo, tables: Mapping[str, pa.Table], marks: str) -> list[Caveat]:
-    """What a trace of any profiler may lack.
-
-    Args:
-        marks: how the profiler's ranges name an iteration.
-    """
+    """What a trace of any profiler may lack. `marks` is how the profiler's ranges name an iteration."""
     found = []
     device = tables["device_events"]
     if info.clock == "unknown":

@@ -1,7 +1,6 @@
-"""What a device event is, told from its name: communication and whose, or a copy and of what. Looks at nothing but names.
+"""What an event's name says: communication and its backend and operation, or a copy and its memories.
 
-Profilers say which records are kernels, copies and memsets; names only tell which kernels communicate. A name decides by the
-kernel's own qualified name: `ncclDevKernel_…`, `deep_ep::…`, not by what stands in its template arguments.
+A kernel is judged by its own qualified name (`ncclDevKernel_…`, `deep_ep::…`), not by its template arguments.
 """
 
 from __future__ import annotations
@@ -14,13 +13,7 @@ COMPUTE, COMMUNICATION, MEMCPY, MEMSET = "compute", "communication", "memcpy", "
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a kernel's name says.
-
-    Args:
-        kind: compute or communication.
-        backend: whose communication; None for compute.
-        operation: which operation, in the words of `collectives.operation`; None when the name does not say.
-    """
+    """What a kernel's name says; values as in the tables, None for those it does not say."""
 
     kind: str
     backend: str | None = None
@@ -29,7 +22,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Copy:
-    """What a copy's name says: HtoD | DtoH | DtoD | PtoP | HtoH | other, and both memories."""
+    """What a copy's name says."""
 
     direction: str
     from_memory: str
@@ -71,54 +64,26 @@ _OPERATIONS = [
     )
 ]
 
-#: torch's names of collectives that are not those of `collectives.operation` but for underscores and suffixes.
+#: Our names of collectives, by torch's without underscores and suffixes.
 _TORCH_OPERATIONS = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "send": "send",
-    "recv": "recv",
-    "barrier": "barrier",
-}
+    name.replace("_", ""): name
+    for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+} | {name: name for name in ("send", "recv", "barrier")}
 
 _SYNCHRONIZATIONS = {
     "stream wait event": "stream_wait_event",
     "event sync": "event",
-    "event synchronize": "event",
     "stream sync": "stream",
-    "stream synchronize": "stream",
     "context sync": "context",
-    "context synchronize": "context",
 }
 
-_COPY = re.compile(r"(HtoD|DtoH|DtoD|PtoP|HtoH|HostToDevice|DeviceToHost|DeviceToDevice|HostToHost)", re.IGNORECASE)
+_COPY = re.compile(r"(H|D)(?:ost|evice)?to(H|D)|(P)to(P)", re.IGNORECASE)
 _MEMORIES = re.compile(r"\(\s*(\w+)\s*->\s*(\w+)\s*\)")
-_DIRECTIONS = {
-    "htod": "HtoD",
-    "dtoh": "DtoH",
-    "dtod": "DtoD",
-    "ptop": "PtoP",
-    "htoh": "HtoH",
-    "hosttodevice": "HtoD",
-    "devicetohost": "DtoH",
-    "devicetodevice": "DtoD",
-    "hosttohost": "HtoH",
-}
 _MEMORY_KINDS = {"pageable", "pinned", "device", "managed", "array"}
 
 
 def kernel_kind(name: str, *, rocm: bool = False) -> Kernel:
-    """What a kernel is.
-
-    Args:
-        name: its demangled name.
-        rocm: the capture is of an AMD device, where NCCL's kernels are RCCL's.
-    """
+    """What a kernel is, from its demangled name. On an AMD device, NCCL's kernels are RCCL's."""
     for backend, pattern in _BACKENDS:
         if pattern.match(name):
             own = re.split(r"[(]ncclDevKernelArgs|[(]", name, maxsplit=1)[0] or name
@@ -136,17 +101,16 @@ def torch_operation(name: str) -> str:
 def copy_kind(name: str) -> Copy:
     """What a copy is, from a name like `Memcpy HtoD (Pinned -> Device)` or ROCm's `CopyHostToDevice`."""
     found = _COPY.search(name)
-    direction = _DIRECTIONS[found[1].lower()] if found else "other"
+    direction = "to".join(letter.upper() for letter in found.groups() if letter) if found else "other"
     memories = _MEMORIES.search(name)
-    from_memory, to_memory = (memory_kind(memories[1]), memory_kind(memories[2])) if memories else ("unknown", "unknown")
-    return Copy(direction, from_memory, to_memory)
+    return Copy(direction, *(map(memory_kind, memories.groups()) if memories else ("unknown", "unknown")))
 
 
 def memory_kind(name: str) -> str:
-    """A profiler's word for a memory, in the tables' words; `unknown` for one that says nothing of how it is held."""
+    """A profiler's word for a memory as the tables have it; `unknown` when it does not say how the memory is held."""
     return lowered if (lowered := name.lower()) in _MEMORY_KINDS else "unknown"
 
 
 def synchronization_kind(name: str) -> str | None:
     """What a synchronization record is, from its name; None when the name is not one."""
-    return _SYNCHRONIZATIONS.get(name.lower())
+    return _SYNCHRONIZATIONS.get(name.lower().removesuffix("hronize"))

@@ -202,12 +202,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 
 def build(name: str, rank: int, columns: Mapping[str, pa.Array]) -> pa.Table:
-    """A table of a schema. The rank is filled in; columns that are not given are null.
-
-    Args:
-        name: a key of SCHEMAS.
-        rank: global rank.
-        columns: at least one column, all of one length. Types are cast to the schema's.
+    """A table of a schema, from at least one column. Types are cast; columns that are not given are null.
 
     Raises:
         KeyError: a column is not in the schema.
@@ -230,12 +225,7 @@ def build(name: str, rank: int, columns: Mapping[str, pa.Array]) -> pa.Table:
 
 
 def coded_column(codes: NDArray[Any], values: Sequence[str | None]) -> pa.Array:
-    """`values[codes]` as a dictionary-encoded column that holds only the values in use, each once.
-
-    Args:
-        codes: index of each row's value; null where negative.
-        values: texts; null where None.
-    """
+    """`values[codes]` as a dictionary-encoded column with only the values in use; null where a code is negative."""
     counts = np.bincount(codes[codes >= 0], minlength=len(values)) if len(codes) else np.zeros(len(values), np.int64)
     known: dict[str, int] = {}
     place = np.full(len(values) + 1, -1, np.int32)  # the last one is for negative codes

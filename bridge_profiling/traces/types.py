@@ -38,77 +38,44 @@ class Caveat:
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """A communicator named in a trace.
+    """A communicator named in a trace."""
 
-    Args:
-        name: torch's name.
-        description: the program's name; empty when it gave none.
-        backend: "cuda:nccl".
-        ranks: global ranks in the group's order; empty when the trace lists none.
-    """
-
-    name: str
-    description: str
-    backend: str
-    ranks: tuple[int, ...]
+    name: str  # torch's name
+    description: str  # the program's name; empty when it gave none
+    backend: str  # "cuda:nccl"
+    ranks: tuple[int, ...]  # global ranks in the group's order; empty when the trace lists none
 
 
 @dataclass(frozen=True)
 class LostRecords:
-    """Records of a capture that could not be used.
+    """Records of a capture that could not be used."""
 
-    Args:
-        total: records of any kind.
-        device: records of device work among them.
-        of_device: all records of device work, lost or not.
-    """
-
-    total: int = 0
-    device: int = 0
-    of_device: int = 0
+    total: int = 0  # of any kind
+    device: int = 0  # of device work among them
+    of_device: int = 0  # all records of device work, lost or not
 
 
 @dataclass
 class RankInfo:
-    """What is known about one rank's capture besides its events.
+    """What is known about one rank's capture besides its events."""
 
-    Args:
-        rank: global rank.
-        rank_source: where that number comes from.
-        source: the profiler.
-        files: the capture's files, absolute.
-        clock: what the tables' times mean.
-        clock_base_ns: added to the file's own times to get the tables' times.
-        world_size: number of ranks in the job; None when unknown.
-        coordinates: parallel coordinates, `{"tp": (rank, size), …}`; None when unknown.
-        host: host name; None when unknown.
-        versions: `{"cuda_runtime": "13.0", "nccl": "2.28.9", …}`, as recorded.
-        devices: names of the devices, by number.
-        device_bytes: memory of the devices, by number; empty when unknown.
-        groups: the process groups listed in the trace.
-        lost: records that could not be used.
-        caveats: what this rank's capture cannot show; their `ranks` are empty.
-        partial: the capture is incomplete: the file is cut off, or its manifest says so.
-        error: why the capture could not be read to its end, naming the file; the tables hold what could be read.
-    """
-
-    rank: int
+    rank: int  # global rank
     rank_source: RankSource
     source: Source
-    files: list[str]
-    clock: Clock = "unknown"
-    clock_base_ns: int = 0
-    world_size: int | None = None
-    coordinates: dict[str, tuple[int, int]] | None = None
+    files: list[str]  # absolute
+    clock: Clock = "unknown"  # of the tables' times
+    clock_base_ns: int = 0  # added to the file's own times to get the tables' times
+    world_size: int | None = None  # number of ranks in the job; None when unknown
+    coordinates: dict[str, tuple[int, int]] | None = None  # {"tp": (rank, size), …}; None when unknown
     host: str | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    devices: dict[int, str] = field(default_factory=dict)
-    device_bytes: dict[int, int] = field(default_factory=dict)
-    groups: list[ProcessGroup] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)  # {"cuda_runtime": "13.0", "nccl": "2.28.9", …}, as recorded
+    devices: dict[int, str] = field(default_factory=dict)  # names by number
+    device_bytes: dict[int, int] = field(default_factory=dict)  # memory by number; empty when unknown
+    groups: list[ProcessGroup] = field(default_factory=list)  # those listed in the trace
     lost: LostRecords = LostRecords()
-    caveats: list[Caveat] = field(default_factory=list)
-    partial: bool = False
-    error: str | None = None
+    caveats: list[Caveat] = field(default_factory=list)  # what this capture cannot show; their `ranks` are empty
+    partial: bool = False  # the file is cut off, or its manifest says that the capture is incomplete
+    error: str | None = None  # why the file could not be read to its end; the tables hold what could be read
 
     def add_caveat(self, code: str, text: str) -> None:
         """Append a caveat about this rank."""
@@ -117,24 +84,14 @@ class RankInfo:
 
 @dataclass
 class RankTables:
-    """One rank's capture as tables.
-
-    Args:
-        info: everything besides the events.
-        tables: a table for each name in `tables.SCHEMAS` that this capture fills. The mapping of `cache` reads a table on use.
-        entry: the cache folder that holds them as Parquet; None when none does.
-    """
+    """One rank's capture as tables."""
 
     info: RankInfo
-    tables: Mapping[str, pa.Table]
-    entry: Path | None = None
+    tables: Mapping[str, pa.Table]  # for each name in `tables.SCHEMAS` that this capture fills; `cache` reads a table on use
+    entry: Path | None = None  # the cache folder that holds them as Parquet
 
     def __getitem__(self, name: str) -> pa.Table:
-        """The table of that name; empty, with its schema, when the capture has none.
-
-        Raises:
-            KeyError: unknown name.
-        """
+        """The table of that name; empty, with its schema, when the capture has none."""
         from bridge_profiling.traces.tables import SCHEMAS  # on use: it imports pyarrow
 
         schema = SCHEMAS[name]
@@ -142,11 +99,7 @@ class RankTables:
         return schema.empty_table() if found is None else found
 
     def columns(self, name: str, wanted: Sequence[str]) -> pa.Table:
-        """Some columns of a table. From Parquet, only these are read.
-
-        Raises:
-            KeyError: unknown name.
-        """
+        """Some columns of a table. From Parquet, only these are read."""
         read = getattr(self.tables, "columns", None)
         return self[name].select(list(wanted)) if read is None or name not in self.tables else read(name, wanted)
 

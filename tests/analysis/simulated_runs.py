@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.session import connect
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.tables import SCHEMAS, build
@@ -113,8 +114,8 @@ class SimulatedRun:
         skip: dict[int, int] | None = None,
         marked: bool = True,
         **info: Any,
-    ) -> tuple[Any, list[RankInfo]]:
-        """Write the captures as the cache does, and connect to them.
+    ) -> list[Path]:
+        """Write the captures as the cache does; returns their folders.
 
         Args:
             folder: where to.
@@ -123,7 +124,7 @@ class SimulatedRun:
             marked: whether iterations are marked.
             info: more of every RankInfo.
         """
-        infos, entries = [], []
+        entries = []
         for rank in sorted(range(self.ranks) if ranks is None else ranks):
             kept = _ordered(self.operations[rank])[(skip or {}).get(rank, 0) :]
             begin = kept[0]["start_ns"] if skip and skip.get(rank) and kept else 0
@@ -139,9 +140,17 @@ class SimulatedRun:
                 rank=rank, rank_source="trace", source="kineto", files=[f"rank-{rank}.json"], **{"clock": "unix", **info}
             )
             cache.write(RankTables(known, tables), folder / f"{rank:05d}")
-            infos.append(known)
             entries.append(folder / f"{rank:05d}")
-        return connect(entries), infos
+        return entries
+
+    def connected(self, folder: Path, **how: Any) -> Any:
+        """A database of the captures, written as by `write`."""
+        return connect(self.write(folder, **how))
+
+    def captured(self, folder: Path, **how: Any) -> Run:
+        """The captures, written as by `write`."""
+        self.write(folder, **how)
+        return Run(folder)
 
     def truth(self, rank: int, skipped: int = 0) -> list[int]:
         """Of each operation a rank's capture holds, by its number there, which one it really was."""

@@ -100,12 +100,12 @@ def test_the_bus_bandwidth_of_a_gather_is_half_of_what_two_ranks_gather(compared
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (collectives(4), "4 ranks were measured, and the group has 2"),
-        (collectives(2, hosts=2), "ranks on 2 hosts were measured, and the group is on one host"),
-        (collectives(2, device="NVIDIA A100"), "NVIDIA A100 was measured, and NVIDIA H200 captured"),
-        (collectives(2, backend="gloo"), "gloo was measured, and nccl captured"),
+        (collectives(4), "4 ranks were measured, but the group has 2"),
+        (collectives(2, hosts=2), "ranks on 2 hosts were measured, but the group is on one host"),
+        (collectives(2, device="NVIDIA A100"), "NVIDIA A100 was measured, but NVIDIA H200 captured"),
+        (collectives(2, backend="gloo"), "gloo was measured, but nccl captured"),
         (collectives(2, correct=False), "all_reduce was not measured"),
-        (collectives(2, sizes=(1024, 2048)), "messages of 65,536 to 67,108,864 bytes were sent, and 1,024 to 2,048 bytes were"),
+        (collectives(2, sizes=(1024, 2048)), "messages of 65,536 to 67,108,864 bytes were sent, but 1,024 to 2,048 bytes were"),
     ],
 )
 def test_what_ran_elsewhere_is_not_compared_and_says_why(compared, result, reason):
@@ -137,7 +137,7 @@ def test_of_several_results_that_fit_the_newest_counts(compared):
 def test_the_reason_is_that_of_the_result_which_fits_best(compared):
     bench = compared(collectives(2, hosts=2), collectives(8), collectives(2, backend="gloo"))
     assert {row["reason"] for row in rows_of(bench, "TENSOR_MODEL_PARALLEL_GROUP")} == {
-        "ranks on 2 hosts were measured, and the group is on one host"
+        "ranks on 2 hosts were measured, but the group is on one host"
     }
 
 
@@ -204,6 +204,6 @@ def test_copies_steps_and_loaders_are_compared_too(captures, tmp_path):
     for row in found:
         assert row["alone_bandwidth_gbs"] == pytest.approx(50.0)
         assert row["reached_share"] == pytest.approx(row["bandwidth_gbs"] / 50.0)
-    assert bench.step["reason"] == "cpu was measured, and NVIDIA H200 captured"
+    assert bench.step["reason"] == "cpu was measured, but NVIDIA H200 captured"
     assert bench.data_loader["batch_us"] == pytest.approx(20_000)
     assert bench.data_loader["iteration_us"] > 20_000

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.ranks.clocks import clock_offsets
 from tests.analysis.simulated_runs import MS, US, SimulatedRun
 
 
@@ -34,8 +33,8 @@ def test_offsets_are_found_to_the_nanosecond_along_a_chain_of_groups(
     tmp_path_factory: pytest.TempPathFactory, clocks: list[int]
 ) -> None:
     run = _chain(SimulatedRun(len(clocks), offsets_ns=dict(enumerate(clocks))))
-    connection, infos = run.write(tmp_path_factory.mktemp("run"))
-    found = clock_offsets(connection, infos, limitations=[]).to_pylist()
+    asked = run.captured(tmp_path_factory.mktemp("run"))
+    found = asked.clock_offsets().to_pylist()
     assert [row["offset_ns"] for row in found] == pytest.approx([clocks[0] - clock for clock in clocks], abs=1)
     assert {row["component"] for row in found} == {0}
     assert max(row["max_residual_ns"] for row in found) <= 1
@@ -44,8 +43,8 @@ def test_offsets_are_found_to_the_nanosecond_along_a_chain_of_groups(
 def test_one_operation_that_ends_far_apart_moves_no_clock_and_shows_in_the_residual(tmp_path: Path) -> None:
     run = _chain(SimulatedRun(3, offsets_ns={1: 5 * MS, 2: -300}))
     run.operations[1][4]["end_ns"] += 800 * US
-    connection, infos = run.write(tmp_path)
-    found = clock_offsets(connection, infos, limitations=[]).to_pylist()
+    asked = run.captured(tmp_path)
+    found = asked.clock_offsets().to_pylist()
     assert [row["offset_ns"] for row in found] == [0, -5 * MS, 300]
     assert found[1]["max_residual_ns"] == 400 * US
     assert found[1]["residual_ns"] == 0
@@ -59,43 +58,39 @@ def test_ranks_that_share_no_operation_keep_their_clocks_and_it_is_said(tmp_path
         run.meet([2, 3])
 
     run.iterate(3, step)
-    connection, infos = run.write(tmp_path)
-    limitations: list[str] = []
-    found = clock_offsets(connection, infos, limitations=limitations).to_pylist()
+    asked = run.captured(tmp_path)
+    found = asked.clock_offsets().to_pylist()
     assert [(row["component"], row["reference"], row["offset_ns"]) for row in found] == [
         (0, 0, 0),
         (0, 0, -1 * MS),
         (1, 2, 0),
         (1, 2, -2 * MS),
     ]
-    assert limitations == [
-        "no operation relates the clocks of 2 sets of ranks: their times are compared as the hosts' clocks give them"
-    ]
+    assert [each.code for each in asked.caveats("clock_offsets")] == ["clocks_unrelated"]
 
 
 def test_clocks_that_count_from_an_unknown_moment_cannot_be_related_without_operations(tmp_path: Path) -> None:
     run = SimulatedRun(2)
     run.iterate(2, lambda _: run.compute(0, 1 * MS))
-    connection, infos = run.write(tmp_path, clock="unknown")
-    limitations: list[str] = []
-    found = clock_offsets(connection, infos, limitations=limitations).to_pylist()
+    asked = run.captured(tmp_path, clock="unknown")
+    found = asked.clock_offsets().to_pylist()
     assert [(row["operations"], row["residual_ns"]) for row in found] == [(0, None), (0, None)]
-    assert any("sets cannot be compared in time" in each for each in limitations)
+    assert [each.code for each in asked.caveats("clock_offsets")] == ["clocks_unrelated"]
 
 
 def test_sends_relate_clocks_that_no_collective_does(tmp_path: Path) -> None:
     run = SimulatedRun(2, offsets_ns={1: 70 * MS})
     run.iterate(4, lambda _: (run.compute(0, 2 * MS), run.exchange(0, 1, [0, 1])))
-    connection, infos = run.write(tmp_path)
-    assert clock_offsets(connection, infos, limitations=[])["offset_ns"].to_pylist() == [0, -70 * MS]
+    asked = run.captured(tmp_path)
+    assert asked.clock_offsets()["offset_ns"].to_pylist() == [0, -70 * MS]
 
 
 def test_ranks_of_one_host_whose_collectives_end_apart_are_doubted(tmp_path: Path) -> None:
     run = _chain(SimulatedRun(2, offsets_ns={1: 3 * MS}))
-    connection, infos = run.write(tmp_path, host="node-7")
-    limitations: list[str] = []
-    clock_offsets(connection, infos, limitations=limitations)
-    assert any("host node-7 share a clock, yet their collectives end 3000 us apart" in each for each in limitations)
+    asked = run.captured(tmp_path, host="node-7")
+    (caveat,) = asked.caveats("clock_offsets")
+    assert caveat.code == "one_host_apart"
+    assert "3000 us" in caveat.text
 
 
 @pytest.mark.parametrize("name", ["tp2_dp2", "tp2_dp2_overlap", "pp2_dp2", "plant_data", "plant_straggler"])

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.ranks.communication import communication, communication_by_rank
 from tests.analysis.simulated_runs import MS, US, SimulatedRun
 
 
@@ -25,8 +24,8 @@ from tests.analysis.simulated_runs import MS, US, SimulatedRun
 def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path: Path, operation: str, factor: float) -> None:
     run = SimulatedRun(4, transfer_ns=100 * US)
     run.iterate(3, lambda _: run.meet(range(4), operation, 20_000_000))
-    connection, infos = run.write(tmp_path)
-    (row,) = communication(connection, infos, limitations=[]).to_pylist()
+    asked = run.captured(tmp_path)
+    (row,) = asked.communication().to_pylist()
     assert (row["count"], row["bytes"], row["group_size"], row["matched_count"]) == (3, 60_000_000, 4, 3)
     assert row["algorithm_bandwidth_gbs"] == pytest.approx(200)
     assert row["bus_bandwidth_gbs"] == pytest.approx(200 * factor)
@@ -35,8 +34,8 @@ def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path: Path, operation: str, fac
 def test_an_operation_whose_bandwidth_nobody_defines_has_none(tmp_path: Path) -> None:
     run = SimulatedRun(2)
     run.iterate(3, lambda _: run.meet([0, 1], "dispatch"))
-    connection, infos = run.write(tmp_path)
-    (row,) = communication(connection, infos, limitations=[]).to_pylist()
+    asked = run.captured(tmp_path)
+    (row,) = asked.communication().to_pylist()
     assert row["algorithm_bandwidth_gbs"] is not None
     assert row["bus_bandwidth_gbs"] is None
 
@@ -50,10 +49,10 @@ def test_waiting_for_the_last_is_no_transfer_whatever_the_clocks(tmp_path: Path)
         run.meet([0, 1])
 
     run.iterate(3, step)
-    connection, infos = run.write(tmp_path)
-    (group,) = communication(connection, infos, limitations=[]).to_pylist()
+    asked = run.captured(tmp_path)
+    (group,) = asked.communication().to_pylist()
     assert (group["transfer_us"], group["wait_us"]) == (150, 9000)
-    rows = communication_by_rank(connection, infos, limitations=[]).to_pylist()
+    rows = asked.communication(by_rank=True).to_pylist()
     assert [(row["rank"], row["duration_us"], row["transfer_us"], row["wait_us"]) for row in rows] == [
         (0, 9150, 150, 9000),
         (1, 150, 150, 0),
@@ -71,28 +70,27 @@ def test_exposed_is_what_ran_alone_and_overlapped_what_ran_beside_compute(tmp_pa
             run._device(rank, "memcpy", begin[rank] + int(2.5 * MS), begin[rank] + 3 * MS, None)
 
     run.iterate(2, step)
-    connection, infos = run.write(tmp_path)
-    rows = communication_by_rank(connection, infos, limitations=[]).to_pylist()
+    asked = run.captured(tmp_path)
+    rows = asked.communication(by_rank=True).to_pylist()
     assert [(row["exposed_us"], row["overlapped_us"]) for row in rows] == [(3000, 2000)] * 2
 
 
 def test_of_one_rank_alone_nothing_is_called_transfer(tmp_path: Path) -> None:
     run = SimulatedRun(2)
     run.iterate(3, lambda _: run.meet([0, 1]))
-    connection, infos = run.write(tmp_path, ranks=[1])
-    limitations: list[str] = []
-    (row,) = communication(connection, infos, limitations=limitations).to_pylist()
+    asked = run.captured(tmp_path, ranks=[1])
+    (row,) = asked.communication().to_pylist()
     assert (row["count"], row["captured_ranks"], row["matched_count"]) == (3, 1, 0)
     assert row["transfer_us"] is row["wait_us"] is row["bus_bandwidth_gbs"] is None
-    assert any("transfer cannot be told from waiting for 1 of 1" in each for each in limitations)
+    assert "waiting_unknown" in {caveat.code for caveat in asked.caveats("communication")}
 
 
 def test_no_communication_is_an_empty_answer(tmp_path: Path) -> None:
     run = SimulatedRun(2)
     run.iterate(2, lambda _: run.compute(0, 1 * MS))
-    connection, infos = run.write(tmp_path)
-    assert communication(connection, infos, limitations=[]).num_rows == 0
-    assert communication_by_rank(connection, infos, limitations=[]).num_rows == 0
+    asked = run.captured(tmp_path)
+    assert asked.communication().num_rows == 0
+    assert asked.communication(by_rank=True).num_rows == 0
 
 
 def test_a_send_and_its_receipt_are_one_transfer(tmp_path: Path) -> None:
@@ -103,8 +101,8 @@ def test_a_send_and_its_receipt_are_one_transfer(tmp_path: Path) -> None:
         run.send(0, 1, [0, 1])
 
     run.iterate(3, step)
-    connection, infos = run.write(tmp_path)
-    rows = {row["operation"]: row for row in communication(connection, infos, limitations=[]).to_pylist()}
+    asked = run.captured(tmp_path)
+    rows = {row["operation"]: row for row in asked.communication().to_pylist()}
     assert rows["send"]["transfer_us"] == rows["recv"]["transfer_us"] == 150
     assert rows["send"]["wait_us"] == 0
     assert rows["recv"]["wait_us"] == 1000 + 2 * (1000 - 50)

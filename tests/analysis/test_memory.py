@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.memory.sites import UNRECORDED, site
-from bridge_profiling.analysis.memory.tables import difference, growth, live_at_peak, memory, sites, timeline
+from bridge_profiling.analysis.memory.series import UNRECORDED, site
+from bridge_profiling.analysis.memory.tables import MemoryTables, difference, memory_tables
 from bridge_profiling.analysis.session import connect
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.tables import SCHEMAS, build
@@ -31,7 +31,7 @@ def _allocation(size: int, begin: int | None, end: int | None, stack: str | None
     return {"device": 0, "bytes": size, "allocated_ns": begin, "free_requested_ns": end, "freed_ns": end, "stack": stack}
 
 
-def _connected(folder: Path, **tables: list[dict[str, Any]]) -> Any:
+def _recorded(folder: Path, *, points: int = 2000, **tables: list[dict[str, Any]]) -> MemoryTables:
     filled = {}
     for name, rows in tables.items():
         kinds = {column.name: column.type for column in SCHEMAS[name]}
@@ -44,11 +44,11 @@ def _connected(folder: Path, **tables: list[dict[str, Any]]) -> Any:
         filled[name] = build(name, 0, columns)
     info = RankInfo(rank=0, rank_source="file name", source="memory", files=["snapshot_0.pickle"])
     cache.write(RankTables(info, filled), folder / "0")
-    return connect([folder / "0"])
+    return memory_tables(connect([folder / "0"]), points=points)
 
 
 def test_the_peak_is_the_most_that_lived_at_once_with_what_was_there_before(tmp_path: Path) -> None:
-    connection = _connected(
+    found = _recorded(
         tmp_path,
         allocations=[
             _allocation(100, None, 5 * S),
@@ -62,17 +62,17 @@ def test_the_peak_is_the_most_that_lived_at_once_with_what_was_there_before(tmp_
             {"device": 0, "bytes": 2048, "allocated_ns": 6 * S, "active_bytes": 0, "largest_free_bytes": 2048},
         ],
     )
-    (row,) = memory(connection, [], limitations=[]).to_pylist()
+    (row,) = found.summary.to_pylist()
     assert (row["peak_bytes"], row["peak_ns"], row["end_bytes"]) == (1045, 6 * S, 45)
     assert (row["peak_reserved_bytes"], row["end_reserved_bytes"], row["largest_free_bytes"]) == (6144, 6144, 2048)
     assert row["fragmentation"] == pytest.approx(1 - 2048 / (6144 - 45))
-    live = live_at_peak(connection, [], limitations=[]).to_pylist()
+    live = found.at_peak.to_pylist()
     assert [(each["bytes"], each["allocated_ns"]) for each in live] == [(1000, 6 * S), (25, None), (20, 2 * S)]
 
 
 def test_a_block_that_is_freed_and_taken_at_once_counts_once(tmp_path: Path) -> None:
-    connection = _connected(tmp_path, allocations=[_allocation(64, 1 * S, 2 * S), _allocation(64, 2 * S, 3 * S)])
-    assert memory(connection, [], limitations=[])["peak_bytes"].to_pylist() == [64]
+    found = _recorded(tmp_path, allocations=[_allocation(64, 1 * S, 2 * S), _allocation(64, 2 * S, 3 * S)])
+    assert found.summary["peak_bytes"].to_pylist() == [64]
 
 
 _ROWS = st.lists(
@@ -91,21 +91,19 @@ def test_amounts_agree_with_counting_moment_by_moment(tmp_path_factory: pytest.T
         _allocation(size, begin, None if lasts is None else (begin or 0) + lasts, f"f /me/a.py:{line}")
         for size, begin, lasts, line in rows
     ]
-    connection = _connected(tmp_path_factory.mktemp("m"), allocations=made)
+    found = _recorded(tmp_path_factory.mktemp("m"), allocations=made)
 
     def lives(row: dict[str, Any], time: float) -> bool:
         begun = row["allocated_ns"] is None or row["allocated_ns"] <= time
         return begun and (row["freed_ns"] is None or row["freed_ns"] > time)
 
     held = [sum(row["bytes"] for row in made if lives(row, time)) for time in (-1, *range(30))]
-    (found,) = memory(connection, [], limitations=[]).to_pylist()
-    assert found["peak_bytes"] == max(held)
-    assert found["end_bytes"] == held[-1]
-    at_peak = live_at_peak(connection, [], limitations=[])
-    assert sum(at_peak["bytes"].to_pylist()) == max(held)
-    by_site = sites(connection, [], limitations=[])
-    assert sum(by_site["bytes_at_peak"].to_pylist()) == max(held)
-    assert sum(by_site["end_bytes"].to_pylist()) == held[-1]
+    (row,) = found.summary.to_pylist()
+    assert row["peak_bytes"] == max(held)
+    assert row["end_bytes"] == held[-1]
+    assert sum(found.at_peak["bytes"].to_pylist()) == max(held)
+    assert sum(found.sites["bytes_at_peak"].to_pylist()) == max(held)
+    assert sum(found.sites["end_bytes"].to_pylist()) == held[-1]
 
 
 def _leaking(iterations: int, leak: int) -> list[dict[str, Any]]:
@@ -126,32 +124,30 @@ def test_a_leak_shows_as_growth_and_at_its_site(tmp_path: Path) -> None:
     marks = [
         {"iteration": number, "start_ns": (1 + number) * 10 * S, "end_ns": (2 + number) * 10 * S - 1} for number in range(5)
     ]
-    connection = _connected(tmp_path, allocations=_leaking(5, 2 * MIB), iterations=marks)
-    limitations: list[str] = []
-    (row,) = memory(connection, [], limitations=limitations).to_pylist()
+    found = _recorded(tmp_path, allocations=_leaking(5, 2 * MIB), iterations=marks)
+    (row,) = found.summary.to_pylist()
     assert row["growth_bytes_per_iteration"] == 4 * 2 * MIB
-    assert growth(connection, [], limitations=[])["change_bytes"].to_pylist() == [None, *[8 * MIB] * 4]
-    grown = {each["site"]: each["growth_bytes_per_iteration"] for each in sites(connection, [], limitations=[]).to_pylist()}
+    assert found.growth["change_bytes"].to_pylist() == [None, *[8 * MIB] * 4]
+    grown = {each["site"]: each["growth_bytes_per_iteration"] for each in found.sites.to_pylist()}
     assert grown.pop("keep /home/me/train.py:77") == 8 * MIB
     assert set(grown.values()) == {0}
-    assert limitations == []
+    assert found.caveats == ()
 
 
 def test_iterations_that_nothing_marks_are_inferred_from_what_recurs(tmp_path: Path) -> None:
-    connection = _connected(tmp_path, allocations=_leaking(6, 1 * MIB))
-    limitations: list[str] = []
-    (row,) = memory(connection, [], limitations=limitations).to_pylist()
+    found = _recorded(tmp_path, allocations=_leaking(6, 1 * MIB))
+    (row,) = found.summary.to_pylist()
     assert (row["iterations"], row["growth_bytes_per_iteration"]) == (5, 4 * MIB)
-    assert any("inferred from the allocations that recur" in each for each in limitations)
+    assert [caveat.code for caveat in found.caveats] == ["memory_iterations_inferred"]
 
 
 def test_without_order_in_the_allocations_growth_is_unknown(tmp_path: Path) -> None:
     chance = random.Random(5)
     made = [_allocation(chance.randrange(1, 1 << 30), chance.randrange(S), None) for _ in range(200)]
-    limitations: list[str] = []
-    (row,) = memory(_connected(tmp_path, allocations=made), [], limitations=limitations).to_pylist()
+    found = _recorded(tmp_path, allocations=made)
+    (row,) = found.summary.to_pylist()
     assert row["growth_bytes_per_iteration"] is None
-    assert any("growth is unknown" in each for each in limitations)
+    assert [caveat.code for caveat in found.caveats] == ["memory_growth_unknown"]
 
 
 @pytest.mark.parametrize(
@@ -175,9 +171,7 @@ def test_the_site_is_the_innermost_line_of_the_programs_own(stack: str | None, e
 def test_a_timeline_is_thinned_without_losing_its_peak(tmp_path: Path) -> None:
     chance = random.Random(2)
     made = [_allocation(chance.randrange(1, 1000), begin, begin + chance.randrange(1, 400)) for begin in range(1, 4000)]
-    connection = _connected(tmp_path, allocations=made)
-    full = timeline(connection, [], limitations=[], points=100_000)
-    thin = timeline(connection, [], limitations=[], points=200)
+    full, thin = (_recorded(tmp_path / str(points), points=points, allocations=made).timeline for points in (100_000, 200))
     assert full.num_rows == 2 * len(made)
     assert thin.num_rows <= 200
     assert max(thin["allocated_bytes"].to_pylist()) == max(full["allocated_bytes"].to_pylist())
@@ -193,22 +187,20 @@ def test_a_traces_memory_events_have_totals_and_no_sites(tmp_path: Path) -> None
         for kind in ("cuda", "cpu")
     ]
     marks = [{"iteration": number, "start_ns": 2 * number + 1, "end_ns": 2 * number + 2} for number in range(2)]
-    connection = _connected(tmp_path, memory_events=events, iterations=marks)
-    limitations: list[str] = []
-    (row,) = memory(connection, [], limitations=limitations).to_pylist()
+    found = _recorded(tmp_path, memory_events=events, iterations=marks)
+    (row,) = found.summary.to_pylist()
     assert (row["source"], row["peak_bytes"], row["peak_ns"], row["end_bytes"]) == ("kineto", 50, 2, 30)
     assert (row["peak_reserved_bytes"], row["fragmentation"], row["growth_bytes_per_iteration"]) == (128, None, -20)
-    assert sites(connection, [], limitations=[]).num_rows == 0
-    assert live_at_peak(connection, [], limitations=[]).num_rows == 0
-    assert any("need a memory snapshot" in each for each in limitations)
+    assert found.sites.num_rows == 0
+    assert found.at_peak.num_rows == 0
+    assert [caveat.code for caveat in found.caveats] == ["memory_without_snapshot"]
 
 
 def test_the_difference_of_two_names_what_grew_what_went_and_what_came(tmp_path: Path) -> None:
     before = [_allocation(100, 1, None, "a /me/x.py:1"), _allocation(50, 1, None, "b /me/x.py:2")]
     after = [_allocation(100, 1, None, "a /me/x.py:1")] * 4 + [_allocation(20, 1, None, "c /me/x.py:3")]
     first, second = (
-        sites(_connected(tmp_path / name, allocations=rows), [], limitations=[])
-        for name, rows in (("before", before), ("after", after))
+        _recorded(tmp_path / name, allocations=rows).sites for name, rows in (("before", before), ("after", after))
     )
     rows = difference(first, second).to_pylist()
     assert [
@@ -221,15 +213,15 @@ def test_the_difference_of_two_names_what_grew_what_went_and_what_came(tmp_path:
 
 
 def test_nothing_recorded_is_an_empty_answer(tmp_path: Path) -> None:
-    connection = connect([])
-    for question in (memory, timeline, growth, sites, live_at_peak):
-        assert question(connection, [], limitations=[]).num_rows == 0
+    found = memory_tables(connect([]))
+    for name in ("summary", "timeline", "growth", "sites", "at_peak", "over_time"):
+        assert getattr(found, name).num_rows == 0
 
 
 def test_a_real_snapshot_has_six_even_iterations_and_megatrons_own_sites(captures: Path) -> None:
     """Recorded from before the model was built, six iterations of four micro-batches, without a leak."""
     with Run(captures / "memory" / "tp2_dp2") as run:
-        (row,), found, limitations = run.memory().to_pylist(), run.memory_sites().to_pylist(), run.limitations
+        (row,), found, caveats = run.memory().to_pylist(), run.memory_sites().to_pylist(), run.caveats("memory")
     assert (row["rank"], row["iterations"], row["growth_bytes_per_iteration"]) == (0, 5, 0)
     assert 5.9e9 < row["peak_bytes"] <= row["peak_reserved_bytes"] < 6.5e9
     assert 0 < row["fragmentation"] < 1
@@ -239,4 +231,4 @@ def test_a_real_snapshot_has_six_even_iterations_and_megatrons_own_sites(capture
     buffers = [each for each in found if "param_and_grad_buffer.py" in each["site"]]
     # Gradients in fp32 and weights in bf16 of the same parameters.
     assert sorted(each["end_bytes"] for each in buffers)[-1] == pytest.approx(1.068e9, rel=1e-3)
-    assert any("inferred" in each for each in limitations)
+    assert "memory_iterations_inferred" in {caveat.code for caveat in caveats}

@@ -12,8 +12,7 @@ import pytest
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Thresholds
-from bridge_profiling.analysis.ncu_command import ncu_command
-from bridge_profiling.analysis.ncu_filter import kernel_filter
+from bridge_profiling.analysis.findings.ncu import kernel_filter, ncu_command
 from bridge_profiling.manifest import Manifest, RankCapture
 from bridge_profiling.traces.types import RankInfo
 from tests.analysis.findings.simulated_jobs import Here
@@ -64,7 +63,7 @@ def test_our_own_entry_point_gets_its_profilers_switched_off():
 def test_a_command_that_is_not_known_is_not_made_up(given):
     found = made(given=given)
     assert found.command.endswith(" <your command>")
-    assert any("does not say with which command" in note for note in found.notes)
+    assert any("does not record its command" in note for note in found.notes)
 
 
 RUN = ["python", "-u", "-m", "bridge_profiling.easy.start", "--profiler", "torch", "--steps", "3:8", "--ranks", "all"]
@@ -160,7 +159,7 @@ def test_of_several_ranks_one_starts_ncu_and_the_others_what_they_always_start(t
 def test_across_hosts_the_launcher_is_the_users(hosts):
     found = made(rank=9, world_size=16, hosts=hosts, given=manifest(["python", "t.py"]))
     assert found.command.startswith("<your launcher")
-    assert any("as the training was started" in note for note in found.notes)
+    assert any("as you start the training" in note for note in found.notes)
 
 
 def test_a_finding_of_a_real_capture_carries_it(tmp_path):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.ranks.pipeline import pipeline, pipeline_by_rank
 from tests.analysis.simulated_runs import MS, SimulatedRun, one_forward_one_backward
 
 
@@ -31,8 +30,8 @@ def _pipelines(
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 8), (4, 2), (3, 12)])
 def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path: Path, stages: int, microbatches: int) -> None:
-    connection, infos = _pipelines(stages, microbatches).write(tmp_path)
-    found = pipeline(connection, infos, limitations=[]).to_pylist()
+    asked = _pipelines(stages, microbatches).captured(tmp_path)
+    found = asked.pipeline().to_pylist()
     ideal = (stages - 1) / (microbatches + stages - 1)
     assert [row["stage"] for row in found] == list(range(stages))
     for row in found:
@@ -48,8 +47,8 @@ def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path: Path, stage
 
 
 def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_steady_phase(tmp_path: Path) -> None:
-    connection, infos = _pipelines(2, 8, forward_ns=[1 * MS, int(1.5 * MS)]).write(tmp_path)
-    light, heavy = pipeline(connection, infos, limitations=[]).to_pylist()
+    asked = _pipelines(2, 8, forward_ns=[1 * MS, int(1.5 * MS)]).captured(tmp_path)
+    light, heavy = asked.pipeline().to_pylist()
     assert heavy["excess_compute_us"] == pytest.approx(6000, rel=0.01)
     assert light["bubble_fraction"] > light["ideal_bubble_fraction"] + 0.1
     assert light["steady_us"] > 6000
@@ -57,26 +56,24 @@ def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_ste
 
 
 def test_the_microbatches_given_win_over_those_counted(tmp_path: Path) -> None:
-    connection, infos = _pipelines(2, 4).write(tmp_path)
-    assert {
-        row["microbatches"] for row in pipeline_by_rank(connection, infos, limitations=[], microbatches=16).to_pylist()
-    } == {16}
+    asked = _pipelines(2, 4).captured(tmp_path)
+    assert set(asked.ask("pipeline_by_rank", microbatches=16)["microbatches"].to_pylist()) == {16}
 
 
 def test_stages_that_are_not_captured_are_named(tmp_path: Path) -> None:
-    connection, infos = _pipelines(3, 6).write(tmp_path, ranks=[0, 3])
-    limitations: list[str] = []
-    (row,) = pipeline(connection, infos, limitations=limitations).to_pylist()
+    asked = _pipelines(3, 6).captured(tmp_path, ranks=[0, 3])
+    (row,) = asked.pipeline().to_pylist()
     assert (row["stage"], row["stages"], row["ranks"]) == (0, 3, [0, 3])
     assert row["bubble_us"] > 0
-    assert any("pipeline stages 1, 2 are not captured" in each for each in limitations)
+    (caveat,) = [each for each in asked.caveats("pipeline") if each.code == "stages_not_captured"]
+    assert "stages 1, 2" in caveat.text
 
 
 def test_a_run_without_a_pipeline_has_no_stages(tmp_path: Path) -> None:
     run = SimulatedRun(2)
     run.iterate(2, lambda _: run.meet([0, 1]))
-    connection, infos = run.write(tmp_path)
-    assert pipeline(connection, infos, limitations=[]).num_rows == 0
+    asked = run.captured(tmp_path)
+    assert asked.pipeline().num_rows == 0
 
 
 def test_real_stages_wait_for_one_another_about_as_long_as_the_schedule_says(captures: Path) -> None:

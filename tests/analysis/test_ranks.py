@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.ranks.ranks import ranks, start_skew, straggler, waits
-from bridge_profiling.analysis.ranks.stragglers import verdict
+from bridge_profiling.analysis.ranks.ranks import verdict
 from tests.analysis.simulated_runs import MS, SimulatedRun
 
 Slowness = Callable[[int], dict[int, int]]
@@ -33,10 +32,13 @@ def _training(slow: Slowness, *, count: int = 10, ranks: int = 4, seed: int = 3,
     return run
 
 
-def _judged(run: SimulatedRun, folder: Path, limitations: list[str] | None = None) -> tuple[str, list[dict[str, Any]]]:
-    connection, infos = run.write(folder)
-    found = straggler(connection, infos, limitations=[] if limitations is None else limitations)
+def _judged(run: SimulatedRun, folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    found = run.captured(folder).stragglers()
     return verdict(found), found.to_pylist()
+
+
+def _codes(run: Run, question: str) -> set[str]:
+    return {caveat.code for caveat in run.caveats(question)}
 
 
 def test_the_matrix_names_the_rank_that_came_last(tmp_path: Path) -> None:
@@ -48,8 +50,8 @@ def test_the_matrix_names_the_rank_that_came_last(tmp_path: Path) -> None:
         run.meet(range(3))
 
     run.iterate(2, step, first=100)
-    connection, infos = run.write(tmp_path)
-    assert waits(connection, infos, limitations=[]).to_pylist() == [
+    asked = run.captured(tmp_path)
+    assert asked.waits().to_pylist() == [
         {"iteration": number, "rank": rank, "waits_for": 1, "wait_us": wait, "operations": 1}
         for number in (100, 101)
         for rank, wait in ((0, 4000.0), (2, 3000.0))
@@ -86,9 +88,9 @@ def test_a_slow_rank_is_found_through_one_that_waits_for_it(tmp_path: Path) -> N
         run.meet(range(4), group="DP")
 
     run.iterate(6, step)
-    connection, infos = run.write(tmp_path)
-    assert {row["waits_for"] for row in waits(connection, infos, limitations=[]).to_pylist() if row["rank"] == 0} == {3}
-    slowest = {row["rank"] for row in ranks(connection, infos, limitations=[]).to_pylist() if row["place"] == "slowest"}
+    asked = run.captured(tmp_path)
+    assert {row["waits_for"] for row in asked.waits().to_pylist() if row["rank"] == 0} == {3}
+    slowest = {row["rank"] for row in asked.ranks().to_pylist() if row["place"] == "slowest"}
     assert slowest == {2}
 
 
@@ -112,10 +114,11 @@ def test_a_host_of_slow_ranks_is_stable_though_they_take_turns_in_being_slowest(
 
 
 def test_with_two_iterations_nothing_is_certain(tmp_path: Path) -> None:
-    limitations: list[str] = []
-    word, rows = _judged(_training(lambda _: {1: 3 * MS}, count=2), tmp_path, limitations)
+    asked = _training(lambda _: {1: 3 * MS}, count=2).captured(tmp_path)
+    found = asked.stragglers()
+    word, rows = verdict(found), found.to_pylist()
     assert (word, rows[0]["rank"], rows[0]["confidence"]) == ("stable", 1, "low")
-    assert any("with 2 iterations captured" in each for each in limitations)
+    assert "few_iterations_of_ranks" in _codes(asked, "stragglers")
 
 
 def test_boundary_iterations_do_not_count_where_three_others_are_captured(tmp_path: Path) -> None:
@@ -128,11 +131,10 @@ def test_boundary_iterations_do_not_count_where_three_others_are_captured(tmp_pa
 
 def test_one_rank_cannot_be_compared(tmp_path: Path) -> None:
     run = _training(lambda _: {})
-    connection, infos = run.write(tmp_path, ranks=[2])
-    limitations: list[str] = []
-    found = straggler(connection, infos, limitations=limitations)
+    asked = run.captured(tmp_path, ranks=[2])
+    found = asked.stragglers()
     assert verdict(found) == "unknown"
-    assert any("fewer than two ranks" in each for each in limitations)
+    assert "ranks_not_comparable" in _codes(asked, "stragglers")
 
 
 def test_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_path: Path) -> None:
@@ -140,19 +142,18 @@ def test_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_pat
     for rank in range(4):
         for row in run.operations[rank]:
             row |= {"group_name": None, "group_ranks": None, "group": None}
-    connection, infos = run.write(tmp_path)
-    limitations: list[str] = []
-    rows = ranks(connection, infos, limitations=limitations).to_pylist()
+    asked = run.captured(tmp_path)
+    rows = asked.ranks().to_pylist()
     assert {(row["own_us"], row["place"]) for row in rows} == {(None, None)}
     assert {row["compute_us"] > 19_000 for row in rows} == {True}
-    assert verdict(straggler(connection, infos, limitations=limitations)) == "unknown"
-    assert any("whether they are slow cannot be told" in each for each in limitations)
+    assert verdict(asked.stragglers()) == "unknown"
+    assert "waiting_of_rank_unknown" in _codes(asked, "ranks")
 
 
 def test_a_capture_that_starts_late_is_not_a_late_rank(tmp_path: Path) -> None:
     run = _training(lambda _: {2: 3 * MS}, offsets_ns={1: 77 * MS})
-    connection, infos = run.write(tmp_path, skip={3: 8})
-    rows = start_skew(connection, infos, limitations=[]).to_pylist()
+    asked = run.captured(tmp_path, skip={3: 8})
+    rows = asked.start_skew().to_pylist()
     assert rows[3]["capture_start_us"] > 80_000
     assert rows[1]["capture_start_us"] < 1000
     assert rows[1]["clock_offset_us"] == pytest.approx(-77_000, abs=1)
@@ -169,18 +170,17 @@ def test_waiting_beside_compute_is_own_time(tmp_path: Path) -> None:
         run._device(0, "compute", begin, begin + 6 * MS, None)
 
     run.iterate(3, step)
-    connection, infos = run.write(tmp_path)
-    waiting = {row["waiting_us"] for row in ranks(connection, infos, limitations=[]).to_pylist() if row["rank"] == 0}
+    asked = run.captured(tmp_path)
+    waiting = {row["waiting_us"] for row in asked.ranks().to_pylist() if row["rank"] == 0}
     assert waiting == {4000}
 
 
 def test_captures_without_iterations_are_compared_as_wholes(tmp_path: Path) -> None:
     run = _training(lambda _: {0: 3 * MS})
-    connection, infos = run.write(tmp_path, marked=False)
-    limitations: list[str] = []
-    rows = ranks(connection, infos, limitations=limitations).to_pylist()
+    asked = run.captured(tmp_path, marked=False)
+    rows = asked.ranks().to_pylist()
     assert [(row["iteration"], row["place"]) for row in rows if row["rank"] == 0] == [(None, "slowest")]
-    assert any("compared as wholes" in each for each in limitations)
+    assert "iterations_not_marked" in _codes(asked, "ranks")
 
 
 @pytest.mark.parametrize(("name", "expected"), [("tp2_dp2", {1, 3}), ("plant_straggler", {2})])

@@ -61,11 +61,11 @@ def test_piped_it_is_plain_text_with_every_number_in_its_place(analyze: Analyze)
     assert "\x1b" not in done.stdout
     assert not set("│┃━─") & set(done.stdout)
     lines = done.stdout.splitlines()
-    device = lines.index("device time over the whole capture, ms")
+    device = lines.index("Device time over the whole capture, ms")
     assert lines[device + 1].split()[:5] == ["rank", "span", "busy", "idle", "compute"]
     assert lines[device + 2].split()[:5] == ["0", "1.25", "0.50", "0.75", "0.50"]
     (gemm,) = (line for line in lines if line.endswith("my_gemm_kernel"))
-    assert gemm.split() == ["compute", "2", "0.50", "100.0%", "250.0", "250.0", "250.0", "my_gemm_kernel"]
+    assert gemm.split() == ["compute", "2", "0.50", "100%", "250.0", "250.0", "250.0", "my_gemm_kernel"]
     assert any("only 2 iterations were captured" in line for line in lines)
 
 
@@ -73,10 +73,10 @@ def test_a_rank_on_a_cpu_has_iterations_and_no_device_that_was_idle(analyze: Ana
     write(tmp_path / "run" / "rank-1.json.gz", 1, device=False)
     done = analyze("run")
     lines = done.stdout.splitlines()
-    typical = lines.index("a typical iteration, ms")
+    typical = lines.index("A typical iteration, ms")
     on_device, on_cpu = (line.split() for line in lines[typical + 2 : typical + 4])
     assert on_device[:3] == ["0", "0.90", "0.25"]
-    assert on_cpu[:8] == ["1", "0.90", *"------"]
+    assert on_cpu[:8] == ["1", "0.90", *"––––––"]
     assert any("no work on a device was recorded of rank 1: not compared" in line for line in lines)
 
 
@@ -207,7 +207,7 @@ def test_work_of_more_than_a_second_shows_its_progress(captures: Path, tmp_path:
     assert {"1", "2", "3"} & set(counts)
     assert "captures" in shown
     # The bar's line is erased before the first table.
-    assert shown.index("\x1b[2K", shown.rindex("captures")) < shown.index("device time")
+    assert shown.index("\x1b[2K", shown.rindex("captures")) < shown.index("Device time")
 
 
 @pytest.mark.system
@@ -221,5 +221,5 @@ def test_the_whole_of_the_real_captures_can_be_shown(captures: Path, tmp_path: P
         )
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
-        expected = "memory, MiB" if folder.startswith("memory") else "kernels of all ranks, 10 of"
+        expected = "Device memory" if folder.startswith("memory") else "Kernels of all ranks"
         assert expected in done.stdout

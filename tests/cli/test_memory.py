@@ -32,14 +32,14 @@ def test_the_peak_what_was_live_at_it_and_growth(snapshot: Path, tmp_path: Path)
     done = _memory(tmp_path, snapshot, "-o", "memory.html")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "rank 0 held 5.61 GiB at its peak, 5.92 GiB reserved of the device."
+    assert lines[0] == "Rank 0 peaks at 5.61 GiB; at most 5.92 GiB reserved."
     assert "megatron/core/fusions/fused_softmax.py:335: 1.00 GiB" in lines[1]
     assert lines[2] == "It does not grow from one iteration to the next."
     picture = next(line for line in lines if "█" in line)
     assert "▃" in picture
     assert any("param_and_grad_buffer.py:803" in line for line in lines)
     page = (tmp_path / "memory.html").read_text()
-    assert "rank 0 held 5.61 GiB at its peak" in page
+    assert "Rank 0 peaks at 5.61 GiB" in page
     assert 'data-figure="over-time"' in page
 
 

@@ -76,4 +76,26 @@ def test_a_capture_that_cannot_be_read_is_named_and_the_others_are_judged(report
     assert done.returncode == 1
     assert "rank-1.json.gz" in done.stderr
     assert "An iteration takes" in done.stdout
-    assert (tmp_path / "report.html").exists()
+    assert "rank-1.json.gz" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("run", ["x.txt", "broken"])
+def test_a_run_of_which_nothing_can_be_read_leaves_the_last_page(report: Report, tmp_path: Path, run: str) -> None:
+    (tmp_path / "report.html").write_text("the last page")
+    (tmp_path / "x.txt").write_text("no trace")
+    write(tmp_path / "broken" / "rank-0.json.gz", 0, cut=60)
+    done = report(run)
+    assert done.returncode == 1
+    assert (tmp_path / "report.html").read_text() == "the last page"
+    assert done.stdout == ""
+    assert done.stderr.count("error: ") == 1
+
+
+def test_of_several_runs_the_one_shown_is_named_first(report: Report, tmp_path: Path) -> None:
+    for name in ("older", "newer"):
+        write(tmp_path / "runs" / name / "rank-0.json.gz", 0)
+    os.utime(tmp_path / "runs" / "older" / "rank-0.json.gz", (1, 1))
+    done = report("runs")
+    assert "newer" in done.stdout.splitlines()[0]
+    page = (tmp_path / "report.html").read_text()
+    assert page.index("newer") < page.index('id="verdict"'), "a notice above the verdict"

@@ -8,7 +8,7 @@ from typing import Any
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.analysis.findings import Confidence, Finding
 from bridge_profiling.manifest import Manifest, RankCapture
-from bridge_profiling.report.answers import Summary
+from bridge_profiling.report.verdict import Summary
 from bridge_profiling.traces.types import RankInfo
 from bridge_profiling.typed_json import read_typed
 
@@ -51,8 +51,8 @@ def summary(rows: list[dict[str, Any]], findings: list[Finding] | None = None, *
         RankInfo(rank=each["rank"], rank_source="trace", source="kineto", files=[f"rank-{each['rank']}.json"], world_size=world)
         for each in rows
     ]
-    usual: dict[str, Any] = {"manifests": [], "limitations": [], "errors": []}
-    return Summary(path=Path("run7"), source="kineto", infos=infos, budget=rows, findings=findings or [], **(usual | known))
+    usual: dict[str, Any] = {"infos": infos, "manifests": [], "limitations": [], "errors": []}
+    return Summary(path=Path("run7"), source="kineto", attribution=rows, findings=findings or [], **(usual | known))
 
 
 def manifest(rank: int, profiled_ms: list[int], plain_ms: list[int]) -> RankCapture:

@@ -44,9 +44,9 @@ def test_what_is_as_fast_as_alone_is_not_said_to_fall_short():
 
 
 def test_a_reason_is_said_once_however_many_groups_have_it():
-    other = ROW | NOTHING | {"compared_count": 0, "reason": "8 ranks were measured, and the group has 2"}
+    other = ROW | NOTHING | {"compared_count": 0, "reason": "8 ranks were measured, but the group has 2"}
     lines = bench_comparison.sentences(comparison(other, other | {"group_name": "16"}))
-    assert [line.strip() for line in lines[1:]] == ["not compared: 8 ranks were measured, and the group has 2"]
+    assert [line.strip() for line in lines[1:]] == ["not compared: 8 ranks were measured, but the group has 2"]
 
 
 def test_a_file_with_nothing_that_fits_says_so():
@@ -63,10 +63,10 @@ def test_paces_are_beside_the_iteration():
 
 
 def test_the_page_has_a_row_for_each_group_and_why_it_is_not_compared():
-    other = ROW | NOTHING | {"compared_count": 0, "reason": "gloo was measured, and nccl captured"}
+    other = ROW | NOTHING | {"compared_count": 0, "reason": "gloo was measured, but nccl captured"}
     section = bench_comparison.page_section(comparison(ROW, other))
     assert [row[:3] for row in section["communication"].rows] == [
         ["all_reduce", "tensor model parallel group, ranks 0-1", share] for share in ("43%", "–")
     ]
-    assert section["not_compared"] == ["gloo was measured, and nccl captured"]
+    assert section["not_compared"] == ["gloo was measured, but nccl captured"]
     assert bench_comparison.page_section(None) == {}

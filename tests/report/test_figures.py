@@ -11,12 +11,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from bridge_profiling.analysis.compare.statistics import Change
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.report.figures.budget import PARTS, budget_figure
-from bridge_profiling.report.figures.communication import by_group, communication_figure
-from bridge_profiling.report.figures.iterations import MOST_ROWS, iterations_figure
-from bridge_profiling.report.figures.style import COLOURS
-from bridge_profiling.report.figures.waits import MOST_RANKS, wait_matrix, waits_figure
+from bridge_profiling.report.figures import (
+    COLORS,
+    MOST_RANKS,
+    MOST_ROWS,
+    PARTS,
+    attribution_figure,
+    by_group,
+    change_figure,
+    communication_figure,
+    iterations_figure,
+    wait_matrix,
+    waits_figure,
+)
 from bridge_profiling.report.notebook import FIGURES, table_html
 from bridge_profiling.run import Run
 from tests.report.summaries import MS, row
@@ -24,15 +33,15 @@ from tests.report.summaries import MS, row
 
 def test_a_part_has_the_same_colour_in_every_figure() -> None:
     rows = [row(0, communication_us=20 * MS, waiting_us=10 * MS)]
-    colours = {trace["name"]: trace["marker"]["color"] for trace in budget_figure(rows)["data"]}
-    assert colours == {PARTS[f"{part}_us"][0]: COLOURS[part] for part in ("compute", "communication", "waiting")}
+    colours = {trace["name"]: trace["marker"]["color"] for trace in attribution_figure(rows)["data"]}
+    assert colours == {PARTS[f"{part}_us"][0]: COLORS[part] for part in ("compute", "communication", "waiting")}
     bars = communication_figure([{"label": "x", "transfer_us": 1.0, "wait_us": 2.0}])["data"]
-    assert [bar["marker"]["color"] for bar in bars] == [COLOURS["communication"], COLOURS["waiting"]]
+    assert [bar["marker"]["color"] for bar in bars] == [COLORS["communication"], COLORS["waiting"]]
 
 
 def test_bars_of_the_budget_add_up_to_the_iteration() -> None:
     rows = [row(0, duration_us=80 * MS, data_loading_us=30 * MS), row(1, data_loading_us=10 * MS)]
-    drawn = budget_figure(rows)["data"]
+    drawn = attribution_figure(rows)["data"]
     assert [sum(values) for values in zip(*(trace["x"] for trace in drawn), strict=True)] == [80.0, 100.0]
 
 
@@ -108,7 +117,7 @@ def test_every_answer_shows_as_a_plotly_figure(run_of, captures: Path) -> None:
     assert "stream 7" in timeline.layout.yaxis.ticktext
     with pytest.raises(ProfilingConfigError, match="iteration 99 was not captured"):
         run.figure("timeline", iteration=99)
-    with pytest.raises(ProfilingConfigError, match="Type one of budget"):
+    with pytest.raises(ProfilingConfigError, match="Type one of attribution"):
         run.figure("pie")
     with pytest.raises(ProfilingConfigError, match="no memory"):
         run.figure("memory")
@@ -122,6 +131,21 @@ def test_memory_is_drawn_by_site_whose_areas_are_what_was_allocated(run_of, capt
     top = max(sum(values) for values in zip(*(trace.y for trace in areas), strict=True))
     assert top * 2**20 == pytest.approx(run.memory().to_pylist()[0]["peak_bytes"], rel=1e-4)
     assert any("/core/optimizer/" in trace.name for trace in areas)
+
+
+def test_a_waterfall_shows_small_changes() -> None:
+    """From zero, a change of 1% would be invisible."""
+    parts = {"compute_us": _change(900.0, 905.0), "idle_us": _change(100.0, 105.0)}
+    drawn = change_figure(parts, _change(1000.0, 1010.0), ("base", "other"), {"compute_us": "compute", "idle_us": "idle"})
+    low, high = drawn["layout"]["xaxis"]["range"]
+    assert 0.98 < low < 1.0
+    assert 1.01 < high < 1.03
+    (trace,) = drawn["data"]
+    assert trace["x"] == [1.0, 0.005, 0.005, 1.01]
+
+
+def _change(base: float, other: float) -> Change:
+    return Change(base, other)
 
 
 def test_names_in_a_notebooks_table_are_text() -> None:

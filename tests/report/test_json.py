@@ -59,10 +59,13 @@ def test_the_top_level(document: dict) -> None:
         "bench",
         "findings",
         "limitations",
+        "caveats",
     ]
     assert document["schema_version"] == 1
     assert isinstance(document["findings"], list)
     assert all(isinstance(sentence, str) for sentence in document["limitations"])
+    assert all(set(caveat) == {"code", "text", "ranks", "file"} for caveat in document["caveats"])
+    assert {tuple(each["ranks"]) for each in document["caveats"] if each["code"] == "few_iterations"} <= {(0, 1, 2, 3)}
 
 
 def test_every_rank_has_its_fields(document: dict, captures: Path) -> None:

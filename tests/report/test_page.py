@@ -14,13 +14,14 @@ import pytest
 
 from bridge_profiling.analysis.findings import Event
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.report import rank_choice
-from bridge_profiling.report.html import write_page
+from bridge_profiling.report.findings_view import Pictures
+from bridge_profiling.report.run_view import NAMED_RANKS, ranks_to_show
+from bridge_profiling.report.timeline import Timeline
 from bridge_profiling.run import Run
 from bridge_profiling.traces.types import RankInfo
 from tests.analysis.simulated_runs import MS, SimulatedRun
 from tests.cli.test_analyze import write
-from tests.report.summaries import finding
+from tests.report.summaries import finding, row, summary
 from tests.traces.kineto_files import call, complete, document, kernel, write_ranks_called
 
 RunOf = Callable[..., Run]
@@ -33,7 +34,7 @@ def _data(text: str) -> dict[str, Any]:
 
 
 def _page(run: Run, folder: Path) -> str:
-    write_page(run, folder / "report.html")
+    run.report(folder / "report.html")
     return (folder / "report.html").read_text(encoding="utf-8")
 
 
@@ -59,7 +60,7 @@ def test_numbers_on_the_page_are_the_analysis(run_of: RunOf, captures: Path, tmp
     figures = _data(text)["figures"]
     budget = {row["rank"]: row for row in run.attribution().to_pylist()}
     for trace in figures["budget"]["cause"]["data"]:
-        if trace["name"] == "host late to launch":
+        if trace["name"] == "host launch delay":
             assert trace["x"] == [pytest.approx(budget[rank]["host_launch_us"] / 1e3, abs=1e-3) for rank in range(4)]
     kernels = run.kernels(by_rank=False).to_pylist()
     assert f">{kernels[0]['total_us'] / 1e3:,.2f}<" in text
@@ -93,7 +94,7 @@ def test_names_of_kernels_ranges_and_files_are_text(run_of: RunOf, tmp_path: Pat
 def test_what_was_not_captured_is_said_in_place_of_an_empty_picture(run_of: RunOf, tmp_path: Path) -> None:
     write(tmp_path / "run" / "rank-0.json.gz", 0)
     text = _page(run_of(tmp_path / "run"), tmp_path)
-    assert "One rank was captured: whom it waits for cannot be seen" in text
+    assert "Waiting between ranks needs captures of several ranks" in text
     assert "No communication was captured" in text
     assert "No memory was recorded" in text
     assert set(_data(text)["figures"]) >= {"budget", "iterations"}
@@ -117,7 +118,7 @@ def test_a_capture_with_nothing_to_draw_has_a_page(run_of: RunOf, tmp_path: Path
     trace = document(events, distributedInfo={"rank": 0})
     (tmp_path / "run" / "rank-0.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
     text = _page(run_of(tmp_path / "run"), tmp_path)
-    assert "No device work was captured that could be drawn" in text
+    assert "No device work to draw was captured" in text
     assert _data(text)["timeline"] is None
 
 
@@ -125,8 +126,28 @@ def test_a_capture_that_cannot_be_read_is_named(run_of: RunOf, tmp_path: Path) -
     write(tmp_path / "run" / "rank-0.json.gz", 0)
     write(tmp_path / "run" / "rank-1.json.gz", 1, cut=60)
     text = _page(run_of(tmp_path / "run"), tmp_path)
-    assert "Could not be read" in text
+    assert "Captures that could not be read" in text
     assert "rank-1.json.gz" in text
+
+
+def test_a_page_of_memory_alone_names_no_profiler_of_time(run_of: RunOf, captures: Path, tmp_path: Path) -> None:
+    text = _page(run_of(captures / "memory" / "tp2_dp2"), tmp_path)
+    facts = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", text)
+    assert facts[:2] == [("ranks", "1"), ("captured by", "memory snapshot")]
+    assert "These captures hold memory only." in text
+
+
+def test_ranks_in_a_picture_have_the_median_of_the_table(run_of: RunOf, tmp_path: Path) -> None:
+    """Of an even number of iterations it is the mean of the middle two, so that rank 1 is the slower one here."""
+    rows = [
+        {"rank": rank, "compute_us": value * 1_000.0, "own_us": 0.0}
+        for rank, values in ((0, (1, 9)), (1, (6, 6)))
+        for value in values
+    ]
+    pictures = Pictures(summary([row(0), row(1)]), rows, [], [], [], Timeline({}, {}, None, {}, 0), {})
+    drawn = pictures.of(finding(id="straggler_compute", ranks=[1]))
+    assert drawn is not None
+    assert drawn[0]["data"][0]["x"] == [5.0, 6.0]
 
 
 @pytest.mark.system
@@ -136,17 +157,17 @@ def test_hundreds_of_ranks_are_aggregated_and_the_slow_one_has_a_row(run_of: Run
     data = _data(text)
     bars = data["figures"]["budget"]["cause"]["data"][0]["y"]
     assert bars[0] == "all ranks, mean of 96"
-    assert len(bars) == 1 + rank_choice.NAMED_RANKS
+    assert len(bars) == 1 + NAMED_RANKS
     assert any(label.startswith("rank 95") for label in bars)
-    assert len(data["timeline"]["pictures"]["10"]) == rank_choice.NAMED_RANKS
-    assert "5% of the ranks below" in text
+    assert len(data["timeline"]["pictures"]["10"]) == NAMED_RANKS
+    assert "5% of ranks below" in text
     assert len(data["figures"]["waits"]["waits"]["data"][0]["x"]) == 32
     assert re.search(r"The 32 ranks of 96 that wait", text)
 
 
 def test_few_ranks_all_have_rows() -> None:
     infos = [RankInfo(rank=rank, rank_source="trace", source="kineto", files=[]) for rank in range(64)]
-    assert rank_choice.worth_showing(infos, [], []) == list(range(64))
+    assert ranks_to_show(summary([], infos=infos)) == list(range(64))
 
 
 def test_of_many_ranks_the_blamed_the_slow_and_one_of_each_stage_are_shown() -> None:
@@ -155,9 +176,11 @@ def test_of_many_ranks_the_blamed_the_slow_and_one_of_each_stage_are_shown() -> 
         for rank in range(1024)
     ]
     stragglers = [{"rank": rank} for rank in (700, 701, *(each for each in range(1024) if each not in (700, 701)))]
-    found = rank_choice.worth_showing(infos, [finding(ranks=[333]), finding(ranks=list(range(1024)))], stragglers)
+    found = ranks_to_show(
+        summary([], [finding(ranks=[333]), finding(ranks=list(range(1024)))], infos=infos, stragglers=stragglers)
+    )
     assert {333, 700, 701, 0, 256, 512, 768} <= set(found)
-    assert len(found) == rank_choice.NAMED_RANKS
+    assert len(found) == NAMED_RANKS
 
 
 def test_events_of_findings_lead_to_the_timeline(
@@ -166,7 +189,7 @@ def test_events_of_findings_lead_to_the_timeline(
     run = run_of(captures / "kineto" / "pp2_dp2")
     start = next(row for row in run.iterations().to_pylist() if row["rank"] == 2 and row["iteration"] == 10)["start_ns"]
     event = Event(2, "dataloader", 10, start + 30 * MS, 5_000.0)
-    monkeypatch.setattr(run, "findings", lambda thresholds: [finding(ranks=[2], events=[event])])
+    monkeypatch.setattr(run, "findings", lambda thresholds=None: [finding(ranks=[2], events=[event])])
     text = _page(run, tmp_path)
     (place,) = re.findall(r'data-rank="2" data-iteration="10" data-start="([\d.]+)" data-end="([\d.]+)"', text)
     assert float(place[1]) - float(place[0]) == pytest.approx(5)
@@ -182,5 +205,5 @@ def test_a_page_that_cannot_be_written_says_what_to_type(run_of: RunOf, tmp_path
     write(tmp_path / "run" / "rank-0.json.gz", 0)
     (tmp_path / "report.html").mkdir()
     with pytest.raises(ProfilingConfigError, match="Name another file with -o"):
-        write_page(run_of(tmp_path / "run"), tmp_path / "report.html")
+        run_of(tmp_path / "run").report(tmp_path / "report.html")
     assert not list(tmp_path.glob(".report.html*"))

@@ -86,11 +86,12 @@ def context(chromium: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def show(context: BrowserContext) -> Callable[[Path], Page]:
+def show(context: BrowserContext) -> Callable[..., Page]:
     """Opens a page, and waits until it has drawn everything. Its errors and requests are in `page.errors`, `page.requests`."""
 
-    def show(path: Path) -> Page:
+    def show(path: Path, width: int = _LAPTOP["width"]) -> Page:
         page = context.new_page()
+        page.set_viewport_size({**_LAPTOP, "width": width})
         page.errors, page.requests = [], []  # type: ignore[attr-defined]
         page.on("pageerror", lambda error: page.errors.append(str(error)))
         page.on("console", lambda said: page.errors.append(said.text) if said.type == "error" else None)
@@ -142,8 +143,15 @@ def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(
     assert real_page.stat().st_size < 5_000_000
 
 
-def test_labels_do_not_overlap(real_page: Path, show: Callable[[Path], Page]) -> None:
-    page = show(real_page)
+@pytest.mark.parametrize("width", [_LAPTOP["width"], 420])
+def test_labels_do_not_overlap_and_nothing_sticks_out(real_page: Path, show: Callable[..., Page], width: int) -> None:
+    page = show(real_page, width)
+    sticking_out = page.evaluate(
+        """() => [...document.querySelectorAll("main *, header *")].filter((each) => !each.closest(".scroll, .hidden"))
+            .filter((each) => each.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+            .map((each) => each.tagName + " " + each.textContent.slice(0, 40))"""
+    )
+    assert sticking_out == []
     overlapping = page.evaluate(
         """() => [...document.querySelectorAll(".figure")].flatMap((figure) =>
             [".ytick text", ".xtick text", ".legendtext"].flatMap((kind) => {
@@ -251,6 +259,7 @@ def test_dark_and_light_and_the_systems_choice(real_page: Path, show: Callable[[
     page.locator("#theme").click()
     dark = page.evaluate(ground), page.evaluate(ink)
     assert page.get_attribute("#theme", "aria-pressed") == "true"
+    assert page.inner_text("#theme") == "Light", "what the next click changes to"
     assert light[0] != dark[0]
     assert light[1] != dark[1]
     if "PAGE_PICTURES" in os.environ:

@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,11 @@ def _manifest(root: Path, folder: str, rank: int, artifact: Path, **keys: object
     artifacts = [{"path": str(artifact.relative_to(root)), "bytes": 1}]
     content = {"rank": rank, "profilers": [{"name": "torch", "artifacts": artifacts}], "status": "complete", **keys}
     path.write_text(json.dumps(content))
+
+
+def test_discovery_imports_no_pyarrow() -> None:
+    code = "import sys, bridge_profiling.traces.discover, bridge_profiling.traces.types; sys.exit('pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def _found(root: Path) -> list[tuple[str, int, str, str]]:
@@ -132,6 +139,21 @@ def test_of_several_attempts_the_one_written_last_counts_and_that_is_said(tmp_pa
     assert caveat.code in WHICH_WINDOW
     assert "showing torch/iter-2-4.1, the newest; 4 older kineto captures skipped" in caveat.text
     assert {capture.path.parent.name for capture in find_run(tmp_path / "torch" / "iter-8-9").captures} == {"iter-8-9"}
+
+
+def test_two_runs_with_the_same_window_are_not_shown_as_one(tmp_path: Path) -> None:
+    for rank, name in enumerate(("first", "second")):
+        path = _trace(tmp_path / name / "torch" / "iter-2-4" / f"rank-{rank}.pt.trace.json.gz", rank)
+        _manifest(tmp_path / name, "iter-2-4", rank, path)
+        os.utime(path, (rank + 1, rank + 1))
+    run = find_run(tmp_path)
+    assert [capture.rank for capture in run.captures] == [1]
+    assert "showing second/torch/iter-2-4" in run.caveats[0].text
+    snapshot = tmp_path / "first" / "memory" / "rank-1.pickle"
+    snapshot.parent.mkdir()
+    snapshot.write_bytes(b"x")
+    _manifest(tmp_path / "first", "iter-2-4", 1, snapshot)
+    assert [caveat.code for caveat in find_run(tmp_path).caveats] == ["captures_skipped", "several_windows"]
 
 
 def test_several_cycles_of_one_rank_give_the_last(tmp_path: Path) -> None:

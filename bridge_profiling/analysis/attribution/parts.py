@@ -76,6 +76,12 @@ def steady(iterations: pa.Table) -> pa.Table:
     return inside if iterations.num_rows >= ENOUGH_ITERATIONS and inside.num_rows else iterations
 
 
+def steady_iterations(boundary: Mapping[int, bool], *, at_least: int = ENOUGH_ITERATIONS) -> list[int]:
+    """The iterations of several ranks that count: without boundary ones, or all of them if that leaves too few."""
+    inside = sorted(number for number, edge in boundary.items() if not edge)
+    return inside if len(inside) >= at_least else sorted(boundary)
+
+
 def typical_iteration(iterations: pa.Table) -> Answer:
     """One row per capture: the median of each time over its steady iterations, and how many they are.
 

@@ -1,30 +1,29 @@
-"""Whether two sides did the same work under the same conditions: what differs, and what that means for comparing them.
+"""Whether two sides did the same work under the same conditions: the differences, and their meaning for a comparison.
 
-From what captures and manifests say: layout, devices, versions, profiler and its options, window, work of an iteration, shapes
-of matrix products, bytes communicated. What neither side says is not compared.
+From captures and manifests: layout, devices, versions, profiler and its options, window, work per iteration, shapes of matrix
+products, bytes communicated. A property that one side does not record is not compared.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bridge_profiling.analysis.caveats import name_ranks
-from bridge_profiling.analysis.compare.events import Sides
-from bridge_profiling.analysis.compare.steps import RunSteps
-from bridge_profiling.analysis.run import Run
+from bridge_profiling.analysis.compare.events import Events
+from bridge_profiling.analysis.compare.steps import ComparedRun, Side
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
-#: What a difference concerns, the gravest first.
+#: Kinds of differences, the most serious first.
 WORK, CONDITIONS, MEASUREMENT = "work", "conditions", "measurement"
 
-#: Names and shapes shown of those that differ.
+#: Most different shapes shown.
 _SHOWN = 4
 
-#: Amounts of an iteration that differ by less are the same: a flag now and then is no other work.
+#: Amounts per iteration that differ by less are equal: an occasional flag is not different work.
 _SAME = 0.01
 
 #: Operators whose shapes are those of the model.
@@ -33,7 +32,7 @@ _PRODUCTS = re.compile(
     r"_scaled_dot_product_\w+|_cudnn_attention_forward)$"
 )
 
-#: How Megatron and torch call the groups whose sizes are the layout.
+#: Megatron's and torch's names of the groups whose sizes are the layout.
 _GROUPS = {
     "TENSOR_MODEL_PARALLEL_GROUP": "tp",
     "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
@@ -42,7 +41,7 @@ _GROUPS = {
     "EXPERT_MODEL_PARALLEL_GROUP": "ep",
 }
 
-#: Settings of a profile that say where and when, not how.
+#: Settings of a profile that do not change its cost.
 _PLACES = (
     "profile_step_start",
     "profile_step_end",
@@ -54,17 +53,20 @@ _PLACES = (
 )
 
 
+_WORDS = {"tokens": "tokens of an iteration", "model_flops": "model FLOPs of an iteration", "precision": "precision"}
+
+
 @dataclass(frozen=True)
 class Difference:
-    """Something that is not the same on both sides.
+    """Something that differs between the sides.
 
     Args:
-        topic: what: "layout", "torch".
-        concerns: `work` (other work is timed), `conditions` (the same work elsewhere or with other software) or `measurement`
-            (what the profiler adds differs).
-        base: how it is there.
-        other: how it is there.
-        means: what follows for the comparison.
+        topic: "layout", "torch".
+        concerns: `work` (different work is timed), `conditions` (the same work elsewhere or with other software) or
+            `measurement` (the profiler's cost differs).
+        base: value of the base.
+        other: value of the other side.
+        means: consequence for the comparison.
     """
 
     topic: str
@@ -74,71 +76,60 @@ class Difference:
     means: str
 
 
-_MEANS_WORK = "an iteration is not the same work: its duration may change for that reason alone"
-_MEANS_SPREAD = "the same work is spread over other ranks: compare the whole job's throughput, not a rank's time"
-_MEANS_CONDITIONS = "may be the cause of a change, and need not be what was meant to be compared"
-_MEANS_PROFILER = "profilers cost different amounts: trust iterations outside the window, and device times, before host times"
-_MEANS_WINDOW = "iterations of other ages are compared: caches, learning-rate warm-up and data may differ"
-_MEANS_RANKS = "only ranks that both sides captured are compared"
+_MEANS_WORK = "the work per iteration differs, which may explain a change of its duration"
+_MEANS_SPREAD = "the work is spread over different ranks: compare the throughput of the whole job, not the time of a rank"
+_MEANS_CONDITIONS = "may be the cause of a change without being the intended difference"
+_MEANS_PROFILER = "profilers have different costs: prefer iterations outside the window, and device times, to host times"
+_MEANS_WINDOW = "different iterations are compared: caches, learning-rate warm-up and data may differ"
+_MEANS_RANKS = "only ranks captured on both sides are compared"
 _MEANS_PARTIAL = "an incomplete capture may lack iterations and events"
+_MEANS_BYTES = "different tensors are communicated, or the same ones more or less often"
 
 
-def differences(
-    base: Sequence[Run],
-    other: Sequence[Run],
-    steps: tuple[Sequence[RunSteps | None], Sequence[RunSteps | None]],
-    communication: tuple[Sides, Sides],
-) -> list[Difference]:
-    """What differs, the gravest first: work, then conditions, then measurement.
+def differences(base: Side, other: Side, communication: tuple[Events, Events]) -> list[Difference]:
+    """All differences, the most serious first: work, then conditions, then measurement.
 
     Args:
-        base: the runs of one side.
-        other: the runs of the other.
-        steps: the iterations of each run that are compared.
-        communication: `compare_events.communication_sides` of each.
+        base: runs of one side.
+        other: runs of the other side.
+        communication: `events_of` each side.
     """
-    infos = [_infos(side) for side in (base, other)]
-    manifests = [[capture for run in side for capture in run.manifests] for side in (base, other)]
+    sides = (base, other)
+    infos = [[info for run, _ in side for info in run.infos] for side in sides]
+    manifests = [[capture for run, _ in side for capture in run.manifests] for side in sides]
+
+    def of_infos(topic: str, concerns: str, values: Callable[[RankInfo], Iterable[Any]], means: str) -> Difference | None:
+        found = [sorted({str(value) for info in each for value in values(info) if value is not None}) for each in infos]
+        return _differs(topic, concerns, [", ".join(each) or None for each in found], means)
+
+    captured = [name_ranks([info.rank for info in each]) if each else None for each in infos]
     found = [
-        _differs("ranks of the job", WORK, [_one_of(_world_size, each) for each in infos], _MEANS_SPREAD),
+        of_infos("ranks of the job", WORK, lambda info: [info.world_size], _MEANS_SPREAD),
         _differs("layout", WORK, [_layout(each) for each in infos], _MEANS_SPREAD),
         *_work_of_manifests(manifests),
-        _products(base, other),
+        _products([run for run, _ in base], [run for run, _ in other]),
         *_bytes_communicated(*communication),
-        _differs("ranks captured", MEASUREMENT, [_captured(each) for each in infos], _MEANS_RANKS),
-        _differs("devices", CONDITIONS, [_devices(each) for each in infos], _MEANS_CONDITIONS),
+        _differs("ranks captured", MEASUREMENT, captured, _MEANS_RANKS),
+        of_infos("devices", CONDITIONS, lambda info: info.devices.values(), _MEANS_CONDITIONS),
         *_versions(infos),
-        _differs("hosts", CONDITIONS, [_hosts(each) for each in infos], _MEANS_CONDITIONS),
-        _differs("profiler", MEASUREMENT, [_sources(each) for each in infos], _MEANS_PROFILER),
+        of_infos("hosts", CONDITIONS, lambda info: [info.host], _MEANS_CONDITIONS),
+        of_infos("profiler", MEASUREMENT, lambda info: [info.source], _MEANS_PROFILER),
         *_options(manifests),
-        _differs("iterations", MEASUREMENT, [_iterations(side) for side in steps], _MEANS_WINDOW),
-        _differs("completeness", MEASUREMENT, [_partial(each) for each in infos], _MEANS_PARTIAL),
+        _differs("iterations", MEASUREMENT, [_iterations(side) for side in sides], _MEANS_WINDOW),
+        _differs("completeness", MEASUREMENT, [_completeness(each) for each in infos], _MEANS_PARTIAL),
     ]
     order = (WORK, CONDITIONS, MEASUREMENT)
     return sorted((each for each in found if each is not None), key=lambda each: order.index(each.concerns))
 
 
 def _differs(topic: str, concerns: str, sides: Sequence[str | None], means: str) -> Difference | None:
-    """A difference between two texts, unless a side does not say."""
+    """A difference between two values, unless one is unknown."""
     base, other = sides
     return None if base is None or other is None or base == other else Difference(topic, concerns, base, other, means)
 
 
-def _infos(side: Sequence[Run]) -> list[RankInfo]:
-    return [info for run in side for info in run.infos]
-
-
-def _one_of(what: Callable[[RankInfo], str | None], infos: Sequence[RankInfo]) -> str | None:
-    found = sorted({text for info in infos if (text := what(info)) is not None})
-    return ", ".join(found) or None
-
-
-def _world_size(info: RankInfo) -> str | None:
-    return None if info.world_size is None else str(info.world_size)
-
-
 def _layout(infos: Sequence[RankInfo]) -> str | None:
-    """Parallel sizes as the manifests, else the process groups, give them: "tp=2 pp=1 dp=2"."""
+    """Parallel sizes from the manifests, else from the process groups: "tp=2 pp=1 dp=2"."""
     for info in infos:
         if info.coordinates:
             sizes = {name: size for name, (_, size) in info.coordinates.items()}
@@ -149,23 +140,7 @@ def _layout(infos: Sequence[RankInfo]) -> str | None:
     return None
 
 
-def _captured(infos: Sequence[RankInfo]) -> str | None:
-    return name_ranks([info.rank for info in infos]) if infos else None
-
-
-def _devices(infos: Sequence[RankInfo]) -> str | None:
-    return ", ".join(sorted({name for info in infos for name in info.devices.values()})) or None
-
-
-def _hosts(infos: Sequence[RankInfo]) -> str | None:
-    return _one_of(lambda info: info.host, infos)
-
-
-def _sources(infos: Sequence[RankInfo]) -> str | None:
-    return _one_of(lambda info: info.source, infos)
-
-
-def _partial(infos: Sequence[RankInfo]) -> str | None:
+def _completeness(infos: Sequence[RankInfo]) -> str:
     cut = [info.rank for info in infos if info.partial or info.error]
     return f"{name_ranks(cut)} incomplete" if cut else "complete"
 
@@ -179,7 +154,6 @@ def _versions(infos: Sequence[Sequence[RankInfo]]) -> list[Difference | None]:
 
 
 def _options(manifests: Sequence[Sequence[RankCapture]]) -> list[Difference | None]:
-    """Options of the profilers as the manifests' configs have them."""
     configs: list[Mapping[str, Any]] = [side[0].manifest.config if side else {} for side in manifests]
     return [
         _differs(name, MEASUREMENT, [str(config[name]) for config in configs], _MEANS_PROFILER)
@@ -188,31 +162,24 @@ def _options(manifests: Sequence[Sequence[RankCapture]]) -> list[Difference | No
     ]
 
 
-def _work_of_manifests(manifests: Sequence[Sequence[RankCapture]]) -> list[Difference | None]:
-    """What the training says that one iteration computes."""
-    found = [side[0].manifest.work if side else None for side in manifests]
-    works = [vars(work) if work is not None else {} for work in found]
-    words = {"tokens": "tokens of an iteration", "model_flops": "model FLOPs of an iteration", "precision": "precision"}
-    return [
-        _differs(words[name], WORK, [_number(work[name]) for work in works], _MEANS_WORK)
-        for name in words
-        if all(work.get(name) is not None for work in works)
-    ]
+def _work_of_manifests(manifests: Sequence[Sequence[RankCapture]]) -> Iterator[Difference | None]:
+    """Differences of the work per iteration as the training reported it."""
+    works = [vars(side[0].manifest.work) if side and side[0].manifest.work is not None else {} for side in manifests]
+    for name, topic in _WORDS.items():
+        yield _differs(topic, WORK, [None if work.get(name) is None else _number(work[name]) for work in works], _MEANS_WORK)
 
 
 def _number(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _iterations(side: Sequence[RunSteps | None]) -> str | None:
-    numbers = [steps.iterations for steps in side if steps is not None]
-    if not numbers:
-        return None
-    return "; ".join(dict.fromkeys(name_ranks(each).removeprefix("ranks ").removeprefix("rank ") for each in numbers))
+def _iterations(side: Side) -> str | None:
+    numbers = dict.fromkeys(name_ranks(steps.iterations) for _, steps in side if steps is not None)
+    return "; ".join(each.removeprefix("ranks ").removeprefix("rank ") for each in numbers) or None
 
 
-def _products(base: Sequence[Run], other: Sequence[Run]) -> Difference | None:
-    """Matrix products and attention by their inputs' shapes, per iteration and rank, where shapes were recorded."""
+def _products(base: Sequence[ComparedRun], other: Sequence[ComparedRun]) -> Difference | None:
+    """Matrix products and attention by shapes of their inputs, per iteration and rank, if shapes were recorded."""
     first, second = _shapes(base), _shapes(other)
     if not first or not second:
         return None
@@ -222,19 +189,18 @@ def _products(base: Sequence[Run], other: Sequence[Run]) -> Difference | None:
     ratios = {round(second[key] / first[key], 2) for key in first.keys() & second.keys()}
     if first.keys() == second.keys() and len(ratios) == 1:
         factor = ratios.pop()
-        means = f"the same shapes {factor:g} times as often: other numbers of micro-batches or of layers; {_MEANS_WORK}"
+        means = f"the same shapes {factor:g} times as often: different numbers of microbatches or layers; {_MEANS_WORK}"
     else:
         means = _MEANS_WORK
     return Difference("shapes of matrix products", WORK, _some(apart, first), _some(apart, second), means)
 
 
-def _shapes(side: Sequence[Run]) -> dict[str, float]:
+def _shapes(side: Sequence[ComparedRun]) -> dict[str, float]:
     found: dict[str, float] = {}
     for run in side:
-        table = run.operators(shapes=True)
-        iterations = len(set(run.iterations()["iteration"].to_pylist())) if run.iterations().num_rows else 1
+        iterations = max(len(set(run.iterations["iteration"].to_pylist())), 1)
         amount = iterations * max(len({info.rank for info in run.infos}), 1) * len(side)
-        for row in table.to_pylist() if table.num_rows else []:
+        for row in run.operators.to_pylist():
             if row["shapes"] and _PRODUCTS.match(row["name"]):
                 key = f"{row['name'].removeprefix('aten::')} {row['shapes']}"
                 found[key] = found.get(key, 0.0) + row["count"] / amount
@@ -246,22 +212,20 @@ def _some(keys: Sequence[str], counts: Mapping[str, float]) -> str:
     return f"{shown} and {len(keys) - _SHOWN} more kinds" if len(keys) > _SHOWN else shown
 
 
-def _bytes_communicated(base: Sides, other: Sides) -> list[Difference]:
-    """Bytes of each operation of each group; in how many messages they go is not the work, but its organisation."""
+def _bytes_communicated(base: Events, other: Events) -> Iterator[Difference]:
+    """Bytes of each operation of each group. The number of messages is not compared: it is not work, but its organization."""
     sides = [
-        {key: side.extra["bytes"] for key, side in each.items() if side.extra.get("bytes") and key[1]} for each in (base, other)
+        {key: event.extra["bytes"] for key, event in events.items() if event.extra.get("bytes") and key[1]}
+        for events in (base, other)
     ]
     if not all(sides):
-        return []
-    apart = [key for key in sorted(sides[0].keys() | sides[1].keys()) if not _alike(*(side.get(key, 0.0) for side in sides))]
-    found = []
-    for operation, group, members in apart:
-        base_text, other_text = (
-            f"{side.get((operation, group, members), 0.0) / 1e6:.1f} MB an iteration and rank" for side in sides
-        )
-        means = "other tensors are communicated, or the same ones more or less often"
-        found.append(Difference(f"bytes of {operation}, {group} of {members}", WORK, base_text, other_text, means))
-    return found
+        return
+    for key in sorted(sides[0].keys() | sides[1].keys()):
+        amounts = [side.get(key, 0.0) for side in sides]
+        if not _alike(*amounts):
+            operation, group, members = key
+            first, second = (f"{amount / 1e6:.1f} MB an iteration and rank" for amount in amounts)
+            yield Difference(f"bytes of {operation}, {group} of {members}", WORK, first, second, _MEANS_BYTES)
 
 
 def _alike(first: float, second: float) -> bool:

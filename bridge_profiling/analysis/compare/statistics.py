@@ -1,7 +1,7 @@
-"""How sure a change is: intervals of the difference of two medians or two means, from samples alone.
+"""Confidence intervals of the difference of two medians or two means.
 
-Student's t distribution is computed here, in thirty lines that are tested against its density: scipy, which has it, would
-be larger than all that the desk installs besides. Knows nothing of traces.
+Student's t distribution is computed here, in thirty lines that are tested against its density: SciPy would be larger than all
+other packages on the analysis host together.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-#: How often such intervals hold the true change.
+#: Confidence level of the intervals.
 LEVEL = 0.95
 
-#: With fewer samples than this on a side, nothing is said about how sure a change is.
+#: Samples per side that a confidence interval needs.
 ENOUGH_SAMPLES = 3
 
-#: Fewer samples than this tell nothing about how alike neighbours are.
+#: With fewer samples, the correlation of neighbors is unknown.
 _ENOUGH_FOR_CORRELATION = 10
 
-#: However alike neighbours are, so much of a sample counts.
+#: Upper limit of the correlation of neighbors.
 _MOST_ALIKE = 0.95
 
 
 @dataclass(frozen=True)
 class Change:
-    """From one value to another, and between which bounds the true change lies, as far as that can be told.
+    """A change from one value to another, and its confidence interval if known.
 
     Args:
-        base: the value before.
-        other: the value after.
-        low: lower bound of the change; None when it cannot be told.
-        high: upper bound of it.
+        base: value before.
+        other: value after.
+        low: lower bound of the change; None if unknown.
+        high: upper bound.
     """
 
     base: float
@@ -46,32 +46,32 @@ class Change:
 
     @property
     def change(self) -> float:
-        """How much more it is after."""
+        """Difference between after and before."""
         return self.other - self.base
 
     @property
     def relative(self) -> float | None:
-        """The change as a share of the value before; None of nothing."""
+        """The change as a share of the value before; None if that is 0."""
         return self.change / self.base if self.base else None
 
     @property
     def significant(self) -> bool | None:
-        """Whether the bounds exclude that nothing changed; None when there are none."""
+        """Whether the confidence interval excludes 0; None without one."""
         if self.low is None or self.high is None:
             return None
         return self.low > 0 or self.high < 0
 
 
 def change_of_median(base: Sequence[float], other: Sequence[float]) -> Change:
-    """The change of the median, with bounds that a slow iteration now and then does not widen.
+    """The change of the median; an occasional slow iteration does not widen its confidence interval.
 
-    Price and Bonett 2002, https://doi.org/10.1080/00949650212140 (the variance of a median from order statistics around it),
-    with Student's t in place of the normal quantile, since samples may be as few as three. Samples in the order in which they
-    were taken: where neighbours are alike, as iterations of a drifting machine are, they count for less.
+    Price and Bonett 2002, https://doi.org/10.1080/00949650212140 (variance of a median from order statistics around it), with
+    Student's t instead of the normal quantile, since there can be as few as three samples. Correlation between neighboring
+    samples, for example on a drifting machine, reduces their weight.
 
     Args:
-        base: samples of one side, at least one.
-        other: samples of the other.
+        base: at least one sample, in order of time.
+        other: at least one sample, in order of time.
     """
     before, after = np.asarray(base, np.float64), np.asarray(other, np.float64)
     medians = float(np.median(before)), float(np.median(after))
@@ -82,12 +82,12 @@ def change_of_median(base: Sequence[float], other: Sequence[float]) -> Change:
 
 
 def change_of_mean(base: Sequence[float], other: Sequence[float], *, enough: int = ENOUGH_SAMPLES) -> Change:
-    """The change of the mean, with the bounds of Welch's t: sides may vary differently.
+    """The change of the mean, with the confidence interval of Welch's t: variances may differ.
 
     Args:
-        base: samples of one side, at least one.
-        other: samples of the other.
-        enough: samples a side for bounds, at least 2: runs of their own need fewer than iterations of one run.
+        base: at least one sample.
+        other: at least one sample.
+        enough: samples per side for a confidence interval, at least 2.
     """
     before, after = np.asarray(base, np.float64), np.asarray(other, np.float64)
     means = float(before.mean()), float(after.mean())
@@ -98,12 +98,7 @@ def change_of_mean(base: Sequence[float], other: Sequence[float], *, enough: int
 
 
 def welch_p(base: Sequence[float], other: Sequence[float]) -> float:
-    """The probability that means differ as much by chance: Welch's t, two-sided.
-
-    Args:
-        base: at least two samples of one side.
-        other: at least two of the other.
-    """
+    """Probability of as large a difference of the means by chance: Welch's t, two-sided. Needs two samples per side."""
     before, after = np.asarray(base, np.float64), np.asarray(other, np.float64)
     spread = [float(samples.var(ddof=1)) / len(samples) for samples in (before, after)]
     difference = abs(float(after.mean() - before.mean()))
@@ -114,12 +109,7 @@ def welch_p(base: Sequence[float], other: Sequence[float]) -> float:
 
 
 def t_cdf(t: float, freedom: float) -> float:
-    """Student's t distribution: the probability of a value up to t.
-
-    Args:
-        t: the value.
-        freedom: degrees of freedom, above 0; need not be whole.
-    """
+    """Student's t distribution: probability of a value up to t, for degrees of freedom above 0."""
     if math.isinf(freedom):
         return NormalDist().cdf(t)
     tail = _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t)) / 2
@@ -128,12 +118,7 @@ def t_cdf(t: float, freedom: float) -> float:
 
 @lru_cache(maxsize=1 << 10)
 def t_quantile(probability: float, freedom: float) -> float:
-    """The value up to which Student's t distribution has a probability.
-
-    Args:
-        probability: between 0 and 1.
-        freedom: degrees of freedom, above 0.
-    """
+    """Inverse of `t_cdf`, for a probability between 0 and 1."""
     if probability < 0.5:
         return -t_quantile(1 - probability, freedom)
     low, high = 0.0, 1.0
@@ -161,24 +146,24 @@ def _variance_of_median(samples: NDArray[np.float64]) -> float:
     count = len(samples)
     ordered = np.sort(samples)
     place = max(1, round((count + 1) / 2 - math.sqrt(count)))
-    # The probability that so few samples, or fewer, lie on one side of the median, on either side.
+    # Probability of so few samples or fewer on one side of the median, for either side.
     outside = min(2 * _binomial_tail(count, place - 1), 1 - 1e-12)
     distance = float(ordered[count - place] - ordered[place - 1])
     return (distance / (2 * NormalDist().inv_cdf(1 - outside / 2))) ** 2
 
 
 def _binomial_tail(count: int, most: int) -> float:
-    """The probability of at most so many heads among tosses of a fair coin."""
+    """Probability of at most `most` heads in `count` tosses of a fair coin."""
     log_all = count * math.log(2)
     logs = (math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) - log_all for k in range(most + 1))
     return math.fsum(math.exp(log) for log in logs)
 
 
 def _inflation(samples: NDArray[np.float64]) -> float:
-    """How much larger the variance of an average is because neighbours are alike (first-order correlation)."""
+    """Factor of the variance of an average due to first-order correlation of neighbors."""
     if len(samples) < _ENOUGH_FOR_CORRELATION:
         return 1.0
-    # Of ranks, not of values: one iteration that is ten times as long must not decide it.
+    # Correlation of ranks, not of values: one iteration that is ten times as long must not dominate.
     ranks = np.argsort(np.argsort(samples, kind="stable"), kind="stable") - (len(samples) - 1) / 2
     alike = float((ranks[1:] * ranks[:-1]).sum() / (ranks * ranks).sum())
     alike = min(max(alike, 0.0), _MOST_ALIKE)
@@ -186,7 +171,7 @@ def _inflation(samples: NDArray[np.float64]) -> float:
 
 
 def _effective(samples: NDArray[np.float64]) -> float:
-    """How many independent samples these are worth."""
+    """Equivalent number of independent samples."""
     return max(len(samples) / _inflation(samples), 2.0)
 
 
@@ -201,7 +186,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def _fraction(a: float, b: float, x: float) -> float:
-    """Lentz' way to evaluate it from the front; `tiny` keeps a zero from dividing."""
+    """Lentz's algorithm; `tiny` avoids division by zero."""
     tiny = 1e-300
     upper = 1.0
     value = lower = 1 / ((1 - (a + b) * x / (a + 1)) or tiny)

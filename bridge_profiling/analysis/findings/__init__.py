@@ -1,40 +1,58 @@
-"""Findings: where the time went, who is to blame, what to change, and how sure that is. One module a finding.
+"""Findings: where time is lost or memory is short, which ranks are responsible, what to change, and how certain that is.
 
-A finding is a function from the analysis (`context.Context`) to evidence: `find(context) -> list[Finding]`, in the module named
-for its id. Nothing found is a good answer.
+A finding is a function of the evidence, the thresholds and the ledger of attributed time, and returns the new ledger. An empty
+list is a good answer.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from bridge_profiling.analysis.findings.context import Context
-from bridge_profiling.analysis.findings.finding import PRECEDENCE, Confidence, Event, Finding
-from bridge_profiling.analysis.findings.thresholds import Thresholds
+from bridge_profiling.analysis.findings import communication, idle, iterations, kernels, memory, ranks
+from bridge_profiling.analysis.findings.evidence import Evidence
+from bridge_profiling.analysis.findings.ledger import Found, Ledger
+from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
 
-if TYPE_CHECKING:
-    from bridge_profiling.analysis.run import Run
+__all__ = ["ORDER", "Confidence", "Event", "Evidence", "Find", "Finding", "Ledger", "Thresholds", "find_all"]
 
-__all__ = ["PRECEDENCE", "Confidence", "Context", "Event", "Finding", "Thresholds", "find_all"]
+Find = Callable[[Evidence, Thresholds, Ledger], Found]
+
+# Most specific cause first: time without compute is attributed to the first finding whose evidence covers it.
+_FINDINGS: tuple[Find, ...] = (
+    idle.data_loading,
+    idle.host_sync,
+    idle.pageable_copy,
+    idle.checkpoint_stall,
+    ranks.straggler_compute,
+    ranks.straggler_host,
+    ranks.pipeline_bubble,
+    communication.exposed_communication,
+    communication.low_overlap,
+    idle.copy_bound,
+    idle.small_kernels,
+    idle.host_launch_bound,
+    kernels.dominant_kernel,
+    idle.low_device_busy,
+    iterations.slow_iterations,
+    memory.memory_headroom,
+    memory.memory_fragmentation,
+    memory.memory_growth,
+    iterations.profiler_overhead,
+)
+
+#: Ids of findings: the names of their functions.
+ORDER = tuple(find.__name__ for find in _FINDINGS)
 
 
-def find_all(run: Run, thresholds: Thresholds | None = None) -> list[Finding]:
-    """Every finding about a run, the most time to get back first; without such a time last. None is a good answer.
-
-    Args:
-        run: whose captures are judged.
-        thresholds: above or below what a number becomes a finding.
-    """
-    run.prefetch("idle_causes", "launch_statistics")
-    context = Context(run, thresholds)
-    found: list[Finding] = []
-    # In the order of precedence, since each claims its time from what those before it left.
-    for name in PRECEDENCE:
-        found += importlib.import_module(f"{__name__}.{name}").find(context)
-    return sorted(found, key=_most_to_get_back_first)
+def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[Finding]:
+    """Every finding about a run, largest potential saving first, findings without one last."""
+    ledger, found = evidence.ledger(), []
+    for find in _FINDINGS:
+        findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
+        found += findings
+    return sorted(found, key=_by_saving)
 
 
-def _most_to_get_back_first(finding: Finding) -> tuple[bool, float, int]:
-    recoverable = finding.recoverable_us_per_iteration
-    return recoverable is None, -(recoverable or 0.0), PRECEDENCE.index(finding.id)
+def _by_saving(finding: Finding) -> tuple[bool, float, int]:
+    saving_us = finding.recoverable_us_per_iteration
+    return saving_us is None, -(saving_us or 0.0), ORDER.index(finding.id)

@@ -1,33 +1,43 @@
-"""What each device held over time, from whichever table recorded it, and where iterations end in it. Asks no questions."""
+"""Bytes that each device held over time, from memory snapshots or traces; allocation sites; where iterations end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.memory.recurrence import iteration_ends
-from bridge_profiling.analysis.ranks.matching import tell
-from bridge_profiling.analysis.ranks.waiting import rank_by_rank
+from bridge_profiling.analysis.ranks.communication import rank_by_rank
 
 if TYPE_CHECKING:
     import duckdb
 
 Integers = NDArray[np.int64]
 
-NOTHING = np.empty(0, np.int64)
+#: Site of an allocation without a recorded call stack.
+UNRECORDED = "no call stack was recorded"
 
-# A stack is kilobytes long and there are few of them: rows carry its number. Cursors see the table.
+#: Share of the recurring kinds whose number of occurrences must be a multiple of the iterations. The rest belong to set-up.
+_EXPLAINED = 2 / 3
+
+#: Fewer kinds that occur once per iteration are a coincidence.
+_MARKERS = 3
+
+#: Null in arrays of times.
+_UNKNOWN = np.iinfo(np.int64).min
+
+# A stack has kilobytes, and there are few different ones: rows carry its number. Cursors must see the table.
 _STACKS = """
 create or replace table allocation_stacks as
 select row_number() over (order by stack) - 1 as code, stack from (select distinct stack from allocations)
 """
 
-# As torch counts it: memory is allocated until its tensor is gone, even while another stream may still use the block.
+# As torch counts: memory is allocated until its tensor is freed, even if another stream still uses the block.
 _ALLOCATIONS = """
 select rank, coalesce(device, 0) as device, bytes, allocated_ns, coalesce(free_requested_ns, freed_ns) as freed_ns, code
 from allocations join allocation_stacks on allocations.stack is not distinct from allocation_stacks.stack order by rank
@@ -41,6 +51,40 @@ from memory_events where lower(device_type) <> 'cpu' and total_allocated_bytes i
 """
 
 
+# A Python frame: "function file:line".
+_FRAME = re.compile(r"^(?P<function>.*?)\s+(?P<file>\S+):(?P<line>\d+)$")
+_AUTOGRAD = re.compile(r"(\w+Backward\d*)::apply\(")
+_OPERATOR = re.compile(r"at::_ops::(\w+)::(?:call|redispatch)")
+
+#: Python files that allocate on behalf of their callers: torch itself, and wrappers of functions.
+_INTERNAL = re.compile(r"(?:^|/)(?:torch|torchgen|triton|functorch)/|(?:^|/)(?:contextlib|functools|threading)\.py$|^<")
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Bytes over time.
+
+    Args:
+        time_ns: times of the changes, ascending.
+        bytes: before the first change, then from each change on; one more than there are times.
+    """
+
+    time_ns: Integers
+    bytes: Integers
+
+    def at(self, time_ns: Integers) -> Integers:
+        """Bytes at some times."""
+        return self.bytes[np.searchsorted(self.time_ns, time_ns, side="right")]
+
+    @property
+    def peak(self) -> tuple[int, int | None]:
+        """The maximum and the first change that reached it; no time if only the amount before all changes was as high."""
+        later = self.bytes[1:]
+        if not len(later) or later.max() < self.bytes[0]:
+            return int(self.bytes[0]), None
+        return int(later.max()), int(self.time_ns[later.argmax()])
+
+
 @dataclass(frozen=True)
 class Series:
     """What one device of one rank held over time.
@@ -49,192 +93,175 @@ class Series:
         rank: global rank.
         device: its number in the process.
         source: `snapshot` or `kineto`.
-        base: bytes allocated before the first change.
-        time_ns: when the amount changed, ascending.
-        allocated: bytes allocated from each time on.
-        reserved_base: bytes reserved before the first change of that; None when unknown.
-        reserved_ns: when the reserved amount changed, ascending.
-        reserved: bytes reserved from each time on.
-        allocations: rank, device, bytes, allocated_ns, freed_ns, code (of the stack); None without a snapshot.
+        allocated: bytes of tensors, as the allocator rounds them.
+        reserved: bytes that the caching allocator holds; None if unknown.
+        allocations: bytes, allocated_ns, freed_ns, code (index of `stacks`); None without a snapshot.
+        stacks: call stacks of the whole run.
     """
 
     rank: int
     device: int
     source: str
-    base: int
-    time_ns: Integers
-    allocated: Integers
-    reserved_base: int | None
-    reserved_ns: Integers
-    reserved: Integers
-    allocations: pa.Table | None
-
-    def at(self, time_ns: Integers) -> Integers:
-        """Bytes allocated at some times."""
-        return np.concatenate(([self.base], self.allocated))[np.searchsorted(self.time_ns, time_ns, side="right")]
-
-    def reserved_at(self, time_ns: Integers) -> Integers | None:
-        """Bytes reserved at some times; None when that is unknown."""
-        if self.reserved_base is None:
-            return None
-        amounts = np.concatenate(([self.reserved_base], self.reserved))
-        return amounts[np.searchsorted(self.reserved_ns, time_ns, side="right")]
-
-    @property
-    def peak(self) -> tuple[int, int | None]:
-        """The most that was allocated, and since when, first; None when it was there before the recording began."""
-        if not len(self.allocated) or self.allocated.max() < self.base:
-            return self.base, None
-        return int(self.allocated.max()), int(self.time_ns[self.allocated.argmax()])
+    allocated: Amounts
+    reserved: Amounts | None
+    allocations: pa.Table | None = None
+    stacks: Sequence[str | None] = ()
 
     @property
     def needlessly_reserved(self) -> int | None:
-        """Bytes reserved while as many of those reserved before were free, as far as they were never needed at once.
+        """Bytes reserved while at least as many reserved bytes were free, up to the excess of reserved over allocated peak.
 
-        None when what was reserved is unknown. A request that no hole is large enough for is served so; that what was
-        allocated never came near to it says that holes were the reason, and not that all was in use a moment later.
+        Such a request found no hole that was large enough. If all that was reserved was in use a moment later, holes were not
+        the reason; hence the limit. None if the reserved amount is unknown.
         """
-        if self.reserved_base is None:
+        if self.reserved is None:
             return None
-        amounts = np.concatenate(([self.reserved_base], self.reserved))
+        amounts = self.reserved.bytes
         more = np.diff(amounts)
-        free = amounts[:-1] - self.at(self.reserved_ns - 1)
+        free = amounts[:-1] - self.allocated.at(self.reserved.time_ns - 1)
         needless = int(more[(more > 0) & (free >= more)].sum())
-        return min(needless, max(int(amounts.max()) - self.peak[0], 0))
-
-    @property
-    def end(self) -> int:
-        """Bytes allocated when the recording ended."""
-        return int(self.allocated[-1]) if len(self.allocated) else self.base
+        return min(needless, max(int(amounts.max()) - self.allocated.peak[0], 0))
 
 
-def device_series(connection: duckdb.DuckDBPyConnection, limitations: list[str]) -> Iterator[Series]:
-    """Every device that a snapshot or a trace recorded memory of; a rank's snapshot is taken before its trace.
-
-    Args:
-        connection: of `session.connect`.
-        limitations: what the recordings cannot tell is appended.
-    """
+def device_series(connection: duckdb.DuckDBPyConnection) -> Iterator[Series]:
+    """Every device with recorded memory; a rank's snapshot is preferred to its trace."""
     connection.execute(_STACKS)
-    segments: dict[int, pa.Table] = dict(rank_by_rank(connection, _SEGMENTS))
+    stacks = [row[0] for row in connection.execute("select stack from allocation_stacks order by code").fetchall()]
+    segments = dict(rank_by_rank(connection, _SEGMENTS))
     seen = set()
     for rank, table in rank_by_rank(connection.cursor(), _ALLOCATIONS):
         seen.add(rank)
-        for device in np.unique(table["device"].to_numpy()).tolist():
-            yield _of_snapshot(rank, device, _of_device(table, device), _of_device(segments.get(rank), device))
+        for device, mine in _by_device(table):
+            held = dict(_by_device(segments[rank])).get(device) if rank in segments else None
+            yield Series(rank, device, "snapshot", running(mine), None if held is None else running(held), mine, stacks)
     for rank, table in rank_by_rank(connection.cursor(), _TOTALS):
         if rank in seen:
             continue
-        for device in np.unique(table["device"].to_numpy()).tolist():
-            yield _of_trace(rank, device, _of_device(table, device))
-        tell(
-            limitations,
-            "a trace's memory events carry no call stacks and no allocations from before it began: allocation sites, what was "
-            "live at the peak and fragmentation need a memory snapshot",
-        )
+        for device, mine in _by_device(table):
+            time_ns = mine["time_ns"].to_numpy()
+            # The amount before the first event is not recorded, only the total after it.
+            allocated, reserved = (
+                Amounts(time_ns, np.concatenate((amounts[:1], amounts)))
+                for amounts in (mine["allocated"].to_numpy(), mine["reserved"].fill_null(0).to_numpy())
+            )
+            known = mine["reserved"].null_count < len(mine)
+            yield Series(rank, device, "kineto", allocated, reserved if known else None)
 
 
-def stacks(connection: duckdb.DuckDBPyConnection) -> list[str | None]:
-    """The stacks by their code, once `device_series` has begun."""
-    return [row[0] for row in connection.execute("select stack from allocation_stacks order by code").fetchall()]
-
-
-def running(allocations: pa.Table) -> tuple[int, Integers, Integers]:
-    """Bytes held before the first change, when the amount changed, and the amounts from then on.
+def running(allocations: pa.Table) -> Amounts:
+    """Sum of the bytes of allocations over time.
 
     Args:
-        allocations: bytes, allocated_ns (null: there from the beginning), freed_ns (null: still there).
+        allocations: bytes, allocated_ns (null: before the recording), freed_ns (null: never).
     """
     size = allocations["bytes"].to_numpy()
-    begun, gone = _known(allocations["allocated_ns"]), _known(allocations["freed_ns"])
+    begun, gone = _times(allocations["allocated_ns"]), _times(allocations["freed_ns"])
     began, went = begun != _UNKNOWN, gone != _UNKNOWN
     time_ns = np.concatenate((gone[went], begun[began]))
     change = np.concatenate((-size[went], size[began]))
-    # Of what happens at once, frees come first: a block that is freed and taken again counts once.
+    # At equal times, frees come first: a block that is freed and allocated again counts once.
     order = np.argsort(time_ns, kind="stable")
     base = int(size[~began].sum())
-    return base, time_ns[order], base + np.cumsum(change[order])
+    return Amounts(time_ns[order], np.concatenate(([base], base + np.cumsum(change[order]))))
 
 
 def live(allocations: pa.Table, time_ns: int | None) -> NDArray[np.bool_]:
-    """Which allocations were live from a time on; None for before the recording began."""
-    begun, gone = _known(allocations["allocated_ns"]), _known(allocations["freed_ns"])
+    """Which allocations were live at a time; None is before the recording."""
+    begun, gone = _times(allocations["allocated_ns"]), _times(allocations["freed_ns"])
     if time_ns is None:
         return begun == _UNKNOWN
     return (begun <= time_ns) & ((gone == _UNKNOWN) | (gone > time_ns))
 
 
-def ends_of_iterations(
-    connection: duckdb.DuckDBPyConnection, series: Series, limitations: list[str]
-) -> tuple[Integers, list[int]]:
-    """When iterations end in a series, and their numbers; no numbers where they are inferred from what repeats.
+def marked_ends(connection: duckdb.DuckDBPyConnection, series: Series) -> tuple[Integers, list[int]]:
+    """Ends of the marked iterations that overlap a series, and their numbers."""
+    times = series.allocated.time_ns
+    marked = []
+    if len(times):
+        marked = connection.execute(
+            """select distinct iteration, end_ns from iterations where rank = ? and end_ns >= ? and start_ns <= ?
+            order by end_ns""",
+            [series.rank, int(times[0]), int(times[-1])],
+        ).fetchall()
+    return np.array([end for _, end in marked], np.int64), [number for number, _ in marked]
+
+
+def inferred_ends(series: Series) -> Integers:
+    """Ends of iterations inferred from recurring allocations."""
+    if series.allocations is None:
+        return np.empty(0, np.int64)
+    begun = _times(series.allocations["allocated_ns"])
+    known = begun != _UNKNOWN
+    kinds = series.allocations["code"].to_numpy() * (1 << 40) + series.allocations["bytes"].to_numpy()
+    return iteration_ends(kinds[known], begun[known])
+
+
+def iteration_ends(kind: NDArray[np.int64], time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Times between iterations, inferred from events of which some occur once per iteration; empty without such order.
+
+    Each kind of event occurs equally often in every iteration, so its occurrences are a multiple of the iterations. The largest
+    number that explains most kinds is used: a smaller one, such as a half, explains them too, and a larger one, such as the
+    number of microbatches, does not explain the kinds that occur once per iteration.
+
+    Returns:
+        For each iteration but the last, a time just before the first event that marks the next one.
+    """
+    _, of_event, occurrences = np.unique(kind, return_inverse=True, return_counts=True)
+    recurring = occurrences[occurrences > 1]
+    numbers, kinds = np.unique(recurring, return_counts=True)
+    explains = [
+        number
+        for number, count in zip(numbers, kinds, strict=True)
+        if count >= _MARKERS and (recurring % number == 0).mean() >= _EXPLAINED
+    ]
+    if not explains:
+        return np.empty(0, np.int64)
+    number = int(max(explains))
+    marking = occurrences[of_event] == number
+    order = np.lexsort((time_ns[marking], of_event[marking]))
+    times = time_ns[marking][order].reshape(-1, number)
+    # A kind that occurs as often, but within one iteration, differs from the others in its times.
+    typical = np.median(times, axis=0)
+    gap = np.diff(typical).min()
+    times = times[(np.abs(times - typical) < max(gap, 1)).all(axis=1)]
+    if len(times) < _MARKERS or (times[:, 1:].min(axis=0) <= times[:, :-1].max(axis=0)).any():
+        return np.empty(0, np.int64)
+    return times[:, 1:].min(axis=0) - 1
+
+
+@lru_cache(maxsize=1 << 16)
+def site(stack: str | None) -> str:
+    """The innermost Python frame outside torch, as recorded: "forward megatron/core/….py:147".
+
+    A backward pass runs on a thread of autograd without Python frames: its site is the autograd function or the operator,
+    "autograd MulBackward0", "operator mm".
 
     Args:
-        connection: of `session.connect`.
-        series: one that `device_series` gave.
-        limitations: a sentence is appended when nothing marks iterations.
+        stack: frames, innermost first, one per line; None if not recorded.
     """
-    first, last = (int(series.time_ns[0]), int(series.time_ns[-1])) if len(series.time_ns) else (0, -1)
-    marked = connection.execute(
-        """select distinct iteration, end_ns from iterations where rank = ? and end_ns >= ? and start_ns <= ?
-        order by end_ns""",
-        [series.rank, first, last],
-    ).fetchall()
-    if marked:
-        return np.array([end for _, end in marked], np.int64), [number for number, _ in marked]
-    found = NOTHING
-    if series.allocations is not None:
-        begun = _known(series.allocations["allocated_ns"])
-        known = begun != _UNKNOWN
-        kinds = series.allocations["code"].to_numpy() * (1 << 40) + series.allocations["bytes"].to_numpy()
-        found = iteration_ends(kinds[known], begun[known])
-    if len(found):
-        tell(
-            limitations,
-            "nothing marks iterations in the memory recordings: they are inferred from the allocations that recur, which of a "
-            "recording of a single iteration finds its microbatches",
-        )
-    else:
-        tell(
-            limitations,
-            "nothing marks iterations in the memory recordings, and no allocations recur regularly: growth is unknown",
-        )
-    return found, []
+    if not stack:
+        return UNRECORDED
+    frames = stack.split("\n")
+    internal = None
+    for frame in frames:
+        found = _FRAME.match(frame)
+        if found is None or not found["file"].endswith(".py"):
+            continue
+        if not _INTERNAL.search(found["file"]):
+            return frame
+        internal = internal or frame
+    for pattern, word in ((_AUTOGRAD, "autograd"), (_OPERATOR, "operator")):
+        named = next((match for frame in frames if (match := pattern.search(frame))), None)
+        if named is not None:
+            return f"{word} {named[1]}"
+    return internal or frames[0]
 
 
-#: Stands for null in arrays of times.
-_UNKNOWN = np.iinfo(np.int64).min
-
-
-def _known(column: pa.ChunkedArray) -> Integers:
+def _times(column: pa.ChunkedArray) -> Integers:
     return column.fill_null(_UNKNOWN).to_numpy()
 
 
-def _of_device(table: pa.Table | None, device: int) -> pa.Table | None:
-    return None if table is None else table.filter(pa.array(table["device"].to_numpy() == device))
-
-
-def _of_snapshot(rank: int, device: int, allocations: pa.Table, segments: pa.Table | None) -> Series:
-    base, time_ns, allocated = running(allocations)
-    if segments is None or not len(segments):
-        return Series(rank, device, "snapshot", base, time_ns, allocated, None, NOTHING, NOTHING, allocations)
-    return Series(rank, device, "snapshot", base, time_ns, allocated, *running(segments), allocations)
-
-
-def _of_trace(rank: int, device: int, totals: pa.Table) -> Series:
-    time_ns, allocated = totals["time_ns"].to_numpy(), totals["allocated"].to_numpy()
-    reserved = totals["reserved"].fill_null(0).to_numpy()
-    known = len(totals) > totals["reserved"].null_count
-    # What was there before the first event is not written; after it, the total is.
-    return Series(
-        rank,
-        device,
-        "kineto",
-        int(allocated[0]),
-        time_ns,
-        allocated,
-        int(reserved[0]) if known else None,
-        time_ns if known else NOTHING,
-        reserved if known else NOTHING,
-        None,
-    )
+def _by_device(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    devices = table["device"].to_numpy()
+    for device in np.unique(devices).tolist():
+        yield device, table.filter(pa.array(devices == device))

@@ -1,39 +1,47 @@
-"""Device memory over time: the peak and what was live at it, growth, allocation sites, fragmentation, two runs compared.
+"""Device memory: peak, growth, fragmentation, allocation sites, allocations at the peak, and out-of-memory errors.
 
-Two sources: a memory snapshot knows every allocation and where it was made; a Kineto trace with `profile_memory=True` knows the
-totals after each, without sites. Where a rank has both, the snapshot is taken. Nothing here reads a snapshot's file.
+There are two sources. A memory snapshot has every allocation and its call stack; a Kineto trace with `profile_memory=True` has
+the totals after each allocation. If a rank has both, the snapshot is used.
 
-Allocated is what the program's tensors hold, as the allocator rounds it; reserved is what the caching allocator holds of the
-device. Fragmentation is the part of the reserved but free memory that its largest free block is not: memory that is there and
-cannot serve a large request. Needlessly reserved is what the allocator took of the device while at least as much of what it
-held already was free: holes that were too small for the request.
+Allocated memory holds the program's tensors, as the allocator rounds them; reserved memory is what the caching allocator holds
+of the device. Fragmentation is the share of reserved but free memory outside its largest free block: memory that cannot serve
+a large request.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bridge_profiling.analysis.memory.series import (
+    Amounts,
     Integers,
+    Series,
     device_series,
-    ends_of_iterations,
+    inferred_ends,
     live,
+    marked_ends,
     running,
-    stacks,
+    site,
 )
-from bridge_profiling.analysis.memory.sites import site
-from bridge_profiling.traces.types import RankInfo
+from bridge_profiling.analysis.questions import Answer
+from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
     import duckdb
 
-#: Points of a timeline: more than a screen is wide.
-_POINTS = 2_000
+#: Name of all sites beyond the `MOST_SITES` largest in `MemoryTables.over_time`.
+OTHER_SITES = "other sites"
+MOST_SITES = 9
+
+#: Points in time of `MemoryTables.timeline` per device (more than a screen has columns), and of `MemoryTables.over_time`.
+_POINTS, _POINTS_OF_SITES = 2_000, 400
 
 _DEVICE = (("rank", pa.int32()), ("device", pa.int32()))
 
@@ -41,230 +49,173 @@ _SUMMARY = pa.schema(
     [
         *_DEVICE,
         ("source", pa.string()),
-        ("peak_bytes", pa.int64()),
-        ("peak_ns", pa.int64()),
-        ("end_bytes", pa.int64()),
-        ("peak_reserved_bytes", pa.int64()),
-        ("end_reserved_bytes", pa.int64()),
+        *((name, pa.int64()) for name in ("peak_bytes", "peak_ns", "end_bytes", "peak_reserved_bytes", "end_reserved_bytes")),
         ("largest_free_bytes", pa.int64()),
         ("fragmentation", pa.float64()),
-        ("inactive_split_bytes", pa.int64()),
-        ("needlessly_reserved_bytes", pa.int64()),
+        *((name, pa.int64()) for name in ("inactive_split_bytes", "needlessly_reserved_bytes")),
         ("iterations", pa.int32()),
         ("growth_bytes_per_iteration", pa.float64()),
     ]
 )
 
+_TIMELINE = pa.schema([*_DEVICE, *((name, pa.int64()) for name in ("time_ns", "allocated_bytes", "reserved_bytes"))])
 
-def memory(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str]) -> pa.Table:
-    """Peak, growth and fragmentation.
+_GROWTH = pa.schema(
+    [
+        *_DEVICE,
+        ("iteration", pa.int32()),
+        *((name, pa.int64()) for name in ("end_ns", "allocated_bytes", "change_bytes", "reserved_bytes")),
+    ]
+)
 
-    Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
+_SITES = pa.schema(
+    [
+        *_DEVICE,
+        ("site", pa.string()),
+        *((name, pa.int64()) for name in ("allocations", "allocated_bytes", "peak_bytes", "bytes_at_peak", "end_bytes")),
+        ("growth_bytes_per_iteration", pa.float64()),
+    ]
+)
 
-    Returns:
-        A row per rank and device: rank, device, source (`snapshot` or `kineto`), peak_bytes and peak_ns (of what was
-        allocated, and when first), end_bytes (allocated when the recording ended), peak_reserved_bytes, end_reserved_bytes,
-        largest_free_bytes, fragmentation (0 to 1) and inactive_split_bytes (free, in blocks of the device of which other parts
-        are in use), all three when the snapshot was taken and null without one, needlessly_reserved_bytes (while recorded, at
-        most what the highest reserved amount is above the highest allocated one; null when unknown), iterations, and
-        growth_bytes_per_iteration: the median change from the end of one iteration to the end of the next, null when fewer
-        than two are known. Empty when no memory was recorded.
-    """
-    held = _free_blocks(connection)
-    rows = []
-    for series in device_series(connection, limitations):
-        ends, _ = ends_of_iterations(connection, series, limitations)
-        peak, peak_ns = series.peak
-        reserved = series.reserved_base
-        unknown = (None, None, None)
-        largest, fragmentation, split = (
-            held.get((series.rank, series.device), unknown) if series.source == "snapshot" else unknown
-        )
-        rows.append(
-            {
-                "rank": series.rank,
-                "device": series.device,
-                "source": series.source,
-                "peak_bytes": peak,
-                "peak_ns": peak_ns,
-                "end_bytes": series.end,
-                "peak_reserved_bytes": None if reserved is None else max(reserved, int(series.reserved.max(initial=0))),
-                "end_reserved_bytes": None if reserved is None else int([reserved, *series.reserved[-1:]][-1]),
-                "largest_free_bytes": largest,
-                "fragmentation": fragmentation,
-                "inactive_split_bytes": split,
-                "needlessly_reserved_bytes": series.needlessly_reserved,
-                "iterations": len(ends),
-                "growth_bytes_per_iteration": _growth(series.at(ends)),
-            }
-        )
-    return pa.Table.from_pylist(rows, schema=_SUMMARY)
+_AT_PEAK = pa.schema(
+    [
+        *_DEVICE,
+        *((name, pa.int64()) for name in ("bytes", "allocated_ns", "freed_ns")),
+        # A stack has kilobytes, and each occurs many times.
+        *((name, pa.dictionary(pa.int32(), pa.string())) for name in ("site", "stack")),
+    ]
+)
+
+_OVER_TIME = pa.schema([*_DEVICE, ("site", pa.string()), ("time_ns", pa.int64()), ("bytes", pa.int64())])
+
+_OUT_OF_MEMORY = pa.schema(
+    [
+        *_DEVICE,
+        *((name, pa.int64()) for name in ("time_ns", "requested_bytes", "free_bytes")),
+        ("site", pa.string()),
+        ("stack", pa.string()),
+    ]
+)
 
 
-def timeline(
-    connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str], points: int = _POINTS
-) -> pa.Table:
-    """Memory over time, thinned out so that no peak is lost.
+@dataclass(frozen=True)
+class MemoryTables:
+    """Everything about memory over time, from one pass over the recordings. Tables are empty if none was recorded.
 
     Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
-        points: rows of a device at most; of neighbours that become one, the highest stays.
-
-    Returns:
-        rank, device, time_ns, allocated_bytes, reserved_bytes (null when unknown): the amounts from that time on.
+        summary: a row per rank and device: rank, device, source (`snapshot` or `kineto`), peak_bytes and peak_ns (allocated,
+            and when first), end_bytes (allocated at the end of the recording), peak_reserved_bytes, end_reserved_bytes;
+            largest_free_bytes, fragmentation (0 to 1) and inactive_split_bytes (free parts of partly used device blocks) when
+            the snapshot was taken, null without one; needlessly_reserved_bytes (`Series.needlessly_reserved`), iterations,
+            growth_bytes_per_iteration (median change between the ends of iterations, null if fewer than two are known).
+        timeline: rank, device, time_ns, allocated_bytes, reserved_bytes (null if unknown): amounts from that time on. Thinned
+            so that no peak is lost.
+        growth: amounts at the end of each iteration: rank, device, iteration (null if inferred), end_ns, allocated_bytes,
+            change_bytes (since the iteration before; null for the first), reserved_bytes (null if unknown).
+        sites: a row per rank, device and allocation site, the largest at the peak first: rank, device, site, allocations,
+            allocated_bytes (sum of all), peak_bytes (most at once), bytes_at_peak (at the device's peak), end_bytes,
+            growth_bytes_per_iteration.
+        at_peak: allocations that were live at a device's peak, the largest first: rank, device, bytes, allocated_ns (null:
+            before the recording), freed_ns (null: never), site, stack.
+        over_time: bytes of each device's largest sites over time: rank, device, site (the largest at the peak first,
+            `OTHER_SITES` last), time_ns, bytes. At each time, the sites of a device add up to the allocated amount.
+        caveats: of all of them.
     """
-    found = []
-    for series in device_series(connection, limitations):
-        kept = _thinned(series.allocated, points)
-        time_ns = series.time_ns[kept]
-        reserved = series.reserved_at(time_ns)
-        found.append(
-            pa.table(
-                {
-                    "rank": pa.repeat(pa.scalar(series.rank, pa.int32()), len(kept)),
-                    "device": pa.repeat(pa.scalar(series.device, pa.int32()), len(kept)),
-                    "time_ns": pa.array(time_ns, pa.int64()),
-                    "allocated_bytes": pa.array(series.allocated[kept], pa.int64()),
-                    "reserved_bytes": pa.nulls(len(kept), pa.int64()) if reserved is None else pa.array(reserved, pa.int64()),
-                }
+
+    summary: pa.Table
+    timeline: pa.Table
+    growth: pa.Table
+    sites: pa.Table
+    at_peak: pa.Table
+    over_time: pa.Table
+    caveats: tuple[Caveat, ...]
+
+
+class _Site(NamedTuple):
+    """The allocations of one site on one device, and their sum over time."""
+
+    allocations: pa.Table
+    held: Amounts
+
+
+def memory_tables(connection: duckdb.DuckDBPyConnection, *, points: int = _POINTS) -> MemoryTables:
+    """All tables about memory over time.
+
+    Args:
+        points: most rows per device in `timeline`.
+    """
+    blocks = _free_blocks(connection)
+    summary: list[dict[str, Any]] = []
+    growth: list[dict[str, Any]] = []
+    sites: list[dict[str, Any]] = []
+    timeline, at_peak, over_time = [_TIMELINE.empty_table()], [_AT_PEAK.empty_table()], [_OVER_TIME.empty_table()]
+    sites_of_code: list[str] = []
+    of_code: tuple[pa.Array, ...] = ()
+    caveats = []
+    for series in device_series(connection):
+        key = {"rank": series.rank, "device": series.device}
+        ends, numbers = marked_ends(connection, series)
+        if not numbers:
+            ends = inferred_ends(series)
+            caveats.append(_not_marked(series.rank, inferred=len(ends) > 0))
+        free = blocks.get((series.rank, series.device), {}) if series.source == "snapshot" else {}
+        summary.append(key | _summary(series, ends) | free)
+        timeline.append(_timeline(series, points))
+        growth += [key | row for row in _ends(series, ends, numbers)]
+        if series.allocations is None:
+            text = (
+                "a trace's memory events have no call stacks, and no allocations from before it began: allocation sites, "
+                "allocations at the peak and fragmentation need a memory snapshot"
             )
-        )
-    schema = pa.schema([*_DEVICE, *((name, pa.int64()) for name in ("time_ns", "allocated_bytes", "reserved_bytes"))])
-    return pa.concat_tables([schema.empty_table(), *found])
-
-
-def growth(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str]) -> pa.Table:
-    """What was allocated, and what reserved, at the end of each iteration.
-
-    Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
-
-    Returns:
-        rank, device, iteration (null where iterations are inferred from what repeats), end_ns, allocated_bytes,
-        change_bytes (since the end of the iteration before; null for the first), reserved_bytes (null when unknown).
-    """
-    rows: list[dict[str, Any]] = []
-    for series in device_series(connection, limitations):
-        ends, numbers = ends_of_iterations(connection, series, limitations)
-        amounts, reserved = series.at(ends).tolist(), series.reserved_at(ends)
-        for place, (end_ns, amount) in enumerate(zip(ends.tolist(), amounts, strict=True)):
-            rows.append(
-                {
-                    "rank": series.rank,
-                    "device": series.device,
-                    "iteration": numbers[place] if numbers else None,
-                    "end_ns": end_ns,
-                    "allocated_bytes": amount,
-                    "change_bytes": amount - amounts[place - 1] if place else None,
-                    "reserved_bytes": None if reserved is None else int(reserved[place]),
-                }
-            )
-    schema = pa.schema(
-        [
-            *_DEVICE,
-            ("iteration", pa.int32()),
-            *((name, pa.int64()) for name in ("end_ns", "allocated_bytes", "change_bytes", "reserved_bytes")),
-        ]
+            caveats.append(Caveat("memory_without_snapshot", text, (series.rank,)))
+            continue
+        if not sites_of_code:  # once: stacks are those of the whole run
+            sites_of_code = [site(stack) for stack in series.stacks]
+            of_code = pa.array(sites_of_code, pa.string()), pa.array(series.stacks, pa.string())
+        parts = _by_site(series.allocations, sites_of_code)
+        sites += [key | row for row in _sites(series, parts, ends)]
+        at_peak.append(_at_peak(series.allocations, series.allocated.peak[1], of_code))
+        if len(series.allocated.time_ns):
+            over_time.append(_over_time(series, parts))
+    sites.sort(key=lambda row: (row["rank"], row["device"], -row["bytes_at_peak"], -row["peak_bytes"], row["site"]))
+    return MemoryTables(
+        pa.Table.from_pylist(summary, schema=_SUMMARY),
+        pa.concat_tables(timeline),
+        pa.Table.from_pylist(growth, schema=_GROWTH),
+        pa.Table.from_pylist(sites, schema=_SITES),
+        pa.concat_tables(at_peak),
+        pa.concat_tables(over_time),
+        tuple(caveats),
     )
-    return pa.Table.from_pylist(rows, schema=schema)
 
 
-def sites(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str]) -> pa.Table:
-    """Memory by the line of the program that allocated it.
-
-    Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
-
-    Returns:
-        A row per rank, device and site, the largest at the peak first: rank, device, site (`allocation_sites.site`),
-        allocations, allocated_bytes (all of them added up), peak_bytes (the most the site held at once), bytes_at_peak (live
-        when the device's peak was reached), end_bytes, growth_bytes_per_iteration (as in `memory`).
-    """
-    rows: list[dict[str, Any]] = []
-    for series in device_series(connection, limitations):
-        if series.allocations is None:
-            continue
-        ends, _ = ends_of_iterations(connection, series, limitations)
-        _, peak_ns = series.peak
-        names = [site(stack) for stack in stacks(connection)]
-        number = {name: place for place, name in enumerate(dict.fromkeys(names))}
-        of_row = np.array([number[name] for name in names], np.int64)[series.allocations["code"].to_numpy()]
-        at_peak = live(series.allocations, peak_ns)
-        for name, place in number.items():
-            chosen = of_row == place
-            if not chosen.any():
-                continue
-            mine = series.allocations.filter(pa.array(chosen))
-            base, time_ns, amounts = running(mine)
-            amounts = np.concatenate(([base], amounts))
-            size = mine["bytes"].to_numpy()
-            rows.append(
-                {
-                    "rank": series.rank,
-                    "device": series.device,
-                    "site": name,
-                    "allocations": mine.num_rows,
-                    "allocated_bytes": int(size.sum()),
-                    "peak_bytes": int(amounts.max()),
-                    "bytes_at_peak": int(size[at_peak[chosen]].sum()),
-                    "end_bytes": int(amounts[-1]),
-                    "growth_bytes_per_iteration": _growth(amounts[np.searchsorted(time_ns, ends, side="right")]),
-                }
-            )
-    rows.sort(key=lambda row: (row["rank"], row["device"], -row["bytes_at_peak"], -row["peak_bytes"], row["site"]))
-    amounts_of = ("allocations", "allocated_bytes", "peak_bytes", "bytes_at_peak", "end_bytes")
-    schema = [*_DEVICE, ("site", pa.string()), *((name, pa.int64()) for name in amounts_of)]
-    return pa.Table.from_pylist(rows, schema=pa.schema([*schema, ("growth_bytes_per_iteration", pa.float64())]))
+def memory_over_time(recorded: MemoryTables, *, ranks: tuple[int, ...] | None = None) -> Answer:
+    """`MemoryTables.over_time` of some ranks; None for all."""
+    found = recorded.over_time
+    if ranks is not None:
+        found = found.filter(pc.is_in(found["rank"], pa.array(ranks, pa.int32())))
+    return Answer(found, recorded.caveats)
 
 
-def live_at_peak(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str]) -> pa.Table:
-    """Every allocation that was live when a device's peak was reached, the largest first.
-
-    Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
+def out_of_memory(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+    """Every request that the allocator could not serve, by rank and time, from memory snapshots.
 
     Returns:
-        rank, device, bytes, allocated_ns (null: before the recording began), freed_ns (null: not freed), site, stack.
+        rank, device, time_ns (null if not recorded), requested_bytes, free_bytes (of the device, outside what the allocator
+        held), site, stack (null if not recorded).
     """
-    found = []
-    for series in device_series(connection, limitations):
-        if series.allocations is None:
-            continue
-        mine = series.allocations.filter(pa.array(live(series.allocations, series.peak[1]))).sort_by([("bytes", "descending")])
-        every = stacks(connection)
-        stack = [every[code] for code in mine["code"].to_pylist()]
-        found.append(
-            mine.select(["rank", "device", "bytes", "allocated_ns", "freed_ns"])
-            .append_column("site", pa.array([site(each) for each in stack], pa.string()))
-            .append_column("stack", pa.array(stack, pa.string()))
-        )
-    times = ((name, pa.int64()) for name in ("bytes", "allocated_ns", "freed_ns"))
-    schema = pa.schema([*_DEVICE, *times, ("site", pa.string()), ("stack", pa.string())])
-    return pa.concat_tables([schema.empty_table(), *(table.cast(schema) for table in found)])
+    columns = ", ".join(name for name in _OUT_OF_MEMORY.names if name != "site")
+    rows = connection.sql(f"select {columns} from out_of_memory order by rank, device, time_ns").to_arrow_table().to_pylist()
+    return pa.Table.from_pylist([row | {"site": site(row["stack"])} for row in rows], schema=_OUT_OF_MEMORY)
 
 
 def difference(before: pa.Table, after: pa.Table) -> pa.Table:
-    """What changed between two recordings, site by site.
-
-    Args:
-        before: what `sites` gave for one.
-        after: what `sites` gave for the other.
+    """Changes between two recordings per site, from two answers of `sites`.
 
     Returns:
         A row per site, the largest change first: site, before_bytes_at_peak, after_bytes_at_peak, change_bytes_at_peak,
-        before_end_bytes, after_end_bytes, change_end_bytes, before_allocations, after_allocations. Amounts are means of the
-        ranks and devices recorded.
+        before_end_bytes, after_end_bytes, change_end_bytes, before_allocations, after_allocations. Amounts are means over the
+        recorded ranks and devices.
     """
     measured = ("bytes_at_peak", "end_bytes", "allocations")
     sides = []
@@ -288,26 +239,158 @@ def difference(before: pa.Table, after: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=pa.schema([("site", pa.string()), *((name, pa.float64()) for name in names)]))
 
 
-def _free_blocks(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], tuple[int, float | None, int]]:
-    """Largest free block, fragmentation and inactive split bytes of each rank's devices when the snapshot was taken."""
+def _not_marked(rank: int, *, inferred: bool) -> Caveat:
+    if inferred:
+        text = (
+            "no iterations are marked in the memory recording: they are inferred from recurring allocations, which finds the "
+            "microbatches if a single iteration was recorded"
+        )
+        return Caveat("memory_iterations_inferred", text, (rank,))
+    text = "no iterations are marked in the memory recording, and no allocations recur regularly: growth is unknown"
+    return Caveat("memory_growth_unknown", text, (rank,))
+
+
+def _free_blocks(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], dict[str, Any]]:
+    """Free memory of each device when its snapshot was taken."""
     rows = connection.execute(
-        """select rank, coalesce(device, 0), sum(bytes - active_bytes)::bigint, max(largest_free_bytes)::bigint,
+        """select rank, coalesce(device, 0), sum(bytes - active_bytes)::bigint, coalesce(max(largest_free_bytes), 0)::bigint,
             coalesce(sum(bytes - active_bytes) filter (active_bytes > 0), 0)::bigint
         from segments where freed_ns is null and active_bytes is not null group by all"""
     ).fetchall()
     return {
-        (rank, device): (largest or 0, 1 - (largest or 0) / free if free else None, split)
+        (rank, device): {
+            "largest_free_bytes": largest,
+            "fragmentation": 1 - largest / free if free else None,
+            "inactive_split_bytes": split,
+        }
         for rank, device, free, largest, split in rows
     }
 
 
+def _summary(series: Series, ends: Integers) -> dict[str, Any]:
+    peak, peak_ns = series.allocated.peak
+    reserved = None if series.reserved is None else series.reserved.bytes
+    return {
+        "source": series.source,
+        "peak_bytes": peak,
+        "peak_ns": peak_ns,
+        "end_bytes": int(series.allocated.bytes[-1]),
+        "peak_reserved_bytes": None if reserved is None else int(reserved.max()),
+        "end_reserved_bytes": None if reserved is None else int(reserved[-1]),
+        "needlessly_reserved_bytes": series.needlessly_reserved,
+        "iterations": len(ends),
+        "growth_bytes_per_iteration": _growth(series.allocated.at(ends)),
+    }
+
+
 def _growth(amounts: Integers) -> float | None:
-    """The median change from one amount to the next: set-up in the first iterations is no growth."""
+    """Median change: the set-up in the first iterations is not growth."""
     return float(np.median(np.diff(amounts))) if len(amounts) > 1 else None
 
 
+def _timeline(series: Series, points: int) -> pa.Table:
+    kept = _thinned(series.allocated.bytes[1:], points)
+    time_ns = series.allocated.time_ns[kept]
+    reserved = None if series.reserved is None else series.reserved.at(time_ns)
+    return pa.table(
+        {
+            "rank": np.full(len(kept), series.rank, np.int32),
+            "device": np.full(len(kept), series.device, np.int32),
+            "time_ns": time_ns,
+            "allocated_bytes": series.allocated.bytes[1:][kept],
+            "reserved_bytes": pa.nulls(len(kept), pa.int64()) if reserved is None else reserved,
+        },
+        schema=_TIMELINE,
+    )
+
+
+def _ends(series: Series, ends: Integers, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    amounts = series.allocated.at(ends).tolist()
+    reserved = [None] * len(ends) if series.reserved is None else series.reserved.at(ends).tolist()
+    return [
+        {
+            "iteration": numbers[place] if numbers else None,
+            "end_ns": end_ns,
+            "allocated_bytes": amounts[place],
+            "change_bytes": amounts[place] - amounts[place - 1] if place else None,
+            "reserved_bytes": reserved[place],
+        }
+        for place, end_ns in enumerate(ends.tolist())
+    ]
+
+
+def _by_site(allocations: pa.Table, of_code: Sequence[str]) -> dict[str, _Site]:
+    names = sorted(set(of_code))
+    number = {name: place for place, name in enumerate(names)}
+    of_row = np.array([number[name] for name in of_code], np.int64)[allocations["code"].to_numpy()]
+    order = np.argsort(of_row, kind="stable")
+    bounds = np.searchsorted(of_row[order], np.arange(len(names) + 1))
+    found = {}
+    for name, (begin, end) in zip(names, itertools.pairwise(bounds.tolist()), strict=True):
+        if begin < end:
+            mine = allocations.take(pa.array(order[begin:end]))
+            found[name] = _Site(mine, running(mine))
+    return found
+
+
+def _sites(series: Series, parts: dict[str, _Site], ends: Integers) -> list[dict[str, Any]]:
+    _, peak_ns = series.allocated.peak
+    rows = []
+    for name, (allocations, held) in parts.items():
+        size = allocations["bytes"].to_numpy()
+        rows.append(
+            {
+                "site": name,
+                "allocations": allocations.num_rows,
+                "allocated_bytes": int(size.sum()),
+                "peak_bytes": int(held.bytes.max()),
+                "bytes_at_peak": int(size[live(allocations, peak_ns)].sum()),
+                "end_bytes": int(held.bytes[-1]),
+                "growth_bytes_per_iteration": _growth(held.at(ends)),
+            }
+        )
+    return rows
+
+
+def _at_peak(allocations: pa.Table, peak_ns: int | None, of_code: Sequence[pa.Array]) -> pa.Table:
+    mine = allocations.filter(pa.array(live(allocations, peak_ns))).sort_by([("bytes", "descending")])
+    code = mine["code"].combine_chunks().cast(pa.int32())
+    columns = [mine[name] for name in ("rank", "device", "bytes", "allocated_ns", "freed_ns")]
+    columns += [pa.DictionaryArray.from_arrays(code, values) for values in of_code]
+    return pa.table(columns, names=_AT_PEAK.names).cast(_AT_PEAK)
+
+
+def _over_time(series: Series, parts: dict[str, _Site]) -> pa.Table:
+    shown_ns = _shown(series.allocated)
+    peak = int(np.argmax(series.allocated.at(shown_ns)))
+    held = {name: each.held.at(shown_ns) for name, each in parts.items()}
+    largest = sorted(held, key=lambda name: (-int(held[name][peak]), -int(held[name].max()), name))
+    kept = {name: held[name] for name in largest[:MOST_SITES]}
+    if len(largest) > MOST_SITES:
+        kept[OTHER_SITES] = np.sum([held[name] for name in largest[MOST_SITES:]], axis=0)
+    count = len(kept) * len(shown_ns)
+    return pa.table(
+        {
+            "rank": np.full(count, series.rank, np.int32),
+            "device": np.full(count, series.device, np.int32),
+            "site": pa.array([name for name in kept for _ in shown_ns], pa.string()),
+            "time_ns": np.tile(shown_ns, len(kept)),
+            "bytes": np.concatenate(list(kept.values())),
+        },
+        schema=_OVER_TIME,
+    )
+
+
+def _shown(amounts: Amounts) -> Integers:
+    """Times to show: of equal parts of the recording, the time with the highest amount; and the last."""
+    time_ns, size = amounts.time_ns, amounts.bytes[1:]
+    bounds = np.unique(np.searchsorted(time_ns, np.linspace(int(time_ns[0]), int(time_ns[-1]) + 1, _POINTS_OF_SITES + 1)))
+    highest = [begin + int(size[begin:end].argmax()) for begin, end in itertools.pairwise(bounds.tolist())]
+    return np.unique(time_ns[[*highest, -1]])
+
+
 def _thinned(amounts: Integers, points: int) -> Integers:
-    """Places to keep: all, or the highest of each of some equal parts, and the last."""
+    """Indices to keep: all, or the highest amount of each of some equal parts, and the last."""
     if len(amounts) <= points:
         return np.arange(len(amounts))
     bounds = np.linspace(0, len(amounts), points, dtype=np.int64)

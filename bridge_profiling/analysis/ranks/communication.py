@@ -1,36 +1,51 @@
-"""What communication costs: per group and operation, how much of it moved data, how much waited, and what nothing hid.
+"""Waiting for other ranks, and the cost of communication: transfer, waiting, and the part that no compute hides.
+
+The transfer time of a matched operation is the shortest duration among its participants, since the last to arrive does not
+wait. Each rank's excess over it is waiting for the rank that began last on the common clock. So a rank whose communication
+takes long because it waits is not the slow one.
 
 Bandwidths are those of NCCL's own benchmark, of the transfer alone:
-https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. Algorithm bandwidth is message size over time, where the
-size is the larger of one rank's input and output: what all_gather gathers, what reduce_scatter scatters. Bus bandwidth is that
-times a factor that makes operations comparable with the link's speed: 2(n-1)/n for all_reduce, (n-1)/n for all_gather,
-reduce_scatter, all_to_all, gather and scatter, 1 for broadcast, reduce, send and receive.
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. Algorithm bandwidth is message size over time; the size is
+the larger of one rank's input and output. Bus bandwidth is that times `bus_factor`, comparable with the link's speed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.analysis.intervals import rows_of, union
-from bridge_profiling.analysis.ranks.matching import tell
-from bridge_profiling.analysis.ranks.waiting import measure_waiting, rank_by_rank
-from bridge_profiling.traces.types import RankInfo
+from bridge_profiling.analysis.questions import Answer
+from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
+from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
     import duckdb
 
-_BUS_FACTOR = """case
-    when operation = 'all_reduce' then 2.0 * (size - 1) / size
-    when operation in ('all_gather', 'reduce_scatter', 'all_to_all', 'gather', 'scatter') then (size - 1.0) / size
-    when operation in ('broadcast', 'reduce', 'send', 'recv', 'send_recv') then 1.0
-end"""
+#: Rows per batch of a streamed query.
+_BATCH_ROWS = 1 << 17
 
-# Sends and receives are an operation each; of the others every participant has a row. A send_recv has two.
-_BY_GROUP = f"""
+_WAITING = """
+create or replace temp table waiting as
+with placed as (
+    select matched.*, start_ns + offset_ns as placed_ns from matched join offsets using (rank)
+), latest as (
+    select match, arg_max(rank, placed_ns) as waits_for, max(placed_ns) as latest_ns, min(placed_ns) as earliest_ns
+    from placed group by match
+)
+select rank, collective, match, group_id, point_to_point, operation, message_bytes, iteration, start_ns, end_ns, participants,
+    transfer_ns, end_ns - start_ns - transfer_ns as wait_ns, waits_for, placed_ns - earliest_ns as late_ns
+from placed join latest using (match)
+-- A kernel that sends and receives is matched twice; it lasts until the later of both partners arrives.
+qualify row_number() over (partition by rank, collective order by latest_ns desc, match) = 1
+order by rank
+"""
+
+# Each send or receive is an operation; of the others, every participant has a row. A send_recv has two.
+_BY_GROUP = """
 with per_rank as (
     select group_id, operation, rank, count(*) as operations, sum(message_bytes) as bytes,
         min(message_bytes) as smallest, max(message_bytes) as largest, max(group_size) as size,
@@ -59,13 +74,12 @@ with per_rank as (
 select operation, "group", group_name, group_ranks, size::integer as group_size, ranks::integer as captured_ranks,
     operations::bigint as count, coalesce(matched, 0)::bigint as matched_count, smallest::bigint as smallest_message_bytes,
     largest::bigint as largest_message_bytes, bytes::bigint as bytes, mean_duration_us, transfer_us, wait_us,
-    matched_bytes / nullif(transfer_us, 0) / 1e3 as algorithm_bandwidth_gbs,
-    matched_bytes / nullif(transfer_us, 0) / 1e3 * {_BUS_FACTOR} as bus_bandwidth_gbs
+    matched_bytes / nullif(transfer_us, 0) / 1e3 as algorithm_bandwidth_gbs
 from seen join named using (group_id) left join matched_groups using (group_id, operation)
 order by "group", group_name, group_ranks, operation
 """
 
-#: Of fewer operations of one size, the shortest can have waited as the others did.
+#: Among fewer operations of one size, the shortest can contain waiting as well.
 _ENOUGH_OF_A_SIZE = 8
 
 _BY_RANK = f"""
@@ -92,64 +106,92 @@ order by "group", group_name, group_ranks, operation, rank
 """
 
 
-def communication(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str]) -> pa.Table:
-    """Operations of every group.
+def measure_waiting(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Table) -> tuple[Caveat, ...]:
+    """Create the table `waiting`, with a row per matched operation of a rank. Needs `matching.match`.
 
-    Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
+    Columns: rank, collective, match, group_id, point_to_point, operation, message_bytes, iteration, start_ns, end_ns (on the
+    rank's own clock), participants, transfer_ns, wait_ns, waits_for (the rank that began last, possibly the rank itself),
+    late_ns (time from the first participant's start to this one's, on the common clock).
+    """
+    connection.register("offsets", clock_offsets)
+    connection.execute(_WAITING)
+    connection.unregister("offsets")
+    return ()
+
+
+def communication(connection: duckdb.DuckDBPyConnection) -> Answer:
+    """Operations of every group. Needs `measure_waiting`.
 
     Returns:
-        A row per operation and group: operation, group, group_name, group_ranks, group_size, captured_ranks (with a row of
-        it), count, matched_count (compared with another rank's), smallest_message_bytes, largest_message_bytes, bytes
-        (messages of one rank added up), mean_duration_us (of a rank's kernel, waiting included), transfer_us, wait_us (all
-        ranks' added up), algorithm_bandwidth_gbs and bus_bandwidth_gbs (1e9 bytes/s, of matched operations' transfers). Null
-        where nothing was matched: of one rank alone, transfer cannot be told from waiting.
+        A row per operation and group: operation, group, group_name, group_ranks, group_size, captured_ranks, count,
+        matched_count (compared with another rank's), smallest_message_bytes, largest_message_bytes, bytes (sum of one rank's
+        messages), mean_duration_us (of a rank's kernel, with waiting), transfer_us, wait_us (sum over ranks),
+        algorithm_bandwidth_gbs and bus_bandwidth_gbs (1e9 bytes/s, of matched operations' transfers). The last four are null
+        where nothing is matched: one rank alone does not show which part is waiting.
     """
-    measure_waiting(connection, infos, limitations=limitations)
     found = connection.sql(_BY_GROUP).to_arrow_table()
-    unmatched = sum(1 for count in found["matched_count"].to_pylist() if not count)
-    if unmatched:
-        tell(
-            limitations,
-            f"transfer cannot be told from waiting for {unmatched} of {len(found)} kinds of communication: only one "
-            "participant of each is captured, or what it belongs to is not known",
-        )
-    return found
+    columns = (found[name].to_pylist() for name in ("operation", "group_size", "algorithm_bandwidth_gbs"))
+    bus_gbs = [_bus_bandwidth(*row) for row in zip(*columns, strict=True)]
+    found = found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64()))
+    unmatched = found["matched_count"].to_pylist().count(0)
+    if not unmatched:
+        return Answer(found)
+    text = (
+        f"waiting cannot be separated from transfer for {unmatched} of {len(found)} kinds of communication: only one "
+        "participant of each is captured, or its group is unknown"
+    )
+    return Answer(found, (Caveat("waiting_unknown", text),))
 
 
-def communication_by_rank(
-    connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str]
-) -> pa.Table:
-    """What each rank spent in each group's operations.
+def _bus_bandwidth(operation: str, size: int | None, algorithm_gbs: float | None) -> float | None:
+    if algorithm_gbs is None or operation not in BUS_OPERATIONS or (size is None and BUS_OPERATIONS[operation]):
+        return None
+    return algorithm_gbs * bus_factor(operation, size or 1)
 
-    Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
+
+def communication_by_rank(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+    """Time of each rank in each group's operations. Needs `measure_waiting`.
 
     Returns:
         A row per operation, group and rank: operation, group, group_name, group_ranks, rank, count, matched_count, bytes,
-        duration_us (kernels added up), shortest_us (the same, were each as short as the shortest of its size on that rank, of
-        sizes that occur often, null without any: what transfers take where nothing is matched, if some wait not), transfer_us
-        and wait_us (of matched operations, null without any), exposed_us (time in which nothing but communication ran) and
-        overlapped_us (time beside compute). Exposed times of groups that communicate at once overlap: they add up to more than
-        the rank's exposed communication.
+        duration_us (sum of the kernels), shortest_us (the same if each took as long as the shortest of its size on that rank,
+        over sizes that occur often; null without any: an estimate of the transfers if nothing is matched), transfer_us and
+        wait_us (of matched operations, null without any), exposed_us (only communication ran) and overlapped_us (compute ran
+        too). If groups communicate at the same time, their exposed times overlap and add up to more than the rank's.
     """
-    measure_waiting(connection, infos, limitations=limitations)
-    connection.register("exposure", exposure(connection))
+    connection.register("exposure", _exposure(connection))
     found = connection.sql(_BY_RANK).to_arrow_table()
     connection.unregister("exposure")
     return found
 
 
-def exposure(connection: duckdb.DuckDBPyConnection) -> pa.Table:
-    """How much of each group's communication nothing hid: group_id, operation, rank, exposed_us, overlapped_us.
+def rank_by_rank(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[tuple[int, pa.Table]]:
+    """Rows of a query, one rank at a time, so that memory holds one rank's rows.
 
     Args:
-        connection: of `session.connect`.
+        connection: runs nothing else until the rows are read; pass a cursor if it does.
+        query: has `rank` as its first column, with the rows of each rank together.
     """
+    kept: list[pa.RecordBatch] = []
+    rank: int | None = None
+    for batch in connection.sql(query).fetch_record_batch(_BATCH_ROWS):
+        begin = 0
+        ranks = batch.column(0).to_numpy()
+        while begin < len(ranks):
+            if rank is not None and ranks[begin] != rank:
+                yield rank, pa.Table.from_batches(kept)
+                kept = []
+            rank = int(ranks[begin])
+            same = ranks[begin:] == rank
+            length = len(same) if same.all() else int(same.argmin())
+            kept.append(batch.slice(begin, length))
+            begin += length
+    if rank is not None and kept:
+        yield rank, pa.Table.from_batches(kept)
+
+
+def _exposure(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+    """Time of each group's communication that nothing else hides: group_id, operation, rank, exposed_us, overlapped_us."""
     operations = rank_by_rank(connection.cursor(), "select rank, collective, group_id, operation from operations")
     work = rank_by_rank(connection.cursor(), "select rank, kind, start_ns, end_ns, collective from device_events")
     rows: list[tuple[int, str, int, float, float]] = []

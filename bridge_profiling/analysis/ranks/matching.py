@@ -1,33 +1,53 @@
-"""Which rows of `collectives` are one and the same operation, seen by its participants. Says nothing about who was late.
+"""Matches each communication operation with the same operation on the other ranks.
 
-Operations of a group are matched by their position in the iteration, where all of the group's captures hold the same
-operations of that iteration; else, as when a capture begins in the middle, by the offset at which the captures fit together
-(`alignment`). Sends and receives are matched pair by pair: the n-th from one rank to another with the n-th receipt. A kernel
-that both sends and receives is matched in both directions.
-
-Everything happens in the database: `matched` is a temporary table of it, made once.
+Operations of a group are matched by their position in the iteration if all of the group's captures hold the same operations of
+that iteration. Otherwise, for example if a capture begins in the middle, they are matched by the offset at which the captures
+fit together (`align`). Sends and receives are matched pair by pair: the n-th from one rank to another with the n-th receipt.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from bridge_profiling.analysis.ranks.alignment import Sequence, align
+from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
     import duckdb
 
+Integers = NDArray[np.int64]
+
+#: Ends of the same operations scatter by less: 1 to 10 us on NVLink (measured on H200), more between hosts.
+_SAME_NS = 50_000
+
+#: Spreads that differ by less are equal.
+_SCATTER_NS = 10_000
+
+#: Ends that scatter by more are of different operations: iterations differ from each other by as much.
+_STEADY_NS = 500_000
+
+#: The ends of this few operations can agree by chance, since they do so in another iteration too.
+_FEW = 4
+
+#: Largest clock difference between hosts that synchronize over the network.
+_HOSTS_NS = 50_000_000
+
+#: All offsets are tried up to this many comparisons, if the likely ones do not fit.
+_SEARCHED = 1 << 24
+
 #: Operations between two ranks.
 POINT_TO_POINT = ("send", "recv", "send_recv")
 
-#: Operations whose message is not of one size on all ranks: sizes tell nothing about whether two rows match.
+#: Operations whose message size differs between ranks, so that sizes do not show whether two rows match.
 _UNEVEN = ("all_to_all", "gather", "scatter", "reduce", "dispatch", "combine", "barrier")
 
-# Not temporary: cursors of the connection, which stream a table each, see it too.
+# Not temporary: cursors of the connection must see it.
 _OPERATIONS = """
 create or replace view operations as
 select * replace (coalesce(operation, 'unknown') as operation),
@@ -35,7 +55,7 @@ select * replace (coalesce(operation, 'unknown') as operation),
 from collectives
 """
 
-# A row for each direction of each operation: what is matched is a channel, either a group or two of its ranks in one direction.
+# A row for each direction of each operation. A channel is a group, or two of its ranks in one direction.
 _CALLS = f"""
 create or replace temp table calls as
 with grouped as (
@@ -64,7 +84,7 @@ select rank, collective, channel, group_id, point_to_point, operation, message_b
 from directed
 """
 
-# Channels in which some iteration is not the same sequence on every rank that captured the channel.
+# Channels in which ranks captured different sequences of some iteration.
 _UNEQUAL = """
 create or replace temp table unequal as
 with sequences as (
@@ -89,48 +109,38 @@ select * exclude (signature, position, sequence), min(end_ns - start_ns) over (p
 from counted where participants > 1
 """
 
+_GROUPS = """
+create or replace temp table groups as
+select group_id, any_value("group") as "group", any_value(group_name) as group_name,
+    any_value(group_ranks) as group_ranks, max(group_size) as group_size, count(distinct rank) as captured
+from operations where group_name is not null or group_ranks is not null
+group by group_id
+"""
 
-def match(connection: duckdb.DuckDBPyConnection, *, limitations: list[str]) -> None:
-    """Make the temporary table `matched`, unless the connection has it: a row per participant of each matched operation.
 
-    Columns: match (the same number for all participants), rank, collective, channel, group_id (joins `groups`),
-    point_to_point, operation, message_bytes, iteration, start_ns and end_ns on the rank's own clock, participants (how many
-    are captured), transfer_ns: the shortest duration among the participants. Makes `groups` too: group_id, group, group_name,
-    group_ranks, group_size, captured (how many of its ranks are); and the view `operations`: `collectives` with a group_id.
+def match(connection: duckdb.DuckDBPyConnection) -> list[Caveat]:
+    """Create the tables `matched` and `groups`, and the view `operations`: `collectives` with a group_id.
 
-    Args:
-        connection: of `session.connect`.
-        limitations: what could not be matched is appended.
+    `matched` has a row per participant of each matched operation and direction: match (one number for all participants), rank,
+    collective, channel, group_id, point_to_point, operation, message_bytes, iteration, start_ns and end_ns on the rank's own
+    clock, participants (captured ones), and transfer_ns: the shortest duration among the participants. `groups`: group_id,
+    group, group_name, group_ranks, group_size, captured (number of its ranks that are).
     """
-    if not has_table(connection, "matching_limitations"):
-        connection.execute(_OPERATIONS)
-        connection.execute(_CALLS)
-        connection.execute(_UNEQUAL)
-        connection.register("aligned_rows", _aligned(connection))
-        connection.execute("create or replace temp table aligned as select * from aligned_rows")
-        connection.unregister("aligned_rows")
-        connection.execute(_MATCHED)
-        connection.execute(_GROUPS)
-        told = pa.table({"sentence": pa.array(_limitations(connection), pa.string())})
-        connection.register("told", told)
-        connection.execute("create temp table matching_limitations as select * from told")
-        connection.unregister("told")
-        connection.execute("drop table calls; drop table unequal; drop table aligned")
-    tell(limitations, *(row[0] for row in connection.execute("select sentence from matching_limitations").fetchall()))
-
-
-def tell(limitations: list[str], *sentences: str) -> None:
-    """Append sentences that are not there yet."""
-    limitations += [sentence for sentence in dict.fromkeys(sentences) if sentence not in limitations]
-
-
-def has_table(connection: duckdb.DuckDBPyConnection, table: str) -> bool:
-    """Whether the connection has a temporary table of that name."""
-    return bool(connection.execute("select 1 from duckdb_tables() where temporary and table_name = ?", [table]).fetchall())
+    connection.execute(_OPERATIONS)
+    connection.execute(_CALLS)
+    connection.execute(_UNEQUAL)
+    aligned = _aligned(connection)
+    connection.register("aligned", aligned)
+    connection.execute(_MATCHED)
+    connection.unregister("aligned")
+    connection.execute(_GROUPS)
+    found = _caveats(connection)
+    connection.execute("drop table calls; drop table unequal")
+    return found
 
 
 def _aligned(connection: duckdb.DuckDBPyConnection) -> pa.Table:
-    """Places in the channel of each row of the unequal channels; rows of captures that fit nowhere are left out."""
+    """Place in the channel of each row of the unequal channels, without rows of captures that fit nowhere."""
     rows = connection.sql(
         """select channel, rank, collective, signature, coalesce(iteration, -1) as iteration, end_ns
         from calls semi join unequal using (channel) order by channel, rank, sequence, collective"""
@@ -153,16 +163,15 @@ def _aligned(connection: duckdb.DuckDBPyConnection) -> pa.Table:
 
 
 def _runs(values: np.ndarray) -> list[slice]:
-    """Where equal values stand together."""
+    """Runs of equal values."""
     if not len(values):
         return []
     bounds = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
     return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
 
 
-def _limitations(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """What the matching leaves open."""
-    told = []
+def _caveats(connection: duckdb.DuckDBPyConnection) -> list[Caveat]:
+    found = []
     unnamed, alone, total = connection.execute(
         f"""select count(*) filter (group_name is null and group_ranks is null),
             count(*) filter (operation in {POINT_TO_POINT} and (group_name is not null or group_ranks is not null)
@@ -170,45 +179,211 @@ def _limitations(connection: duckdb.DuckDBPyConnection) -> list[str]:
         from collectives"""
     ).fetchall()[0]
     if unnamed:
-        told.append(f"{unnamed} of {total} communication operations name no process group: they match no other rank's")
+        text = f"{unnamed} of {total} communication operations have no process group, so they match no operation of other ranks"
+        found.append(Caveat("operations_without_group", text))
     if alone:
-        told.append(f"{alone} sends and receives name no single peer: they match no other rank's")
+        text = f"{alone} sends and receives have no single peer, so they match no operation of other ranks"
+        found.append(Caveat("operations_without_peer", text))
     lacking, examples = connection.execute(
         """select count(*), list(coalesce("group", group_name, group_ranks) || coalesce(' ' || group_ranks, '')
             order by group_ranks)[1:3] from groups where captured < group_size"""
     ).fetchall()[0]
     if lacking:
-        told.append(
-            f"of {lacking} process groups not all ranks are captured ({_some(examples, lacking)}): waiting for a rank that is "
-            "not captured cannot be told from the transfer itself"
+        named = ", ".join(examples) + (", …" if lacking > len(examples) else "")
+        text = (
+            f"{lacking} process groups are captured on some of their ranks only ({named}): waiting for a rank that is not "
+            "captured counts as transfer"
         )
-    lost = connection.execute(
+        found.append(Caveat("groups_partly_captured", text))
+    lost, ranks = connection.execute(
         """with seen as (select channel from calls group by channel having count(distinct rank) > 1)
         select count(*), count(distinct rank) from calls semi join seen using (channel)
         anti join matched using (channel, rank, collective)"""
     ).fetchall()[0]
-    if lost[0]:
-        told.append(
-            f"{lost[0]} communication operations of {lost[1]} ranks have no counterpart on another captured rank, as at the "
-            "edges of captures that begin or end at different points"
+    if lost:
+        text = (
+            f"{lost} communication operations of {ranks} ranks have no counterpart on another captured rank. This happens at "
+            "the edges of captures that begin or end at different points"
         )
-    shifted = connection.execute("select count(distinct channel) from matched semi join unequal using (channel)").fetchall()
-    if shifted[0][0]:
-        told.append(
-            f"in {shifted[0][0]} process groups or pairs the captures do not hold the same operations of the same iterations: "
-            "they are matched by the order of the operations and the moments at which they end"
+        found.append(Caveat("operations_unmatched", text))
+    shifted = connection.sql("select count(distinct channel) from matched semi join unequal using (channel)").fetchall()[0][0]
+    if shifted:
+        text = (
+            f"in {shifted} process groups or pairs of ranks, captures hold different operations of the same iterations: they "
+            "are matched by the order of the operations and the times at which they end"
         )
-    return told
+        found.append(Caveat("captures_aligned", text))
+    return found
 
 
-def _some(examples: list[str], total: int) -> str:
-    return ", ".join(examples[:3]) + (", …" if total > 3 else "")
+@dataclass(frozen=True)
+class Sequence:
+    """One rank's operations in one channel, in order.
+
+    Args:
+        rank: global rank.
+        signature: hash of each operation and its size.
+        iteration: of each operation; negative if unknown.
+        end_ns: end of each operation on the rank's own clock.
+    """
+
+    rank: int
+    signature: Integers
+    iteration: Integers
+    end_ns: Integers
+
+    def __len__(self) -> int:
+        return len(self.signature)
 
 
-_GROUPS = """
-create or replace temp table groups as
-select group_id, any_value("group") as "group", any_value(group_name) as group_name,
-    any_value(group_ranks) as group_ranks, max(group_size) as group_size, count(distinct rank) as captured
-from operations where group_name is not null or group_ranks is not null
-group by group_id
-"""
+class Fit(NamedTuple):
+    """One way in which two sequences fit.
+
+    Args:
+        offset: operation i of the other sequence is operation i + offset of the reference.
+        overlap: operations in common.
+        spread_ns: mean deviation of the differences between the ends from their median.
+        apart_ns: that median: the reference's clock minus the other's.
+        marked: whether every operation in common has the same, known iteration in both.
+    """
+
+    offset: int
+    overlap: int
+    spread_ns: float
+    apart_ns: float
+    marked: bool
+
+
+class RankClocks:
+    """Differences between ranks' clocks, chained from pairs of ranks."""
+
+    def __init__(self) -> None:
+        self._above: dict[int, tuple[int, float]] = {}
+
+    def learn(self, one: int, other: int, apart_ns: float) -> None:
+        """Record by how much one rank's clock is ahead of the other's."""
+        (top, ahead), (bottom, behind) = self._top(one), self._top(other)
+        if top != bottom:
+            self._above[bottom] = (top, apart_ns + behind - ahead)
+
+    def apart_ns(self, one: int, other: int) -> float | None:
+        """By how much one rank's clock is ahead of the other's; None if nothing relates them."""
+        (top, ahead), (bottom, behind) = self._top(one), self._top(other)
+        return ahead - behind if top == bottom else None
+
+    def _top(self, rank: int) -> tuple[int, float]:
+        """The root of the rank's tree, and by how much this rank's clock is ahead of the root's."""
+        ahead = 0.0
+        while rank in self._above:
+            rank, behind = self._above[rank]
+            ahead -= behind
+        return rank, ahead
+
+
+def align(channels: Iterable[list[Sequence]]) -> list[list[int | None]]:
+    """Each sequence's offset to the longest one of its channel; None for those that fit nowhere.
+
+    Two captures fit if all operations of their overlap have the same kind, size and, where known, iteration. Training repeats
+    itself, so several offsets can fit. The participants of an operation end it together: at the right offset, the ends differ
+    by the difference of the clocks; at a wrong one, also by differences between iterations. Where that leaves a choice, for
+    example in a channel with two operations per iteration, the clocks decide, as other channels of the same ranks show them.
+    """
+    every = list(channels)
+    fits = [_against_longest(sequences) for sequences in every]
+    clocks = RankClocks()
+    # Sequences that fit in one way only show the clocks, which decide about the others.
+    plain = [
+        (ways[0].overlap, sequences[longest].rank, sequence.rank, ways[0].apart_ns)
+        for sequences, (longest, found) in zip(every, fits, strict=True)
+        for sequence, ways in zip(sequences, found, strict=True)
+        if sequence.rank != sequences[longest].rank and _plain(ways)
+    ]
+    for _, one, other, apart_ns in sorted(plain, reverse=True):
+        clocks.learn(one, other, apart_ns)
+    return [
+        [
+            _chosen(ways, clocks.apart_ns(sequences[longest].rank, each.rank))
+            for each, ways in zip(sequences, found, strict=True)
+        ]
+        for sequences, (longest, found) in zip(every, fits, strict=True)
+    ]
+
+
+def _plain(ways: list[Fit]) -> bool:
+    """Whether the first fit has so many more operations than the next that it is the right one."""
+    return bool(ways) and ways[0].overlap > _FEW and (len(ways) == 1 or ways[0].overlap >= 2 * ways[1].overlap)
+
+
+def _against_longest(sequences: list[Sequence]) -> tuple[int, list[list[Fit]]]:
+    longest = max(range(len(sequences)), key=lambda place: len(sequences[place]))
+    return longest, [
+        [Fit(0, len(each), 0.0, 0.0, True)] if place == longest else fitting(sequences[longest], each)
+        for place, each in enumerate(sequences)
+    ]
+
+
+def _chosen(ways: list[Fit], apart_ns: float | None) -> int | None:
+    """The offset of the fit that agrees with the clocks; without clocks, of the one with the most operations."""
+    if apart_ns is not None:
+        near = [way for way in ways if abs(way.apart_ns - apart_ns) <= _STEADY_NS]
+        return min(near, key=lambda way: abs(way.apart_ns - apart_ns)).offset if near else None
+    # A few operations fit in several places, so their iterations or the hosts' clocks must agree.
+    trusted = [way for way in ways if way.overlap > _FEW or way.marked or abs(way.apart_ns) <= _HOSTS_NS]
+    return (
+        min(trusted, key=lambda way: (-way.overlap, way.spread_ns // _SCATTER_NS, abs(way.apart_ns))).offset
+        if trusted
+        else None
+    )
+
+
+def fitting(reference: Sequence, other: Sequence) -> list[Fit]:
+    """The ways in which two sequences fit and end together, with the most operations first."""
+    if not len(reference) or not len(other):
+        return []
+    found = _fits(reference, other, _likely(reference, other))
+    searchable = len(reference) * len(other) <= _SEARCHED
+    sure = any(fit.overlap >= _FEW and fit.spread_ns <= _SAME_NS for fit in found)
+    marked = (other.iteration >= 0).all() and (reference.iteration >= 0).all()
+    if searchable and not (sure and marked):
+        found = _fits(reference, other, np.arange(1 - len(other), len(reference)))
+    return sorted(_steadiest(found), key=lambda fit: (-fit.overlap, fit.spread_ns))
+
+
+def _steadiest(found: list[Fit]) -> list[Fit]:
+    """The fits whose ends agree as well as those of the best one."""
+    # One or two operations in common always agree, so they do not count.
+    meaningful = [fit.spread_ns for fit in found if fit.overlap >= _FEW and fit.spread_ns <= _STEADY_NS]
+    limit = max(3 * min(meaningful), _SAME_NS / 2) if meaningful else _STEADY_NS
+    return [fit for fit in found if fit.spread_ns <= limit]
+
+
+def _likely(reference: Sequence, other: Sequence) -> Integers:
+    """Offsets at which iterations or captures begin or end together, or the clocks agree."""
+    candidates = [0, len(reference) - len(other)]
+    for number in np.intersect1d(reference.iteration, other.iteration):
+        if number >= 0:
+            mine, theirs = np.flatnonzero(reference.iteration == number), np.flatnonzero(other.iteration == number)
+            candidates += [mine[0] - theirs[0], mine[-1] - theirs[-1]]
+    place = np.clip(np.searchsorted(reference.end_ns, other.end_ns), 1, max(len(reference) - 1, 1))
+    before, after = reference.end_ns[place - 1], reference.end_ns[np.minimum(place, len(reference) - 1)]
+    nearest = np.where(other.end_ns - before < after - other.end_ns, place - 1, place)
+    candidates.append(int(np.median(nearest - np.arange(len(other)))))
+    return np.unique(np.array(candidates, np.int64))
+
+
+def _fits(reference: Sequence, other: Sequence, candidates: Integers) -> list[Fit]:
+    found = []
+    for place in candidates.tolist():
+        mine = slice(max(0, place), min(len(reference), place + len(other)))
+        theirs = slice(mine.start - place, mine.stop - place)
+        if mine.stop <= mine.start or (reference.signature[mine] != other.signature[theirs]).any():
+            continue
+        one, two = reference.iteration[mine], other.iteration[theirs]
+        if ((one != two) & (one >= 0) & (two >= 0)).any():
+            continue
+        apart = reference.end_ns[mine] - other.end_ns[theirs]
+        middle = int(np.sort(apart)[len(apart) // 2])
+        # Mean, not median: a wrong offset is right within an iteration.
+        spread = float(np.abs(apart - middle).mean())
+        found.append(Fit(place, len(apart), spread, float(middle), bool(((one >= 0) & (two >= 0)).all())))
+    return found

@@ -1,16 +1,16 @@
-"""How long pipeline stages wait for one another, against what the schedule costs at best. Needs sends and receives only.
+"""Pipeline bubbles: how long stages wait for each other, and the schedule's ideal. Needs only sends and receives.
 
 The pipeline of an iteration lasts from the first compute on any of its stages until the last stage to finish its backward
-passes begins what follows them: gradient synchronization, recognised as the first group that communicates after the last
-activation or gradient was exchanged and never before. A stage's bubble is the part of it in which the stage has no work and
-waits for another stage: for an activation or a gradient, in a collective across stages, or at the beginning and the end. Idle
-time for other reasons, such as a host that launches late, is kept apart.
+passes begins what follows: gradient synchronization, recognized as the first group that communicates after the last exchange
+of an activation or gradient and never before. A stage's bubble is the part of it in which the stage has no work and waits for
+another stage: for an activation or a gradient, in a collective across stages, or at the beginning and the end. Idle time for
+other reasons, such as a host that launches late, is separate.
 
-- warm-up: until the first gradient comes from the next stage; on the last stage, until its first activation comes.
-- cool-down: after the last activation came; on the first stage, after it sent its last one.
+- warm-up: until the first gradient arrives from the next stage; on the last stage, until its first activation arrives.
+- cool-down: after the last activation arrived; on the first stage, after it sent its last one.
 - steady: between them. A schedule without interleaving has no bubble there.
 
-At best the bubble is (p - 1) / (m + p - 1) of the pipeline, for p even stages and m microbatches (Narayanan et al., 2021,
+Ideally the bubble is (p - 1) / (m + p - 1) of the pipeline, for p equal stages and m microbatches (Narayanan et al., 2021,
 https://arxiv.org/abs/2104.04473).
 """
 
@@ -18,16 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.analysis.intervals import Intervals, rows_of, union, window
-from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT, tell
-from bridge_profiling.analysis.ranks.waiting import measure_waiting, rank_by_rank
+from bridge_profiling.analysis.questions import Answer
+from bridge_profiling.analysis.ranks.communication import rank_by_rank
+from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
 from bridge_profiling.traces.joins import ranks_of
-from bridge_profiling.traces.types import RankInfo
+from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
     import duckdb
@@ -38,7 +39,7 @@ where operation in {POINT_TO_POINT} and group_ranks is not null and iteration is
 order by rank, iteration, start_ns
 """
 
-# When each rank's backward passes are over: a group that communicates only after the last exchange begins.
+# End of each rank's backward passes: a group that communicates only after the last exchange begins.
 _OVER = f"""
 with exchanged as (
     select rank, iteration, max(end_ns) as last_ns from operations where operation in {POINT_TO_POINT} group by all
@@ -64,16 +65,8 @@ _STAGES = pa.schema(
         ("ranks", pa.list_(pa.int32())),
         ("iterations", pa.int32()),
         ("microbatches", pa.int32()),
-        ("pipeline_us", pa.float64()),
-        ("compute_us", pa.float64()),
-        ("excess_compute_us", pa.float64()),
-        ("bubble_us", pa.float64()),
-        ("warm_up_us", pa.float64()),
-        ("steady_us", pa.float64()),
-        ("cool_down_us", pa.float64()),
-        ("other_idle_us", pa.float64()),
-        ("bubble_fraction", pa.float64()),
-        ("ideal_bubble_fraction", pa.float64()),
+        *((name, pa.float64()) for name in (*_TIMES[:2], "excess_compute_us", *_TIMES[2:])),
+        *((name, pa.float64()) for name in ("bubble_fraction", "ideal_bubble_fraction")),
     ]
 )
 
@@ -85,46 +78,39 @@ _RANKS = pa.schema(
         ("pipeline", pa.string()),
         ("boundary", pa.bool_()),
         ("microbatches", pa.int32()),
-        *(
-            (name, pa.float64())
-            for name in ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us")
-        ),
-        ("other_idle_us", pa.float64()),
+        *((name, pa.float64()) for name in _TIMES),
     ]
 )
 
 
+class _Place(NamedTuple):
+    """A rank's pipeline (its ranks, as recorded), its stage, and the last stage."""
+
+    pipeline: str
+    stage: int
+    last: int
+
+
 @dataclass
 class _Exchange:
-    """Sends and receives of one rank in one iteration, in order."""
+    """Sends and receives of one rank in one iteration, in order: stages with times at which they ended."""
 
-    received_from: list[tuple[int, int]] = field(default_factory=list)  # stage, end_ns
+    received_from: list[tuple[int, int]] = field(default_factory=list)
     sent_to: list[tuple[int, int]] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    collectives: list[int] = field(default_factory=list)
 
 
-def pipeline(
-    connection: duckdb.DuckDBPyConnection,
-    infos: Sequence[RankInfo],
-    *,
-    limitations: list[str],
-    microbatches: int | None = None,
-) -> pa.Table:
-    """The stages of the run's pipelines.
-
-    Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
-        microbatches: of an iteration; None counts what the first stage sends.
+def pipeline(by_rank: pa.Table) -> Answer:
+    """The stages of the run's pipelines, from the answer of `pipeline_by_rank`.
 
     Returns:
-        A row per stage: stage, stages, ranks (captured), iterations, microbatches (null when unknown), pipeline_us, compute_us,
-        excess_compute_us (beyond the mean stage: uneven stages), bubble_us, of it warm_up_us, steady_us and cool_down_us,
-        other_idle_us, bubble_fraction (of pipeline_us), ideal_bubble_fraction (null when the microbatches are unknown). Times
-        are means of an iteration of a rank; boundary iterations are left out where others exist. Empty without a pipeline.
+        A row per stage: stage, stages, ranks (captured), iterations, microbatches (null if unknown), pipeline_us, compute_us,
+        excess_compute_us (beyond the mean stage: uneven stages), bubble_us and its parts warm_up_us, steady_us and
+        cool_down_us, other_idle_us, bubble_fraction (of pipeline_us), ideal_bubble_fraction (null if the microbatches are
+        unknown). Times are means of an iteration of a rank, without boundary iterations if others exist. Empty without a
+        pipeline.
     """
-    rows = pipeline_by_rank(connection, infos, limitations=limitations, microbatches=microbatches).to_pylist()
+    rows = by_rank.to_pylist()
     steady = [row for row in rows if not row["boundary"]] or rows
     stages = sorted({row["stage"] for row in steady})
     count = 1 + max((len(ranks_of(row["pipeline"]) or ()) - 1 for row in steady), default=0)
@@ -149,174 +135,148 @@ def pipeline(
     even = float(np.mean([row["compute_us"] for row in found])) if found else 0.0
     for row in found:
         row["excess_compute_us"] = row["compute_us"] - even
-    missing = sorted(set(range(count)) - set(stages)) if found else []
-    if missing:
-        tell(
-            limitations,
-            f"pipeline stages {', '.join(map(str, missing))} are not captured: of them only others' waiting is seen",
-        )
-    return pa.Table.from_pylist(found, schema=_STAGES)
+    missing = ", ".join(str(stage) for stage in range(count) if found and stage not in stages)
+    text = f"pipeline stages {missing} are not captured: of them, only other stages' waiting is visible"
+    caveats = (Caveat("stages_not_captured", text),) if missing else ()
+    return Answer(pa.Table.from_pylist(found, schema=_STAGES), caveats)
 
 
 def pipeline_by_rank(
     connection: duckdb.DuckDBPyConnection,
     infos: Sequence[RankInfo],
+    clock_offsets: pa.Table,
     *,
-    limitations: list[str],
     microbatches: int | None = None,
-) -> pa.Table:
-    """Each rank's part in its pipeline, iteration by iteration.
+) -> Answer:
+    """Each rank's part in its pipeline, per iteration. Needs `measure_waiting`.
 
     Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
-        microbatches: of an iteration; None counts what the first stage sends.
+        microbatches: per iteration; None counts the messages that the first stage sends.
 
     Returns:
         A row per iteration and rank of a pipeline: iteration, rank, stage, pipeline (its ranks), boundary, microbatches,
         pipeline_us, compute_us, bubble_us, warm_up_us, steady_us, cool_down_us, other_idle_us.
     """
-    measure_waiting(connection, infos, limitations=limitations)
-    stages, pipelines, exchanges = _stages(connection, infos, limitations)
-    if not stages:
-        return _RANKS.empty_table()
-    offsets = dict(connection.execute("select rank, offset_ns from offsets").fetchall())
-    spans = _spans(connection, pipelines, offsets, limitations)
-    counts = _microbatches(exchanges, stages, pipelines, microbatches, limitations)
-    edge = {
-        (rank, number)
-        for rank, number in connection.execute("select rank, iteration from iterations where boundary").fetchall()
-    }
+    places, exchanges, guessed = _exchanges(connection, infos)
+    if not places:
+        return Answer(_RANKS.empty_table())
+    offsets = dict(zip(clock_offsets["rank"].to_pylist(), clock_offsets["offset_ns"].to_pylist(), strict=True))
+    spans, unclear = _spans(connection, places, offsets)
+    counts, interleaved = ({}, False) if microbatches else _microbatches(places, exchanges)
+    edge = set(connection.execute("select rank, iteration from iterations where boundary").fetchall())
     rows: list[dict[str, Any]] = []
     query = "select rank, kind, start_ns, end_ns, iteration, collective from device_events"
     for rank, events in rank_by_rank(connection.cursor(), query):
-        if rank not in stages:
+        if rank not in places:
             continue
-        waiting = _waiting(connection, rank, stages)
-        name, shift = pipelines[rank], offsets.get(rank, 0)
-        last = len(ranks_of(name) or ()) - 1
-        for iteration, (begin_ns, end_ns) in spans.get(name, {}).items():
+        place, shift = places[rank], offsets.get(rank, 0)
+        waiting = _waiting(connection, rank, places)
+        for iteration, (begin_ns, end_ns) in spans.get(place.pipeline, {}).items():
             exchange = exchanges.get((rank, iteration))
             if exchange is None:
                 continue
-            whole = window(begin_ns - shift, end_ns - shift)
             rows.append(
                 {
                     "iteration": iteration,
                     "rank": rank,
-                    "stage": stages[rank],
-                    "pipeline": name,
+                    "stage": place.stage,
+                    "pipeline": place.pipeline,
                     "boundary": (rank, iteration) in edge,
-                    "microbatches": counts.get((name, iteration)),
-                    **_bubble(events, waiting, exchange, whole, stage=stages[rank], last=last),
+                    "microbatches": microbatches or counts.get((place.pipeline, iteration)),
+                    **_bubble(events, waiting, exchange, place, window(begin_ns - shift, end_ns - shift)),
                 }
             )
     rows.sort(key=lambda row: (row["iteration"], row["pipeline"], row["stage"]))
-    return pa.Table.from_pylist(rows, schema=_RANKS)
-
-
-def _stages(
-    connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], limitations: list[str]
-) -> tuple[dict[int, int], dict[int, str], dict[tuple[int, int], _Exchange]]:
-    """Each rank's stage and pipeline, and what it exchanged in each iteration."""
-    rows = connection.sql(_EXCHANGES).to_arrow_table().to_pylist()
-    place = {info.rank: (info.coordinates or {}).get("pp") for info in infos}
-    named = [row for row in rows if "pipeline" in (row["group"] or "").lower()]
-    across = [row for row in rows if _differ(ranks_of(row["group_ranks"]) or (), place)]
-    chosen = across or named or rows
-    if chosen and not across and not named:
-        tell(
-            limitations,
-            "no group is called a pipeline's and no manifest gives coordinates: groups that send and receive are taken for it",
+    caveats = []
+    if guessed:
+        text = "no group is named a pipeline's and no manifest has coordinates: groups that send and receive are used"
+        caveats.append(Caveat("pipeline_groups_guessed", text))
+    if unclear:
+        text = (
+            "the end of backward passes is unknown because no group communicates only after the last exchange between stages: "
+            "the pipeline is assumed to last until the iteration's last kernel"
         )
-    stages: dict[int, int] = {}
-    pipelines: dict[int, str] = {}
+        caveats.append(Caveat("pipeline_end_unknown", text))
+    if interleaved:
+        text = (
+            "the pipeline's schedule is interleaved: the number of microbatches is unknown, and the limits between warm-up, "
+            "steady phase and cool-down are inexact"
+        )
+        caveats.append(Caveat("pipeline_interleaved", text))
+    elif counts:
+        text = "the messages from the first stage to the second are counted as microbatches: the schedule has no interleaving"
+        caveats.append(Caveat("microbatches_counted", text))
+    return Answer(pa.Table.from_pylist(rows, schema=_RANKS), tuple(caveats))
+
+
+def _exchanges(
+    connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]
+) -> tuple[dict[int, _Place], dict[tuple[int, int], _Exchange], bool]:
+    """Each rank's place, its exchanges by rank and iteration, and whether the pipelines are guessed."""
+    rows = connection.sql(_EXCHANGES).to_arrow_table().to_pylist()
+    stage_of = {info.rank: info.coordinates["pp"][0] for info in infos if info.coordinates and "pp" in info.coordinates}
+    named = [row for row in rows if "pipeline" in (row["group"] or "").lower()]
+    across = [
+        row for row in rows if len({stage_of[rank] for rank in ranks_of(row["group_ranks"]) or () if rank in stage_of}) > 1
+    ]
+    chosen = across or named or rows
+    places: dict[int, _Place] = {}
     exchanges: dict[tuple[int, int], _Exchange] = {}
     for row in chosen:
-        members = ranks_of(row["group_ranks"])
-        if not members or row["rank"] not in members:
+        rank, members = row["rank"], ranks_of(row["group_ranks"])
+        if not members or rank not in members:
             continue
-        rank = row["rank"]
-        pipelines[rank] = row["group_ranks"]
-        stages[rank] = members.index(rank)
-        peer = row["peer"] if row["peer"] is not None else next((each for each in members if each != rank), None)
-        row["peer_stage"] = members.index(peer) if peer in members and (len(members) == 2 or row["peer"] is not None) else None
-        exchanges.setdefault((rank, row["iteration"]), _Exchange()).rows.append(row)
-    for exchange in exchanges.values():
-        for row in exchange.rows:
-            if row["peer_stage"] is not None and row["operation"] != "send":
-                exchange.received_from.append((row["peer_stage"], row["end_ns"]))
-            if row["peer_stage"] is not None and row["operation"] != "recv":
-                exchange.sent_to.append((row["peer_stage"], row["end_ns"]))
-    return stages, pipelines, exchanges
-
-
-def _differ(members: Sequence[int], place: dict[int, tuple[int, int] | None]) -> bool:
-    """Whether a group's ranks are of different stages, by their coordinates."""
-    known = {found[0] for rank in members if (found := place.get(rank)) is not None}
-    return len(known) > 1
+        places[rank] = _Place(row["group_ranks"], members.index(rank), len(members) - 1)
+        exchange = exchanges.setdefault((rank, row["iteration"]), _Exchange())
+        exchange.collectives.append(row["collective"])
+        peer = row["peer"]
+        if peer is None and len(members) == 2:
+            peer = members[1 - members.index(rank)]
+        if peer not in members:
+            continue
+        if row["operation"] != "send":
+            exchange.received_from.append((members.index(peer), row["end_ns"]))
+        if row["operation"] != "recv":
+            exchange.sent_to.append((members.index(peer), row["end_ns"]))
+    return places, exchanges, bool(chosen) and not across and not named
 
 
 def _spans(
-    connection: duckdb.DuckDBPyConnection, pipelines: dict[int, str], offsets: dict[int, int], limitations: list[str]
-) -> dict[str, dict[int, tuple[int, int]]]:
-    """When each pipeline's iteration begins and ends, on the common clock."""
+    connection: duckdb.DuckDBPyConnection, places: dict[int, _Place], offsets: dict[int, int]
+) -> tuple[dict[str, dict[int, tuple[int, int]]], bool]:
+    """Begin and end of each pipeline's iterations on the common clock, and whether the end of some rank is unclear."""
     over = {(rank, iteration): time for rank, iteration, time in connection.execute(_OVER).fetchall() if time is not None}
     found: dict[str, dict[int, tuple[int, int]]] = {}
-    unclear = 0
+    unclear = False
     for rank, iteration, first_ns, last_ns in connection.execute(_COMPUTED).fetchall():
-        if rank not in pipelines:
+        if rank not in places:
             continue
-        end_ns = over.get((rank, iteration))
-        unclear += end_ns is None
-        begin, end = first_ns + offsets.get(rank, 0), (last_ns if end_ns is None else end_ns) + offsets.get(rank, 0)
-        mine = found.setdefault(pipelines[rank], {})
+        unclear |= (rank, iteration) not in over
+        begin, end = first_ns + offsets.get(rank, 0), over.get((rank, iteration), last_ns) + offsets.get(rank, 0)
+        mine = found.setdefault(places[rank].pipeline, {})
         earlier = mine.get(iteration, (begin, end))
         mine[iteration] = (min(begin, earlier[0]), max(end, earlier[1]))
-    if unclear:
-        tell(
-            limitations,
-            "where backward passes end cannot be told from what follows them: no group communicates only after the last "
-            "exchange between stages; the pipeline is taken to last until the iteration's last kernel",
-        )
-    return found
+    return found, unclear
 
 
 def _microbatches(
-    exchanges: dict[tuple[int, int], _Exchange],
-    stages: dict[int, int],
-    pipelines: dict[int, str],
-    given: int | None,
-    limitations: list[str],
-) -> dict[tuple[str, int], int]:
-    """Microbatches of each pipeline's iteration: as given, else what the first stage sends to the second."""
+    places: dict[int, _Place], exchanges: dict[tuple[int, int], _Exchange]
+) -> tuple[dict[tuple[str, int], int], bool]:
+    """Messages from the first stage to the second by pipeline and iteration; or none, if the schedule is interleaved."""
     found: dict[tuple[str, int], int] = {}
-    wraps = False
     for (rank, iteration), exchange in exchanges.items():
-        last = len(ranks_of(pipelines[rank]) or ()) - 1
-        sent = sum(1 for stage, _ in exchange.sent_to if stage == 1)
-        if stages[rank] == 0:
-            wraps |= last > 1 and any(stage == last for stage, _ in exchange.sent_to + exchange.received_from)
-            if given or sent:
-                found[pipelines[rank], iteration] = given or sent
-    if wraps and not given:
-        tell(
-            limitations,
-            "the pipeline's schedule is interleaved: microbatches cannot be counted from what is sent, "
-            "and warm-up, steady phase and cool-down are not told apart exactly",
-        )
-        return {}
-    if found and not given:
-        tell(
-            limitations,
-            "microbatches are counted as what the first stage sends to the second, true of schedules without interleaving",
-        )
-    return found
+        pipeline, stage, last = places[rank]
+        if stage == 0:
+            if last > 1 and any(other == last for other, _ in exchange.sent_to + exchange.received_from):
+                return {}, True
+            sent = sum(1 for target, _ in exchange.sent_to if target == 1)
+            if sent:
+                found[pipeline, iteration] = sent
+    return found, False
 
 
-def _waiting(connection: duckdb.DuckDBPyConnection, rank: int, stages: dict[int, int]) -> Intervals:
-    """When a rank waited for a rank of another stage. An exchange whose partner is not captured counts as waiting."""
+def _waiting(connection: duckdb.DuckDBPyConnection, rank: int, places: dict[int, _Place]) -> Intervals:
+    """Waiting for ranks of other stages. An exchange whose partner is not captured counts as waiting."""
     rows = connection.sql(
         f"""select operations.start_ns,
             operations.start_ns + coalesce(wait_ns, operations.end_ns - operations.start_ns) as end_ns, waits_for,
@@ -324,9 +284,10 @@ def _waiting(connection: duckdb.DuckDBPyConnection, rank: int, stages: dict[int,
         from (select * from operations where rank = {rank}) operations
         left join (select * from waiting where rank = {rank}) waiting using (rank, collective)"""
     ).to_arrow_table()
+    same = {other for other, place in places.items() if place.stage == places[rank].stage} | {rank}
     across = np.array(
         [
-            exchange if waits_for is None else waits_for != rank and stages.get(waits_for) != stages[rank]
+            exchange if waits_for is None else waits_for not in same
             for waits_for, exchange in zip(rows["waits_for"].to_pylist(), rows["exchange"].to_pylist(), strict=True)
         ],
         bool,
@@ -334,22 +295,20 @@ def _waiting(connection: duckdb.DuckDBPyConnection, rank: int, stages: dict[int,
     return union(rows["start_ns"].to_numpy()[across], rows["end_ns"].to_numpy()[across])
 
 
-def _bubble(
-    events: pa.Table, waiting: Intervals, exchange: _Exchange, whole: Intervals, *, stage: int, last: int
-) -> dict[str, float]:
+def _bubble(events: pa.Table, waiting: Intervals, exchange: _Exchange, place: _Place, whole: Intervals) -> dict[str, float]:
     """A rank's bubble within the pipeline's time of one iteration."""
     begin_ns, end_ns = int(whole.start_ns[0]), int(whole.end_ns[0])
     near = (events["end_ns"].to_numpy() > begin_ns) & (events["start_ns"].to_numpy() < end_ns)
     events = events.filter(pa.array(near))
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     computing = rows_of(events["kind"], "compute")
-    exchanging = np.isin(events["collective"].fill_null(-1).to_numpy(), [row["collective"] for row in exchange.rows])
+    exchanging = np.isin(events["collective"].fill_null(-1).to_numpy(), exchange.collectives)
     compute = union(start[computing], end[computing]) & whole
     work = ((union(start[~exchanging], end[~exchanging]) - waiting) & whole) | compute
     first = int(work.start_ns[0]) if len(work) else end_ns
     final = int(work.end_ns[-1]) if len(work) else end_ns
     bubble = ((waiting & whole) | window(begin_ns, first) | window(final, end_ns)) - work
-    filled, drained = _phases(exchange, stage, last, begin_ns, end_ns)
+    filled, drained = _phases(exchange, place, begin_ns, end_ns)
     parts = [bubble & window(*part) for part in ((begin_ns, filled), (filled, drained), (drained, end_ns))]
     return {
         "pipeline_us": whole.total_ns / 1e3,
@@ -362,12 +321,12 @@ def _bubble(
     }
 
 
-def _phases(exchange: _Exchange, stage: int, last: int, begin_ns: int, end_ns: int) -> tuple[int, int]:
-    """When the warm-up ends and the cool-down begins."""
-    gradients = [time for source, time in exchange.received_from if source > stage]
-    activations = [time for source, time in exchange.received_from if source < stage]
-    sent = [time for target, time in exchange.sent_to if target > stage]
-    filled = min(activations if stage == last else gradients, default=begin_ns)
-    drained = max(sent if stage == 0 else activations, default=end_ns)
+def _phases(exchange: _Exchange, place: _Place, begin_ns: int, end_ns: int) -> tuple[int, int]:
+    """End of the warm-up and begin of the cool-down."""
+    gradients = [time for source, time in exchange.received_from if source > place.stage]
+    activations = [time for source, time in exchange.received_from if source < place.stage]
+    sent = [time for target, time in exchange.sent_to if target > place.stage]
+    filled = min(activations if place.stage == place.last else gradients, default=begin_ns)
+    drained = max(sent if place.stage == 0 else activations, default=end_ns)
     filled = min(max(filled, begin_ns), end_ns)
     return filled, min(max(drained, filled), end_ns)

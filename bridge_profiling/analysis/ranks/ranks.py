@@ -1,13 +1,13 @@
-"""Ranks compared: who waits for whom, who is slow, whether it stays the same rank. Says what was seen, not what to do.
+"""Ranks compared with each other: which ones wait, which are slow, and whether it is always the same rank.
 
-A rank's own time of an iteration is the iteration without the time in which it only waited for other ranks. The slowest rank
-is the one with the most own time: it waits least, and the others wait for it, also those that do so by way of a third. Time
-spent in communication says the opposite, since whoever is fast waits there.
+A rank's own time in an iteration is the iteration without the time in which the rank only waited for others. The slowest rank
+has the most own time: it waits least, and the others wait for it, some of them indirectly. Time in communication shows the
+opposite, since fast ranks wait there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,15 +15,21 @@ import pyarrow as pa
 
 from bridge_profiling.analysis.attribution.device import Windows
 from bridge_profiling.analysis.attribution.device import windows as device_windows
-from bridge_profiling.analysis.caveats import name_ranks
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, rows_of, union
-from bridge_profiling.analysis.ranks.matching import tell
-from bridge_profiling.analysis.ranks.stragglers import stragglers
-from bridge_profiling.analysis.ranks.waiting import measure_waiting, rank_by_rank
-from bridge_profiling.traces.types import RankInfo
+from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS, steady_iterations
+from bridge_profiling.analysis.intervals import rows_of, union
+from bridge_profiling.analysis.questions import Answer
+from bridge_profiling.analysis.ranks.communication import rank_by_rank
+from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
     import duckdb
+    from numpy.typing import NDArray
+
+#: A rank is slow in an iteration if its own time exceeds the median rank's by more than this share of the iteration.
+SLOW = 0.02
+
+#: Probabilities that some rank is slow as often by chance, below which confidence is high, and above which it is low.
+_UNLIKELY, _DOUBTFUL = 0.01, 0.1
 
 _WAITS = """
 select iteration, rank, waits_for, sum(wait_ns) / 1e3 as wait_us, count(*) as operations
@@ -34,7 +40,7 @@ _WAITED_FOR = """
 select iteration, waits_for as rank, sum(wait_ns) / 1e3 as waited_for_us from waiting where rank <> waits_for group by all
 """
 
-# Ranks that communicate, and none of whose operations could be compared with another rank's.
+# Ranks that communicate, but without an operation that could be compared with another rank's.
 _INCOMPARABLE = """
 select distinct rank from operations where coalesce(group_size, 2) > 1 and rank not in (select rank from waiting) order by rank
 """
@@ -52,7 +58,7 @@ select began.rank, (start_ns + offset_ns - min(start_ns + offset_ns) over ()) / 
 from began join offsets using (rank) left join lateness using (rank) order by began.rank
 """
 
-#: Stands for no iteration in arrays.
+#: Number of a capture without iterations.
 _NONE = -1
 
 _RANKS = pa.schema(
@@ -60,102 +66,154 @@ _RANKS = pa.schema(
         ("iteration", pa.int32()),
         ("rank", pa.int32()),
         ("boundary", pa.bool_()),
-        ("duration_us", pa.float64()),
-        ("compute_us", pa.float64()),
-        ("waiting_us", pa.float64()),
-        ("own_us", pa.float64()),
-        ("waited_for_us", pa.float64()),
+        *((name, pa.float64()) for name in ("duration_us", "compute_us", "waiting_us", "own_us", "waited_for_us")),
         ("place", pa.string()),
     ]
 )
 
+_STRAGGLERS = pa.schema(
+    [
+        ("rank", pa.int32()),
+        ("verdict", pa.string()),
+        ("confidence", pa.string()),
+        ("chance", pa.float64()),
+        *((name, pa.int32()) for name in ("iterations", "times_slow", "times_slowest", "times_fastest")),
+        *((name, pa.float64()) for name in ("excess_own_us", "excess_compute_us", "waited_for_us")),
+    ]
+)
 
-def waits(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str]) -> pa.Table:
-    """Who waits for whom: the matrix rank by rank, one row for each of its cells that is not empty.
 
-    Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
+def waits(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+    """Waiting between pairs of ranks. Needs `measure_waiting`.
 
     Returns:
-        iteration (null outside of all), rank, waits_for, wait_us, operations. Kernels' time added up: where two of them wait
-        at once, both count. The one waited for is the last to begin an operation, directly; it may be late because it
-        waited elsewhere, which `ranks` sees through.
+        A row per pair that waited: iteration (null outside of all), rank, waits_for, wait_us (sum over kernels, also over
+        simultaneous ones), operations. A rank waits directly for the last one to begin an operation; that rank may have waited
+        elsewhere before, which `ranks` takes into account.
     """
-    measure_waiting(connection, infos, limitations=limitations)
     return connection.sql(_WAITS).to_arrow_table()
 
 
-def ranks(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str]) -> pa.Table:
-    """Each rank's iterations, and which rank was the slowest and the fastest of each.
-
-    Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
+def ranks(connection: duckdb.DuckDBPyConnection) -> Answer:
+    """Each rank's iterations, with the slowest and the fastest rank of each. Needs `measure_waiting`.
 
     Returns:
-        A row per iteration and rank: iteration (null for a capture without any, taken as a whole), rank, boundary,
-        duration_us (of the iteration's window on the device, `iterations.windows`), compute_us (union of kernels that do not
-        communicate), waiting_us (waiting for other ranks while nothing was computed), own_us (duration less waiting),
-        waited_for_us (what other ranks waited for it, added up), place: `slowest`, `fastest` or null. The four are null for a
-        rank none of whose communication could be matched.
+        A row per iteration and rank: iteration (null for a capture without any, which counts as one), rank, boundary,
+        duration_us (of the iteration's window on the device), compute_us (union of kernels that do not communicate),
+        waiting_us (waiting for other ranks without compute), own_us (duration without waiting), waited_for_us (sum of what
+        other ranks waited for it), place: `slowest`, `fastest` or null. The last four are null for a rank whose communication
+        could not be matched.
     """
-    measure_waiting(connection, infos, limitations=limitations)
     windows = _windows(connection)
     waited_for = {(row[0], row[1]): row[2] for row in connection.execute(_WAITED_FOR).fetchall()}
     rows: list[dict[str, Any]] = []
     query = "select rank, kind, start_ns, end_ns, iteration from device_events where kind in ('compute', 'communication')"
     for rank, events in rank_by_rank(connection.cursor(), query):
-        rows += _iterations(rank, windows.pop(rank, None), events, _waiting_of(connection, rank))
+        waiting = connection.sql(
+            f"select iteration, start_ns, start_ns + wait_ns as end_ns from waiting where rank = {rank} and waits_for <> rank"
+        ).to_arrow_table()
+        rows += _iterations(rank, windows.pop(rank, None), events, waiting)
     incomparable = {row[0] for row in connection.execute(_INCOMPARABLE).fetchall()}
-    if incomparable:
-        tell(
-            limitations,
-            f"how long {len(incomparable)} ranks, as rank {min(incomparable)}, waited is unknown, since none of their "
-            "communication could be matched: whether they are slow cannot be told",
-        )
-    if windows:
-        tell(limitations, f"no work on a device was recorded of {name_ranks(list(windows))}: not compared")
     rows.sort(key=lambda row: (-1 if row["iteration"] is None else row["iteration"], row["rank"]))
-    if any(row["iteration"] is None for row in rows):
-        tell(limitations, "captures without marked iterations are compared as wholes")
     for row in rows:
         row["waited_for_us"] = waited_for.get((row["iteration"], row["rank"]), 0.0)
         row["place"] = None
         if row["rank"] in incomparable:
             row["waiting_us"] = row["own_us"] = row["waited_for_us"] = None
     _place(rows)
-    return pa.Table.from_pylist(rows, schema=_RANKS)
+    caveats = []
+    if incomparable:
+        text = "waiting is unknown because no communication could be matched, so whether these ranks are slow is unknown too"
+        caveats.append(Caveat("waiting_of_rank_unknown", text, tuple(sorted(incomparable))))
+    if windows:
+        text = "no work on a device was recorded: not compared with other ranks"
+        caveats.append(Caveat("ranks_without_work", text, tuple(sorted(windows))))
+    if any(row["iteration"] is None for row in rows):
+        text = "captures without marked iterations are compared as a whole"
+        caveats.append(Caveat("iterations_not_marked", text))
+    return Answer(pa.Table.from_pylist(rows, schema=_RANKS), tuple(caveats))
 
 
-def straggler(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str]) -> pa.Table:
-    """Which ranks are slow, whether always the same, and how sure that is: `stragglers.stragglers` of `ranks`.
-
-    Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
-    """
-    return stragglers(ranks(connection, infos, limitations=limitations), limitations=limitations)
-
-
-def start_skew(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], *, limitations: list[str]) -> pa.Table:
-    """When each capture starts, told from how late its rank is: a profiler that started late says nothing about the rank.
-
-    Args:
-        connection: of `session.connect`.
-        infos: what is known of the ranks.
-        limitations: what the captures cannot tell is appended.
+def start_skew(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Table) -> pa.Table:
+    """When each capture starts, separate from how late its rank is. Needs `measure_waiting`.
 
     Returns:
-        A row per rank: rank, capture_start_us (its first device event after the earliest rank's, on the common clock),
-        clock_offset_us (what was added to its times for that), median_late_us (how long after an operation's first
-        participant it begins, on the common clock), times_last (operations it was last to begin), operations.
+        A row per rank: rank, capture_start_us (its first device event, relative to the earliest rank's), clock_offset_us (added
+        to its times for that), median_late_us (time from an operation's first participant to this one), times_last (operations
+        that it was last to begin), operations.
     """
-    measure_waiting(connection, infos, limitations=limitations)
-    return connection.sql(_SKEW).to_arrow_table()
+    connection.register("offsets", clock_offsets.select(["rank", "offset_ns"]))
+    found = connection.sql(_SKEW).to_arrow_table()
+    connection.unregister("offsets")
+    return found
+
+
+def stragglers(ranks: pa.Table) -> Answer:
+    """Slow ranks, and whether they are always slow, from the answer of `ranks`.
+
+    Returns:
+        A row per rank, the slowest first: rank; verdict: `stable` (slow in more than half of the iterations), `sometimes` or
+        `no`; confidence `high`, `medium` or `low`, null for `no`; chance (probability that some rank is slow as often if
+        slowness were random in each iteration); iterations; times_slow, times_slowest, times_fastest; excess_own_us and
+        excess_compute_us (mean excess over the median rank's own time and compute); waited_for_us. Means are per iteration.
+        Empty for a single rank.
+    """
+    grid = _Grid(ranks)
+    caveats = []
+    if grid.with_boundary:
+        text = f"only {grid.captured} iterations are captured: those at the profiler's start and stop count too"
+        caveats.append(Caveat("boundary_iterations_count", text))
+    if len(grid.ranks) < 2 or not len(grid.numbers):
+        text = "fewer than two ranks captured the same iterations: slow ranks are unknown"
+        return Answer(_STRAGGLERS.empty_table(), (*caveats, Caveat("ranks_not_comparable", text)))
+    if len(grid.numbers) < ENOUGH_ITERATIONS:
+        text = (
+            f"with {len(grid.numbers)} iterations captured, a rank that is always slow looks like one that was slow by chance: "
+            "capture more iterations"
+        )
+        caveats.append(Caveat("few_iterations_of_ranks", text))
+    own = _excess(grid.own_us)
+    compute, waited_for = _excess(grid.compute_us), grid.waited_for_us
+    slow = own > SLOW * np.nanmedian(grid.duration_us, axis=1, keepdims=True)
+    seen = (~np.isnan(own)).sum(axis=0)
+    times_slow = slow.sum(axis=0)
+    share = float(slow.sum() / max(seen.sum(), 1))
+    rows = []
+    for place, rank in enumerate(grid.ranks):
+        captured, times = int(seen[place]), int(times_slow[place])
+        verdict = "stable" if 2 * times > captured else "sometimes" if times else "no"
+        chance = _chance(times, captured, share, len(grid.ranks)) if times else 1.0
+        rows.append(
+            {
+                "rank": rank,
+                "verdict": verdict,
+                "confidence": None if verdict == "no" else _confidence(chance, captured),
+                "chance": chance,
+                "iterations": captured,
+                "times_slow": times,
+                "times_slowest": int((grid.place[:, place] == "slowest").sum()),
+                "times_fastest": int((grid.place[:, place] == "fastest").sum()),
+                "excess_own_us": float(np.nanmean(own[:, place])),
+                "excess_compute_us": float(np.nanmean(compute[:, place])),
+                "waited_for_us": float(np.nanmean(waited_for[:, place])),
+            }
+        )
+    rows.sort(key=lambda row: (-row["excess_own_us"], row["rank"]))
+    return Answer(pa.Table.from_pylist(rows, schema=_STRAGGLERS), tuple(caveats))
+
+
+def verdict(stragglers: pa.Table) -> str:
+    """One word for a run.
+
+    `stable`: a rank is slow in most iterations; `rotating`: several are, each in few; `occasional`: one is, in few; `none`;
+    `unknown`.
+    """
+    words = stragglers["verdict"].to_pylist()
+    if not words:
+        return "unknown"
+    if "stable" in words:
+        return "stable"
+    return {0: "none", 1: "occasional"}.get(words.count("sometimes"), "rotating")
 
 
 def _windows(connection: duckdb.DuckDBPyConnection) -> dict[int, pa.Table]:
@@ -169,15 +227,7 @@ def _windows(connection: duckdb.DuckDBPyConnection) -> dict[int, pa.Table]:
     return {int(rank[begin]): rows.slice(begin, end - begin) for begin, end in zip(*bounds, strict=True)}
 
 
-def _waiting_of(connection: duckdb.DuckDBPyConnection, rank: int) -> pa.Table:
-    """When a rank waited for another one."""
-    return connection.sql(
-        f"select iteration, start_ns, start_ns + wait_ns as end_ns from waiting where rank = {rank} and waits_for <> rank"
-    ).to_arrow_table()
-
-
 def _iterations(rank: int, marked: pa.Table | None, events: pa.Table, waiting: pa.Table) -> list[dict[str, Any]]:
-    """A rank's rows of `ranks`."""
     computing = rows_of(events["kind"], "compute")
     start, end = events["start_ns"].to_numpy()[computing], events["end_ns"].to_numpy()[computing]
     of_event = events["iteration"].fill_null(_NONE).to_numpy()[computing]
@@ -189,7 +239,8 @@ def _iterations(rank: int, marked: pa.Table | None, events: pa.Table, waiting: p
         windows.iteration.tolist(), windows.boundary.tolist(), windows.start_ns.tolist(), windows.end_ns.tolist(), strict=True
     ):
         here = of_event == iteration
-        waited = _chosen(waiting, of_wait == iteration)
+        waited_here = of_wait == iteration
+        waited = union(waiting["start_ns"].to_numpy()[waited_here], waiting["end_ns"].to_numpy()[waited_here])
         alone_ns = waited.total_ns - int(compute.within_ns(waited.start_ns, waited.end_ns).sum())
         rows.append(
             {
@@ -206,7 +257,7 @@ def _iterations(rank: int, marked: pa.Table | None, events: pa.Table, waiting: p
 
 
 def _whole(events: pa.Table) -> Windows:
-    """A capture without iterations as one."""
+    """The whole capture as one iteration."""
     return Windows(
         np.array([_NONE], np.int32),
         np.array([False]),
@@ -215,12 +266,8 @@ def _whole(events: pa.Table) -> Windows:
     )
 
 
-def _chosen(ranges: pa.Table, rows: np.ndarray) -> Intervals:
-    return union(ranges["start_ns"].to_numpy()[rows], ranges["end_ns"].to_numpy()[rows]) if len(rows) else EMPTY
-
-
 def _place(rows: list[dict[str, Any]]) -> None:
-    """Mark the slowest and the fastest rank of each iteration that more than one rank captured."""
+    """Mark the slowest and the fastest rank of each iteration with several ranks."""
     by_iteration: dict[int | None, list[dict[str, Any]]] = {}
     for row in rows:
         by_iteration.setdefault(row["iteration"], []).append(row)
@@ -229,3 +276,50 @@ def _place(rows: list[dict[str, Any]]) -> None:
         if len(mine) > 1:
             min(mine, key=lambda row: row["own_us"])["place"] = "fastest"
             max(mine, key=lambda row: row["own_us"])["place"] = "slowest"
+
+
+class _Grid:
+    """Columns of `ranks` as arrays of iterations by ranks; NaN where a rank did not capture an iteration."""
+
+    def __init__(self, ranks: pa.Table) -> None:
+        rows = [row | {"iteration": -1 if row["iteration"] is None else row["iteration"]} for row in ranks.to_pylist()]
+        rows = [row for row in rows if row["own_us"] is not None]
+        of_iteration: dict[int, list[bool]] = {}
+        for row in rows:
+            of_iteration.setdefault(row["iteration"], []).append(row["boundary"])
+        boundary = {number: any(edges) for number, edges in of_iteration.items() if len(edges) > 1}
+        self.captured = len(boundary)
+        self.numbers = steady_iterations(boundary)
+        self.with_boundary = any(boundary[number] for number in self.numbers)
+        line_of = {number: line for line, number in enumerate(self.numbers)}
+        chosen = [row for row in rows if row["iteration"] in line_of]
+        self.ranks = sorted({row["rank"] for row in chosen})
+        place_of = {rank: place for place, rank in enumerate(self.ranks)}
+        cells = [line_of[row["iteration"]] for row in chosen], [place_of[row["rank"]] for row in chosen]
+
+        def filled(name: str) -> NDArray[np.float64]:
+            grid = np.full((len(self.numbers), len(self.ranks)), np.nan)
+            grid[cells] = [row[name] for row in chosen]
+            return grid
+
+        self.own_us, self.compute_us = filled("own_us"), filled("compute_us")
+        self.waited_for_us, self.duration_us = filled("waited_for_us"), filled("duration_us")
+        self.place = np.full((len(self.numbers), len(self.ranks)), "", object)
+        self.place[cells] = [row["place"] for row in chosen]
+
+
+def _excess(grid: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Excess over the median rank of the iteration."""
+    return grid - np.nanmedian(grid, axis=1, keepdims=True)
+
+
+def _chance(times: int, iterations: int, share: float, ranks: int) -> float:
+    """Probability that any rank is slow that often, if each is slow in a share of iterations at random."""
+    tail = sum(math.comb(iterations, k) * share**k * (1 - share) ** (iterations - k) for k in range(times, iterations + 1))
+    return 1.0 - (1.0 - min(tail, 1.0)) ** ranks
+
+
+def _confidence(chance: float, iterations: int) -> str:
+    if iterations < ENOUGH_ITERATIONS or chance > _DOUBTFUL:
+        return "low"
+    return "high" if chance <= _UNLIKELY else "medium"

@@ -1,7 +1,6 @@
-"""What ran when in an iteration: a lane for each stream of each rank, all ranks on one clock, as fine as a picture can be.
+"""Device activity over time: a lane per stream of each rank, all ranks on one clock, in a picture's resolution.
 
-Events too short to be told apart at a picture's resolution become one segment that says how many they are and which was the
-longest. Reads the tables of a few ranks, one after the other; computes no answer from them.
+Events shorter than the resolution are merged into segments, which have a count and the name of the longest event.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.intervals import rows_of
+from bridge_profiling.analysis.intervals import outermost, rows_of
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo
 
-#: Kinds of segments, by their number in `Segments.kind`.
+#: Kinds of segments; `Segments.kind` is an index of it.
 KINDS = ("compute", "communication", "memcpy", "memset", "annotation")
 
-#: The lane of the host's own annotations, where they are shown.
+#: Name of the lane of host annotations.
 HOST_LANE = "host annotations"
 
-#: An annotation that covers more of the iteration than this is the iteration itself, or what the program runs in.
+#: An annotation that covers more of the iteration than this share is the iteration itself, or contains it.
 _WHOLE = 0.95
 
 _DEVICE = ["kind", "name", "device", "stream", "start_ns", "end_ns"]
@@ -34,14 +33,14 @@ _HOST = ["category", "name", "thread", "start_ns", "end_ns"]
 
 @dataclass(frozen=True)
 class Window:
-    """Which time of which rank is shown.
+    """The part of a rank's time that a picture shows.
 
     Args:
         rank: global rank.
         iteration: its number; None for a whole capture without marked iterations.
-        start_ns: where it begins on the rank's clock.
-        end_ns: where it ends there.
-        zero_ns: what on the rank's clock is the picture's time 0.
+        start_ns: begin on the rank's clock.
+        end_ns: end on the rank's clock.
+        zero_ns: the picture's time 0 on the rank's clock.
     """
 
     rank: int
@@ -53,17 +52,17 @@ class Window:
 
 @dataclass(frozen=True)
 class Segments:
-    """One rank's part of one picture; arrays are as long as there are segments.
+    """One rank's part of a picture.
 
     Args:
-        window: what is shown.
+        window: the part of time.
         lanes: names of the lanes, from the top down.
-        lane: the lane of each segment.
-        kind: its place in `KINDS`.
-        name: of the longest event in it.
-        start_ns: since the picture's time 0.
+        lane: of each segment, an index of `lanes`.
+        kind: of each segment, an index of `KINDS`.
+        name: of the longest event of each segment.
+        start_ns: after the picture's time 0.
         duration_ns: from the first event's start to the last one's end.
-        count: events it stands for.
+        count: events in each segment.
     """
 
     window: Window
@@ -80,14 +79,14 @@ class Segments:
 
 
 def windows_of(iterations: pa.Table, source: str, offsets: pa.Table | None) -> dict[int | None, dict[int, Window]]:
-    """Each iteration's window on each rank; time 0 of an iteration is when the first of its ranks begins it.
+    """Each iteration's window on each rank; time 0 is the first begin of the iteration on any rank.
 
     Args:
-        iterations: `Run.iterations`.
-        source: the profiler whose captures are shown.
-        offsets: `Run.clock_offsets`; None leaves each rank's times as they are.
+        iterations: answer of `Run.iterations`.
+        source: profiler whose captures are shown.
+        offsets: answer of `Run.clock_offsets`; None leaves each rank's times as they are.
     """
-    shift = {} if offsets is None else {row["rank"]: row["offset_ns"] for row in offsets.to_pylist()}
+    shift = _shift(offsets)
     apart: dict[int | None, dict[int, tuple[int, int, int]]] = {}
     for row in iterations.to_pylist():
         if row["source"] == source:
@@ -102,14 +101,18 @@ def windows_of(iterations: pa.Table, source: str, offsets: pa.Table | None) -> d
     return found
 
 
+def _shift(offsets: pa.Table | None) -> dict[int, int]:
+    return {} if offsets is None else dict(zip(offsets["rank"].to_pylist(), offsets["offset_ns"].to_pylist(), strict=True))
+
+
 def whole_captures(entries: Sequence[tuple[RankInfo, Path]], offsets: pa.Table | None) -> dict[int | None, dict[int, Window]]:
     """Windows of captures without marked iterations: each from its first device event to its last.
 
     Args:
         entries: `Run.entries`.
-        offsets: `Run.clock_offsets`; None leaves each rank's times as they are.
+        offsets: answer of `Run.clock_offsets`; None leaves each rank's times as they are.
     """
-    shift = {} if offsets is None else {row["rank"]: row["offset_ns"] for row in offsets.to_pylist()}
+    shift = _shift(offsets)
     spans: dict[int, tuple[int, int]] = {}
     for info, entry in entries:
         tables = cache.open_entry(entry)
@@ -123,13 +126,13 @@ def whole_captures(entries: Sequence[tuple[RankInfo, Path]], offsets: pa.Table |
 
 
 def segments(entry: Path, windows: Sequence[Window], resolution_ns: Mapping[int | None, int], *, host: bool) -> list[Segments]:
-    """One rank's segments in some windows.
+    """One rank's segments in some of its windows.
 
     Args:
-        entry: the folder of the rank's Parquet tables.
+        entry: folder of the rank's Parquet tables.
         windows: of that rank.
-        resolution_ns: by iteration: what is shorter, and gaps that are, cannot be seen.
-        host: with a lane of the host's annotations.
+        resolution_ns: by iteration: shorter events and gaps are merged.
+        host: whether to add a lane of host annotations.
     """
     tables = cache.open_entry(entry)
     if tables is None:
@@ -167,7 +170,7 @@ def _overlaps(events: pa.Table, window: Window) -> pa.ChunkedArray:
 
 
 def _outermost(ranges: pa.Table, window: Window) -> pa.Table:
-    """Annotations inside no other one, of the thread that has most of them; those of the whole iteration left out."""
+    """Outermost annotations of the thread with the most, without those that cover the whole iteration."""
     if not ranges.num_rows:
         return ranges
     length = window.end_ns - window.start_ns
@@ -176,10 +179,7 @@ def _outermost(ranges: pa.Table, window: Window) -> pa.Table:
     thread = ranges["thread"].to_numpy()
     values, counts = np.unique(thread, return_counts=True)
     ranges = ranges.filter(pa.array((covered < _WHOLE * length) & (thread == values[counts.argmax()])))
-    end = ranges["end_ns"].to_numpy()
-    # Rows are sorted by start, longest first: whatever ends within what came before is inside of it.
-    before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1])) if len(end) else end
-    return ranges.filter(pa.array(end > before))
+    return ranges.filter(pa.array(outermost(ranges["end_ns"].to_numpy())))
 
 
 _Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[str]]
@@ -188,9 +188,9 @@ _Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArra
 def _merged(events: pa.Table, kind: NDArray[np.int64], lane: int, window: Window, resolution_ns: int) -> _Columns:
     """Lane, kind, start, duration, count and name of a lane's segments.
 
-    A long event is a segment. Short ones that start within the same cell of the picture are one, of the kind that has most
-    time in it; and such segments of one kind with no gap to be seen between them are one again. So a lane has no more segments
-    than two for each cell, whatever ran in it.
+    A long event is a segment. Short ones that start within the same cell of the picture are one segment, of the kind with the
+    most time. Such segments of one kind without a visible gap between them are merged again. So a lane has at most two segments
+    per cell.
     """
     if not events.num_rows:
         nothing = np.zeros(0, np.int64)
@@ -208,7 +208,7 @@ def _merged(events: pa.Table, kind: NDArray[np.int64], lane: int, window: Window
     apart = np.cumsum(np.concatenate(([0], seen | ~short[first][1:] | ~short[first][:-1])))
     outer = _begins(apart)
     count = np.diff(np.append(first[outer], len(start)))
-    # The longest event of each segment is the last one when they are ordered by it.
+    # Sorted by duration within each segment, the longest event is the last.
     order = np.lexsort((end - start, apart[group]))
     longest = order[np.cumsum(count) - 1]
     names = ["" if name is None else name for name in events["name"].take(pa.array(longest)).to_pylist()]
@@ -217,5 +217,5 @@ def _merged(events: pa.Table, kind: NDArray[np.int64], lane: int, window: Window
 
 
 def _begins(groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where runs of equal values begin."""
+    """First index of each run of equal values."""
     return np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))

@@ -21,7 +21,7 @@ async function loadPlotly() {
   document.head.append(script);
 }
 
-function themed(layout, width) {
+function themed(layout, data, width) {
   const style = getComputedStyle(document.documentElement);
   const ink = style.getPropertyValue("--ink").trim();
   const line = style.getPropertyValue("--line").trim();
@@ -36,13 +36,56 @@ function themed(layout, width) {
     copy[name].title = { standoff: 10, ...copy[name].title, font: { size: 12.5, color: ink } };
   }
   if (width) copy.width = width;
+  if (width < NARROW) fitNarrow(copy, data, width);
   return copy;
+}
+
+// On a phone: labels in lines, margins as wide as they need, and the legend below, a line for each entry.
+const NARROW = 600;
+
+function fitNarrow(layout, data, width) {
+  const axis = layout.yaxis || {};
+  const names = axis.ticktext || (axis.type === "category" ? [...new Set(data.flatMap((trace) => trace.y))] : []);
+  if (names.some((name) => name.length > LINE)) {
+    const labels = names.map(inLines);
+    const lines = Math.max(...labels.map((label) => label.split("<br>").length));
+    Object.assign(axis, { tickmode: "array", tickvals: axis.tickvals || names, ticktext: labels, dtick: undefined });
+    layout.height = Math.max(layout.height, layout.margin.t + layout.margin.b + (14 * lines + 4) * names.length);
+  }
+  axis.tickfont = { size: 10.5 };
+  layout.margin = { ...layout.margin, l: 10, r: 36 };
+  const entries = data.filter((trace) => trace.name && trace.showlegend !== false && trace.type !== "heatmap");
+  if (layout.showlegend === false || entries.length < 2) return;
+  for (const trace of entries) trace.name = cut(trace.name, Math.floor((width - 110) / 7));
+  layout.legend = { ...layout.legend, font: { size: 11 } };
+  if (layout.legend.orientation === "v") return; // it has its room below already
+  const room = 19 * entries.length;
+  const plot = layout.height - layout.margin.t - layout.margin.b;
+  layout.margin = { ...layout.margin, t: 12, b: 60 + room };
+  layout.height = plot + 72 + room;
+  layout.legend = { ...layout.legend, orientation: "v", x: 0, y: -50 / plot, xanchor: "left", yanchor: "top" };
+}
+
+const LINE = 18;
+
+function inLines(name) {
+  // Plotly's own markup for a line break; the name itself is text.
+  const lines = [""];
+  for (const word of name.split(" ")) {
+    if (lines.at(-1) && lines.at(-1).length + word.length >= LINE) lines.push("");
+    lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
+  }
+  return lines.map((line) => escaped(cut(line, 2 * LINE))).join("<br>");
+}
+
+function cut(text, length) {
+  return text.length > length ? `${text.slice(0, length - 1)}…` : text;
 }
 
 function marked(data) {
   // What shows a finding is drawn in the strongest colour there is on this ground.
   const mark = getComputedStyle(document.documentElement).getPropertyValue("--mark").trim();
-  return data.map((trace) => (trace.meta === "highlight" ? { ...trace, line: { ...trace.line, color: mark } } : trace));
+  return data.map((trace) => ({ ...trace, ...(trace.meta === "highlight" && { line: { ...trace.line, color: mark } }) }));
 }
 
 function draw(element, figure) {
@@ -50,7 +93,8 @@ function draw(element, figure) {
   const width = onPaper ? PAPER_WIDTH : element.clientWidth || undefined;
   const config = { displaylogo: false, responsive: false, displayModeBar: false, doubleClick: "reset" };
   if (!element.querySelector(".plot-container")) element.replaceChildren();
-  return Plotly.react(element, marked(figure.data), themed(figure.layout, width), config);
+  const data = marked(figure.data);
+  return Plotly.react(element, data, themed(figure.layout, data, width), config);
 }
 
 function redrawAll() {

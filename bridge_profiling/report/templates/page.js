@@ -5,6 +5,7 @@ function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
   const button = document.getElementById("theme");
   button.setAttribute("aria-pressed", String(theme === "dark"));
+  button.textContent = theme === "dark" ? "Light" : "Dark"; // what a click changes to
 }
 
 function connectTheme() {

@@ -6,6 +6,7 @@ const PERFETTO = "https://ui.perfetto.dev";
 
 function connectPerfetto() {
   const chooser = document.getElementById("perfetto-file");
+  if (!chooser) return;
   const button = document.getElementById("perfetto-open");
   const said = document.getElementById("perfetto-said");
   chooser.addEventListener("change", () => {
@@ -16,7 +17,7 @@ function connectPerfetto() {
     const file = chooser.files[0];
     const tab = window.open(PERFETTO);
     if (!tab) {
-      said.value = "The browser did not let this page open a tab: allow it, or drop the file on ui.perfetto.dev yourself.";
+      said.value = "The browser blocked the new tab: allow it, or drop the file on ui.perfetto.dev yourself.";
       return;
     }
     said.value = "Waiting for Perfetto to answer.";
@@ -25,7 +26,7 @@ function connectPerfetto() {
     const knock = setInterval(() => {
       if (++tries > 600) {
         clearInterval(knock);
-        said.value = "Perfetto did not answer: is there a network? Else drop the file on ui.perfetto.dev yourself.";
+        said.value = "Perfetto did not answer: check the network, or drop the file on ui.perfetto.dev yourself.";
         return;
       }
       tab.postMessage("PING", PERFETTO);

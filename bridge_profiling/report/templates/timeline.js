@@ -1,5 +1,5 @@
 "use strict";
-// The timeline of one iteration: bars of the segments that the page carries. Python's figures/timeline.py draws the same.
+// The timeline of one iteration: bars of the segments that the page carries. Python's timeline.py draws the same.
 
 const HOVER_POINTS = 40; // along a picture's width, so that long bars can be hovered over anywhere
 
@@ -54,7 +54,7 @@ function timelineFigure(iteration, ranks, range) {
         x: trace.x,
         y: trace.y,
         text: trace.text,
-        line: { width: lane > 20 ? 14 : 8, color: pageData.colours[trace.kind] },
+        line: { width: lane > 20 ? 14 : 8, color: pageData.colors[trace.kind] },
         hovertemplate: "%{text}<br>at %{x:.3f} ms<extra></extra>",
       })),
     layout: {

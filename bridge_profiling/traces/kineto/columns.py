@@ -123,11 +123,7 @@ def integer(value: Any) -> int:
 
 
 def starts_ns(values: list[Any], *, exact: bool) -> Integers:
-    """Times in microseconds as nanoseconds; NULL where one is not a time.
-
-    Args:
-        values: integers or floats; their JSON text when `exact`.
-        exact: the file is being read without rounding.
+    """Times in microseconds (as JSON text when `exact`) as nanoseconds; NULL where one is not a time.
 
     Raises:
         InexactTimes: there are floats too large to be exact.
@@ -176,10 +172,7 @@ def _exactly(values: list[Any], limit: float) -> Integers:
 
 
 def exact_ns(microseconds: object) -> int:
-    """Nanoseconds of a decimal number of microseconds, without a float's rounding.
-
-    Args:
-        microseconds: a number, or its text as bytes or str; JSON quotes around it are ignored.
+    """Nanoseconds of a decimal number of microseconds or its text, in quotes or not, without a float's rounding.
 
     Raises:
         ValueError: it is not a number.

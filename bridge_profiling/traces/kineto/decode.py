@@ -111,23 +111,11 @@ _CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
 class EventReader:
-    """Decodes one file.
-
-    Args:
-        path: the file.
-        exact: decode starts as text.
-
-    Attributes:
-        keys: the document's other keys; complete when reading has ended.
-        left_out: events that could not be decoded.
-
-    Raises:
-        TraceError: it is not a trace, or exceeds its bounds. Reading raises it, too.
-    """
+    """Decodes one file; `exact` decodes starts as text. Raises TraceError when it is not a trace or exceeds its bounds."""
 
     def __init__(self, path: Path, *, exact: bool) -> None:
-        self.keys: dict[str, Any] = {}
-        self.left_out = 0
+        self.keys: dict[str, Any] = {}  # the document's other keys; complete when reading has ended
+        self.left_out = 0  # events that could not be decoded
         self._error: str | None = None
         self._path, self._stream = path, Stream(path)
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[ExactEvent] if exact else list[Event])
@@ -302,31 +290,24 @@ class Collector:
     Args:
         exact: whether the events' starts are text.
         operators: keep operators and Python frames; runtime calls, annotations and the profiler's own work are always kept.
-
-    Attributes:
-        host, device, synchronizations, memory: columns of those events.
-        names, shapes, stacks: numbers in their columns.
-        collectives: what Kineto says of a communication kernel, by row of `device`.
-        calls: what it says of the host's calls for one, by row of `host`: all there is for operations issued as a batch.
-        marks: when the profiler starts and ends recording.
-        unknown: complete and instant events in categories that are not read, by category.
-        left_out: events of other phases that are not read, by kind and category.
-        events: events seen.
-        negative: events left out because they end before they start.
-        untimed: events left out because a time is invalid, or a duration is missing.
-        lost_device: device events among the last two.
     """
 
     def __init__(self, *, exact: bool, operators: bool) -> None:
         self._exact, self._operators = exact, operators
         self.host, self.device, self.synchronizations, self.memory = Columns(), Columns(), Columns(), Columns()
         self.names, self.shapes, self.stacks = Codes(), Codes(), Codes()
+        # Descriptions of communication kernels, by row of `device`.
         self.collectives: dict[int, Operation] = {}
+        # Descriptions of the host's calls for them, by row of `host`: all there is for operations issued as a batch.
         self.calls: dict[int, Operation] = {}
-        self.marks: list[int] = []
+        self.marks: list[int] = []  # when the profiler starts and ends recording
+        # What no table holds: complete and instant events by category, and those of other phases by kind and category.
         self.unknown: Counter[str] = Counter()
         self.left_out: Counter[tuple[str, str]] = Counter()
-        self.events = self.negative = self.untimed = self.lost_device = 0
+        self.events = 0  # seen
+        self.negative = 0  # left out because they end before they start
+        self.untimed = 0  # left out because a time is invalid, or a duration is missing
+        self.lost_device = 0  # device events among the last two
         self._categories = Codes()
         self._meaning_of: list[int] = []
         self._identifiers = Identifiers()
@@ -336,7 +317,6 @@ class Collector:
 
         Raises:
             InexactTimes: read the file again, with `exact=True`.
-            TraceError: the file is not a trace.
         """
         for events in reader.pieces():
             self._add(events)

@@ -33,24 +33,13 @@ _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["{}\[\]]', re.DOTALL)
 
 
 class Stream:
-    """One file, read from its start to its end.
-
-    Attributes:
-        bare: the document is the array of events itself.
-        head: text up to the first event; empty when bare.
-        rest: text that `pieces` has not yielded: the last events and what follows them.
-        tail: text after the events; None while their end was not found.
-        error: why the file could not be read to its end, naming it.
-
-    Raises:
-        TraceError: it is not a trace, or exceeds its bounds. Reading raises it, too.
-    """
+    """One file, read from start to end. Raises TraceError when it is not a trace or exceeds its bounds."""
 
     def __init__(self, path: Path) -> None:
-        self.error: str | None = None
-        self.tail: bytearray | None = None
-        self._path = path
-        self._chunks = self._unpacked()
+        self._path, self._chunks = path, self._unpacked()
+        self.error: str | None = None  # why the file could not be read to its end, naming it
+        self.tail: bytearray | None = None  # text after the events; None while their end was not found
+        # Text up to the first event, and text that `pieces` has not yielded. A bare document is the array of events itself.
         self.head, self.rest, self.bare = self._head()
 
     def pieces(self) -> Iterator[bytearray]:

@@ -8,18 +8,30 @@ from typing import Any
 
 import pyarrow as pa
 
+from bridge_profiling.analysis import Run
+from bridge_profiling.analysis.findings import Find, Finding, Thresholds
 from bridge_profiling.analysis.workers import Outcome
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo, RankTables
 from tests.analysis.findings.simulated_hosts import MS, US, SimulatedHosts
 from tests.analysis.ranks_in_hand import table
 
-__all__ = ["MS", "US", "Here", "SimulatedJob"]
+__all__ = ["MS", "US", "Here", "SimulatedJob", "found_by"]
 
 _TABLES = ("device_events", "host_events", "collectives", "iterations")
 
 #: The stream of communication that runs beside compute.
 _BESIDE = 20
+
+
+def found_by(run: Run, *finds: Find, thresholds: Thresholds | None = None) -> list[Finding]:
+    """What some findings find in a run, without those that come before them."""
+    evidence, found = run.evidence(thresholds), []
+    ledger = evidence.ledger()
+    for find in finds:
+        findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
+        found += findings
+    return found
 
 
 class Here:

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.findings import Confidence, Context, Finding
-from bridge_profiling.analysis.findings import exposed_communication as exposed
-from bridge_profiling.analysis.findings import low_overlap as overlap
-from bridge_profiling.analysis.findings.transfers import transfers
-from tests.analysis.findings.simulated_jobs import MS, US, Here, SimulatedJob
+from bridge_profiling.analysis.findings import Confidence, Finding
+from bridge_profiling.analysis.findings.communication import exposed_communication, low_overlap, transfers
+from tests.analysis.findings.simulated_jobs import MS, US, Here, SimulatedJob, found_by
 
 Find = Callable[..., dict[str, Finding]]
 
@@ -22,8 +20,8 @@ def find(tmp_path_factory: pytest.TempPathFactory, run_of: Callable[..., Run]) -
     """Findings on communication, by id."""
 
     def found(job: SimulatedJob, **info: object) -> dict[str, Finding]:
-        context = Context(run_of(job.write(tmp_path_factory.mktemp("job"), **info), engine=Here()))
-        return {finding.id: finding for module in (exposed, overlap) for finding in module.find(context)}
+        run = run_of(job.write(tmp_path_factory.mktemp("job"), **info), engine=Here())
+        return {finding.id: finding for finding in found_by(run, exposed_communication, low_overlap)}
 
     return found
 
@@ -197,7 +195,7 @@ def test_groups_are_told_apart_by_megatrons_names(
 ) -> None:
     job = SimulatedJob(ranks=2)
     job.iterate(3, lambda _: job.transfer(1 * MS, [0, 1], group=group))
-    assert {each.dimension for each in transfers(Context(run_of(job.write(tmp_path), engine=Here())))} == {dimension}
+    assert {each.dimension for each in transfers(run_of(job.write(tmp_path), engine=Here()).evidence())} == {dimension}
 
 
 def test_a_group_without_a_telling_name_is_told_by_the_coordinates_of_its_ranks(
@@ -208,12 +206,11 @@ def test_a_group_without_a_telling_name_is_told_by_the_coordinates_of_its_ranks(
     run = run_of(job.write(tmp_path), engine=Here())
     for info in run.infos:
         info.coordinates = {"tp": (0, 1), "dp": (info.rank, 2)}
-    assert {each.dimension for each in transfers(Context(run))} == {"dp"}
+    assert {each.dimension for each in transfers(run.evidence())} == {"dp"}
 
 
 @pytest.mark.parametrize("capture", ["kineto/tp2_dp2", "kineto/tp2_dp2_overlap", "nsys/tp2_dp2"])
 def test_real_captures_whose_ranks_wait_are_not_bound_by_communication(
     captures: Path, run_of: Callable[..., Run], capture: str
 ) -> None:
-    context = Context(run_of(captures / capture))
-    assert [*exposed.find(context), *overlap.find(context)] == []
+    assert found_by(run_of(captures / capture), exposed_communication, low_overlap) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.tables import RankTables
+from bridge_profiling.traces.types import RankTables
 from tests.analysis.findings.simulated_hosts import MS, US, SimulatedHosts
 from tests.analysis.ranks_in_hand import answer, rank, work
 

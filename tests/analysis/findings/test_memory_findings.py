@@ -11,13 +11,11 @@ import pyarrow as pa
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.findings import Confidence, Context, Finding
-from bridge_profiling.analysis.findings import memory_fragmentation as fragmentation
-from bridge_profiling.analysis.findings import memory_growth as growth
-from bridge_profiling.analysis.findings import memory_headroom as headroom
+from bridge_profiling.analysis.findings import Confidence, Finding
+from bridge_profiling.analysis.findings.memory import memory_fragmentation, memory_growth, memory_headroom
 from bridge_profiling.traces import cache, kineto, nsys
 from bridge_profiling.traces.types import RankInfo, RankTables
-from tests.analysis.findings.simulated_jobs import Here
+from tests.analysis.findings.simulated_jobs import Here, found_by
 from tests.analysis.ranks_in_hand import table
 
 MIB = 1 << 20
@@ -87,6 +85,8 @@ class Recording:
 
 Find = Callable[..., dict[str, Finding]]
 
+_MEMORY = (memory_headroom, memory_fragmentation, memory_growth)
+
 
 @pytest.fixture
 def find(tmp_path: Path, run_of: Callable[..., Run]) -> Find:
@@ -95,8 +95,7 @@ def find(tmp_path: Path, run_of: Callable[..., Run]) -> Find:
     def found(*recordings: Recording, **how: Any) -> dict[str, Finding]:
         for recording in recordings:
             recording.write(tmp_path, **how)
-        context = Context(run_of(tmp_path, engine=Here()))
-        return {finding.id: finding for module in (headroom, fragmentation, growth) for finding in module.find(context)}
+        return {finding.id: finding for finding in found_by(run_of(tmp_path, engine=Here()), *_MEMORY)}
 
     return found
 
@@ -261,5 +260,4 @@ def test_an_nsys_report_tells_it_too(captures: Path, tmp_path: Path) -> None:
 
 
 def test_a_real_recording_of_a_clean_run_has_no_finding(captures: Path, run_of: Callable[..., Run]) -> None:
-    context = Context(run_of(captures / "memory/tp2_dp2"))
-    assert [*headroom.find(context), *fragmentation.find(context), *growth.find(context)] == []
+    assert found_by(run_of(captures / "memory/tp2_dp2"), *_MEMORY) == []

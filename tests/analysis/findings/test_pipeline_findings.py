@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.findings import Confidence, Context, Finding
-from bridge_profiling.analysis.findings.pipeline_bubble import find
-from tests.analysis.findings.simulated_jobs import Here
+from bridge_profiling.analysis.findings import Confidence, Finding
+from bridge_profiling.analysis.findings.ranks import pipeline_bubble
+from tests.analysis.findings.simulated_jobs import Here, found_by
 from tests.analysis.simulated_runs import MS, US, SimulatedRun, one_forward_one_backward
 
 Found = Callable[..., list[Finding]]
@@ -37,7 +37,7 @@ def found(tmp_path: Path, run_of: Callable[..., Run]) -> Found:
 
         run.iterate(iterations, step)
         run.write(tmp_path)
-        return find(Context(run_of(tmp_path, engine=Here())))
+        return found_by(run_of(tmp_path, engine=Here()), pipeline_bubble)
 
     return find_in
 
@@ -101,8 +101,8 @@ def test_without_a_pipeline_there_is_nothing_to_find(tmp_path: Path, run_of: Cal
     run = SimulatedRun(2)
     run.iterate(3, lambda _: [run.compute(0, 5 * MS), run.compute(1, 9 * MS), run.meet([0, 1])])
     run.write(tmp_path)
-    assert find(Context(run_of(tmp_path, engine=Here()))) == []
+    assert found_by(run_of(tmp_path, engine=Here()), pipeline_bubble) == []
 
 
 def test_real_stages_that_differ_by_less_than_a_layer_are_as_even_as_can_be(captures: Path, run_of: Callable[..., Run]) -> None:
-    assert find(Context(run_of(captures / "kineto/pp2_dp2"))) == []
+    assert found_by(run_of(captures / "kineto/pp2_dp2"), pipeline_bubble) == []

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.findings import Confidence, Context, Finding, Thresholds
-from bridge_profiling.analysis.findings import straggler_compute as of_compute
-from bridge_profiling.analysis.findings import straggler_host as of_host
-from tests.analysis.findings.simulated_jobs import MS, US, Here, SimulatedJob
+from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
+from bridge_profiling.analysis.findings.ranks import straggler_compute, straggler_host
+from tests.analysis.findings.simulated_jobs import MS, US, Here, SimulatedJob, found_by
 
 Find = Callable[..., dict[str, Finding]]
 
@@ -21,8 +20,8 @@ def find(tmp_path_factory: pytest.TempPathFactory, run_of: Callable[..., Run]) -
     """Findings on stragglers, by id."""
 
     def found(job: SimulatedJob, thresholds: Thresholds | None = None, **info: object) -> dict[str, Finding]:
-        context = Context(run_of(job.write(tmp_path_factory.mktemp("job"), **info), engine=Here()), thresholds)
-        return {finding.id: finding for module in (of_compute, of_host) for finding in module.find(context)}
+        run = run_of(job.write(tmp_path_factory.mktemp("job"), **info), engine=Here())
+        return {finding.id: finding for finding in found_by(run, straggler_compute, straggler_host, thresholds=thresholds)}
 
     return found
 
@@ -100,7 +99,7 @@ def test_stages_of_a_pipeline_do_different_work(find: Find, tmp_path: Path, run_
     run = run_of(folder, engine=Here())
     for info in run.infos:
         info.coordinates = by_stage[info.rank]
-    assert of_compute.find(Context(run)) == []
+    assert found_by(run, straggler_compute) == []
 
 
 def test_a_late_host_is_named_and_not_the_ranks_that_wait_for_it(find: Find) -> None:
@@ -158,12 +157,12 @@ def test_the_threshold_can_be_set(find: Find) -> None:
 def test_real_captures_with_planted_stragglers(
     captures: Path, run_of: Callable[..., Run], capture: str, of_compute_ranks: list[int]
 ) -> None:
-    context = Context(run_of(captures / capture))
-    found = of_compute.find(context)
+    run = run_of(captures / capture)
+    found = found_by(run, straggler_compute)
     assert [rank for finding in found for rank in finding.ranks] == of_compute_ranks
     for finding in found:
         assert finding.evidence["of_matrix_products_us"] == pytest.approx(27_400, rel=0.02)
         assert finding.events[0].name.startswith("nvjet")
         assert finding.events[0].count == 160
-    hosts = [rank for finding in of_host.find(context) for rank in finding.ranks]
+    hosts = [rank for finding in found_by(run, straggler_host) for rank in finding.ranks]
     assert hosts == ([0, 2] if of_compute_ranks else [1, 3])

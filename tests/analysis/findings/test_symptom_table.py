@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.analysis.findings.finding import PRECEDENCE
+from bridge_profiling.analysis.findings import ORDER
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "from-symptom-to-setting.md"
 
@@ -16,7 +16,7 @@ _SETTING = re.compile(r"`(model|ddp|optimizer|dataset|train|checkpoint|logger|pr
 
 def test_every_finding_has_one_row() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(rows) == sorted(PRECEDENCE)
+    assert sorted(rows) == sorted(ORDER)
 
 
 @pytest.mark.needs("megatron")

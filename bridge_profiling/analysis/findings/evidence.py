@@ -1,0 +1,288 @@
+"""The tables that findings read, as arrays of iterations by ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from bridge_profiling.analysis.attribution.device import ranks_without_work
+from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
+from bridge_profiling.analysis.findings.ledger import Grid, Ledger
+from bridge_profiling.analysis.findings.types import Confidence, Event
+from bridge_profiling.analysis.ranks.ranks import steady_iterations
+from bridge_profiling.manifest import RankCapture
+from bridge_profiling.traces.types import RankInfo
+
+#: Causes that profiling inflates, most inflated first: a profiler slows operators and launches, not waits for storage.
+_INFLATED = (Cause.host_launch, Cause.small_kernels, Cause.host_sync, Cause.pageable_copy)
+
+#: The median of fewer unprofiled iterations is not reliable.
+_ENOUGH_UNPROFILED = 2
+
+
+def profiler_cost_us(manifests: Sequence[RankCapture]) -> dict[int, float]:
+    """Time that the profiler adds to a rank's median iteration; ranks whose manifests do not show it are left out."""
+    found = {}
+    for manifest in manifests:
+        profiled, unprofiled = manifest.durations_ns(profiled=True), manifest.durations_ns(profiled=False)
+        if len(profiled) >= 1 and len(unprofiled) >= _ENOUGH_UNPROFILED:
+            found[manifest.rank] = float(np.median(profiled) - np.median(unprofiled)) / 1e3
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Answers of the methods of `Run`, from the traces of the profiler that captured most ranks.
+
+    Grids have a row for each of `numbers` and a column for each of `ranks`; NaN where a rank did not capture an iteration.
+    """
+
+    infos: list[RankInfo]
+    every_info: list[RankInfo]  # traces of other profilers included
+    manifests: list[RankCapture]  # empty for captures of other origin
+    breakdown: pa.Table
+    iterations: pa.Table
+    idle_gaps: pa.Table
+    idle_causes: pa.Table
+    launch_statistics: pa.Table
+    kernels: pa.Table
+    copies: pa.Table
+    communication: pa.Table
+    communication_by_rank: pa.Table
+    rank_iterations: pa.Table  # Run.ranks
+    pipeline: pa.Table
+    pipeline_by_rank: pa.Table
+    memory: pa.Table
+    memory_growth: pa.Table
+    memory_sites: pa.Table
+    out_of_memory: pa.Table
+    alone: pa.Table | None  # communication of Run.against_bench
+
+    # Rows and columns of grids.
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """Captured ranks, ascending; without ranks whose trace shows no device, unless that is all of them."""
+        captured = set(self.idle_gaps["rank"].to_pylist())
+        return sorted(captured.difference(self._without_device) or captured)
+
+    @property
+    def has_device(self) -> bool:
+        """Whether any trace shows work on a device."""
+        return not set(self.ranks) <= set(self._without_device)
+
+    @cached_property
+    def _without_device(self) -> list[int]:
+        return ranks_without_work(self.breakdown, self.infos[0].source) if self.infos else []
+
+    @cached_property
+    def numbers(self) -> list[int | None]:
+        """Iterations that count, ascending, without boundary iterations if possible; [None] when none is marked."""
+        boundary: dict[int, bool] = {}
+        for row in self.iterations.select(["iteration", "boundary"]).to_pylist() if self.iterations.num_rows else ():
+            boundary[row["iteration"]] = boundary.get(row["iteration"], False) or row["boundary"]
+        if boundary:
+            return list(steady_iterations(boundary))
+        return [None] if self.idle_gaps.num_rows else []
+
+    @property
+    def per(self) -> str:
+        """The unit that times refer to: `iteration`, or `capture` where no iteration is marked."""
+        return "capture" if self.numbers == [None] else "iteration"
+
+    @cached_property
+    def captured_iterations(self) -> Counter[int]:
+        """Iterations in each rank's capture, boundary iterations included."""
+        return Counter(self.iterations["rank"].to_pylist() if self.iterations.num_rows else [])
+
+    def grid(self, table: pa.Table, column: str) -> Grid:
+        """A column of a table with `rank` and `iteration` as a grid; values of the same rank and iteration are added up."""
+        grid = np.full((len(self.numbers), len(self.ranks)), np.nan)
+        lines = {number: line for line, number in enumerate(self.numbers)}
+        places = {rank: place for place, rank in enumerate(self.ranks)}
+        for row in table.select(["rank", "iteration", column]).to_pylist() if table.num_rows else ():
+            line, place = lines.get(row["iteration"]), places.get(row["rank"])
+            if line is not None and place is not None and row[column] is not None:
+                grid[line, place] = np.nan_to_num(grid[line, place]) + row[column]
+        return grid
+
+    def column(self, grid: Grid, rank: int) -> list[float | None]:
+        """A rank's values in a grid, by iteration."""
+        return [None if np.isnan(value) else float(value) for value in grid[:, self.ranks.index(rank)]]
+
+    def typical_us(self, grid: Grid) -> dict[int, float]:
+        """The median over iterations, by rank."""
+        seen = ~np.isnan(grid)
+        return {rank: float(np.median(grid[seen[:, at], at])) for at, rank in enumerate(self.ranks) if seen[:, at].any()}
+
+    def mean_us(self, grid: Grid) -> dict[int, float]:
+        """The mean over iterations, by rank."""
+        seen = ~np.isnan(grid)
+        return {rank: float(grid[seen[:, at], at].mean()) for at, rank in enumerate(self.ranks) if seen[:, at].any()}
+
+    # Times of iterations.
+
+    @cached_property
+    def duration_us(self) -> Grid:
+        """Duration of each iteration on each rank's device, with the profiler's cost."""
+        return self.grid(self.idle_gaps, "duration_us")
+
+    @cached_property
+    def compute_us(self) -> Grid:
+        """Compute of each iteration."""
+        return self.duration_us - self.grid(self.idle_gaps, "non_compute_us")
+
+    @cached_property
+    def communicating_us(self) -> Grid:
+        """Non-compute time in which communication ran: transfer and waiting."""
+        return self.idle_us(Cause.blocked_by_communication, Cause.starved_beside_communication)
+
+    @cached_property
+    def waiting_us(self) -> Grid:
+        """Non-compute time in which a rank waits for others; where that is unknown, all communication as an upper bound."""
+        if len(self.ranks) < 2:
+            return self.communicating_us
+        known = self.grid(self.rank_iterations, "waiting_us")
+        return np.where(np.isnan(known), self.communicating_us, np.minimum(known, self.communicating_us))
+
+    @cached_property
+    def waiting_is_known(self) -> bool:
+        """Whether waiting is known apart from transfers, for every rank."""
+        if len(self.ranks) < 2:
+            return False
+        known = self.grid(self.rank_iterations, "waiting_us")
+        return not bool((np.isnan(known) & ~np.isnan(self.duration_us)).any())
+
+    @cached_property
+    def captured_iteration_us(self) -> float:
+        """A mean iteration of the job as captured; 0 without any."""
+        return float(np.mean(np.nanmedian(self.duration_us, axis=1))) if len(self.numbers) else 0.0
+
+    @cached_property
+    def iteration_us(self) -> float:
+        """A mean iteration of the job without the profiler's cost; 0 without any."""
+        return max(self.captured_iteration_us - self._usual_profiler_us, 0.0)
+
+    def share(self, time_us: float, *, captured: bool = False) -> float:
+        """A time as a share of a mean iteration; `captured` for times that can contain the profiler's cost."""
+        whole_us = self.captured_iteration_us if captured else self.iteration_us
+        return time_us / whole_us if whole_us else 0.0
+
+    # The profiler's cost.
+
+    @cached_property
+    def profiler_us(self) -> dict[int, float]:
+        """`profiler_cost_us` of the manifests."""
+        return profiler_cost_us(self.manifests)
+
+    @cached_property
+    def profiler_cost_us(self) -> Grid:
+        """The profiler's cost in each iteration: of ranks without a manifest the median cost, 0 when all are unknown."""
+        return self._zero + np.array([max(self.profiler_us.get(rank, self._usual_profiler_us), 0.0) for rank in self.ranks])
+
+    @cached_property
+    def _usual_profiler_us(self) -> float:
+        return float(np.median(list(self.profiler_us.values()))) if self.profiler_us else 0.0
+
+    def confidence(self, *, of_host: bool = False) -> tuple[Confidence, str]:
+        """How certain a finding about lost time can be, and why not more; the profiler's cost matters to times of the host."""
+        if of_host and not self.profiler_us:
+            return Confidence.low, "profiler overhead is unknown (no manifest)"
+        if len(self.numbers) >= ENOUGH_ITERATIONS:
+            return Confidence.high, ""
+        if self.per == "capture":
+            return Confidence.medium, "no iterations are marked, so changes between iterations are unknown"
+        return Confidence.medium, f"it is based on only {len(self.numbers)} iteration{'s' if len(self.numbers) > 1 else ''}"
+
+    # Non-compute time by cause.
+
+    def idle_us(self, *causes: Cause, with_profiler: bool = False) -> Grid:
+        """Non-compute time within iterations of some causes together, without the profiler's cost unless asked for."""
+        times = self._captured_us if with_profiler else self._idle_us
+        return sum((times[cause] for cause in causes), self._zero)
+
+    def between_us(self, cause: Cause) -> Grid:
+        """Non-compute time after each iteration and before the next one."""
+        return self._zero + np.nan_to_num(self.grid(self._rows(cause, between=True), "lost_us"))
+
+    def host_us(self, cause: Cause, *, between: bool = False) -> Grid:
+        """Time of the launching threads in ranges or calls of a cause, whether the device computed meanwhile or not."""
+        return self._zero + np.nan_to_num(self.grid(self._rows(cause, between=between), "host_us"))
+
+    def calls(self, cause: Cause) -> Grid:
+        """Number of ranges or calls of a cause that began in each iteration."""
+        return self._zero + np.nan_to_num(self.grid(self._rows(cause), "calls"))
+
+    def in_turns_us(self, cause: Cause) -> NDArray[np.float64]:
+        """Cost of a cause in each iteration when its ranges follow one another: the rank that loses most in each range."""
+        cost = np.zeros(len(self.numbers))
+        for between in (False, True):
+            most: dict[int, list[float]] = {line: [] for line in range(len(self.numbers))}
+            rows = self._rows(cause, between=between)
+            for row in rows.select(["iteration", "lost_each_us"]).to_pylist() if rows.num_rows else ():
+                if row["iteration"] in self.numbers and row["lost_each_us"]:
+                    line = self.numbers.index(row["iteration"])
+                    pairs = itertools.zip_longest(most[line], row["lost_each_us"], fillvalue=0.0)
+                    most[line] = [max(pair) for pair in pairs]
+            cost += [sum(most[line]) for line in range(len(self.numbers))]
+        return cost
+
+    def events(self, *causes: Cause, ranks: Sequence[int] | None = None, between: bool = False, limit: int = 5) -> list[Event]:
+        """Events of some causes in the iterations that count, most lost time first, unnamed ones last."""
+        rows = [
+            row
+            for cause in causes
+            for row in self._rows(cause, between=between).to_pylist()
+            if row["iteration"] in self.numbers and row["lost_us"] > 0 and (ranks is None or row["rank"] in ranks)
+        ]
+        rows.sort(key=lambda row: (row["name"] is None, -row["lost_us"], row["rank"], row["start_ns"]))
+        return [
+            Event(
+                rank=row["rank"],
+                name=row["name"] or "others and unnamed",
+                iteration=row["iteration"],
+                start_ns=row["start_ns"],
+                duration_us=row["lost_us"],
+                count=row["count"],
+            )
+            for row in rows[:limit]
+        ]
+
+    def ledger(self) -> Ledger:
+        """The ledger before any finding; the profiler's cost counts as waiting, because it is gone without the profiler."""
+        taken = sum((self._captured_us[cause] - self._idle_us[cause] for cause in _INFLATED), self._zero)
+        return Ledger.empty(self.waiting_us + taken + self._captured_us[Cause.profiler], self._idle_us)
+
+    @cached_property
+    def _zero(self) -> Grid:
+        return np.where(np.isnan(self.duration_us), np.nan, 0.0)
+
+    def _rows(self, cause: Cause, *, between: bool = False) -> pa.Table:
+        rows = self.idle_causes
+        if not rows.num_rows:
+            return rows
+        return rows.filter(pc.and_(pc.equal(rows["cause"], str(cause)), pc.equal(rows["between"], between)))
+
+    @cached_property
+    def _captured_us(self) -> Mapping[Cause, Grid]:
+        return {cause: self._zero + np.nan_to_num(self.grid(self._rows(cause), "lost_us")) for cause in Cause}
+
+    @cached_property
+    def _idle_us(self) -> Mapping[Cause, Grid]:
+        """Captured time without the profiler's cost, which is taken from the causes that it inflates."""
+        found = dict(self._captured_us)
+        # The profiler's own recorded work is separate, and profiling does not prolong saving.
+        left = np.maximum(self.profiler_cost_us - found[Cause.profiler] - found[Cause.checkpoint_stall], 0.0)
+        for cause in _INFLATED:
+            taken = np.minimum(found[cause], left)
+            found[cause], left = found[cause] - taken, left - taken
+        return found

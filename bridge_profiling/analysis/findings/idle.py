@@ -1,0 +1,307 @@
+"""Findings about devices that do not compute: each takes what earlier findings left of one cause of non-compute time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, Cause
+from bridge_profiling.analysis.findings.evidence import Evidence
+from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
+from bridge_profiling.analysis.findings.types import Finding, Thresholds
+from bridge_profiling.analysis.findings.words import advice, by_rank, ms, ranks_in_words
+
+#: A rank that loses at least this share of what the worst rank loses is responsible too.
+_ALIKE = 0.5
+
+#: Many synchronizations are a finding at a fifth of the threshold; the few that every loop has for its loss, gradient norm and
+#: log at twice the threshold.
+_OF_MANY, _OF_FEW, _FEW = 0.2, 2.0, 4
+
+#: Advice for certain calls: a part of the event's name, and the entry in advice.toml.
+_CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "cudaFree": "cudaFree", "aten::nonzero": "nonzero"}
+
+#: Causes of idle devices, in words.
+_WAITS_FOR = {
+    Cause.data_loading: "data loading",
+    Cause.host_sync: "host synchronization",
+    Cause.pageable_copy: "copies of pageable memory",
+    Cause.checkpoint_stall: "saving a checkpoint",
+    Cause.profiler: "the profiler's own work",
+    Cause.small_kernels: "launches of small kernels",
+    Cause.host_launch: "launches",
+    Cause.dependency_stalled: "an unknown dependency between launched kernels",
+}
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """Time attributed to a finding, means per iteration."""
+
+    saving_us: float
+    lost_us: Mapping[int, float]  # by rank
+    host_us: Mapping[int, float]  # in ranges of the cause, by rank; empty for causes without ranges
+    ranks: list[int]  # responsible
+
+
+def responsible(by_rank_us: Mapping[int, float]) -> list[int]:
+    """Ranks whose time is similar to that of the rank with most."""
+    most = max(by_rank_us.values(), default=0.0)
+    return sorted(rank for rank, time_us in by_rank_us.items() if time_us > 0 and time_us >= _ALIKE * most)
+
+
+def data_loading(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """The launching thread waits for its next batch. Loading while the device computes costs nothing and does not count."""
+    cause = Cause.data_loading
+    loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.data_loading)
+    if loss is None:
+        return [], ledger
+    numbers = {"idle_us": by_rank(loss.lost_us), "in_data_loading_us": by_rank(loss.host_us)}
+    title = "Data loading stalls {ranks} for {time} of each {per} ({share})"
+    return [_finding(evidence, cause, loss, title, numbers, severe=3 * thresholds.data_loading)], ledger
+
+
+def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Hosts wait for their device and then launch too late: the device's idle time afterwards counts, not the wait."""
+    cause = Cause.host_sync
+    calls = evidence.mean_us(evidence.calls(cause))
+    number = max(calls.values(), default=0.0)
+    factor = _OF_MANY if number >= thresholds.synchronizations else _OF_FEW if number <= _FEW else 1.0
+    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause * factor)
+    if loss is None:
+        return [], ledger
+    # Ranks that synchronize as often are as responsible, also those that lose less because they wait for others.
+    ranks = responsible(calls) if number > _FEW else loss.ranks
+    names = {event.name for event in evidence.events(cause, ranks=ranks)}
+    hints = [advice("host_sync", entry) for call, entry in _CALLS.items() if any(call in name for name in names)]
+    numbers = {
+        "idle_after_us": by_rank(loss.lost_us),
+        "host_waits_us": by_rank(evidence.mean_us(evidence.host_us(cause))),
+        "synchronizations": by_rank(calls, 2),
+    }
+    often = f"{number:.0f} times" if round(number) != 1 else "once"
+    title = f"{{ranks}}: the host waits for the device {often} per {{per}}, and the late launches cost {{time}} ({{share}})"
+    action = " ".join([*([advice("host_sync", "few")] if number <= _FEW else []), advice("host_sync"), *hints])
+    return [_finding(evidence, cause, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
+
+
+def pageable_copy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Copies of pageable host memory: they block the host until staged, and reach a fraction of the link's bandwidth."""
+    cause = Cause.pageable_copy
+    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    numbers = {
+        "lost_us": by_rank(loss.lost_us),
+        "host_held_us": by_rank(evidence.mean_us(evidence.host_us(cause))),
+        "copies": _copies(evidence, loss.ranks, pageable=True),
+    }
+    title = "Copies of pageable memory stall {ranks} for {time} of each {per} ({share})"
+    return [_finding(evidence, cause, loss, title, numbers)], ledger
+
+
+def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Devices idle while a checkpoint is saved, within iterations or between them."""
+    cause = Cause.checkpoint_stall
+    loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    saving = np.nanmax(evidence.host_us(cause) + evidence.host_us(cause, between=True), axis=1)
+    times, of = int((saving > 0).sum()), len(evidence.numbers)
+    numbers = {
+        "idle_us": by_rank(loss.lost_us),
+        "in_checkpoint_us": by_rank(loss.host_us),
+        "iterations": [number for number, time_us in zip(evidence.numbers, saving.tolist(), strict=True) if time_us > 0],
+        "iterations_captured": of,
+    }
+    often = "each captured iteration" if times == of else f"{times} of {of} captured iterations"
+    title = f"Saving a checkpoint stalls {{ranks}} for {ms(loss.saving_us * of / times)} in {often}"
+    rare = "the saving applies to the captured iterations, and over the whole run it depends on save_interval"
+    return [_finding(evidence, cause, loss, title, numbers, reason=rare)], ledger
+
+
+def copy_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Compute waits for copies of pinned memory."""
+    cause = Cause.blocked_by_copy
+    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    numbers = {"blocked_us": by_rank(loss.lost_us), "copies": _copies(evidence, loss.ranks, pageable=False)}
+    title = "Compute on {ranks} waits for copies for {time} of each {per} ({share})"
+    return [_finding(evidence, cause, loss, title, numbers, id="copy_bound", of_host=False)], ledger
+
+
+def small_kernels(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Runs of kernels so short that the host cannot launch them as fast as the device finishes them."""
+    cause = Cause.small_kernels
+    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    numbers = {"idle_us": by_rank(loss.lost_us), **_launches(evidence, loss.ranks)}
+    shorter = f"Kernels shorter than their launches ({LAUNCH_NS / 1e3:.0f} µs)"
+    title = f"{shorter} leave {{ranks}} idle for {{time}} of each {{per}} ({{share}})"
+    return [_finding(evidence, cause, loss, title, numbers)], ledger
+
+
+def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Devices wait for launches for no more specific reason: Python, the framework, garbage collection, the CPU."""
+    if not evidence.has_device:
+        return [], ledger
+    cause = Cause.host_launch
+    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    starved = evidence.mean_us(evidence.idle_us(cause))
+    late = responsible(starved)
+    numbers = {"idle_us": by_rank(starved), "profiler_us": by_rank(evidence.profiler_us), **_launches(evidence, late)}
+    besides = ", in addition to single late ranks" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
+    title = f"{{ranks}}: the device waits for launches for {{time}} of each {{per}} ({{share}}){besides}"
+    return [_finding(evidence, cause, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)], ledger
+
+
+def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Devices run no kernel, copy or memset for much of an iteration; saves time only when no finding names a cause."""
+    busy = _busy(evidence) if evidence.has_device else {}
+    low = sorted(rank for rank, share in busy.items() if share < thresholds.device_busy)
+    if not low:
+        return [], ledger
+    idle = {cause: evidence.mean_us(evidence.idle_us(cause, with_profiler=True)) for cause in _WAITS_FOR}
+    least = min(low, key=lambda rank: busy[rank])
+    main, *others = sorted(_WAITS_FOR, key=lambda cause: -idle[cause].get(least, 0.0))
+    causes = tuple(cause for cause in _WAITS_FOR if cause is not Cause.profiler)
+    # In addition to findings about causes, the rest is many small losses, which no single change recovers.
+    alone = not np.nansum(ledger.attributed_us) > 0
+    loss, ledger = _attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
+    lost_us = idle[main].get(least, 0.0)
+    confidence, reason = evidence.confidence(of_host=main is not Cause.dependency_stalled)
+    finding = Finding(
+        id="low_device_busy",
+        title=f"{ranks_in_words(low, evidence.ranks).capitalize()}: the device is busy for only {busy[least]:.0%} of each "
+        f"{evidence.per}, and mostly waits for {_WAITS_FOR[main]}",
+        ranks=low,
+        evidence={
+            "busy_share": by_rank(busy, 4),
+            "idle_us": {str(cause): by_rank({rank: idle[cause][rank] for rank in low}) for cause in (main, *others[:3])},
+        },
+        recoverable_us_per_iteration=loss.saving_us if loss else None,
+        confidence=confidence,
+        confidence_reason=reason,
+        action=f"{advice('low_device_busy', 'alone' if alone else 'follow')} "
+        f"On rank {least}, the device waits {ms(lost_us)} of each {evidence.per} for {_WAITS_FOR[main]}.",
+        events=evidence.events(main, ranks=responsible({rank: idle[main].get(rank, 0.0) for rank in low})),
+        severe=busy[least] < thresholds.device_busy_severe,
+    )
+    return [finding], ledger
+
+
+def _busy(evidence: Evidence) -> dict[int, float]:
+    """The share of an iteration without the profiler's cost in which each device is busy."""
+    if evidence.iterations.num_rows:
+        busy = evidence.duration_us - evidence.grid(evidence.iterations, "idle_us")
+        return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler_cost_us, busy), 1e-9))
+    return {row["rank"]: row["busy_us"] / row["span_us"] for row in evidence.breakdown.to_pylist() if row["span_us"]}
+
+
+def _lost(evidence: Evidence, ledger: Ledger, cause: Cause, at_least: float) -> tuple[_Loss | None, Ledger]:
+    """Attribute what earlier findings left of a cause."""
+    return _attributed(evidence, ledger, ledger.left_us(cause), (cause,), at_least)
+
+
+def _lost_in_ranges(evidence: Evidence, ledger: Ledger, cause: Cause, at_least: float) -> tuple[_Loss | None, Ledger]:
+    """Attribute a cause that host ranges show, within iterations and between them."""
+    return _attributed(
+        evidence,
+        ledger,
+        ledger.left_us(cause) + evidence.between_us(cause),
+        (cause,),
+        at_least,
+        host_us=evidence.host_us(cause) + evidence.host_us(cause, between=True),
+        cost_us=evidence.in_turns_us(cause),
+    )
+
+
+def _attributed(
+    evidence: Evidence,
+    ledger: Ledger,
+    lost_us: Grid,
+    causes: Sequence[Cause],
+    at_least: float,
+    *,
+    host_us: Grid | None = None,
+    cost_us: NDArray[np.float64] | None = None,
+) -> tuple[_Loss | None, Ledger]:
+    """Attribute time; None, and an unchanged ledger, when it saves less than a share of an iteration.
+
+    With `host_us`, the host's time shows who is responsible: a rank that waits for others loses nothing, and can be as slow.
+    """
+    whole_us = evidence.iteration_us if host_us is None else evidence.captured_iteration_us
+    if not np.nansum(lost_us) > 0 or not whole_us:
+        return None, ledger
+    saving_us, ledger = ledger.attribute(lost_us, causes, max(at_least * whole_us, 1.0), cost_us=cost_us)
+    if not saving_us:
+        return None, ledger
+    lost = evidence.mean_us(lost_us)
+    host = {} if host_us is None else evidence.mean_us(host_us)
+    return _Loss(saving_us, lost, host, responsible(host or lost)), ledger
+
+
+def _finding(
+    evidence: Evidence,
+    cause: Cause,
+    loss: _Loss,
+    title: str,
+    numbers: Mapping[str, Any],
+    *,
+    id: str | None = None,
+    ranks: list[int] | None = None,
+    action: str | None = None,
+    reason: str | None = None,
+    of_host: bool = True,
+    severe: float = math.inf,
+) -> Finding:
+    """The finding of a loss; `title` names {ranks}, {time}, {per} and {share}, `severe` is a share of an iteration."""
+    ranks = loss.ranks if ranks is None else ranks
+    # Ranges can contain a part of the profiler's cost.
+    share = evidence.share(loss.saving_us, captured=bool(loss.host_us))
+    events = evidence.events(cause, ranks=ranks)
+    if loss.host_us:
+        events += evidence.events(cause, ranks=ranks, between=True, limit=5 - len(events))
+    confidence, why = evidence.confidence(of_host=of_host)
+    named = ranks_in_words(ranks, evidence.ranks)
+    title = title.format(ranks=named, time=ms(loss.saving_us), per=evidence.per, share=f"{share:.0%}")
+    return Finding(
+        id=id or str(cause),
+        title=title[0].upper() + title[1:],
+        ranks=ranks,
+        evidence={"share_of_iteration": round(share, 4), **numbers},
+        recoverable_us_per_iteration=loss.saving_us,
+        confidence=confidence,
+        confidence_reason="; ".join(filter(None, (why, reason))),
+        action=action or advice(id or str(cause)),
+        events=events,
+        severe=share >= severe,
+    )
+
+
+def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list[dict[str, Any]]:
+    """Kinds of copies over the whole capture, most time first."""
+    rows = [
+        row for row in evidence.copies.to_pylist() if row["rank"] in ranks and (row["host_memory"] == "pageable") == pageable
+    ]
+    rows.sort(key=lambda row: (-row["total_us"], row["rank"]))
+    names = ("rank", "direction", "host_memory", "count", "bytes", "total_us", "bandwidth_gbs")
+    return [{name: row[name] for name in names} for row in rows[:8]]
+
+
+def _launches(evidence: Evidence, ranks: Sequence[int]) -> dict[str, Any]:
+    """Kernels of a typical iteration and the cost of launching them."""
+    found = {}
+    for name in ("kernel_count", "mean_kernel_us", "launch_call_us", "graph_kernel_count"):
+        values = evidence.typical_us(evidence.grid(evidence.launch_statistics, name))
+        found[name] = by_rank({rank: values[rank] for rank in ranks if rank in values})
+    return found

@@ -1,0 +1,312 @@
+"""Findings about ranks that make others wait: stragglers among ranks with the same work, and pipeline stages."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.caveats import name_ranks
+from bridge_profiling.analysis.findings.evidence import Evidence
+from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
+from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
+from bridge_profiling.analysis.findings.words import advice, ms, ranks_in_words
+from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
+
+#: Communication slows compute that it overlaps by at most this share of the overlap.
+_CONTENTION = 0.5
+
+#: A finding shows this many kernels, and those of this many slow ranks: ranks that are slow together mostly share the cause.
+_KERNELS, _RANKS = 5, 3
+
+#: A kernel with a smaller share of a rank's excess is noise.
+_WORTH_SHOWING = 0.01
+
+#: Matrix products of cuBLAS (nvjet, xmma, gemm), CUTLASS, cuDNN, Triton and ROCm.
+_MATRIX_PRODUCT = re.compile(r"gemm|gemv|nvjet|xmma|cutlass|wgmma|matmul|\bmm_|_mm\b|splitk|Cijk_", re.IGNORECASE)
+
+#: Causes of host delay without a more specific finding.
+_LATE = (Cause.host_launch, Cause.small_kernels)
+
+#: A launch call that takes this many times the median rank's shows a slow or shared processor.
+_SLOW_CALL = 1.3
+
+#: A stage's layers account for at least this share of its compute.
+_OF_LAYERS = 0.7
+
+#: The most layers that a stage can have, and the number assumed when it is unknown.
+_MOST_LAYERS, _FEW_LAYERS = 256, 4
+
+#: A schedule whose ideal bubble is larger has too few microbatches: fewer than three for each stage but one.
+_SCHEDULE_WASTES = 0.25
+
+_NO_ITERATIONS = "no iterations are marked, so whole captures are compared, which can contain different work"
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What a rank has of a kernel beyond its peers, per iteration; `of_count_us` is the time of additional executions."""
+
+    name: str
+    extra_us: float
+    extra_count: float
+    of_count_us: float
+
+
+def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Ranks that compute longer than ranks with the same work, which wait for them.
+
+    A waiting rank runs a communication kernel that slows its compute, so half of its additional overlap is subtracted.
+    """
+    if len(evidence.ranks) < 2:
+        return [], ledger
+    peers = _peers(evidence)
+    excess = _beyond_peers(evidence.compute_us, peers)
+    if evidence.iterations.num_rows:
+        overlapped = _beyond_peers(evidence.grid(evidence.iterations, "overlapped_communication_us"), peers)
+        excess = excess - _CONTENTION * np.nan_to_num(np.maximum(overlapped, 0.0))
+    typical = evidence.typical_us(excess)
+    slow = [rank for rank in evidence.ranks if evidence.share(typical.get(rank, 0.0)) > thresholds.cause]
+    if not slow:
+        return [], ledger
+    worst, *others = sorted(slow, key=lambda rank: -typical[rank])[:_RANKS]
+    kernels = {rank: _kernels(evidence, peers, rank) for rank in (worst, *others)}
+    extra = sum(max(each.extra_us, 0.0) for each in kernels[worst])
+    more = sum(max(each.of_count_us, 0.0) for each in kernels[worst])
+    products = sum(each.extra_us for each in kernels[worst] if _MATRIX_PRODUCT.search(each.name))
+    confidence, reason = (Confidence.low, _NO_ITERATIONS) if evidence.per == "capture" else evidence.confidence()
+    if confidence is Confidence.high and any(np.nanmin(excess[:, evidence.ranks.index(rank)]) <= 0 for rank in slow):
+        confidence, reason = Confidence.medium, "the ranks are not slow in every captured iteration"
+    saving_us, ledger = ledger.attribute(np.where(np.isin(evidence.ranks, slow), excess, 0.0))
+    computes = "compute up to" if len(slow) > 1 else "computes"
+    mostly = ", mostly in matrix products" if extra and products / extra > 0.5 else ""
+    finding = Finding(
+        id="straggler_compute",
+        title=f"{ranks_in_words(slow, evidence.ranks).capitalize()} {computes} {ms(typical[worst])} longer per {evidence.per} "
+        f"than ranks with the same work{mostly}",
+        ranks=slow,
+        evidence={
+            "excess_compute_us": {str(rank): typical[rank] for rank in slow},
+            "compute_us": {str(rank): value for rank, value in evidence.typical_us(evidence.compute_us).items()},
+            "excess_compute_us_by_iteration": {str(rank): evidence.column(excess, rank) for rank in slow},
+            "of_matrix_products_us": products,
+            "of_more_kernels_us": more,
+            "of_slower_kernels_us": extra - more,
+            "kernels": [
+                {
+                    "name": each.name,
+                    "extra_us_per_iteration": each.extra_us,
+                    "extra_count_per_iteration": each.extra_count,
+                    "matrix_product": bool(_MATRIX_PRODUCT.search(each.name)),
+                }
+                for each in kernels[worst][:_KERNELS]
+            ],
+        },
+        recoverable_us_per_iteration=saving_us,
+        confidence=confidence,
+        confidence_reason=reason,
+        action=advice("straggler_compute", "more_work" if more >= extra / 2 else "slower"),
+        events=[
+            Event(rank, each.name, duration_us=each.extra_us, count=max(round(each.extra_count), 1))
+            for rank in kernels
+            for each in kernels[rank][: max(_KERNELS // len(kernels), 1)]
+        ],
+    )
+    return [finding], ledger
+
+
+def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Ranks whose hosts launch later than those of ranks with the same work, which wait for them in communication.
+
+    The delay is the launch-starved time beyond the peers', limited by their difference in time without compute and waiting.
+    """
+    if len(evidence.ranks) < 2:
+        return [], ledger
+    peers, known = _peers(evidence), evidence.waiting_is_known
+    own = evidence.duration_us - evidence.compute_us - np.nan_to_num(evidence.waiting_us)
+    late = np.minimum(_beyond_peers(ledger.left_us(*_LATE), peers), _beyond_peers(own, peers))
+    typical, waiting = evidence.typical_us(late), evidence.typical_us(evidence.waiting_us)
+    waited_for = evidence.typical_us(evidence.grid(evidence.rank_iterations, "waited_for_us")) if known else {}
+    slow = [
+        rank
+        for rank in evidence.ranks
+        if evidence.share(typical.get(rank, 0.0)) > thresholds.cause
+        and (not known or waiting[rank] <= waited_for.get(rank, 0.0))
+    ]
+    if not slow:
+        return [], ledger
+    worst = max(slow, key=lambda rank: typical[rank])
+    calls = evidence.typical_us(evidence.grid(evidence.launch_statistics, "launch_call_us"))
+    slow_calls = calls.get(worst, 0.0) > _SLOW_CALL * float(np.median(list(calls.values()) or [0.0])) > 0
+    confidence, reason = evidence.confidence(of_host=True)
+    if not known:
+        confidence, reason = Confidence.low, "communication is not matched between ranks, so waiting is not measured"
+    if evidence.per == "capture":
+        confidence, reason = Confidence.low, _NO_ITERATIONS
+    saving_us, ledger = ledger.attribute(np.where(np.isin(evidence.ranks, slow), late, 0.0), _LATE)
+    launches = "Hosts of {} launch up to" if len(slow) > 1 else "The host of {} launches"
+    finding = Finding(
+        id="straggler_host",
+        title=f"{launches.format(ranks_in_words(slow, evidence.ranks))} {ms(typical[worst])} late in each {evidence.per}, "
+        "and the other ranks wait",
+        ranks=slow,
+        evidence={
+            "late_us": {str(rank): typical[rank] for rank in slow},
+            "late_us_by_iteration": {str(rank): evidence.column(late, rank) for rank in slow},
+            "launch_starved_us": {str(rank): value for rank, value in evidence.typical_us(evidence.idle_us(*_LATE)).items()},
+            "waiting_us": {str(rank): value for rank, value in waiting.items()},
+            "waited_for_us": {str(rank): waited_for.get(rank, 0.0) for rank in slow} if known else None,
+            "launch_call_us": {str(rank): value for rank, value in calls.items()},
+        },
+        recoverable_us_per_iteration=saving_us,
+        confidence=confidence,
+        confidence_reason=reason,
+        action=" ".join([*([advice("straggler_host", "slow_calls")] if slow_calls else []), advice("straggler_host")]),
+        events=evidence.events(*_LATE, ranks=slow, limit=6),
+    )
+    return [finding], ledger
+
+
+def pipeline_bubble(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Pipeline stages wait for each other, because one has more work or because there are too few microbatches.
+
+    With m microbatches and p stages, a pipeline takes (m + p - 1) / m times the longest stage's work; with even stages, the
+    mean stage's. A stage's work is the least compute of its ranks, so that a slow rank does not look like a long stage. Only
+    whole layers can be moved, which helps where two stages differ by more than one.
+    """
+    stages = {row["stage"]: row for row in evidence.pipeline.to_pylist()}
+    if len(stages) < 2:
+        return [], ledger
+    first = next(iter(stages.values()))
+    count, microbatches, ideal = first["stages"], first["microbatches"], first["ideal_bubble_fraction"]
+    typical = evidence.typical_us(evidence.grid(evidence.pipeline_by_rank, "compute_us"))
+    ranks: dict[int, set[int]] = defaultdict(set)
+    for row in evidence.pipeline_by_rank.to_pylist():
+        ranks[row["stage"]].add(row["rank"])
+    compute = {stage: min((typical[rank] for rank in ranks[stage] if rank in typical), default=0.0) for stage in stages}
+    mean = float(np.mean(list(compute.values())))
+    longest, shortest = max(compute, key=lambda stage: compute[stage]), min(compute, key=lambda stage: compute[stage])
+    # Interleaved schedules fill and drain faster: only the longest stage's own time is certain.
+    passes = (microbatches + count - 1) / microbatches if microbatches else 1.0
+    uneven_us = (compute[longest] - mean) * passes if len(stages) == count else 0.0
+    layers = _layers(evidence, stages[shortest]["ranks"][0], microbatches)
+    movable = compute[longest] - compute[shortest] > compute[shortest] / (layers or _FEW_LAYERS)
+    uneven = movable and evidence.share(uneven_us) > thresholds.cause
+    bubble = float(np.mean([row["bubble_fraction"] or 0.0 for row in stages.values()]))
+    few = ideal is not None and ideal > _SCHEDULE_WASTES and bubble > _SCHEDULE_WASTES
+    if not uneven and not few:
+        return [], ledger
+    members = stages[longest]["ranks"]
+    of_longest = np.where(np.isin(evidence.ranks, members), uneven_us if uneven else 0.0, 0.0)
+    saving_us, ledger = ledger.attribute(np.where(np.isnan(evidence.duration_us), np.nan, of_longest))
+    if few:
+        of_bubble, ledger = ledger.attribute(evidence.grid(evidence.pipeline_by_rank, "bubble_us"), waited=True)
+        saving_us += of_bubble
+    confidence, reason = evidence.confidence()
+    if microbatches is None:
+        confidence, reason = Confidence.medium, "the minimal cost of an interleaved schedule is unknown"
+    if len(stages) < count:
+        confidence, reason = Confidence.medium, f"only {len(stages)} of {count} stages are captured"
+    end = {0: "first", count - 1: "last"}.get(longest, "middle")
+    steps = [advice("pipeline_bubble", end, stage=longest)] if uneven else []
+    steps += [advice("pipeline_bubble", "few_microbatches")] if few else []
+    names = ("stage", "ranks", "pipeline_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
+    longer = f"{ms(compute[longest] - mean)} longer per {evidence.per} than the mean stage"
+    finding = Finding(
+        id="pipeline_bubble",
+        title=f"Pipeline stage {longest} ({name_ranks(members)}) computes {longer}, and the other stages wait"
+        if uneven
+        else f"Pipeline stages wait {bubble:.0%} of the time: {microbatches} microbatches are too few for {len(stages)} stages",
+        ranks=members if uneven else sorted(rank for row in stages.values() for rank in row["ranks"]),
+        evidence={
+            "stages": [
+                {name: row[name] for name in (*names, "bubble_fraction")}
+                | {"compute_us": compute[stage], "excess_compute_us": compute[stage] - mean}
+                for stage, row in stages.items()
+            ],
+            "longest_stage": longest if uneven else None,
+            "uneven_stages_us": uneven_us,
+            "layers_of_shortest_stage": layers,
+            "microbatches": microbatches,
+            "bubble_fraction": bubble,
+            "ideal_bubble_fraction": ideal,
+        },
+        recoverable_us_per_iteration=saving_us,
+        confidence=confidence,
+        confidence_reason=reason,
+        action=" ".join(steps),
+        events=[
+            Event(row["ranks"][0], f"bubble of stage {row['stage']}", duration_us=row["bubble_us"])
+            for row in sorted(stages.values(), key=lambda row: -row["bubble_us"])
+        ],
+    )
+    return [finding], ledger
+
+
+def _peers(evidence: Evidence) -> list[list[int]]:
+    """Sets of ranks with the same work, as columns of grids: ranks of one pipeline stage; ranks of unknown work are alone."""
+    places = {info.rank: (info.coordinates or {}).get("pp") for info in evidence.infos}
+    stages: dict[int, int | str] = {rank: place[0] for rank, place in places.items() if place is not None}
+    if len(stages) < len(evidence.ranks):
+        stages |= {row["rank"]: row["stage"] for row in evidence.pipeline_by_rank.to_pylist()}
+    # Sends and receives without a group show that there are stages, but not which.
+    unknown = not stages and any(
+        row["operation"] in POINT_TO_POINT and row["group_ranks"] is None
+        for row in evidence.communication.select(["operation", "group_ranks"]).to_pylist()
+    )
+    sets: dict[int | str | None, list[int]] = {}
+    for place, rank in enumerate(evidence.ranks):
+        sets.setdefault(f"rank {rank}" if unknown else stages.get(rank), []).append(place)
+    return list(sets.values())
+
+
+def _beyond_peers(grid: Grid, peers: list[list[int]]) -> Grid:
+    """The difference to the median of the peers; NaN without a captured peer.
+
+    The lower of two middle values is taken, so that a slow half of the ranks is still found.
+    """
+    found = np.full(grid.shape, np.nan)
+    for places in peers:
+        mine = grid[:, places]
+        captured = (~np.isnan(mine)).sum(axis=1)
+        middle = np.sort(mine, axis=1)[np.arange(len(mine)), np.maximum(captured - 1, 0) // 2]  # NaN is sorted last
+        found[:, places] = np.where(captured[:, None] > 1, mine - middle[:, None], np.nan)
+    return found
+
+
+def _kernels(evidence: Evidence, peers: list[list[int]], rank: int) -> list[_Kernel]:
+    """Kernels that take longer on a rank than on its peers, most first, from whole captures."""
+    mine = next(places for places in peers if evidence.ranks.index(rank) in places)
+    others = [evidence.ranks[place] for place in mine if evidence.ranks[place] != rank]
+    by_name: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
+    for row in evidence.kernels.to_pylist():
+        if row["kind"] == "compute" and (row["rank"] == rank or row["rank"] in others):
+            iterations = evidence.captured_iterations.get(row["rank"], 1)
+            by_name[row["name"]][row["rank"]] = row["count"] / iterations, row["total_us"] / iterations
+    found = []
+    for name, ranks in by_name.items():
+        count, total = ranks.get(rank, (0.0, 0.0))
+        usual_count, usual = (float(np.median([ranks.get(other, (0.0, 0.0))[each] for other in others])) for each in (0, 1))
+        each_us = usual / usual_count if usual_count else total / count if count else 0.0
+        # Additional executions can have other sizes, so all of the additional time is theirs.
+        more_us = total - usual if count > usual_count else (count - usual_count) * each_us
+        found.append(_Kernel(name, total - usual, count - usual_count, more_us))
+    found.sort(key=lambda each: (-each.extra_us, each.name))
+    enough = _WORTH_SHOWING * sum(max(each.extra_us, 0.0) for each in found)
+    return [each for each in found if each.extra_us > enough]
+
+
+def _layers(evidence: Evidence, rank: int, microbatches: int | None) -> int | None:
+    """The number of layers on a rank, from its kernels: each layer's kernels run the same number of times per microbatch."""
+    if not microbatches:
+        return None
+    captured = max(evidence.captured_iterations[rank], 1)
+    rows = [row for row in evidence.kernels.to_pylist() if row["rank"] == rank and row["kind"] == "compute"]
+    count = np.array([row["count"] / captured / microbatches for row in rows])
+    time = np.array([row["total_us"] for row in rows])
+    enough = _OF_LAYERS * time.sum()
+    dividing = (each for each in range(_MOST_LAYERS, 0, -1) if time[(count % each == 0) & (count > 0)].sum() >= enough)
+    return next(dividing, None)

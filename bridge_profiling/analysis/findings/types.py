@@ -1,0 +1,121 @@
+"""Findings, and the thresholds above which a number becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from bridge_profiling.analysis.attribution.host import CHECKPOINT, DATA_LOADING
+
+
+class Confidence(StrEnum):
+    """How certain a finding is."""
+
+    high = "high"
+    medium = "medium"
+    low = "low"
+
+
+@dataclass(frozen=True)
+class Event:
+    """A place in a capture that shows a finding.
+
+    Args:
+        rank: the rank whose capture contains it.
+        name: a kernel, an operator, a range or an allocation site.
+        iteration: None for events outside of iterations, and for several iterations together.
+        start_ns: on the rank's clock; of the longest one when the event stands for several; None when unknown.
+        duration_us: total of all that it stands for.
+        count: how many it stands for.
+    """
+
+    rank: int
+    name: str
+    iteration: int | None = None
+    start_ns: int | None = None
+    duration_us: float | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause of lost time or of memory trouble.
+
+    Args:
+        id: one of `findings.ORDER`.
+        title: one sentence with the most important number.
+        ranks: the responsible ranks, ascending; not the ranks that wait for them.
+        evidence: numbers by name, with units in the names.
+        events: the places that show it best, most telling first.
+        recoverable_us_per_iteration: upper bound of how much shorter an iteration of the job could be. Only critical-path time
+            counts, and no time counts for two findings. None when the finding costs no time or its cost is unknown.
+        confidence: how certain the finding is.
+        confidence_reason: why confidence is not high, as the end of a sentence; "" when it is.
+        action: what to change, in imperative sentences, the first step first.
+        severe: past the threshold for trouble, not only for attention.
+    """
+
+    id: str
+    title: str
+    ranks: list[int]
+    evidence: Mapping[str, Any]
+    recoverable_us_per_iteration: float | None
+    confidence: Confidence
+    action: str
+    confidence_reason: str = ""
+    events: list[Event] = field(default_factory=list)
+    severe: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """When a number becomes a finding. Shares are of a typical iteration's duration unless stated otherwise."""
+
+    device_busy: float = 0.80
+    """A device that is busy for a smaller share is a finding."""
+
+    device_busy_severe: float = 0.50
+    """A device that is busy for a smaller share is a severe finding."""
+
+    data_loading: float = 0.10
+    """Share of an iteration spent waiting for data."""
+
+    communication: float = 0.20
+    """Share of an iteration in exposed communication, without waiting for other ranks."""
+
+    dominant_kernel: float = 0.30
+    """Share of a rank's compute in one kernel."""
+
+    memory_headroom: float = 0.10
+    """Share of the device's memory that is free at the peak."""
+
+    memory_growth_bytes: int = 1_000_000
+    """Growth of allocated memory per iteration."""
+
+    memory_fragmentation: float = 0.20
+    """Share of the reserved memory that was reserved while as much was free in holes too small to use."""
+
+    cause: float = 0.03
+    """Share of an iteration that any other cause must cost."""
+
+    synchronizations: int = 10
+    """From this many waits of a host for its device per iteration, a fifth of `cause` is enough: the host never gets ahead."""
+
+    slow_iteration: float = 1.5
+    """An iteration that takes this many medians is slow."""
+
+    profiler: float = 0.10
+    """Share of an unprofiled iteration that the profiler adds."""
+
+    data_loading_ranges: str = DATA_LOADING
+    """Regular expression for names of ranges (annotations, NVTX ranges, Python frames) in which the program waits for data."""
+
+    checkpoint_ranges: str = CHECKPOINT
+    """Regular expression for names of ranges in which the program saves a checkpoint."""
+
+    def range_names(self) -> dict[str, str]:
+        """The expressions that differ from the defaults, as options of `Run.idle_causes`."""
+        chosen = {"data_loading": (self.data_loading_ranges, DATA_LOADING), "checkpoint": (self.checkpoint_ranges, CHECKPOINT)}
+        return {name: expression for name, (expression, default) in chosen.items() if expression != default}

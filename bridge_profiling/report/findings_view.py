@@ -1,0 +1,211 @@
+"""Findings in words, each with its evidence, its events and a picture."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bridge_profiling.analysis.findings import Event, Finding
+from bridge_profiling.report import words
+from bridge_profiling.report.figures import attribution_figure, bars_figure
+from bridge_profiling.report.timeline import Timeline, around_event, iteration_name
+from bridge_profiling.report.verdict import Summary
+from bridge_profiling.report.views import Cell, Figure, FigureView, FindingView, Row, TableView
+
+#: Events listed with a finding, and bars of a picture.
+_MOST_EVENTS, _MOST_BARS = 8, 24
+
+#: Evidence that is a command to copy.
+_COMMAND = ("ncu_command", "ncu_notes")
+
+
+def findings_view(summary: Summary, pictures: Pictures | None = None) -> list[FindingView]:
+    """Every finding; for a page with its picture, and with links into the page's timeline."""
+    return [_finding_view(place, finding, summary, pictures) for place, finding in enumerate(summary.findings, 1)]
+
+
+def _finding_view(place: int, finding: Finding, summary: Summary, pictures: Pictures | None) -> FindingView:
+    saving = finding.recoverable_us_per_iteration
+    evidence = finding.evidence
+    picture = None if pictures is None else pictures.of(finding)
+    return FindingView(
+        number=place,
+        id=finding.id,
+        title=finding.title,
+        severe=finding.severe,
+        responsible=words.ranks(finding.ranks, len(summary.infos)) if finding.ranks else "",
+        gain="" if saving is None else words.milliseconds(saving),
+        share=words.percent(saving / summary.typical_us) if saving and summary.typical_us else "",
+        confidence=str(finding.confidence),
+        reason=words.sentence(finding.confidence_reason) if finding.confidence_reason else "",
+        action=finding.action,
+        evidence=[
+            (words.label(name), words.value(name, value))
+            for name, value in evidence.items()
+            if value not in (None, {}, [], ()) and name not in _COMMAND
+        ],
+        command=evidence.get("ncu_command", ""),
+        command_notes=[words.sentence(note) for note in evidence.get("ncu_notes", [])],
+        events=_events(place, finding.events, None if pictures is None else pictures.timeline),
+        figure=None if picture is None else FigureView(f"finding-{place}", {"finding": picture[0]}, picture[1]),
+    )
+
+
+def _events(place: int, events: Sequence[Event], timeline: Timeline | None) -> TableView | None:
+    rows = [
+        [
+            Cell(str(event.rank)),
+            Cell("" if event.iteration is None else iteration_name(event.iteration)),
+            Cell(words.milliseconds(event.duration_us)),
+            Cell(words.number(event.count)),
+            Cell("", target=None if timeline is None else timeline.target(event)),
+            Cell(event.name),
+        ]
+        for event in events[:_MOST_EVENTS]
+    ]
+    if not rows:
+        return None
+    left = len(events) - len(rows)
+    note = f"{left:,} more events." if left else ""
+    headings = ["rank", "iteration", "duration", "count", "timeline", "name"]
+    return TableView(f"events-{place}", "Events that show it", headings, rows, name_last=True, note=note)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Draws a picture of a finding's evidence from the answers: a figure and a sentence on what it shows.
+
+    Args:
+        summary: of the run.
+        ranks: rows of `Run.ranks`.
+        pipeline: rows of `Run.pipeline`.
+        kernels: rows of `Run.kernels(by_rank=False)`.
+        memory: rows of `Run.memory`.
+        timeline: of the page.
+        entries: the directory of each rank's tables.
+    """
+
+    summary: Summary
+    ranks: Sequence[Row]
+    pipeline: Sequence[Row]
+    kernels: Sequence[Row]
+    memory: Sequence[Row]
+    timeline: Timeline
+    entries: Mapping[int, Path]
+
+    def of(self, finding: Finding) -> tuple[Figure, str] | None:
+        """The picture for findings of this kind, else the first event in its timeline, else the attribution of time."""
+        drawn = _DRAWN[finding.id](self, finding) if finding.id in _DRAWN else None
+        return drawn or self._event(finding) or self._attribution(finding)
+
+    def _event(self, finding: Finding) -> tuple[Figure, str] | None:
+        for event in finding.events:
+            window = self.timeline.window_of(event)
+            if window is not None and event.start_ns is not None and event.duration_us and event.rank in self.entries:
+                drawn = around_event(self.entries[event.rank], event, window, finding.events)
+                where = "the capture" if window.iteration is None else f"iteration {window.iteration}"
+                caption = f"Rank {event.rank} in {where}, around one of the events, which the upper lane shows."
+                return None if drawn is None else (drawn, caption)
+        return None
+
+    def _attribution(self, finding: Finding, view: str = "cause") -> tuple[Figure, str] | None:
+        rows = {row["rank"]: row for row in self.summary.attribution}
+        shown = _select(finding, list(rows))
+        caption = f"The median iteration by {view}."
+        return (attribution_figure([rows[rank] for rank in shown], view), caption) if shown else None
+
+    def _by_rank(self, finding: Finding, values: Mapping[int, float], caption: str, color: str) -> tuple[Figure, str] | None:
+        shown = _select(finding, list(values))
+        responsible = {f"rank {rank}" for rank in finding.ranks} if len(finding.ranks) < len(values) else set()
+        labels, amounts = [f"rank {rank}" for rank in shown], [values[rank] / 1e3 for rank in shown]
+        drawn = bars_figure(labels, amounts, "ms per iteration", highlighted=responsible, color=color)
+        return (drawn, caption + ("; responsible ranks in orange." if responsible else ".")) if shown else None
+
+    def _of_ranks(self, finding: Finding, column: str, caption: str) -> tuple[Figure, str] | None:
+        """A column of `Run.ranks`, the median over the iterations."""
+        found: dict[int, list[float]] = defaultdict(list)
+        for row in self.ranks:
+            if row[column] is not None:
+                found[row["rank"]].append(row[column])
+        return self._by_rank(finding, {rank: median(values) for rank, values in found.items()}, caption, "muted")
+
+    def _exposed(self, finding: Finding) -> tuple[Figure, str] | None:
+        values = {row["rank"]: row["exposed_communication_us"] for row in self.summary.attribution}
+        caption = "Exposed communication of each rank, including waiting for other ranks"
+        return self._by_rank(finding, values, caption, "communication")
+
+    def _bubbles(self, finding: Finding) -> tuple[Figure, str] | None:
+        labels = [f"stage {row['stage']}" for row in self.pipeline]
+        marked = {f"stage {row['stage']}" for row in self.pipeline if set(row["ranks"]) & set(finding.ranks)}
+        highlighted = marked if len(marked) < len(labels) else set()
+        values = [row["bubble_us"] / 1e3 for row in self.pipeline]
+        caption = "The bubble of each pipeline stage" + ("; responsible stages in orange." if highlighted else ".")
+        return (bars_figure(labels, values, "ms per iteration", highlighted=highlighted), caption) if labels else None
+
+    def _kernels(self, finding: Finding) -> tuple[Figure, str] | None:
+        rows = [row for row in self.kernels if row["kind"] == "compute"][:10]
+        labels = [f"{place}. {row['name'][:46]}{'…' if len(row['name']) > 46 else ''}" for place, row in enumerate(rows, 1)]
+        named = {event.name for event in finding.events}
+        highlighted = {label for label, row in zip(labels, rows, strict=True) if row["name"] in named}
+        values = [row["total_us"] / 1e3 for row in rows]
+        caption = "The compute kernels with the most time; those of this finding in orange."
+        drawn = bars_figure(labels, values, "ms of all ranks and iterations", highlighted=highlighted)
+        return (drawn, caption) if rows else None
+
+    def _overhead(self, finding: Finding) -> tuple[Figure, str] | None:
+        bars: dict[str, float] = {}
+        for manifest in self.summary.manifests[: _MOST_BARS // 2]:
+            for text, profiled in (("profiled", True), ("not profiled", False)):
+                durations = manifest.durations_ns(profiled=profiled)
+                if durations:
+                    bars[f"rank {manifest.rank}, {text}"] = median(durations) / 1e6
+        highlighted = {label for label in bars if not label.endswith("not profiled")}
+        drawn = bars_figure(list(bars), list(bars.values()), "ms of the median iteration", highlighted=highlighted)
+        return (drawn, "Iterations of the same run: profiled ones in orange, and others.") if bars else None
+
+    def _memory(self, finding: Finding) -> tuple[Figure, str] | None:
+        rows = [row for row in self.memory if not finding.ranks or row["rank"] in finding.ranks][:_MOST_BARS]
+        measure, unit, caption = {
+            "memory_growth": (
+                lambda row: (row["growth_bytes_per_iteration"] or 0.0) / 2**20,
+                "MiB per iteration",
+                "Growth from one iteration to the next.",
+            ),
+            "memory_fragmentation": (
+                lambda row: 100 * (row["fragmentation"] or 0.0),
+                "% of the free memory",
+                "Reserved free memory outside the largest free block.",
+            ),
+        }.get(finding.id, (lambda row: (row["peak_reserved_bytes"] or row["peak_bytes"]) / 2**30, "GiB", "Peak memory."))
+        labels = [f"rank {row['rank']}, device {row['device']}" for row in rows]
+        return (bars_figure(labels, [measure(row) for row in rows], unit, color="compute"), caption) if rows else None
+
+
+def _select(finding: Finding, ranks: Sequence[int]) -> list[int]:
+    """Ranks with a bar: all if they are few, else the responsible ones and some others."""
+    if len(ranks) <= _MOST_BARS:
+        return sorted(ranks)
+    responsible = [rank for rank in finding.ranks if rank in set(ranks)][: _MOST_BARS - 6]
+    others = [rank for rank in ranks if rank not in set(finding.ranks)]
+    return sorted([*responsible, *others[: _MOST_BARS - len(responsible)]])
+
+
+_OWN = "Own time of each rank: the iteration without waiting for other ranks"
+_DRAWN: dict[str, Callable[[Pictures, Finding], Any]] = {
+    "straggler_compute": lambda pictures, finding: pictures._of_ranks(finding, "compute_us", "Compute of each rank"),
+    "straggler_host": lambda pictures, finding: pictures._of_ranks(finding, "own_us", _OWN),
+    "pipeline_bubble": Pictures._bubbles,
+    "exposed_communication": Pictures._exposed,
+    "low_overlap": Pictures._exposed,
+    "dominant_kernel": Pictures._kernels,
+    "small_kernels": Pictures._kernels,
+    "low_device_busy": lambda pictures, finding: pictures._attribution(finding, "activity"),
+    "profiler_overhead": Pictures._overhead,
+    "memory_headroom": Pictures._memory,
+    "memory_fragmentation": Pictures._memory,
+    "memory_growth": Pictures._memory,
+}

@@ -1,0 +1,89 @@
+"""A view as one HTML file that needs no network: the template, our scripts and style, Plotly and the figures' data.
+
+Plotly comes from its Python package. It and the data are compressed; every browser since May 2023 can decompress them.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from isal import igzip
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from bridge_profiling import __version__
+from bridge_profiling.atomic import write_atomically
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.report.figures import COLORS, KIND_NAMES
+from bridge_profiling.report.json import finite
+from bridge_profiling.report.views import PageView
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+#: In the order in which the page runs them.
+_SCRIPTS = ("figures.js", "timeline.js", "tables.js", "perfetto.js", "page.js")
+
+
+def write_page(view: PageView, output: Path) -> None:
+    """Write a page; see `write_output`."""
+    text = render(view)
+    write_output(output, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_output(output: Path, write: Callable[[Path], object]) -> None:
+    """Write a file of the user's atomically: `write` fills a temporary file.
+
+    Raises:
+        ProfilingConfigError: the file cannot be written.
+    """
+    try:
+        write_atomically(output, write)
+    except OSError as error:
+        raise ProfilingConfigError(
+            f"{output} cannot be written", why=error.strerror or str(error), instead="Name another file with -o"
+        ) from error
+
+
+def render(view: PageView) -> str:
+    """The page's text. Names of kernels and ranges in it stay text.
+
+    Raises:
+        ModuleNotFoundError: Plotly is not installed.
+    """
+    environment = Environment(
+        loader=PackageLoader("bridge_profiling.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    data = {"figures": view.figures, "timeline": view.timeline, "colors": COLORS, "kindNames": KIND_NAMES}
+    return environment.get_template("page.html.jinja").render(
+        view=view,
+        version=__version__,
+        style=_own("page.css"),
+        script=_own(*_SCRIPTS),
+        plotly=_packed(_plotly()),
+        data=_packed(json.dumps(finite(data), separators=(",", ":"), allow_nan=False).encode()),
+    )
+
+
+def _plotly() -> bytes:
+    """Plotly's script, from its Python package, which is not imported."""
+    found = importlib.util.find_spec("plotly")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("plotly is not installed", name="plotly")
+    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_bytes()
+
+
+def _own(*names: str) -> Markup:
+    return Markup("\n".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in names))
+
+
+def _packed(content: bytes) -> Markup:
+    """Gzip as base64, which no browser and no template reads as markup."""
+    return Markup(base64.b64encode(igzip.compress(content, 3)).decode())

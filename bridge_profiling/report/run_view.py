@@ -1,0 +1,343 @@
+"""A run's answers as a view: for a page, and for a terminal. Chooses the ranks that have a row of their own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bridge_profiling.analysis import Run
+from bridge_profiling.analysis.attribution.device import ranks_without_work
+from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.analysis.memory.over_time import memory_over_time
+from bridge_profiling.report import bench_view, figures, tables, words
+from bridge_profiling.report.findings_view import Pictures, findings_view
+from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
+from bridge_profiling.report.verdict import Summary, verdict
+from bridge_profiling.report.views import Cell, FigureView, PageView, SectionView, TableView
+from bridge_profiling.traces.types import RankInfo
+
+Rows = list[dict[str, Any]]
+
+#: Up to the first number of ranks, each has a row. Beyond, ranks are aggregated, and the second number have rows of their own.
+EVERY_RANK, NAMED_RANKS = 64, 16
+
+#: Ranks on a terminal, and in the timeline at first: as many as fit a screen.
+_ON_A_SCREEN = 8
+
+#: Ranks whose memory is drawn, and rows of kernels and of operators.
+_MEMORY_RANKS, _MOST_ROWS = 4, 250
+
+#: Rows of a table on a terminal.
+_TERMINAL_ROWS = 10
+
+
+def run_tables(run: Run) -> list[TableView]:
+    """The tables of `bridge-profiling analyze`."""
+    breakdown = run.breakdown()
+    on_cpu = {
+        (rank, source) for source in set(breakdown["source"].to_pylist()) for rank in ranks_without_work(breakdown, source)
+    }
+    iterations = len({row["iteration"] for row in run.iterations().to_pylist()}) or 1
+    found = [
+        tables.device_time(breakdown.to_pylist()),
+        tables.typical_iterations(run.typical_iteration().to_pylist(), on_cpu),
+        tables.kernels(run.kernels(by_rank=False).to_pylist(), _TERMINAL_ROWS),
+        tables.communication(run.communication().to_pylist(), iterations, _TERMINAL_ROWS),
+        *([] if run.against_bench is None else bench_view.alone_tables(run.against_bench)),
+        tables.iterations_by_rank(run.ranks().to_pylist()),
+        tables.stragglers(run.stragglers().to_pylist()),
+        tables.pipeline(run.pipeline().to_pylist()),
+        tables.copies(run.copies().to_pylist(), _TERMINAL_ROWS),
+        tables.memory_devices(run.memory().to_pylist(), len(breakdown) + 1),
+    ]
+    return [table for table in found if table.rows]
+
+
+def summary_view(summary: Summary) -> PageView:
+    """What a terminal shows of a run: the verdict, where the time goes, the findings, and benchmarks."""
+    shown = ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)
+    sections = [_attribution(summary, shown, _ON_A_SCREEN), bench_view.section(summary.bench)]
+    return PageView(
+        "report",
+        _title(summary),
+        verdict(summary),
+        sections,
+        findings=findings_view(summary),
+        notices=summary.notices,
+        caveats=summary.limitations,
+        errors=summary.errors,
+    )
+
+
+def page_view(run: Run, summary: Summary, output: Path) -> PageView:
+    """A run's page, at `output`; its links to the traces are relative to that."""
+    run.prefetch("idle_causes", "launch_statistics", "operators")
+    shown = ranks_to_show(summary)
+    timeline = timeline_of(run, shown)
+    rows = {
+        "iterations": [row for row in run.iterations().to_pylist() if row["source"] == summary.source],
+        "ranks": run.ranks().to_pylist(),
+        "pipeline": run.pipeline().to_pylist(),
+        "kernels": [row for row in run.kernels(by_rank=False).to_pylist() if row["source"] == summary.source],
+        "operators": [row for row in run.operators().to_pylist() if row["source"] == summary.source],
+        "memory": run.memory().to_pylist(),
+    }
+    pictures = Pictures(
+        summary, rows["ranks"], rows["pipeline"], rows["kernels"], rows["memory"], timeline,
+        {info.rank: entry for info, entry in run.entries()},
+    )  # fmt: skip
+    iterations = len({row["iteration"] for row in rows["iterations"]}) or 1
+    work = [tables.kernels(rows["kernels"], _MOST_ROWS), tables.operators(rows["operators"], _MOST_ROWS)]
+    sections = [
+        _attribution(summary, shown, EVERY_RANK),
+        _iterations(rows["ranks"]),
+        _waits(summary, run.waits().to_pylist(), len({row["iteration"] for row in rows["ranks"]}) or 1, rows["pipeline"]),
+        _section("findings", kind="findings"),
+        _section("work", tables=[table for table in work if table.rows]),
+        _communication(run.communication().to_pylist(), iterations, bench_view.section(summary.bench)),
+        _timeline(timeline, ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
+        _memory(run, rows["memory"]),
+    ]
+    # Last: questions add to what the captures cannot show.
+    sections += [_quality(run, summary, rows["iterations"]), _raw_traces(summary, shown, output)]
+    return PageView(
+        "report",
+        _title(summary),
+        verdict(summary),
+        sections,
+        facts=_facts(summary, rows["iterations"], rows["memory"]),
+        findings=findings_view(summary, pictures),
+        notices=summary.notices,
+        timeline=timeline.data() if timeline.segments else None,
+    )
+
+
+def ranks_to_show(summary: Summary, most: int = NAMED_RANKS, every: int = EVERY_RANK) -> list[int]:
+    """The ranks with a row of their own: all up to `every`, else the `most` interesting ones.
+
+    Those are the responsible ones of findings about few ranks, slow and fast ones, and the first of each pipeline stage.
+    """
+    everyone = [info.rank for info in summary.infos]
+    if len(everyone) <= every:
+        return everyone
+    responsible = [rank for each in summary.findings if len(each.ranks) <= most // 2 for rank in each.ranks[:4]]
+    slowest = [row["rank"] for row in summary.stragglers]
+    first = [members[0] for members in stages(summary.infos).values()]
+    wanted = [
+        *responsible, *slowest[: most // 4], *slowest[-2:], *first[: most // 2], *slowest[most // 4 :], *everyone
+    ]  # fmt: skip
+    known = set(everyone)
+    return sorted(list(dict.fromkeys(rank for rank in wanted if rank in known))[:most])
+
+
+def stages(infos: Iterable[RankInfo]) -> dict[str, list[int]]:
+    """Ranks by pipeline stage; one group of all where there is one stage, or none is known."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for info in infos:
+        stage, count = (info.coordinates or {}).get("pp", (0, 1))
+        found[f"pipeline stage {stage}" if count > 1 else "all ranks"].append(info.rank)
+    return dict(found)
+
+
+def _title(summary: Summary) -> str:
+    return summary.path.absolute().name or "run"
+
+
+def _section(id: str, *paragraphs: str, **more: Any) -> SectionView:
+    """A section with its explanation, or with the sentence that it has nothing to show."""
+    texts = words.resource("sections")[id]
+    section = SectionView(id, texts["title"], short=texts.get("short", ""), **more)
+    text = texts.get("nothing" if section.empty else "text")
+    return replace(section, paragraphs=[*([text] if text else []), *paragraphs])
+
+
+def _attribution(summary: Summary, shown: Sequence[int], every: int) -> SectionView:
+    rows = summary.attribution
+    if not rows:
+        return _section("budget")
+    by_rank = {row["rank"]: row for row in rows}
+    slow = {row["rank"] for row in summary.stragglers if row["verdict"] == "stable"}
+    bars: Rows = []
+    if len(rows) > every:
+        for stage, members in list(stages(summary.infos).items())[:every]:
+            mine = [by_rank[rank] for rank in members if rank in by_rank]
+            if mine:
+                means = {part: fmean(row[part] for row in mine) for part in ("duration_us", *{*BY_CAUSE, *BY_ACTIVITY})}
+                bars.append({"label": f"{stage}, mean of {len(mine)}", **means})
+    for rank in shown:
+        if rank in by_rank:
+            bars.append({**by_rank[rank], "label": f"rank {rank}{' (slow)' if rank in slow else ''}"})
+    notes = []
+    if not all(row["waiting_known"] for row in rows):
+        notes.append(
+            "Communication includes waiting for other ranks here: the captures do not show which operations belong together, "
+            "or only one rank of a group was captured."
+        )
+    if len(rows) > every:
+        notes.append(f"{len(rows):,} ranks: the bars are means, followed by single ranks. A table below shows how they differ.")
+    labels = {view: f"by {view}" for view in figures.VIEWS}
+    variants = {view: figures.attribution_figure(bars, view) for view in figures.VIEWS}
+    caption = "The median iteration of each rank as a stacked bar, in milliseconds."
+    found = [tables.attribution(bars, view) for view in figures.VIEWS]
+    if len(rows) > every:
+        found.insert(0, tables.spread(rows))
+    return _section("budget", notes=notes, figures=[FigureView("budget", variants, caption, labels)], tables=found)
+
+
+def _iterations(rows: Rows) -> SectionView:
+    measures = {name: text for name, text in figures.MEASURES.items() if any(row[name] is not None for row in rows)}
+    if not measures:
+        return _section("iterations")
+    block = -(-len({row["rank"] for row in rows}) // figures.MOST_ROWS)
+    slowest = Counter(row["rank"] for row in rows if row["place"] == "slowest")
+    often = [f"rank {rank} in {count} of {slowest.total()}" for rank, count in slowest.most_common(4)]
+    more = f", and {len(slowest) - 4} other ranks in the rest" if len(slowest) > 4 else ""
+    said = [f"Slowest by own time: {', '.join(often)} iterations{more}."] if often else []
+    note = f"A row is {block} neighboring ranks; its color is the highest value, and hovering shows that rank."
+    variants = {name: figures.iterations_figure(rows, name) for name in measures}
+    view = FigureView("iterations", variants, "A cell for each iteration of each rank, in milliseconds.", measures)
+    return _section("iterations", *said, notes=[note] if block > 1 else [], figures=[view])
+
+
+def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Rows) -> SectionView:
+    ranks, drawn, said, notes, found = [info.rank for info in summary.infos], [], [], [], []
+    if len(ranks) > 1:
+        marked = [row for row in waits if row["iteration"] is not None]
+        matrix = figures.wait_matrix(marked or waits, iterations, ranks)
+        cells = zip(matrix.ranks, matrix.wait_us, strict=True)
+        pairs = [(wait, rank, other) for rank, row in cells for other, wait in zip(matrix.ranks, row, strict=True) if wait > 0]
+        longest = [f"rank {rank} for rank {other}, {words.milliseconds(wait)}" for wait, rank, other in sorted(pairs)[:-6:-1]]
+        said = [f"Longest waits per iteration: {'; '.join(longest)}." if longest else "No waiting between ranks was found."]
+        if longest:
+            caption = "Rows wait, columns are waited for; milliseconds per iteration, mean of the captured iterations."
+            drawn = [FigureView("waits", {"waits": figures.waits_figure(matrix)}, caption)]
+        if longest and len(matrix.ranks) < len(ranks):
+            shown = f"The {len(matrix.ranks)} ranks of {len(ranks):,} that wait or are waited for most"
+            notes = [f"{shown}; {matrix.shown:.0%} of all waiting is between them."]
+        slow, left = tables.most(summary.stragglers, NAMED_RANKS, "ranks")
+        found = [tables.stragglers(slow, left)] if slow else []
+    if pipeline:
+        found.append(tables.pipeline(pipeline))
+    return _section("waits", *said, notes=notes, figures=drawn, tables=found)
+
+
+def _communication(rows: Rows, iterations: int, bench: SectionView) -> SectionView:
+    shown = figures.by_group(rows, iterations)[: figures.MOST_GROUPS]
+    caption = (
+        "Transfer and waiting of each kind of communication per iteration; waiting is the mean of the group's captured ranks."
+    )
+    view = FigureView("communication", {"communication": figures.communication_figure(shown)}, caption)
+    drawn = [view] if any(row["transfer_us"] is not None for row in shown) else []
+    found = [tables.communication(rows, iterations)] if shown else []
+    return _section("communication", figures=drawn, tables=found, parts=[] if bench.empty else [bench])
+
+
+def _timeline(timeline: Timeline, at_first: list[int]) -> SectionView:
+    if not timeline.segments:
+        return _section("timeline")
+    left = f" {timeline.left_out} more captured iterations are not on this page." if timeline.left_out > 0 else ""
+    shortest = f"{max(timeline.resolution_ns.values()) / 1e3:.3g} µs"
+    data = {
+        "iterations": [(iteration_name(number), number == timeline.typical) for number in timeline.windows],
+        "ranks": timeline.ranks,
+        "at_first": at_first,
+        "caption": f"Work shorter than {shortest} is drawn together with its neighbors; the raw trace has all of it.{left}",
+    }
+    return _section("timeline", kind="timeline", data=data)
+
+
+def _memory(run: Run, rows: Rows) -> SectionView:
+    if not rows:
+        return _section("memory")
+    peaks = [row["rank"] for row in sorted(rows, key=lambda row: -(row["peak_bytes"] or 0))]
+    growing = [row["rank"] for row in sorted(rows, key=lambda row: -(row["growth_bytes_per_iteration"] or 0))]
+    drawn = set(list(dict.fromkeys([*peaks[:2], *growing[:2], *peaks]))[:_MEMORY_RANKS])
+    view = memory_over_time_view(run, drawn, "memory")
+    return _section("memory", figures=view, tables=[tables.memory_devices(rows, NAMED_RANKS)])
+
+
+def memory_over_time_view(run: Run, ranks: set[int], id: str) -> list[FigureView]:
+    """Memory over time of the devices of some ranks; none if none was recorded."""
+    by_site: dict[Any, Rows] = defaultdict(list)
+    timeline: dict[Any, Rows] = defaultdict(list)
+    for found, rows in ((by_site, run.across(partial(memory_over_time, ranks=ranks))), (timeline, run.memory_timeline())):
+        for row in rows.to_pylist():
+            if row["rank"] in ranks:
+                found[row["rank"], row["device"]].append(row)
+    caption = "By allocation site." if by_site else "A trace does not show allocation sites; a memory snapshot does."
+    variants = {
+        f"rank {rank}, device {device}": figures.memory_figure(by_site[rank, device], timeline[rank, device])
+        for rank, device in sorted({*by_site, *timeline})
+    }
+    return [FigureView(id, variants, f"Memory over time. {caption}")] if variants else []
+
+
+def _quality(run: Run, summary: Summary, iterations: Rows) -> SectionView:
+    infos = summary.infos
+    offsets = {row["rank"]: row for row in run.clock_offsets().to_pylist()} if len(infos) > 1 else {}
+    manifests = {manifest.rank: manifest for manifest in summary.manifests}
+    table = tables.captures(infos, manifests, iterations, offsets, NAMED_RANKS if len(infos) > EVERY_RANK else None)
+    versions = sorted({f"{name} {version}".replace("_", " ") for info in infos for name, version in info.versions.items()})
+    data = {"errors": run.errors, "limitations": run.limitations, "versions": " · ".join(versions[:12])}
+    return _section("quality", kind="quality", tables=[table] if table.rows else [], data=data)
+
+
+def _raw_traces(summary: Summary, shown: Sequence[int], output: Path) -> SectionView:
+    folder = output.absolute().parent
+    rows = [
+        [Cell(str(info.rank)), Cell("", copy=file), Cell(file, link=_link(Path(file), folder))]
+        for info in summary.infos
+        if info.rank in set(shown)
+        for file in info.files
+    ]
+    left = len(summary.infos) - len({row[0].text for row in rows})
+    note = f"{left:,} more ranks." if left else ""
+    table = TableView("files", "Trace files, relative to this page", ["rank", "copy", "file"], rows, name_last=True, note=note)
+    data = {"run": shlex.quote(str(summary.path)), "perfetto": summary.source == "kineto"}
+    return _section("raw", kind="raw", tables=[table] if rows else [], data=data)
+
+
+def _link(file: Path, folder: Path) -> str:
+    """From the page to a file; it stays valid if both are moved together."""
+    try:
+        relative = os.path.relpath(file, folder)
+    except ValueError:  # another drive
+        return file.as_uri()
+    # The leading dot: otherwise a directory whose name has a colon would be read as a scheme.
+    return "./" + Path(relative).as_posix().replace("%", "%25").replace("#", "%23").replace("?", "%3F")
+
+
+def _facts(summary: Summary, iterations: Rows, memory: Rows) -> list[tuple[str, str]]:
+    infos = summary.infos
+    world = max((info.world_size or 0 for info in infos), default=0)
+    devices = sorted({name for info in infos for name in info.devices.values()})
+    numbers = sorted({row["iteration"] for row in iterations if row["iteration"] is not None})
+    marked = f"{numbers[0]}–{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]) if numbers else "none marked"
+    first = min((row["start_ns"] for row in iterations), default=0) if all(info.clock == "unix" for info in infos) else 0
+    found = {
+        "ranks": f"{len(infos):,}" + (f" of {world:,}" if world > len(infos) else ""),
+        "layout": _layout(infos),
+        "devices": ", ".join(devices[:3]),
+        "iterations": marked,
+        "captured by": {"kineto": "torch.profiler", "nsys": "nsys"}.get(summary.source, ""),
+        "captured at": datetime.fromtimestamp(first / 1e9, UTC).strftime("%Y-%m-%d %H:%M UTC") if first else "",
+    }
+    if not infos:
+        found = {"ranks": str(len({row["rank"] for row in memory})), "captured by": "memory snapshot"}
+    return [pair for pair in found.items() if pair[1]]
+
+
+def _layout(infos: Sequence[RankInfo]) -> str:
+    coordinates = next((info.coordinates for info in infos if info.coordinates), None)
+    if coordinates:
+        return " ".join(f"{name}={count}" for name, (_, count) in coordinates.items() if count > 1) or "one rank per group"
+    sizes = {group.description: len(group.ranks) for info in infos[:1] for group in info.groups if len(group.ranks) > 1}
+    return " ".join(f"{short}={sizes[name]}" for name, short in figures.GROUPS.items() if name in sizes)

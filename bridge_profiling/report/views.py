@@ -1,0 +1,185 @@
+"""The view models: what a page or a terminal shows, in words and figures, independent of how it is drawn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge_profiling.report import words
+
+#: A Plotly figure: `{"data": […], "layout": {…}}`.
+Figure = dict[str, Any]
+Row = Mapping[str, Any]
+
+#: A number in words, or the dash for an unknown one.
+_NUMBER = re.compile(r"[−+]?\d|–$")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A part of the page's timeline, in milliseconds since the iteration began."""
+
+    rank: int
+    iteration: str
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its text, the number it is sorted by, and what it leads to (a link, or a place in the timeline)."""
+
+    text: str
+    value: float | None = None
+    link: str | None = None
+    copy: str | None = None
+    target: Target | None = None
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table in words.
+
+    Args:
+        id: in links and scripts.
+        title: what it shows, with the unit.
+        columns: headings, with units. The first column names the row, unless `name_last`.
+        rows: a cell per column.
+        name_last: the last column is a long name.
+        of_ranks: it has a row or more per rank: a terminal shows the first only.
+        filters: kinds to filter by, the first column; None for a table that is not sorted or filtered.
+        sorted_by: the column that the rows are sorted by, descending.
+        note: which rows are left out.
+        folded: hidden until the reader opens it.
+    """
+
+    id: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    name_last: bool = False
+    of_ranks: bool = False
+    filters: Sequence[str] | None = None
+    sorted_by: int = 0
+    note: str = ""
+    folded: bool = False
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers: those are aligned right."""
+        named = len(self.columns) - 1 if self.name_last else 0
+        return [
+            place != named and bool(self.rows) and all(_NUMBER.match(row[place].text) for row in self.rows)
+            for place in range(len(self.columns))
+        ]
+
+
+def table(id: str, title: str, rows: Iterable[Any], columns: Mapping[str, Callable[[Any], Any]], **more: Any) -> TableView:
+    """A table of rows of an answer: each heading with what makes a cell of a row."""
+    cells = [[each if isinstance(each := make(row), Cell) else Cell(each) for make in columns.values()] for row in rows]
+    return TableView(id, title, list(columns), cells, **more)
+
+
+def of(name: str, text: Callable[[Any], str] = words.number) -> Callable[[Row], Cell]:
+    """Makes cells of a number in a row, which is sorted by."""
+    return lambda row: Cell(text(row[name]), row[name])
+
+
+def ms(name: str) -> Callable[[Row], Cell]:
+    """Makes cells of a time in microseconds, for columns in milliseconds."""
+    return of(name, words.ms)
+
+
+@dataclass(frozen=True)
+class FigureView:
+    """A figure in one or more variants, of which the reader selects one.
+
+    Args:
+        id: in links and scripts.
+        variants: figures by name.
+        caption: what it shows, in a sentence.
+        labels: the variants' names in words, where they differ from the names.
+    """
+
+    id: str
+    variants: Mapping[str, Figure]
+    caption: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SectionView:
+    """A section: a title, paragraphs, figures and tables; `kind` names a template of its own."""
+
+    id: str
+    title: str
+    paragraphs: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    figures: Sequence[FigureView] = ()
+    tables: Sequence[TableView] = ()
+    parts: Sequence[SectionView] = ()
+    short: str = ""
+    kind: str = ""
+    data: Any = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing but words."""
+        return not (self.figures or self.tables or self.parts or self.data)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer in words: a headline, at most three sentences, what to do first, and what limits the answer."""
+
+    headline: str
+    sentences: Sequence[str] = ()
+    first: Sequence[str] = ()
+    caveats: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class FindingView:
+    """A finding in words, with its evidence and a picture of it."""
+
+    number: int
+    id: str
+    title: str
+    severe: bool
+    responsible: str
+    gain: str
+    share: str
+    confidence: str
+    reason: str
+    action: str
+    evidence: Sequence[tuple[str, str]]
+    command: str = ""
+    command_notes: Sequence[str] = ()
+    events: TableView | None = None
+    figure: FigureView | None = None
+
+
+@dataclass(frozen=True)
+class PageView:
+    """A page: of a run, a comparison or memory."""
+
+    kind: str
+    title: str
+    verdict: Verdict
+    sections: Sequence[SectionView]
+    facts: Sequence[tuple[str, str]] = ()
+    findings: Sequence[FindingView] | None = None
+    notices: Sequence[str] = ()
+    caveats: Sequence[str] = ()
+    errors: Sequence[str] = ()
+    timeline: Mapping[str, Any] | None = None
+
+    @property
+    def figures(self) -> dict[str, Mapping[str, Figure]]:
+        """Every figure's variants by its id."""
+        sections = [part for section in self.sections for part in (section, *section.parts)]
+        found = [figure for section in sections for figure in section.figures]
+        found += [finding.figure for finding in self.findings or () if finding.figure is not None]
+        return {figure.id: figure.variants for figure in found}

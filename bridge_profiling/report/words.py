@@ -1,0 +1,192 @@
+"""Numbers, ranks and labels in words: a value with its unit, and no more digits than matter."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+#: Stands for a value that is not known.
+UNKNOWN = "–"
+
+#: Groups of neighbouring ranks that are listed, and items of evidence.
+_MOST_GROUPS, _MOST_ITEMS = 12, 12
+
+
+@cache
+def resource(name: str) -> Any:
+    """The content of a JSON file of this package: labels of evidence, texts of sections, the theme of figures."""
+    return json.loads((Path(__file__).parent / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def milliseconds(time_us: float | None) -> str:
+    """A time in microseconds as "121 ms", "8.4 ms" or "0.031 ms"."""
+    if time_us is None:
+        return UNKNOWN
+    time_ms = abs(time_us) / 1e3
+    return _minus(f"{time_us / 1e3:,.{0 if time_ms >= 20 or not time_ms else 1 if time_ms >= 0.1 else 3}f} ms")
+
+
+def ms(time_us: float | None, *, signed: bool = False) -> str:
+    """A time in microseconds as "121.23", for columns in milliseconds; with its sign if it is a change."""
+    return UNKNOWN if time_us is None else _minus(f"{time_us / 1e3:{'+' if signed else ''},.2f}")
+
+
+def change(time_us: float | None) -> str:
+    """A change of time with its unit: "+18.7 ms"."""
+    if time_us is None:
+        return UNKNOWN
+    return _minus(f"{time_us / 1e3:+.1f} ms" if abs(time_us) >= 50 else f"{time_us / 1e3:+.3f} ms")
+
+
+def percent(share: float | None, *, signed: bool = False) -> str:
+    """A share of 1 as "31%" or "0.4%"; a relative change as "+20.0%"."""
+    if share is None:
+        return UNKNOWN
+    if signed:
+        return _minus(f"{share:+.1%}")
+    return _minus(f"{share:.0%}" if abs(share) >= 0.095 or not share else f"{share:.1%}")
+
+
+def size(amount: float | None) -> str:
+    """Bytes of a message: "8.4 MB", "1.07 GB"; powers of ten, like bandwidths."""
+    if amount is None:
+        return UNKNOWN
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(amount) >= factor:
+            return f"{amount / factor:.3g} {unit}"
+    return f"{amount:.0f} B"
+
+
+def memory(amount: float | None, *, signed: bool = False) -> str:
+    """Bytes of device memory: "812.5 MiB", "73.2 GiB"; powers of two, like allocators count."""
+    if amount is None:
+        return UNKNOWN
+    sign = "+" if signed and amount > 0 else ""
+    return _minus(f"{sign}{amount / 2**30:.2f} GiB" if abs(amount) >= 2**30 else f"{sign}{amount / 2**20:.1f} MiB")
+
+
+def binary_size(amount: int) -> str:
+    """Bytes as they are typed on the command line: "64 KiB", "1.5 MiB", "1000 B"."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if amount >= factor:
+            return f"{amount / factor:.4g} {unit}"
+    return f"{amount} B"
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Any other number: "1,088", "277.4 GB/s"."""
+    if value is None:
+        return UNKNOWN
+    text = f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return _minus(f"{text} {unit}".rstrip())
+
+
+def bandwidth(gigabytes_per_second: float | None) -> str:
+    """A bandwidth without its unit: "277", "5.2", "0.0005"."""
+    if gigabytes_per_second is None:
+        return UNKNOWN
+    speed = gigabytes_per_second
+    return f"{speed:,.0f}" if speed >= 20 else f"{speed:.1f}" if speed >= 0.1 else f"{speed:.1g}"
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 rank", "1,024 ranks"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def ranks(members: Sequence[int], everyone: int | None = None) -> str:
+    """Ranks as a sentence names them: "rank 2", "ranks 0-5, 7"; "all 4 ranks" if `everyone` says that four were captured."""
+    if everyone is not None and len(members) == everyone > 1:
+        return f"all {everyone} ranks"
+    return f"rank{'' if len(members) == 1 else 's'} {rank_numbers(members)}" if members else "no rank"
+
+
+def rank_numbers(members: Sequence[int]) -> str:
+    """Ranks as "0-5, 7"; of many groups the first: "1, 3, 5 and 509 more"."""
+    groups: list[list[int]] = []
+    for rank in sorted(set(members)):
+        if groups and rank == groups[-1][1] + 1:
+            groups[-1][1] = rank
+        else:
+            groups.append([rank, rank])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in groups[:_MOST_GROUPS]]
+    return _listed(shown, len(shown) + sum(last - first + 1 for first, last in groups[_MOST_GROUPS:]))
+
+
+def device(rank: int, device: int) -> str:
+    """A device of a rank; its number is left out if a rank's only device has it."""
+    return f"rank {rank}" if device in (0, rank) else f"rank {rank}, device {device}"
+
+
+def sentence(text: str) -> str:
+    """With a capital letter and a full stop."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?", ":")) else ".")
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a text, in full."""
+    return sentence(re.split(r"(?<=[.!?])\s+(?=[A-Z])", text.strip())[0])
+
+
+#: Units in names of evidence, and how a value with each is written.
+_UNITS: dict[str, Callable[[float], str]] = {
+    "us": milliseconds,
+    "bytes": memory,
+    "share": percent,
+    "fraction": percent,
+    "gbs": lambda value: number(value, "GB/s"),
+}
+
+
+def label(name: str) -> str:
+    """A name of evidence in words: `bus_bandwidth_gbs` is "bus bandwidth"."""
+    return resource("labels").get(name) or " ".join(word for word in name.split("_") if word not in ("us", "bytes", "gbs"))
+
+
+def value(name: str, amount: Any) -> str:
+    """A value of evidence with the unit that its name holds; `amount` is a number, a text, or a list or dict of them."""
+    if amount is None:
+        return UNKNOWN
+    if isinstance(amount, bool):
+        return "yes" if amount else "no"
+    if isinstance(amount, str):
+        return amount
+    if isinstance(amount, dict):
+        inner = list(amount.items())[:_MOST_ITEMS]
+        by_rank = all(isinstance(key, int) or str(key).isdigit() for key in amount)
+        # Keys are ranks, parts with values by rank, or names of values.
+        parts = [
+            f"rank {key}: {value(name, each)}" if by_rank else f"{label(str(key))}: {value(_unit_name(name, key), each)}"
+            for key, each in inner
+        ]
+        return _listed(parts, len(amount), "; " if any(isinstance(each, dict) for each in amount.values()) else ", ")
+    if isinstance(amount, (list, tuple)):
+        nested = "; " if any(isinstance(each, dict) for each in amount) else ", "
+        return _listed([value(name, each) for each in amount[:_MOST_ITEMS]], len(amount), nested)
+    if isinstance(amount, (int, float)):
+        unit = next((word for word in name.split("_") if word in _UNITS), None)
+        return number(amount) if unit is None else _UNITS[unit](amount)
+    return json.dumps(amount, default=str)
+
+
+def _unit_name(name: str, key: str) -> str:
+    """The name that holds the unit of a value in a dictionary: its key's, else the dictionary's."""
+    return key if any(word in _UNITS for word in key.split("_")) else name
+
+
+def _listed(texts: Sequence[str], count: int, separator: str = ", ") -> str:
+    return separator.join(texts) + (f" and {count - len(texts):,} more" if count > len(texts) else "")
+
+
+def _minus(text: str) -> str:
+    """With a minus sign instead of the hyphen, and no sign for zero."""
+    if text[:1] not in "+-":
+        return text
+    if not any(digit in "123456789" for digit in text):
+        return text[1:]
+    return f"−{text[1:]}" if text[0] == "-" else text
