@@ -80,7 +80,7 @@ class Run(analysis.Run):
             options: of that figure.
 
         Raises:
-            ProfilingConfigError: there is no such figure.
+            ProfilingConfigError: the figure is unknown.
         """
         from bridge_profiling.report.notebook import figure
 

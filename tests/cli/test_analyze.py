@@ -176,7 +176,9 @@ def on_a_terminal(arguments: list[str], folder: Path) -> tuple[int, str]:
     """Exit code and what a terminal of 200 columns shows."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "200", "LINES": "60"}
-    process = subprocess.Popen([*_COMMAND[:-1], *arguments], cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    process = subprocess.Popen(
+        [*_COMMAND[:-1], *arguments], cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
     os.close(theirs)
     shown = b""
     while select.select([ours], [], [], 120)[0]:
