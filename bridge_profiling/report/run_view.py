@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.analysis.memory.over_time import memory_over_time
 from bridge_profiling.report import bench_view, figures, tables, words
 from bridge_profiling.report.findings_view import Pictures, findings_view
 from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
@@ -268,7 +266,8 @@ def memory_over_time_view(run: Run, ranks: set[int], id: str) -> list[FigureView
     """Memory over time of the devices of some ranks; none if none was recorded."""
     by_site: dict[Any, Rows] = defaultdict(list)
     timeline: dict[Any, Rows] = defaultdict(list)
-    for found, rows in ((by_site, run.across(partial(memory_over_time, ranks=ranks))), (timeline, run.memory_timeline())):
+    sites = run.ask("memory_over_time", ranks=tuple(sorted(ranks)))
+    for found, rows in ((by_site, sites), (timeline, run.memory_timeline())):
         for row in rows.to_pylist():
             if row["rank"] in ranks:
                 found[row["rank"], row["device"]].append(row)
