@@ -79,7 +79,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     infos = [info for info in run.infos if info.source == source]
     stragglers = run.stragglers().to_pylist()
     snapshots = [] if infos else sorted({row["rank"] for row in run.memory().to_pylist()})
-    limitations = run.limitations  # last: questions add to these
+    limitations = run.limitations
     return Summary(
         path=run.path,
         source=source,
