@@ -118,7 +118,9 @@ def verdict(summary: Summary) -> Verdict:
     else:
         headline = "These captures hold too little to judge."
         sentences = ["No iteration is marked in them."]
-    first = [_advice(finding, len(summary.infos)) for finding in findings[:_FIRST]]
+    # A device that is not busy is a symptom of the others.
+    causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
+    first = [_advice(finding, len(summary.infos)) for finding in causes[:_FIRST]]
     return Verdict(headline, sentences, first, list(_caveats(summary)))
 
 
