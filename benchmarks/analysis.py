@@ -1,9 +1,9 @@
-"""Reading a rank of about 270 MB: ours, traceinsight (HolisticTraceAnalysis) in its strongest setup, and the floor.
+"""Reading a rank of about 270 MB: ours, traceinsight (HolisticTraceAnalysis) in its fastest setup, and the floor.
 
     python benchmarks/analysis.py CAPTURE.json.gz [--copies 9] [--ranks 8] [--rounds 3]
 
-Each side answers the same five questions (load; compute, communication and idle time; times by kernel; overlap; what idle time
-waited for), in a process of its own, and the sides take turns in rounds, so that all meet the same machine. `all tables` also
+Each side answers the same five questions (load; compute, communication and idle time; times by kernel; overlap; idle causes) in
+a process of its own, and the sides take turns in rounds, so that all run under the same conditions. `all tables` also
 keeps operators with shapes and call stacks, and writes everything as Parquet. The floor answers nothing: it unpacks the file
 with isal and parses it with simdjson. CPU seconds are those of the work and of its worker processes, without imports.
 """
@@ -34,7 +34,7 @@ PEER_PACKAGES = ("traceinsight==0.6.1", "pandas==2.3.3", "ijson>=3.4")
 
 
 def floor(path: str) -> dict[str, float]:
-    """Unpack and parse, and look at nothing."""
+    """Unpack and parse, without any analysis."""
     import simdjson
     from isal import igzip
 
@@ -50,7 +50,7 @@ def five_questions(path: str) -> dict[str, float]:
 
 
 def all_tables(path: str) -> dict[str, float]:
-    """Everything a capture tells, as Parquet, and the same answers."""
+    """All tables of a capture as Parquet, and the same answers."""
     from bridge_profiling.traces import cache, kineto
 
     tables = kineto.read(Path(path))
@@ -76,7 +76,7 @@ def _answers(tables) -> dict[str, float]:
         sets[name] = union(start[chosen], end[chosen])
     busy = union(start, end)
     idle = window(int(start.min()), int(end.max())) - busy
-    # A gap is the host's when the work that ends it was launched after the gap began.
+    # A gap belongs to the host if the work that ends it was launched after the gap began.
     ends_gap = np.searchsorted(start, idle.end_ns)
     launch = events["launch_start_ns"].fill_null(0).to_numpy()[ends_gap]
     late = launch > idle.start_ns
@@ -93,7 +93,7 @@ def _answers(tables) -> dict[str, float]:
 
 
 def peer(paths: list[str]) -> list[dict[str, float]]:
-    """The same with the peer. It takes all ranks at once, and has a process pool of its own."""
+    """The same with the peer, which takes all ranks at once and has its own process pool."""
     from hta.configs.parser_config import ParserBackend, ParserConfig
     from hta.trace_analysis import TraceAnalysis
 
@@ -134,7 +134,7 @@ _OURS = (
 
 
 def run_side(side: str, paths: list[str]) -> None:
-    """Answer for all ranks, and print what that took."""
+    """Answer for all ranks, and print the cost."""
     for package in _PACKAGES.get(side, _OURS):
         importlib.import_module(package)
     imported_cpu, began_cpu, began = _children_cpu(), process_time(), perf_counter()
@@ -160,7 +160,7 @@ def _children_cpu() -> float:
 
 
 def peer_python() -> str:
-    """The interpreter of an environment that has the peer."""
+    """The interpreter of an environment with the peer installed."""
     python = PEER / "bin" / "python"
     if not (PEER / ".installed").exists():
         venv.create(PEER, clear=True, with_pip=True)
@@ -184,7 +184,7 @@ def main() -> None:
     if "peer" in sides:
         interpreter["peer"] = options.peer_python or peer_python()
     with tempfile.TemporaryDirectory() as folder:
-        # In a process of its own: a child's peak memory starts at what its parent holds.
+        # In a separate process, because a child's peak memory starts at its parent's.
         amounts = ["--copies", str(options.copies), "--ranks", str(options.ranks)]
         made = subprocess.run(
             [sys.executable, CHECKOUT / "benchmarks" / "scaled_captures.py", options.capture, folder, *amounts],

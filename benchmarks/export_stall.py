@@ -2,8 +2,8 @@
 
     python benchmarks/export_stall.py
 
-Each round profiles the same operators three times, once a side, in one process. Held is the time from the end of the
-window's last iteration until the next one may begin: stopping the profiler, which all sides need, and writing.
+Each round profiles the same operators three times, once per side, in one process. Held is the time from the end of the
+window's last iteration until the next one can begin: stopping the profiler, which all sides do, and writing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ BARE = {"torch's own .json.gz": export_by_torch, "compressed in the foreground":
 
 
 def hook(operators: int, folder: Path) -> tuple[float, list[float], list[float]]:
-    """Seconds held in all, and the steps before and after."""
+    """Total seconds held, and the steps before and after."""
     config = ProfilingConfig(use_pytorch_profiler=True, record_shapes=True, profile_step_start=20, profile_step_end=21)
     before, after, held = [], [], 0.0
     with ProfilingHook(config, rank=0, output_dir=folder / "hook") as opened:

@@ -1,6 +1,6 @@
-"""Each profiler driven bare, with the settings that the hook gives it: what a block of the hook is compared with.
+"""Each profiler driven bare, with the hook's settings, for comparison with blocks of the hook.
 
-No ranges, no manifest, no files: the profiler is started, and it is stopped.
+The profiler is only started and stopped: no ranges, no manifest, no files.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class BareMemory(Bare):
 
 
 class BareNsys(Bare):
-    """nsys' capture range, opened and closed; with `emit_nvtx` where shapes are asked for."""
+    """nsys' capture range, opened and closed; with `emit_nvtx` if shapes are requested."""
 
     def __init__(self, config: ProfilingConfig) -> None:
         self._shapes = config.record_shapes and torch.cuda.is_available()
@@ -103,7 +103,7 @@ class BareNsys(Bare):
 
 
 def bare(config: ProfilingConfig) -> Bare:
-    """The profiler that this config asks for."""
+    """The profiler that this config enables."""
     if config.use_pytorch_profiler:
         return BareTorch(config)
     return BareNsys(config) if config.use_nsys_profiler else BareMemory()

@@ -1,4 +1,4 @@
-"""The cases of gpu_overhead.py: what a training loses to each profiler, before, inside and after its window."""
+"""The cases of gpu_overhead.py: the cost of each profiler to a training, before, inside and after its window."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ _PAIRS_A_REQUEST = 100
 #: Pairs in a window; the first and the last are not counted.
 _PAIRS_A_WINDOW = 22
 
-#: Of a case's time, that of pairs within a window, and of what is left then, that of turns with a training without nsys;
-#: blocks are compared in the rest.
+#: Share of a case's time for pairs within a window, and share of the remainder for turns with a training without nsys;
+#: the rest is for comparing blocks.
 _SHARE_OF_PAIRS, _SHARE_OF_PAIRS_UNDER_NSYS, _SHARE_OF_TURNS = 0.7, 0.4, 0.7
 
-#: What cannot be told from no difference.
+#: Differences within this range count as none.
 _SAME = (0.995, 1.005)
 
-#: Iterations of a window that is compared with its neighbours: under torch stopping takes longer than recording.
+#: Iterations of a window that is compared with its neighbours: torch takes longer to stop than to record.
 _TORCH_WINDOW, _NSYS_WINDOW, _HISTORY_WINDOW = 12, 32, 32
 
 #: The window after which a training is watched.
 _WINDOW = 5
 
-#: Two trainings are compared in short turns of so many iterations, the first of which is not counted: what makes a machine
-#: faster or slower for a second or two then meets both sides of a pair.
+#: Two trainings are compared in short turns of this many iterations, without the first of each, so that a machine that is
+#: faster or slower for a second or two affects both sides of a pair.
 _TURN = 4
 
-#: Turns that count as one of `--rounds`: they are so much shorter than the blocks of other cases.
+#: Turns that count as one of `--rounds`, because they are much shorter than the blocks of other cases.
 _TURNS_A_ROUND = 20
 
 #: Iterations run at once after a window, none of which counts.
@@ -63,9 +63,9 @@ class Case:
     """One benchmark.
 
     Attributes:
-        name: by which it is chosen.
-        seconds: how long it measures, where there is time enough.
-        fixed: seconds it takes beside that, estimated: starting its trainings, and what cannot be shortened.
+        name: the name that selects it.
+        seconds: how long it measures if time permits.
+        fixed: estimated further seconds, for starting its trainings and for steps that cannot be shortened.
         run: the benchmark.
         cuda: whether it needs a GPU.
         nsys: whether it needs nsys.
@@ -80,14 +80,14 @@ class Case:
 
 
 def idle(bench: Bench) -> None:
-    """No profiling code at all against the hook outside its window, iteration by iteration."""
+    """The hook outside its window compared with no profiling code, iteration by iteration."""
     with plain_worker(bench.place, bench.sizes) as worker:
         bench.results.facts["about"] = worker.ask("about")
         _pairs(bench, partial(worker.ask, "idle_pairs"), _PAIRS_A_REQUEST, "hook idle / no profiling code", _SAME)
 
 
 def monitor(bench: Bench) -> None:
-    """Two iterations beside which the monitor takes a sample against two without: what one sample costs the training."""
+    """Two iterations during which the monitor takes a sample, compared with two without: the cost of one sample."""
     with plain_worker(bench.place, bench.sizes) as worker:
         row = _pairs(bench, partial(worker.ask, "sampled_pairs"), _PAIRS_A_REQUEST // 4, "sampled / not", None)
         one = worker.ask("sampled_pairs", swapped=[True] * 5)
@@ -103,15 +103,15 @@ def _pairs(
     what: str,
     target: tuple[float, float] | None,
 ) -> Row:
-    """Pairs that a training runs on its own, as many as there is time for, in an order drawn for each; and their ratio.
+    """Run as many pairs of one training as time permits, in a random order for each, and return their ratio.
 
     Args:
         bench: the case.
-        ask: has the training run pairs, the numerator first in those that are `swapped`, and answers the nanoseconds of both
+        ask: makes the training run pairs, the numerator first in those that are `swapped`, and returns the nanoseconds of both
             `sides`, the denominator's before the numerator's.
-        count: pairs a request.
+        count: pairs per request.
         what: the two sides.
-        target: where the whole interval should lie.
+        target: range that should contain the whole interval.
     """
     draw = random.Random(bench.name)
     sides: dict[str, list[int]] = {}
@@ -140,7 +140,7 @@ def inside(bench: Bench, profiling: dict[str, Any], window: int) -> None:
 
 
 def inside_nsys(bench: Bench, profiling: dict[str, Any], window: int) -> None:
-    """The same under nsys, and beside a second process without it."""
+    """The same under nsys, and next to a second process without it."""
     with (
         plain_worker(bench.place, bench.sizes) as outside,
         ManyWindows(bench.place, bench.sizes, profiling, reports=False) as nsys,
@@ -156,14 +156,14 @@ def inside_nsys(bench: Bench, profiling: dict[str, Any], window: int) -> None:
 
 
 def _stay_on_one_core(bench: Bench, *workers: Worker) -> None:
-    """Have these trainings, which take turns, share a core."""
+    """Make these trainings, which take turns, share a core."""
     for worker in workers:
         worker.ask("stay_on", core=max(bench.place.lane.cores))
 
 
 @contextlib.contextmanager
 def _share_of_time(bench: Bench, share: float) -> Iterator[None]:
-    """So much of the case's time for what is measured here, and the rest of it for what comes after."""
+    """Reserve this share of the case's time for the block, and the rest for later measurements."""
     whole = bench.seconds
     bench.seconds = whole * share
     yield
@@ -171,24 +171,24 @@ def _share_of_time(bench: Bench, share: float) -> Iterator[None]:
 
 
 def _pairs_in_windows(bench: Bench, window_of: Callable[..., dict[str, Any]], profiling: dict[str, Any]) -> None:
-    """What the hook adds to an iteration that is recorded anyway, pair by pair.
+    """The hook's overhead in an iteration that is recorded anyway, pair by pair.
 
-    Blocks of the hook and of the bare profiler lie seconds apart, and a machine is faster or slower by more than the hook
-    costs meanwhile. That both give the profiler the same options is what the blocks show.
+    Blocks of the hook and of the bare profiler are seconds apart, during which the speed of a machine changes by more than the
+    hook's cost. The blocks show that both give the profiler the same options.
     """
     asked = partial(window_of, "window_pairs", profiling=profiling, settle=SETTLE)
     _pairs(bench, asked, _PAIRS_A_WINDOW, "recorded: with the hook / without", (0.0, 1.02))
 
 
 def _turns_in_windows(bench: Bench, nsys: ManyWindows, outside: Worker, profiling: dict[str, Any], window: int) -> None:
-    """What nsys costs while it collects: a training in the hook's windows, over one that never had an nsys, in short turns."""
+    """The cost of nsys while it collects: a training in the hook's windows compared with one without nsys, in short turns."""
     draw = random.Random(bench.name)
     sides = {
         "hook": partial(nsys.worker.ask, "run", count=_TURN),
         "without nsys": partial(outside.ask, "plain", settle=0, count=_TURN),
     }
     medians: dict[str, list[float]] = {name: [] for name in sides}
-    # The window's first iteration bears its start, and its last is left for the stop.
+    # The window's first iteration includes its start, and its last is left for the stop.
     turns = (window - 2) // _TURN
 
     def one_window() -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _turns_in_windows(bench: Bench, nsys: ManyWindows, outside: Worker, profilin
 
 
 def _take_turn(draw: random.Random, sides: dict[str, Callable[[], dict[str, Any]]], medians: dict[str, list[float]]) -> None:
-    """Have each side run a turn, in an order drawn for it, and keep its median."""
+    """Make each side run a turn, in a random order, and keep its median."""
     for name in draw.sample(list(sides), len(sides)):
         medians[name].append(median_ms(sides[name]()["durations"][1:]))
 
@@ -256,9 +256,9 @@ def _row(
 
 
 def after(bench: Bench, profiling: dict[str, Any], environment: dict[str, str | None]) -> None:
-    """After the window against before the hook opened, with a second process that is never profiled to show the drift.
+    """After the window compared with before the hook opened; a second process that is never profiled shows the drift.
 
-    Both stay on one core, so that what disturbs it disturbs both alike.
+    Both stay on one core, so that disturbances affect both alike.
     """
     place = Place(bench.place.lane, bench.place.scratch, bench.place.environment | environment)
     nsys = profiling.get("use_nsys_profiler", False)
@@ -272,14 +272,14 @@ def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, A
     bench.seconds /= 2
     bench.most_rounds *= _TURNS_A_ROUND
     unprofiled = partial(worker.ask, "plain", settle=0, count=_TURN)
-    # Answered when both run: their start takes longer than many turns, and is none of the time that counts.
+    # Answered when both run: their start takes longer than many turns, and does not count.
     _stay_on_one_core(bench, control, worker)
-    before = _beside(bench, draw, unprofiled, control)
+    before = _against_control(bench, draw, unprofiled, control)
     worker.ask("open", profiling=profiling, window_in=SETTLE, window=_WINDOW)
     captured = worker.ask("run", count=SETTLE + _WINDOW)["durations"]
     just_after = worker.ask("run", count=_JUST_AFTER)
-    beside = worker.ask("written", seconds=180)["beside_s"]
-    after_it = _beside(bench, draw, partial(worker.ask, "run", count=_TURN), control)
+    background = worker.ask("written", seconds=180)["background_s"]
+    after_it = _against_control(bench, draw, partial(worker.ask, "run", count=_TURN), control)
     worker.ask("close")
 
     usual = statistics.median(before["worker"])
@@ -292,7 +292,7 @@ def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, A
         "held_at_end_s": (captured[-1] / 1e6 - inside_ms) / 1e3,
         "just_after_ms": [one / 1e6 for one in just_after["durations"]],
         "usual_ms": usual,
-        "written_beside_s": beside + sum(just_after["durations"][: just_after["writing"]]) / 1e9,
+        "written_in_background_s": background + sum(just_after["durations"][: just_after["writing"]]) / 1e9,
     }
     ratios = []
     for when, half in (("before", before), ("after", after_it)):
@@ -304,7 +304,7 @@ def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, A
     bench.results.rows.append(row)
 
 
-def _beside(bench: Bench, draw: random.Random, turn: Callable[[], Any], control: Worker) -> dict[str, list[float]]:
+def _against_control(bench: Bench, draw: random.Random, turn: Callable[[], Any], control: Worker) -> dict[str, list[float]]:
     """A training and the control in turns; the median of each turn."""
     sides = {"worker": turn, "control": partial(control.ask, "plain", settle=0, count=_TURN)}
     medians: dict[str, list[float]] = {name: [] for name in sides}
@@ -329,7 +329,7 @@ def _after_case(name: str, profiling: dict[str, Any], environment: dict[str, str
 #: As nsys itself does: CUPTI stays attached when the collection is over.
 _ATTACHED: dict[str, str | None] = {DIRECTIVES_VARIABLE: "CuptiFinalizeOnStop=false"}
 
-#: Those that take longest, and matter most, first.
+#: The longest and most important cases first.
 OVERHEAD_CASES = (
     _nsys("nsys", NSYS),
     _nsys("nsys-shapes", NSYS_SHAPES),

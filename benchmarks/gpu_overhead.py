@@ -4,11 +4,11 @@
     python benchmarks/gpu_overhead.py --cases idle inside-torch --seconds 120  some of them, by name or by a beginning of names
     python benchmarks/gpu_overhead.py --list
 
-A real megatron-core training step on one GPU, small and bound by the host (gpu_training.py), so that what profiling costs the
-host shows in full. The sides of a ratio take turns inside one process, in an order drawn anew each time; ratios are medians of
-paired ratios with a bootstrapped 95 % interval (paired.py). One case runs on one GPU with its own share of the cores. A case
-that fails is reported and the others go on; what is done is printed and written as it comes. Without a GPU, `gpt_tiny` on the
-CPU shows that it works, and no figure of it means anything.
+A real megatron-core training step on one GPU, small and bound by the host (gpu_training.py), so that profiling's cost to the
+host is fully visible. The sides of a ratio take turns inside one process, in a new random order each time; ratios are medians
+of paired ratios with a bootstrapped 95% interval (paired.py). One case runs on one GPU with its own share of the cores. A case
+that fails is reported and the others continue; results are printed and written as they arrive. Without a GPU, `gpt_tiny` on the
+CPU shows that the script works; its figures are meaningless.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from benchmarks.gpu_rounds import Bench, Row
 from benchmarks.gpu_sizes import Sizes
 from benchmarks.trace_cost import COST_CASES, cost_lines
 
-#: How long after its time a benchmark may end what it has begun.
+#: Seconds after its time limit in which a benchmark may finish.
 _GRACE_SECONDS = 30.0
 
 
 @dataclass
 class Record:
-    """What all cases found.
+    """The results of all cases.
 
     Attributes:
         asked: the command's arguments.
@@ -65,7 +65,7 @@ class Record:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def keep(self, bench: Bench, seconds: float) -> None:
-        """Add what a case found, also one that failed later on."""
+        """Add a case's results, even if it failed later."""
         self.rows += bench.results.rows
         self.costs += bench.results.costs
         self.seconds[bench.name] = seconds
@@ -76,7 +76,7 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        """Write all of it."""
+        """Write all results."""
         if self.path is None:
             return
         content = vars(self) | {"path": str(self.path), "rows": [row.as_json() for row in self.rows], "machine": _machine()}
@@ -95,7 +95,7 @@ def _machine() -> dict[str, Any]:
 
 
 class Schedule:
-    """Deals cases out to lanes until none is left or the time is over.
+    """Assigns cases to lanes until none is left or the time is over.
 
     Args:
         cases: in the order in which they begin.
@@ -120,7 +120,7 @@ class Schedule:
         )
 
     def say(self, text: str) -> None:
-        """Print a line whole."""
+        """Print a line without interleaving."""
         with self._lock:
             print(text, flush=True)
 
@@ -190,7 +190,7 @@ def _target(target: tuple[float, float]) -> str:
 
 
 def main(cases: Sequence[Case], description: str | None) -> None:
-    """Run those of these cases that are asked for."""
+    """Run the selected ones of these cases."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", default=[""], metavar="NAME", help="names of cases, or beginnings of names; all")
     parser.add_argument("--seconds", type=float, default=380, help="for all of it (default: %(default)s)")
@@ -210,7 +210,7 @@ def main(cases: Sequence[Case], description: str | None) -> None:
     if not chosen:
         parser.error("no case has such a name; --list names them")
 
-    # However it is ended, its trainings end with it.
+    # However the command ends, its trainings end with it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     gpus = visible_gpus()[: arguments.gpus]
     record = Record(vars(arguments), arguments.json)
@@ -235,7 +235,7 @@ def main(cases: Sequence[Case], description: str | None) -> None:
 
 
 def _means(asked: str, case: Case, cases: Sequence[Case]) -> bool:
-    """Whether this case is asked for: by its name, or by its beginning where no case has just that name."""
+    """Whether this case is selected, by its name, or by a prefix if no case has exactly that name."""
     return case.name == asked if any(one.name == asked for one in cases) else case.name.startswith(asked)
 
 

@@ -1,6 +1,6 @@
 """Starts the trainings that the GPU benchmarks measure (gpu_worker.py), plain or under nsys, and talks to them.
 
-Imports no torch. Whatever becomes of a training, it is gone when its `with` block is left.
+Imports no torch. A training never outlives its `with` block.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _END_SECONDS = 60.0
 #: Until nsys has started its application.
 _NSYS_START_SECONDS = 15.0
 
-#: Until nsys has put down what it recorded.
+#: Until nsys has written its recording.
 _NSYS_WINDOW_SECONDS = 3.0
 
 #: Windows that one nsys may record; more than any case has time for.
@@ -56,7 +56,7 @@ class WorkerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Lane:
-    """What one benchmark at a time has for itself.
+    """Resources that one benchmark at a time has for itself.
 
     Attributes:
         gpu: the GPU's name in CUDA_VISIBLE_DEVICES; None on a machine without.
@@ -72,7 +72,7 @@ class Lane:
 
 
 def lanes(gpus: Sequence[str]) -> list[Lane]:
-    """A lane for each of these GPUs, or one for a machine without; the cores are dealt out in equal parts."""
+    """A lane for each of these GPUs, or one for a machine without; the cores are divided equally."""
     cores = sorted(os.sched_getaffinity(0))
     share = max(len(cores) // max(len(gpus), 1), 1)
     return [
@@ -91,7 +91,7 @@ def visible_gpus() -> list[str]:
 
 @dataclass
 class Place:
-    """Where and with what a training runs.
+    """The place and environment of a training.
 
     Attributes:
         lane: its GPU and cores.
@@ -122,7 +122,7 @@ class Worker:
         self._server, self._connection, self._began = socket.socket(socket.AF_UNIX), None, monotonic()
         self._server.bind(address)
         self._server.listen(1)
-        # Agents of nsys that start at the same moment lose each other.
+        # nsys agents that start at the same moment lose their connections.
         with self._log.open("w") as log, one_start_at_a_time() if prefix else contextlib.nullcontext():
             self._process = subprocess.Popen(
                 [*prefix, *command],
@@ -136,10 +136,10 @@ class Worker:
                 time.sleep(0.1)
 
     def connect(self) -> None:
-        """Wait until the training runs. `ask` does it too: several trainings may start at the same time.
+        """Wait until the training runs. `ask` does so too, so several trainings can start at the same time.
 
         Raises:
-            WorkerError: it does not.
+            WorkerError: it does not start.
         """
         self._server.settimeout(0.5)
         while self._connection is None:
@@ -154,10 +154,10 @@ class Worker:
                 raise WorkerError(f"the training did not begin within {_START_SECONDS:.0f} s; it said:\n{self._said()}")
 
     def ask(self, what: str, *, seconds: float = 120.0, **arguments: object) -> dict[str, Any]:
-        """Have it do something; its answer.
+        """Run a method of the worker and return its answer.
 
         Args:
-            what: the name of a method of the worker.
+            what: name of the method.
             seconds: how long that may take.
             arguments: the method's.
 
@@ -186,10 +186,10 @@ class Worker:
         self.end()
 
     def end(self, *, wait: bool = True) -> None:
-        """Have it end.
+        """End the training.
 
         Args:
-            wait: until it has; else it is killed when it has nothing to do any more.
+            wait: until it has ended; else it is killed once it is idle.
         """
         if wait and self._connection is not None and self._process.poll() is None:
             with contextlib.suppress(OSError, ValueError):
@@ -205,7 +205,7 @@ class Worker:
                 self._connection.close()
 
     def _kill(self) -> None:
-        """End what is left of the process and of what it started."""
+        """End what is left of the process and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -216,14 +216,14 @@ class Worker:
 
 
 def end_all() -> None:
-    """End every training that runs; whoever waits for an answer of one is told that it died."""
+    """End every running training; a caller that waits for an answer gets an error that it died."""
     for worker in list(_running):
         worker._kill()
 
 
 def _environment(place: Place) -> dict[str, str]:
     changes = {"CUDA_VISIBLE_DEVICES": place.lane.gpu or "", **place.environment}
-    # One for all trainings, wherever their temporary files go: what one has compiled the others need not.
+    # Shared by all trainings, wherever their temporary files are, so that each kernel is compiled once.
     changes.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "benchmarks-torchinductor"))
     if place.lane.gpu is None:
         # The operators of `gpt_tiny` are too small for threads.
@@ -250,14 +250,14 @@ def own_nsys_worker(place: Place, sizes: Sizes, profiling: dict[str, Any]) -> It
 class ManyWindows:
     """A training under one nsys with the project's own options, but for one: nsys goes on after a window, with a new report.
 
-    nsys makes these reports when the training has ended, from what it writes down at the end of each window. Use as a context
-    manager.
+    nsys makes these reports when the training has ended, from the recording that it writes at the end of each window. Use as a
+    context manager.
 
     Args:
         place: where it runs.
         sizes: of the training.
         profiling: settings of nsys.
-        reports: whether the reports are wanted; nsys takes its time for each.
+        reports: whether the reports are needed; nsys takes long for each.
     """
 
     def __init__(self, place: Place, sizes: Sizes, profiling: dict[str, Any], *, reports: bool) -> None:
@@ -271,7 +271,7 @@ class ManyWindows:
         request = nsys_request(config, rank=0, local_rank=0, cuda=cuda)
         command, self.warnings = profile_command(request, version, report=self._folder / "report")
         self.version, self.executable, self.options = version.text, version.executable, command[1:]
-        # The hook is told not to wait for a report: there is none yet.
+        # The hook must not wait for a report: there is none yet.
         channel.write(
             Spec(
                 rank=0,
@@ -307,13 +307,13 @@ class ManyWindows:
         self._kill_rest()
 
     def _kill_rest(self) -> None:
-        """End what nsys leaves running elsewhere than in the training's session."""
+        """End processes that nsys leaves running outside the training's session."""
         for pid in find_by_variable(CHANNEL_VARIABLE, self._channel):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
     def window(self, what: str, **arguments: object) -> dict[str, Any]:
-        """Have the training do something that is one window; its answer, with `recorded_bytes`: what nsys wrote down of it.
+        """Make the training do something that is one window; its answer, with the `recorded_bytes` that nsys wrote for it.
 
         Raises:
             WorkerError: it could not.
@@ -332,7 +332,7 @@ class ManyWindows:
         return {**answer, "recorded_bytes": sum(path.stat().st_size for path in recorded)}
 
     def about(self) -> dict[str, Any]:
-        """The nsys and what it was told, for the record; and how many of the windows it is known to have recorded."""
+        """The nsys and its options, for the record, and how many of the windows it recorded."""
         return {
             "version": self.version,
             "options": [option for option in self.options if not option.startswith("--output")],
@@ -342,7 +342,7 @@ class ManyWindows:
         }
 
     def reports(self) -> list[Path]:
-        """The reports, one a window in their order; to be asked for when the `with` block is left.
+        """The reports, one per window in order; available when the `with` block is left.
 
         Raises:
             WorkerError: one is missing.

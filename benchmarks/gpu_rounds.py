@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: what a case is given and gives, and blocks of all sides taking turns in rounds."""
+"""Shared parts of the GPU benchmarks: a case's input and results, and rounds in which the blocks of all sides take turns."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from benchmarks.gpu_processes import Place, WorkerError
 from benchmarks.gpu_sizes import Sizes
 from benchmarks.paired import Ratio
 
-#: Iterations at the start of each block that are not counted: the processor is warm after them, and what the block before
-#: left behind (a teardown of CUPTI, a report) is over.
+#: Uncounted iterations at the start of each block: afterwards the processor is warm, and leftovers of the previous block (a
+#: teardown of CUPTI, a report) are done.
 SETTLE = 5
 
-#: Rounds measured at the least, whatever the time.
+#: Minimum number of rounds, whatever the time.
 _FEWEST_ROUNDS = 3
 
 
@@ -29,11 +29,11 @@ class Row:
         case: the case's name.
         what: the two sides, numerator first.
         ratio: the ratio and its interval.
-        iterations: iterations counted a side.
+        iterations: counted iterations per side.
         milliseconds: median of each side's blocks.
-        target: the ratios that are good enough, as a range; None where none is asked for.
+        target: range of acceptable ratios; None without a target.
         interval_counts: whether the whole interval must lie in the range, not only the ratio.
-        note: what the reader should know.
+        note: a remark for the reader.
     """
 
     case: str
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Whether the target was met, with how much doubt."""
+        """Whether the target was met, and how certain that is."""
         if self.target is None:
             return ""
         low, high = self.target
@@ -66,13 +66,13 @@ class Row:
 
 @dataclass
 class Results:
-    """What a case found.
+    """The results of a case.
 
     Attributes:
         rows: ratios.
-        costs: what captures took, one entry a window.
+        costs: costs of captures, one entry per window.
         facts: anything else, by name.
-        raw: what was measured, for whoever computes with it again; written and not printed.
+        raw: the measurements, for further computations; written and not printed.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -83,15 +83,15 @@ class Results:
 
 @dataclass
 class Bench:
-    """What a case is given.
+    """The input of a case.
 
     Attributes:
         name: the case's.
         place: where its trainings run.
         sizes: of their model; a case may choose others.
-        seconds: how long it may measure, the starts of its trainings not counted.
+        seconds: how long it may measure, without the starts of its trainings.
         most_rounds: rounds, or hundreds of pairs, after which it stops anyway.
-        results: where it puts what it finds, as it goes.
+        results: receives its results as they arrive.
         say: prints a line.
     """
 
@@ -109,14 +109,14 @@ class Bench:
         return self.place.lane.gpu is not None
 
     def begin(self) -> None:
-        """Its trainings run: the time counts from here."""
+        """Start the clock, because its trainings run now."""
         self._deadline = monotonic() + self.seconds
         self._round_began: float | None = None
         self._round = 0
         self._slowest = 0.0
 
     def another_round(self) -> bool:
-        """Whether there is time for another round; to be asked before each."""
+        """Whether there is time for another round; call it before each."""
         now = monotonic()
         if self._round_began is not None:
             self._slowest = max(self._slowest if self._round > 1 else 0.0, now - self._round_began)
@@ -131,10 +131,10 @@ Side = Callable[[], Mapping[str, Any]]
 
 
 def take_turns(bench: Bench, sides: Mapping[str, Side], count: int) -> dict[str, list[float]]:
-    """Blocks of all sides in rounds, in an order drawn anew for each, after one round that is not counted.
+    """Run blocks of all sides in rounds, in a new random order for each, after one uncounted round.
 
-    Of a block, its last `count` iterations but the first and the last of these are counted, on every side alike: the first
-    bears the start of a profiler, and the last its stop.
+    The last `count` iterations of a block count, except for the first and the last of these, on every side alike: the first
+    includes the start of a profiler, and the last its stop.
 
     Args:
         bench: the case.

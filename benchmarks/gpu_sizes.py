@@ -1,4 +1,4 @@
-"""How large a training the GPU benchmarks run. Imports no torch: those who only ask for a training need none."""
+"""Sizes of the GPU benchmarks' training. Imports no torch, which a process that only requests a training does not need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sizes:
-    """What makes an iteration long.
+    """The sizes that determine an iteration's duration.
 
     Attributes:
         layers: transformer layers.

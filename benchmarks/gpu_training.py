@@ -1,7 +1,7 @@
 """The training whose iterations the GPU benchmarks time: the project's own recipe, model, optimizer and step, made small.
 
-An iteration takes some 20 ms and is bound by the host: the worst case for what profiling costs the host. Each ends with a
-synchronize of the device, so that its duration is all of it. On a machine without a GPU it is `gpt_tiny`.
+An iteration takes about 20 ms and is bound by the host: the worst case for profiling's cost to the host. Each ends with a
+synchronization of the device, so that its duration is complete. On a machine without a GPU it is `gpt_tiny`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from recipes.megatron.layers import choose_transformer_impl
 from recipes.megatron.setup import distributed, rank_device
 from recipes.megatron.train import Loop
 
-#: More than any benchmark runs: the data must not come to an end.
+#: More than any benchmark runs, because the data must not end.
 _ITERATIONS = 40_000
 
 #: Iterations before anything is measured: compilation, autotuning, allocator and clocks.
@@ -65,7 +65,7 @@ def _threads() -> set[int]:
 
 
 def _computing_threads() -> set[int]:
-    """Those that launch a step's kernels: the main one and autograd's; a CPU's gradients are computed in the main one."""
+    """The threads that launch a step's kernels: the main one and autograd's; on a CPU, the main one computes the gradients."""
     computing = {os.getpid()}
     for thread in _threads():
         with suppress(FileNotFoundError):
@@ -80,7 +80,7 @@ def _bind(thread: int, cores: set[int]) -> None:
 
 
 class PlainLoop(Loop):
-    """The training loop's step without a line of profiling in it; a test holds it to be the same but for that."""
+    """The training loop's step without any profiling code; a test checks that it is otherwise the same."""
 
     def _step(self, iterators: Sequence[Iterator[Batch] | None]) -> torch.Tensor | None:
         for chunk in self.model:
@@ -102,9 +102,9 @@ class PlainLoop(Loop):
 
 
 class Training:
-    """A training that runs iterations on demand, with a hook around them or without a line of profiling.
+    """A training that runs iterations on demand, with a hook around them or without any profiling code.
 
-    Garbage is collected between measurements only, on every side alike.
+    Garbage is collected only between measurements, on every side alike.
 
     Args:
         sizes: of the model and the batch.
@@ -140,7 +140,7 @@ class Training:
         gc.freeze()
 
     def close(self) -> None:
-        """Take the process groups down."""
+        """Destroy the process groups."""
         self._stack.close()
 
     def plain(self, count: int) -> list[int]:
@@ -165,12 +165,12 @@ class Training:
         self._loop.hook = hook
         return self._in_pairs(self._plain_iteration, partial(self._hooked_iteration, hook), hook_first)
 
-    def pairs_beside(self, work: Callable[[], object], beside_first: Sequence[bool]) -> tuple[list[int], list[int]]:
-        """Run pairs of two iterations undisturbed and two beside which another thread does `work`.
+    def pairs_disturbed(self, work: Callable[[], object], disturbed_first: Sequence[bool]) -> tuple[list[int], list[int]]:
+        """Run pairs of two undisturbed iterations and two during which another thread does `work`.
 
         Args:
-            work: begun with the first of the two iterations, and over before anything else is timed.
-            beside_first: for each pair, which of the two goes first.
+            work: begins with the first of the two iterations, and ends before anything else is timed.
+            disturbed_first: for each pair, which of the two goes first.
 
         Returns:
             Nanoseconds of the undisturbed two iterations, and of the others.
@@ -190,7 +190,7 @@ class Training:
                 while running:
                     running.pop().result()
 
-            return self._in_pairs(undisturbed, disturbed, beside_first, settle)
+            return self._in_pairs(undisturbed, disturbed, disturbed_first, settle)
 
     def _in_pairs(
         self,
@@ -208,13 +208,13 @@ class Training:
         return sides
 
     def stay_on(self, core: int) -> None:
-        """Compute on this core alone from here on; a profiler's threads may use all the cores, as they may in any training.
+        """From now on, compute only on this core; a profiler's threads may use all cores, as in any training.
 
-        On many cores a process is faster or slower by 10 % for minutes, depending on where its threads happen to run. Kept to
-        the training's core, nsys' own threads would take time from the step that they take from no training of a user's.
+        On many cores a process is faster or slower by 10% for minutes, depending on where its threads happen to run. On the
+        training's core, nsys' own threads would take time from the step, which they do not in a user's training.
 
         Raises:
-            RuntimeError: none of the threads is known to compute the gradients, on a GPU.
+            RuntimeError: on a GPU, the thread that computes the gradients was not found.
         """
         computing = _computing_threads()
         if self.cuda and len(computing) < 2:
@@ -225,7 +225,7 @@ class Training:
 
     def _timed(self, iteration: Callable[[], None]) -> int:
         if self._elsewhere:
-            # They are on the core of the thread that has started them.
+            # They run on the core of the thread that started them.
             for thread in _threads() - self._known:
                 self._known.add(thread)
                 _bind(thread, self._elsewhere)

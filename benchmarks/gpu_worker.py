@@ -1,4 +1,4 @@
-"""A process that trains on demand: it is told over a socket what to run, and answers how long each iteration took.
+"""A process that trains on demand: it receives requests over a socket, and answers with the duration of each iteration.
 
 Started by the GPU benchmarks (gpu_processes.py), under nsys or not. One JSON object a line in each direction:
 `{"do": NAME, …}` for a method of Worker with its arguments, answered by `{"result": …}` or `{"error": TRACEBACK}`.
@@ -38,7 +38,7 @@ from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
 from bridge_profiling.nsys.launch import report_exit_code
 
-#: No iteration of a benchmark is as late: a hook that waits for it is idle.
+#: Later than any iteration of a benchmark, so a hook that waits for it is idle.
 _NEVER = 10**12
 
 #: Longer than any benchmark runs.
@@ -46,11 +46,11 @@ _LONG_SECONDS = 1e6
 
 
 class Worker:
-    """What the process can be told to do.
+    """The requests that the process accepts.
 
     Args:
         training: the training.
-        scratch: where captures go; each is removed when it has been looked at.
+        scratch: directory of captures; each is removed after it is measured.
     """
 
     def __init__(self, training: Training, scratch: Path) -> None:
@@ -58,7 +58,7 @@ class Worker:
         self._hook: ProfilingHook | None = None
 
     def about(self) -> dict[str, object]:
-        """What runs here."""
+        """Facts about this process."""
         return {
             "device": torch.cuda.get_device_name() if self._training.cuda else "cpu",
             "torch": torch.__version__,
@@ -76,7 +76,7 @@ class Worker:
         return {"durations": self._training.plain(settle + count)}
 
     def bare(self, profiling: dict[str, Any], settle: int, count: int) -> dict[str, object]:
-        """A block of which the last `count` iterations are recorded by a profiler driven bare."""
+        """A block whose last `count` iterations are recorded by a bare profiler."""
         profiler = bare(ProfilingConfig(**profiling))
         profiler.open()
         durations = self._training.plain(settle - 1)
@@ -92,15 +92,15 @@ class Worker:
         return {"durations": durations}
 
     def hook(self, profiling: dict[str, Any], settle: int, count: int) -> dict[str, object]:
-        """A block of which the last `count` iterations are the window of a hook; and what it wrote."""
+        """A block whose last `count` iterations are the window of a hook, and the files that it wrote."""
         self.open(profiling, window_in=settle, window=count)
         assert self._hook is not None
         try:
             durations = self._training.hooked(self._hook, settle + count)
-            beside = _seconds_until_written()
+            background = _seconds_until_written()
         finally:
             written = self.close()
-        return {"durations": durations, "beside_s": beside, **written}
+        return {"durations": durations, "background_s": background, **written}
 
     def idle_pairs(self, swapped: list[bool]) -> dict[str, object]:
         """Pairs of an iteration without profiling code and one within a hook whose window is far away."""
@@ -114,7 +114,7 @@ class Worker:
     def window_pairs(self, profiling: dict[str, Any], settle: int, swapped: list[bool]) -> dict[str, object]:
         """Pairs like these within one window of a hook, so that the same profiler records both sides.
 
-        The first pair and the last are not answered: the start of the profiler falls into one, and its stop into the other.
+        The first and the last pair are left out: they contain the start and the stop of the profiler.
         """
         self.open(profiling, window_in=settle, window=len(swapped))
         assert self._hook is not None
@@ -126,20 +126,20 @@ class Worker:
         return {"sides": {"plain": plain[1:-1], "hook": hooked[1:-1]}}
 
     def sampled_pairs(self, swapped: list[bool]) -> dict[str, object]:
-        """Pairs of two iterations without the monitor and two beside which it takes a sample of this process and its GPU."""
+        """Pairs of two iterations without the monitor and two during which it samples this process and its GPU."""
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if self._training.cuda else []
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            # Its own samples never come: the interval is longer than any benchmark.
+            # It takes no samples itself: the interval is longer than any benchmark.
             monitor = MeteredMonitor(jsonl=Path(folder, "monitor.jsonl"), port=0, gpus=gpus, interval=_LONG_SECONDS)
             with monitor:
-                self._training.pairs_beside(monitor._take_sample, [True, False])
-                plain, sampled = self._training.pairs_beside(monitor._take_sample, swapped)
+                self._training.pairs_disturbed(monitor._take_sample, [True, False])
+                plain, sampled = self._training.pairs_disturbed(monitor._take_sample, swapped)
         assert monitor.sample is not None
         sides = {"plain": plain, "sampled": sampled}
         return {"sides": sides, "computed_s": statistics.median(monitor.computed), "unavailable": monitor.sample.unavailable}
 
     def stay_on(self, core: int) -> dict[str, object]:
-        """Compute on this core alone from here on."""
+        """From now on, compute only on this core."""
         self._training.stay_on(core)
         return {}
 
@@ -155,7 +155,7 @@ class Worker:
         return {}
 
     def run(self, count: int) -> dict[str, object]:
-        """Iterations within the open hook, and after how many of them its thread still wrote."""
+        """Iterations within the open hook, and the number of them during which its thread still wrote."""
         assert self._hook is not None
         durations, writing = [], 0
         for _ in range(count):
@@ -164,11 +164,11 @@ class Worker:
         return {"durations": durations, "writing": writing}
 
     def written(self) -> dict[str, object]:
-        """Wait until the open hook has written everything; the seconds that took."""
-        return {"beside_s": _seconds_until_written()}
+        """Wait until the open hook has written everything, and return the seconds."""
+        return {"background_s": _seconds_until_written()}
 
     def close(self) -> dict[str, object]:
-        """Close the hook; what it left.
+        """Close the hook, and return its files.
 
         Raises:
             RuntimeError: the capture is not complete.

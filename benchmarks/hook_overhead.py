@@ -1,14 +1,14 @@
-"""What an iteration outside the window costs: our hook against the stateless two-call form, and listening against not.
+"""What an iteration outside the window costs: our hook, with and without listening, compared with the stateless two-call form.
 
     python benchmarks/hook_overhead.py
 
 The baseline is written here from the behaviour of Megatron Bridge's pair of calls: at the top of an iteration a
-function asks whether there is a config, whether this rank is profiled, whether the torch profiler must step, and
-whether this is nsys' first iteration; at its bottom another asks the same for the end. It times nothing, whereas the
-hook times every iteration. All sides alternate in one process, in rounds, so that all meet the same machine.
+function checks whether there is a config, whether this rank is profiled, whether the torch profiler must step, and
+whether this is nsys' first iteration; at its bottom another checks the same for the end. It times nothing, whereas the
+hook times every iteration. All sides alternate in one process, in rounds, so that all run under the same conditions.
 
-A hook that listens polls for requests in a thread, once a second. Here a poll falls into every round of some tens of
-milliseconds, so the cost printed for listening is more than a training pays. A poll by itself is timed as well.
+A hook that listens polls for requests in a thread, once a second. Here every round of some tens of
+milliseconds contains a poll, so the printed cost of listening is more than a training pays. A single poll is timed as well.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def main() -> None:
     # Silences the warning that a round ended before its window.
     logging.getLogger("bridge_profiling").setLevel(logging.ERROR)
 
-    # The window lies past everything that runs: the ordinary state of a training that will be, or was, profiled.
+    # The window is after everything that runs: the usual state of a training that will be, or was, profiled.
     far = 10**12
     config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=far, profile_step_end=far + 2)
     measure(config, arguments)
 
 
 def open_hook(config: ProfilingConfig, **settings: object) -> Callable[[int], float]:
-    """A round of a hook that is open for that round alone: the thread of one that listens must not slow the others down."""
+    """A round of a hook that is open only for that round, so that a listening hook's thread does not slow the others down."""
 
     def one_round(iterations: int) -> float:
         asked = replace(config, **settings)

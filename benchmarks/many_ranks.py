@@ -1,12 +1,12 @@
-"""Questions across 1,024 ranks: kernel statistics, and who waits for whom; time and memory as the ranks become more.
+"""Questions across 1,024 ranks: kernel statistics, and who waits for whom; time and memory by number of ranks.
 
     python benchmarks/many_ranks.py CAPTURES [--ranks 8,64,256,1024] [--copies 1] [--work DIR] [--engines]
 
 CAPTURES is a folder of real captures of one run, as kineto/tp2_dp2. Its ranks are read once, and written again as Parquet
-under as many rank numbers as asked, a block of them at a time: every block with groups of its own, but for one group of the
-whole job; every rank on a clock of its own, up to a second off. --copies repeats each rank in time: 9 of an H200 rank of two
-iterations are what 270 MB of JSON hold. Each question runs in a process of its own, on files that were just written.
-Answers are checked: the clocks' offsets are those that were planted, and every block waits as the first one does.
+under the requested number of ranks, a block at a time: every block has groups of its own, except for one group of the whole
+job; every rank has a clock of its own, up to a second off. --copies repeats each rank in time: 9 copies of an H200 rank of two
+iterations equal 270 MB of JSON. Each question runs in a process of its own, on files that were just written.
+Answers are checked: the clocks' offsets equal the injected ones, and every block waits like the first.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _OFFSET_NS = 100_000
 
 
 def planted_ns(rank: int) -> int:
-    """How far a rank's clock is off; rank 0's is right."""
+    """The error of a rank's clock; rank 0's has none."""
     return random.Random(rank).randrange(-_CLOCKS_NS, _CLOCKS_NS) if rank else 0
 
 
 def write_ranks(captures: Path, work: Path, count: int, copies: int) -> list[Path]:
-    """Entries of as many ranks, made from the captured ones."""
+    """Entries of this many ranks, made from the captured ones."""
     captured = [load(capture, cached=False) for capture in find_run(captures).captures]
     begins = min(pc.min(rank["iterations"]["start_ns"]).as_py() for rank in captured)
     ends = max(pc.max(rank["iterations"]["end_ns"]).as_py() for rank in captured)
@@ -153,7 +153,7 @@ def on_engine(engine: str, work: Path) -> dict[str, float]:
 
 
 def _check(waits: pa.Table, offsets: pa.Table, size: int) -> None:
-    """The planted clocks are found, and each block waits within itself as the first block does."""
+    """Check that the injected clocks are found, and that each block waits within itself like the first."""
     for row in offsets.to_pylist():
         error = abs(row["offset_ns"] + planted_ns(row["rank"]))
         assert error < _OFFSET_NS, f"rank {row['rank']}: clock wrong by {error} ns"

@@ -1,10 +1,10 @@
-"""Ratios of paired measurements, with 95 % intervals.
+"""Ratios of paired measurements, with 95% intervals.
 
-A ratio here is the median of the ratios of pairs. Each pair (two iterations side by side, or the blocks of one round) meets the
-same machine, so slow drift cancels within it, as it does not in a ratio of two medians; and the median does not mind the
-iterations that a machine's other work stretches, as a mean would. The interval is a percentile bootstrap over runs of
+A ratio here is the median of the ratios of pairs. Each pair (two consecutive iterations, or the blocks of one round) runs under
+the same conditions, so slow drift cancels within it, unlike in a ratio of two medians. The median is robust against iterations
+that a machine's other work stretches, unlike a mean. The interval is a percentile bootstrap over runs of
 neighbouring pairs (a circular block bootstrap: Politis and Romano 1992), since a machine may favour one side for a while, and
-then neighbours know less than as many independent pairs would.
+neighbouring pairs then carry less information than independent ones.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import numpy as np
 #: Resamples of a bootstrap.
 _RESAMPLES = 2000
 
-#: Runs of neighbours at the least, from as many pairs on; fewer tell too little of how runs differ.
+#: Minimum number of runs of neighbours, from this many pairs on; fewer say too little about how runs differ.
 _RUNS = 25
 
-#: With fewer pairs a bootstrap knows too few values, and the interval is all of what was seen: the median of five
-#: lies in it in 94 of 100 cases.
+#: With fewer pairs a bootstrap has too few values, and the interval is the whole observed range: it contains the median
+#: of five in 94 of 100 cases.
 _FEWEST_TO_RESAMPLE = 6
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio and the interval that holds the true one in 95 of 100 such measurements.
+    """A ratio and the interval that contains the true one in 95 of 100 such measurements.
 
     Attributes:
         median: the ratio.
@@ -58,9 +58,9 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float], *, 
 
 
 def changed_ratio(before: Sequence[float], after: Sequence[float], *, seed: int = 0) -> Ratio:
-    """How a ratio changed: the median of those after, over the median of those before.
+    """The change of a ratio: the median after divided by the median before.
 
-    For a process measured against a control in rounds: drift that both met is in neither ratio.
+    For a process measured against a control in rounds: drift that affects both is in neither ratio.
 
     Args:
         before: ratios of the rounds before.
@@ -83,7 +83,7 @@ def _interval(median: float, ratios: np.ndarray, resampled: np.ndarray) -> Ratio
 
 
 def _medians(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """The medians of resamples of these values, drawn as runs of neighbours; behind the last comes the first."""
+    """The medians of resamples of these values, drawn as circular runs of neighbours."""
     count = len(values)
     length = max(count // _RUNS, 1)
     starts = generator.integers(0, count, (_RESAMPLES, -(-count // length)))

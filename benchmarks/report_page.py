@@ -3,8 +3,8 @@
     python benchmarks/report_page.py CAPTURES [--ranks 4,64] [--work DIR] [--copies 1]
 
 CAPTURES is a folder of real Kineto captures of one run, as kineto/pp2_dp2, whose ranks are 13 MB of JSON each. They are written
-again under as many rank numbers as asked, a block of them at a time with groups of its own, so that ranks still match. Each
-report is made from files that were just written: nothing is cached. --copies repeats each rank in time.
+again under the requested number of ranks, a block at a time with groups of its own, so that ranks still match. Each
+report is made from files that were just written, so nothing is cached. --copies repeats each rank in time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SELF = re.compile(rb'("distributedInfo": \{"backend": "nccl", "rank": )(\d+)(, 
 
 
 def renumbered(trace: bytes, block: int, world: int) -> bytes:
-    """A rank's trace as that of the rank so many later, with its groups.
+    """A rank's trace under a later rank number, with its groups.
 
     Args:
         trace: the JSON of a Kineto trace.
@@ -46,7 +46,7 @@ def renumbered(trace: bytes, block: int, world: int) -> bytes:
 
 
 def write_ranks(captures: Path, folder: Path, count: int, copies: int) -> int:
-    """Write as many ranks as asked; how many bytes of JSON they are."""
+    """Write the requested number of ranks, and return the bytes of their JSON."""
     sources = sorted(captures.glob("rank-*.json.gz"))
     traces = [scaled(gzip.decompress(path.read_bytes()), copies) for path in sources]
     written = 0

@@ -1,8 +1,8 @@
-"""Makes large ranks out of a real capture, by repeating it in time: what a longer window would have recorded.
+"""Makes large ranks out of a real capture, by repeating it in time, as a longer window would have recorded it.
 
     python benchmarks/scaled_captures.py CAPTURE.json.gz OUT --copies 9 --ranks 8
 
-Every copy is later by the capture's span, with iterations, correlations and ids of its own, and the text is otherwise the
+Every copy is later by the capture's span and has iterations, correlations and ids of its own; the text is otherwise the
 profiler's. 9 copies of an H200 rank of two iterations are 268 MB of JSON.
 """
 
@@ -29,8 +29,8 @@ def scaled(trace: bytes, copies: int, rank: int | None = None) -> bytes:
 
     Args:
         trace: the JSON of a Kineto trace of CUDA work, as torch 2.2 and later write it.
-        copies: how often it is repeated, 1 for as it is.
-        rank: the rank to call it; None for its own.
+        copies: number of copies; 1 leaves it unchanged.
+        rank: the new rank; None keeps its own.
     """
     begin = _START.search(trace).end()
     end = trace.rindex(b"],", begin) if b'"traceName"' in trace[-4096:] else trace.rindex(b"]", begin)
@@ -48,7 +48,7 @@ def scaled(trace: bytes, copies: int, rank: int | None = None) -> bytes:
 
 
 def write_scaled(source: Path, target: Path, copies: int, rank: int | None = None) -> int:
-    """Write a scaled trace, gzipped as the profiling hook does it; its JSON's bytes are returned."""
+    """Write a scaled trace, gzipped like the profiling hook's, and return the bytes of its JSON."""
     trace = scaled(gzip.decompress(source.read_bytes()), copies, rank)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(gzip.compress(trace, compresslevel=1))
@@ -63,7 +63,7 @@ def _added(amount: int) -> Callable[[re.Match[bytes]], bytes]:
 
 
 def main() -> None:
-    """Write the ranks asked for."""
+    """Write the requested ranks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("capture", type=Path)
     parser.add_argument("out", type=Path)

@@ -2,12 +2,12 @@
 
     python benchmarks/trace_cost.py [--seconds 200] [--cases cost-torch] [--json FILE]
 
-Windows of 3 and of 8 iterations are captured in one process, after one that is not counted, so that what each iteration adds
-can be told from what every capture has; and models of several layers and micro-batches, so that what grows with layers x
-micro-batches can be told from what every iteration has. Held is how long the window's last iteration took beyond its fellows:
-stopping the profiler and writing, as far as the training waits for it. Beside is what is written while the training goes on.
-Raw is what is written first: Kineto's JSON before it is packed, and nsys' recording before it is made a report.
-These cases are also among those of gpu_overhead.py, which shares the machine out among all.
+Windows of 3 and of 8 iterations are captured in one process, after an uncounted one, to separate the cost of an iteration from
+that of a capture. Models of several layers and micro-batches separate the cost of layers x micro-batches from that of an
+iteration. Held is the additional duration of the window's last iteration: stopping the profiler and writing, as far as the
+training waits for it. Background is the writing while the training continues. Raw is the first file written: Kineto's JSON
+before compression, and nsys' recording before it becomes a report. gpu_overhead.py runs these cases too, and divides the
+machine among all.
 """
 
 from __future__ import annotations
@@ -59,7 +59,12 @@ def torch_cost(bench: Bench, sizes: Sizes) -> None:
                 if number:
                     kept, raw = (sum(one[key] for one in found["artifacts"]) for key in ("bytes", "raw_bytes"))
                     chakra = sum(one["bytes"] for one in found["artifacts"] if one["path"].endswith(".et.json"))
-                    entry = {"kept_bytes": kept, "raw_bytes": raw, "chakra_bytes": chakra, "beside_s": found["beside_s"]}
+                    entry = {
+                        "kept_bytes": kept,
+                        "raw_bytes": raw,
+                        "chakra_bytes": chakra,
+                        "background_s": found["background_s"],
+                    }
                     _keep(bench, option, sizes, window, found["durations"], usual, entry)
 
 
@@ -71,7 +76,7 @@ def nsys_cost(bench: Bench, option: str, profiling: dict[str, Any], sizes: Sizes
         for number, window in enumerate(_WINDOWS):
             found = nsys.window("hook", profiling=profiling, settle=SETTLE, count=window)
             if number:
-                entry = {"kept_bytes": None, "raw_bytes": found["recorded_bytes"], "beside_s": None}
+                entry = {"kept_bytes": None, "raw_bytes": found["recorded_bytes"], "background_s": None}
                 _keep(bench, option, sizes, window, found["durations"], usual, entry)
     bench.results.facts["nsys"] = nsys.about()
     for entry, report in zip(costs, nsys.reports()[1:], strict=True):
@@ -87,7 +92,7 @@ def nsys_cost(bench: Bench, option: str, profiling: dict[str, Any], sizes: Sizes
 def _keep(
     bench: Bench, option: str, sizes: Sizes, window: int, durations: list[int], usual: float, found: dict[str, Any]
 ) -> None:
-    """Note what one window cost."""
+    """Record the cost of one window."""
     captured = durations[-window:]
     inside = median_ms(captured[1:-1])
     bench.results.costs.append(
@@ -109,10 +114,10 @@ def _keep(
 
 
 def per_iteration(costs: Iterable[Mapping[str, Any]], key: str) -> dict[tuple[Any, ...], tuple[float, float]]:
-    """What each captured iteration adds, and what every capture has, from windows of different lengths.
+    """Cost of each captured iteration and of every capture, from windows of different lengths.
 
     Args:
-        costs: what windows cost.
+        costs: the costs of windows.
         key: the cost: bytes or seconds.
 
     Returns:
@@ -127,10 +132,10 @@ def per_iteration(costs: Iterable[Mapping[str, Any]], key: str) -> dict[tuple[An
 
 
 def per_unit(costs: Iterable[Mapping[str, Any]], key: str) -> dict[str, tuple[float, float]]:
-    """What one layer of one micro-batch adds to an iteration, and what every iteration has, from models of several sizes.
+    """Cost of one layer of one micro-batch and of every iteration, from models of several sizes.
 
     Args:
-        costs: what windows cost; those with recompute are left out.
+        costs: the costs of windows; those with recompute are left out.
         key: the cost: bytes or seconds.
 
     Returns:
@@ -144,24 +149,24 @@ def per_unit(costs: Iterable[Mapping[str, Any]], key: str) -> dict[str, tuple[fl
 
 
 def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Slope and intercept of the line through these points that has the smallest squares."""
+    """Slope and intercept of the least-squares line through these points."""
     slope, intercept = np.polyfit(*zip(*points, strict=True), 1)
     return float(slope), float(intercept)
 
 
 def cost_lines(costs: Sequence[Mapping[str, Any]], *, summary: bool = False) -> list[str]:
-    """What captures cost, as tables.
+    """Costs of captures, as tables.
 
     Args:
-        costs: what windows cost.
-        summary: what is read off all of them, not each.
+        costs: the costs of windows.
+        summary: whether to summarize all of them instead of listing each.
     """
     if not costs:
         return []
     if not summary:
         return [_cost_line(one) for one in costs]
-    lines = ["", "each captured iteration adds, and every capture has (kept, raw and SQLite: kB; held and beside: ms):"]
-    scales = {"kept_bytes": 1e3, "raw_bytes": 1e3, "sqlite_bytes": 1e3, "held_s": 1e-3, "beside_s": 1e-3}
+    lines = ["", "each captured iteration adds, and every capture has (kept, raw and SQLite: kB; held and background: ms):"]
+    scales = {"kept_bytes": 1e3, "raw_bytes": 1e3, "sqlite_bytes": 1e3, "held_s": 1e-3, "background_s": 1e-3}
     parts = {key: per_iteration(costs, key) for key in scales}
     for name in parts["kept_bytes"]:
         option, layers, micro_batches, recompute = name
@@ -185,11 +190,11 @@ def _cost_line(one: Mapping[str, Any]) -> str:
     kept = "not known" if one["kept_bytes"] is None else f"{one['kept_bytes'] / 1e6:.3f} MB"
     raw = f"{one['raw_bytes'] / 1e6:.3f} MB"
     sqlite = f", SQLite {one['sqlite_bytes'] / 1e6:.3f} MB in {one['sqlite_s']:.1f} s" if "sqlite_bytes" in one else ""
-    beside = "" if one["beside_s"] is None else f", beside {one['beside_s']:.3f} s"
+    background = "" if one["background_s"] is None else f", background {one['background_s']:.3f} s"
     return (
         f"{one['option']:24} {size!s:14} {one['window']:2d} iterations: {kept} kept, {raw} raw{sqlite};"
         f" step {one['unprofiled_ms']:.1f} -> {one['inside_ms']:.1f} ms, armed {one['armed_ms']:.1f},"
-        f" first {one['first_ms']:.1f}, held {one['held_s']:.3f} s{beside}"
+        f" first {one['first_ms']:.1f}, held {one['held_s']:.3f} s{background}"
     )
 
 

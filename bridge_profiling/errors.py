@@ -41,3 +41,8 @@ def require(condition: object, what: str, *, why: str = "", instead: str = "") -
 def one_line(error: BaseException) -> str:
     """The error's type and message, at most 500 characters on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra, to be typed in a clone: no package index has this package."""
+    return f"pip install '.[{extra}]' in a clone of bridge_profiling"

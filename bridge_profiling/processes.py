@@ -80,12 +80,7 @@ def is_running(pid: int) -> bool:
 
 
 class InactivityTimer:
-    """Expires when a group of processes has been idle for a while, judged by processor time.
-
-    Args:
-        pids: returns the processes of the group that currently run.
-        seconds: how long they must be idle. Using a second of processor time, starting or ending counts as activity.
-    """
+    """Expires when a group of processes has been idle for `seconds`: no second of processor time, no start, no end."""
 
     def __init__(self, pids: Callable[[], Iterable[int]], seconds: float) -> None:
         self._pids, self._seconds = pids, seconds

@@ -36,14 +36,10 @@ _OPTION_NAME = re.compile(r"[A-Za-z]|[a-z0-9][a-z0-9-]+")
 
 @dataclass(frozen=True)
 class RayRequest:
-    """The steps and Ray workers to profile.
+    """The steps (`start <= step < stop`, from 1) and Ray workers to profile, by shell patterns of their names.
 
-    Args:
-        window: the steps, `start <= step < stop`, counted from 1.
-        patterns: shell patterns of worker names.
-        profiler: one of PROFILERS.
-        extra_options: options of `nsys profile` that override the defaults; names without dashes, otherwise as written,
-            since NeMo RL's own code merges them by these names.
+    `extra_options` of nsys have names without dashes, otherwise as written, since NeMo RL's own code merges them by these
+    names.
     """
 
     window: Window

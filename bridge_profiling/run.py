@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge_profiling import analysis
+from bridge_profiling.report.words import counted
+from bridge_profiling.traces.discover import Capture
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -24,7 +26,12 @@ class Run(analysis.Run):
     """
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
+        # What was found: nothing is read for this.
+        captures = [source for source in self._session.sources if isinstance(source, Capture)]
+        if not captures:
+            return f"Run({str(self.path)!r}, Parquet of {counted(len(self._session.sources), 'capture')})"
+        ranks, profilers = {capture.rank for capture in captures}, sorted({capture.source for capture in captures})
+        return f"Run({str(self.path)!r}, {counted(len(ranks), 'rank')}, {' and '.join(profilers)})"
 
     def report(self, output: str | Path = "report.html", thresholds: Thresholds | None = None) -> Path:
         """Write the page that `bridge-profiling report` writes, as one HTML file that works offline.
@@ -73,7 +80,7 @@ class Run(analysis.Run):
             options: of that figure.
 
         Raises:
-            ProfilingConfigError: there is no such figure.
+            ProfilingConfigError: the figure is unknown.
         """
         from bridge_profiling.report.notebook import figure
 

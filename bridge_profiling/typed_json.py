@@ -15,15 +15,9 @@ _hints = cache(typing.get_type_hints)
 
 
 def read_typed(content: object, as_type: type[T], name: str) -> T:
-    """Convert decoded JSON to `as_type`; an object's unknown keys are ignored.
+    """Convert decoded JSON to `as_type`, a dataclass of typed fields; an object's unknown keys are ignored.
 
-    Args:
-        content: the decoded JSON.
-        as_type: a dataclass whose fields are dataclasses, plain types, Literal, lists, dictionaries by name, or unions.
-        name: how error messages call the value.
-
-    Raises:
-        ValueError: a required key is missing, or a value has another type. `true` is not a number.
+    Raises ValueError, with `name`, if a required key is missing or a value has another type. `true` is not a number.
     """
     return _read(content, as_type, name)
 

@@ -9,7 +9,7 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 
-from bridge_profiling.errors import require
+from bridge_profiling.errors import install_command, require
 
 #: Modules of the extra `analysis`, which make a report.
 _ANALYSIS = ("duckdb", "jinja2", "msgspec", "numpy", "plotly", "pyarrow")
@@ -90,7 +90,7 @@ def check_installed(*, nsys: bool, ft_launcher: bool, report: bool) -> None:
         not missing,
         f"--report needs {', '.join(missing)}",
         why="the report's job would run here",
-        instead="Type pip install 'bridge-profiling[analysis]', or leave --report out",
+        instead=f"Type {install_command('analysis')}, or leave --report out",
     )
 
 

@@ -128,7 +128,7 @@ class Session:
     """
 
     def __init__(self, path: Path, engine: Engine, parquet: Path | None, on_progress: OnProgress | None) -> None:
-        self._sources, self._found_caveats, self._manifests = _find(path)
+        self.sources, self._found_caveats, self._manifests = _find(path)
         self._engine, self._parquet, self._on_progress = engine, parquet, on_progress
         self._scratch = tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True)
         self._loaded: list[RankResult] | None = None
@@ -279,7 +279,7 @@ class Session:
         """Read each capture, unless that is done, and answer questions about each trace on the way. Parquet is only opened."""
         if self._loaded is not None:
             return
-        captures = [source for source in self._sources if isinstance(source, Capture)]
+        captures = [source for source in self.sources if isinstance(source, Capture)]
         # The largest first, so that no worker is left with it at the end.
         captures.sort(key=lambda capture: capture.path.stat().st_size, reverse=True)
         tasks = [RankTask(capture, _names(asked), self._parquet, Path(self._scratch.name)) for capture in captures]
@@ -301,7 +301,7 @@ class Session:
         return list(kept.values())
 
     def _opened(self) -> Iterator[RankResult]:
-        for source in self._sources:
+        for source in self.sources:
             if isinstance(source, Path):
                 tables = cache.open_entry(source)
                 if tables is None:

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, install_command
 
 #: Time limit for a connection to a Ray cluster. Ray itself would try for minutes.
 _CONNECT_S = 10
@@ -127,7 +127,7 @@ class RayEngine:
             import ray
         except ModuleNotFoundError as error:
             raise ProfilingConfigError(
-                "the ray engine needs Ray", why=str(error), instead="Type pip install 'bridge-profiling[ray]'"
+                "the ray engine needs Ray", why=str(error), instead=f"Type {install_command('ray')}"
             ) from error
         self._ray = ray
         if not ray.is_initialized():

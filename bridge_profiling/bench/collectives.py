@@ -32,14 +32,9 @@ _HOLD_CYCLES = 4_000_000
 
 @dataclass(frozen=True)
 class Exchange:
-    """One operation of one size, with buffers and the values to check it.
+    """One operation of one size, with buffers of equal parts: filled with `values`, and `expected` after the call.
 
-    Args:
-        call: performs it once; on a device it may return before it is complete.
-        sent: buffer of as many equal parts as there are `values`, with which they are filled.
-        values: of the parts of `sent`.
-        received: buffer of as many equal parts as there are `expected` values.
-        expected: of the parts of `received`.
+    On a device the call may return before it is complete.
     """
 
     call: Callable[[], object]

@@ -92,15 +92,8 @@ class IterationWork:
 class Rank:
     """One rank of a training, as its records and its listener need it.
 
-    Attributes:
-        number: global rank.
-        layout: the job's parallel layout.
-        work: the computation of one iteration, where the training loop states it.
-        train_iters: iterations the training runs, when known.
-        facts: what a framework reports about itself.
-        durations: `(iteration, nanoseconds)` of the last iterations; other threads than the training's read a copy.
-        iteration: returns the iteration that began last; None before the first.
-        windows: returns the windows that this process has recorded so far.
+    `durations` are `(iteration, nanoseconds)` of the last iterations, of which other threads read a copy; `iteration` returns
+    the one that began last, `windows` those recorded so far.
     """
 
     number: int
@@ -126,11 +119,7 @@ class WindowPlan:
 class CaptureRecord:
     """One rank's capture of one window, as its manifest reports it.
 
-    Attributes:
-        captured: iterations in the capture, in order.
-        interrupted: iterations that an exception ended inside the window.
-        reason: why the capture is not `complete`, when no single profiler is the cause.
-        durations: `(iteration, nanoseconds)` of the window: in a long run the rank keeps only those of later iterations.
+    `durations` are `(iteration, nanoseconds)` of the window: in a long run the rank keeps only those of later iterations.
     """
 
     plan: WindowPlan

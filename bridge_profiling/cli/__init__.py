@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated, Any
 
 try:
     import typer
 
     from bridge_profiling.cli.analyze import analyze
     from bridge_profiling.cli.bench import bench
+    from bridge_profiling.cli.common import (
+        FAILURE,
+        INTERRUPTED,
+        USAGE,
+        NoColorOption,
+        QuietOption,
+        apply_flags,
+        print_error,
+        with_flags,
+    )
     from bridge_profiling.cli.compare import compare
     from bridge_profiling.cli.doctor import doctor
     from bridge_profiling.cli.memory import memory
@@ -22,36 +33,73 @@ except ModuleNotFoundError as error:  # installed without dependencies, as in a 
         raise
     sys.exit(f"error: the command line needs {error.name}. Type pip install omegaconf rich typer; none of them installs torch.")
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling import __version__
+from bridge_profiling.errors import ProfilingConfigError, TraceError, install_command
+
+#: Typer's or Click's, depending on Typer's release.
+_UsageError: type[Any]
+_ClickException: type[Any]
+_UsageError, _ClickException = typer.BadParameter.__mro__[1:3]
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(report)
-# Arguments after the script belong to the script.
-app.command(context_settings={"allow_interspersed_args": False})(run)
-app.command()(analyze)
-app.command()(merge)
-app.command()(compare)
-app.command()(memory)
-app.command()(trigger)
-app.command()(doctor)
-app.command()(monitor)
+for _command in (report, run, analyze, merge, compare, memory, trigger, doctor, monitor):
+    # Arguments after `run`'s script belong to the script.
+    app.command(context_settings={"allow_interspersed_args": _command is not run})(with_flags(_command))
 app.add_typer(bench, name="bench")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bridge-profiling {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
+def _flags(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    quiet: QuietOption = False,
+    no_color: NoColorOption = False,
+) -> None:
     """Profile a training with Megatron Core under NeMo-Run, or any PyTorch script, and show where its time goes."""
+    apply_flags(quiet, no_color)
 
 
 def main() -> None:
-    """Run a command; exit code 2 for a request that cannot be carried out."""
+    """Run a command. Exit code 2 for a request that cannot be carried out, 1 for a failure."""
+    sys.exit(_exit_code())
+
+
+def _exit_code() -> int:
+    """Run a command, and print what ended it on one line of standard error."""
     try:
-        app()
+        return app(standalone_mode=False) or 0
     except ProfilingConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        print_error(str(error))
+        return USAGE
+    except _ClickException as error:
+        # Without arguments a command has printed its help, and the message is empty.
+        if message := error.format_message().strip():
+            context = getattr(error, "ctx", None)
+            end = "" if message[-1] in ".?" else "."
+            help_command = f" Type {context.command_path} --help." if context is not None else ""
+            print_error(f"{message[0].lower()}{message[1:]}{end}{help_command}")
+        return USAGE if isinstance(error, _UsageError) else FAILURE
+    except TraceError as error:
+        print_error(str(error))
+        return FAILURE
+    except OSError as error:
+        print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return FAILURE
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "bridge_profiling":
+            raise
+        print_error(f"this command needs {error.name}, which is not installed. Type {install_command('analysis')}.")
+        return USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED

@@ -17,7 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from bridge_profiling.bench import requests, results
-from bridge_profiling.cli.options import check_output
+from bridge_profiling.cli.common import JsonOption, check_output, console, note, print_error, wait_for, with_flags
+from bridge_profiling.errors import ProfilingConfigError
 
 bench = typer.Typer(
     no_args_is_help=True,
@@ -31,10 +32,10 @@ OutputOption = Annotated[
         "--output", "-o", metavar="FILE", help="Write the result to this file, which keeps its results of other kinds."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @bench.command()
+@with_flags
 def collectives(
     nproc: Annotated[
         int | None, typer.Option(help="Ranks to start. Default: one per CUDA device, else 2. Unused under torchrun or srun.")
@@ -56,7 +57,7 @@ def collectives(
 ) -> None:
     """Measure communication by operation and size: time, algorithm bandwidth, bus bandwidth.
 
-    Exit code 1: it failed, or received wrong data. 2: wrong options. 4: this machine lacks the required hardware.
+    Exit code 1: it failed, or received wrong data. 2: invalid request. 4: this machine lacks the required hardware.
     """
     selected = requests.operations_from(operations)
     request = requests.CollectivesRequest(selected, requests.sizes_from(sizes), dtype, backend, nproc, seconds)
@@ -64,6 +65,7 @@ def collectives(
 
 
 @bench.command()
+@with_flags
 def copies(
     sizes: Annotated[
         str, typer.Option("--sizes", metavar="SIZES", help="Copy sizes, from:to:factor or a list: 4KiB,1.5MiB.")
@@ -74,12 +76,13 @@ def copies(
 ) -> None:
     """Measure copies between host and device: both directions, pinned and pageable memory.
 
-    Exit code 1: wrong data received. 2: wrong options. 4: no CUDA device.
+    Exit code 1: wrong data received. 2: invalid request. 4: no CUDA device.
     """
     _run(requests.CopiesRequest(requests.sizes_from(sizes), seconds), output, as_json=as_json)
 
 
 @bench.command("data-loader")
+@with_flags
 def data_loader(
     loader: Annotated[
         str, typer.Option(metavar="MODULE:FACTORY", help="A function in your code that returns a DataLoader or a dataset.")
@@ -94,7 +97,7 @@ def data_loader(
 ) -> None:
     """Measure a data loader over workers, pinning and prefetching, and recommend a setting.
 
-    Exit code 1: the loader failed. 2: wrong options.
+    Exit code 1: the loader failed. 2: invalid request.
     """
     counts, ahead = requests.integers_from(workers, "--workers"), requests.integers_from(prefetch, "--prefetch")
     pinning = (False, True) if pin_memory is None else (pin_memory,)
@@ -102,6 +105,7 @@ def data_loader(
 
 
 @bench.command()
+@with_flags
 def step(
     step: Annotated[
         str, typer.Option(metavar="MODULE:FACTORY", help="A function in your code that returns a function: one iteration.")
@@ -115,7 +119,7 @@ def step(
 ) -> None:
     """Measure a step's throughput, with warm-up and bounds of the median.
 
-    Exit code 1: the step failed. 2: wrong options.
+    Exit code 1: the step failed. 2: invalid request.
     """
     _run(requests.StepRequest(step, warmup, iterations, seconds, samples), output, as_json=as_json)
 
@@ -128,18 +132,16 @@ def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> No
         if as_json:
             typer.echo(json.dumps(result, indent=1))
         else:
-            from rich.console import Console
-
             from bridge_profiling.report.bench_view import recommendation, result_table
             from bridge_profiling.report.terminal import print_tables
 
-            print_tables([result_table(result)], result["limitations"], Console(highlight=False))
+            print_tables([result_table(result)], result["limitations"], console())
             if advice := recommendation(result):
                 typer.echo(advice)
         if output is not None:
             results.add(output, result)
             if not as_json:
-                typer.echo(f"result: {output}")
+                note(f"result: {output}")
     if code:
         raise typer.Exit(code)
 
@@ -152,7 +154,9 @@ def _check_output(output: Path | None) -> None:
     results.check_addable(output)
     # The file is replaced by a new one.
     if not os.access(output.parent, os.W_OK):
-        raise typer.BadParameter(f"{output} cannot be written: its directory is read-only for you", param_hint="-o")
+        raise ProfilingConfigError(
+            f"{output} cannot be written", why="its directory is read-only for you", instead="Use another file with -o"
+        )
 
 
 def _measured(request: requests.Request) -> tuple[dict[str, Any] | None, int]:
@@ -162,32 +166,15 @@ def _measured(request: requests.Request) -> tuple[dict[str, Any] | None, int]:
         arguments = [request.kind, requests.to_text(request), str(path)]
         command = [sys.executable, "-m", "bridge_profiling.bench", *arguments]
         # Standard output is reserved for the result; NCCL and the user's code print to standard error.
-        code = _wait(subprocess.Popen(command, stdout=sys.stderr.fileno(), env=_environment()))
+        child = subprocess.Popen(command, stdout=sys.stderr.fileno(), env=_environment())
+        # The child ends its ranks first.
+        code, received = wait_for(child, {signal.SIGINT: signal.SIGTERM, signal.SIGTERM: signal.SIGTERM})
         result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if received is not None:
+        return result, 128 + received
+    if child.returncode < 0:
+        print_error(f"the measuring process was killed by {signal.Signals(-child.returncode).name}")
     return result, code
-
-
-def _wait(child: subprocess.Popen[bytes]) -> int:
-    """The child's exit code, as a shell reports it. Signals that end this process end the child and its ranks first."""
-    received: list[int] = []
-
-    def end(number: int, frame: object) -> None:
-        received.append(number)
-        child.terminate()
-
-    # Signals that a background job or nohup ignores stay ignored.
-    numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
-        code = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if received:
-        return 128 + received[0]
-    if code < 0:
-        print(f"error: the measuring process was killed by {signal.Signals(-code).name}", file=sys.stderr)
-    return code if code >= 0 else 128 - code
 
 
 def _environment() -> dict[str, str]:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridge_profiling.cli.options import WorkersOption, check_output
-from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readable
+from bridge_profiling.cli.common import (
+    REGRESSION,
+    JsonOption,
+    PageOption,
+    WorkersOption,
+    console,
+    finish,
+    note,
+    open_runs,
+    print_error,
+)
+from bridge_profiling.errors import ProfilingConfigError
 
 if TYPE_CHECKING:
     from bridge_profiling.analysis.compare import Comparison
-
-#: Exit code if an iteration became slower by more than --fail-over, with confidence.
-REGRESSED = 3
 
 
 def compare(
@@ -26,10 +32,8 @@ def compare(
         list[Path] | None, typer.Option(metavar="RUN", help="Another run like BASE; repeatable. Uses Welch's t over the runs.")
     ] = None,
     also_other: Annotated[list[Path] | None, typer.Option(metavar="RUN", help="Another run like OTHER; repeatable.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page as one HTML file.")
-    ] = None,
+    as_json: JsonOption = False,
+    output: PageOption = None,
     fail_over: Annotated[
         str | None,
         typer.Option(metavar="PERCENT", help="Exit code 3 if iterations are certainly slower by more than this, such as 5%."),
@@ -38,21 +42,15 @@ def compare(
 ) -> None:
     """Show what changed from BASE to OTHER: whether they are comparable, the difference, its confidence, and where it is.
 
-    Exit code 3: --fail-over is exceeded. 1: a capture could not be read, or only in part. 2: the request itself is wrong.
+    Exit code 3: --fail-over is exceeded. 1: a capture could not be read, or only in part. 2: invalid request.
     """
     limit = None if fail_over is None else _share(fail_over)
-    check_output(output)
-    named = (("BASE", [base, *(also_base or [])]), ("OTHER", [other, *(also_other or [])]))
-    with contextlib.ExitStack() as stack:
-        paths = [[stack.enter_context(readable(path, hint)) for path in side] for hint, side in named]
-        # Imported here: `--help` and other commands start faster without it.
+    sides = [base, *(also_base or [])], [other, *(also_other or [])]
+    with open_runs(*sides[0], *sides[1], output=output, workers=workers) as runs:
         from bridge_profiling.analysis.compare import compare as compared
-        from bridge_profiling.run import Run
 
-        on_progress = stack.enter_context(progress("reading", "captures"))
-        sides = [[stack.enter_context(Run(path, workers=workers, on_progress=on_progress)) for path in side] for side in paths]
-        found = compared(*sides)
-        errors = [error for side in sides for run in side for error in run.errors]
+        found = compared(runs[: len(sides[0])], runs[len(sides[0]) :])
+        errors = [error for run in runs for error in run.errors]
     from bridge_profiling.report.comparison_view import comparison_view
 
     view = comparison_view(found)
@@ -63,16 +61,12 @@ def compare(
     if as_json:
         typer.echo(found.to_json())
     else:
-        from rich.console import Console
-
         from bridge_profiling.report.terminal import print_answer
 
-        print_answer(view, Console(highlight=False))
+        print_answer(view, console())
         if output is not None:
-            typer.echo(f"page: {output}")
-    print_errors(errors)
-    if errors:
-        raise typer.Exit(UNREADABLE)
+            note(f"page: {output}")
+    finish(errors)
     if limit is not None:
         _judge(found, limit, fail_over or "")
 
@@ -81,15 +75,15 @@ def _share(text: str) -> float:
     """`5%`, `5 %` or `5` as 0.05."""
     number = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%?\s*", text)
     if number is None:
-        raise typer.BadParameter(f"{text!r} is not a percentage: type for example 5%", param_hint="--fail-over")
+        raise ProfilingConfigError(f"--fail-over {text!r} is not a percentage", instead="Type for example 5%")
     return float(number[1]) / 100
 
 
 def _judge(found: Comparison, limit: float, typed: str) -> None:
     """Exit with code 3 if the limit is exceeded; print a message if that is unknown, since a CI job may rely on it."""
     if found.regressed(limit):
-        typer.echo(f"error: the median iteration is slower by more than {typed}", err=True)
-        raise typer.Exit(REGRESSED)
+        print_error(f"the median iteration is slower by more than {typed}")
+        raise typer.Exit(REGRESSION)
     if found.step is None or found.step.verdict == "unknown":
-        why = "no iterations are known" if found.step is None else found.step.reason
-        typer.echo(f"--fail-over {typed} cannot be judged: {why}", err=True)
+        why = "the iteration times are unknown" if found.step is None else found.step.reason
+        typer.echo(f"warning: --fail-over {typed} cannot be judged: {why}", err=True)

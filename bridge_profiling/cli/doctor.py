@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bridge_profiling.cli.common import FAILURE, QUIET, JsonOption, console, note
+
 if TYPE_CHECKING:
     from bridge_profiling.doctor import Request, Verdict
-
-#: Exit code if a check fails.
-_FAILS = 1
 
 _STYLES = {"ok": "green", "warning": "yellow", "fails": "bold red", "unknown": "cyan"}
 
@@ -50,11 +49,11 @@ def doctor(
     ] = None,
     launcher: Annotated[LauncherName | None, typer.Option(help="The launcher of the ranks.")] = None,
     elsewhere: Annotated[bool, typer.Option("--elsewhere", help="The job does not run on this machine.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Find what would go wrong with a profile, before the job waits in a queue.
 
-    Exit code 0: no check fails. 1: at least one fails. 2: the request itself is wrong.
+    Exit code 0: no check fails. 1: at least one fails. 2: invalid request.
     """
     # Imported here: `--help` and other commands start faster without it.
     from bridge_profiling.doctor import Machine, diagnose
@@ -77,7 +76,7 @@ def doctor(
     else:
         _print(diagnoses)
     if any(verdict.status == "fails" for _, verdicts in diagnoses for verdict in verdicts):
-        raise typer.Exit(_FAILS)
+        raise typer.Exit(FAILURE)
 
 
 def _requests(arguments: Sequence[str], files: Sequence[Path]) -> list[Request]:
@@ -115,18 +114,18 @@ def _counts(diagnoses: Sequence[tuple[Request, list[Verdict]]]) -> dict[str, int
 
 
 def _print(diagnoses: Sequence[tuple[Request, list[Verdict]]]) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     # Soft wrap: a line that is piped to grep must stay whole.
-    console = Console(highlight=False)
+    terminal = console()
     for request, verdicts in diagnoses:
         if len(diagnoses) > 1:
-            console.print(Text(request.name, style="bold"), soft_wrap=True)
+            terminal.print(Text(request.name, style="bold"), soft_wrap=True)
         for verdict in verdicts:
+            if QUIET.get() and verdict.status == "ok":
+                continue
             line = Text.assemble((f"{verdict.status:<8}", _STYLES[verdict.status]), f"{verdict.check}: {verdict.found}")
-            console.print(line, soft_wrap=True)
+            terminal.print(line, soft_wrap=True)
             if verdict.instead:
-                console.print(Text(f"        → {verdict.instead}", style="dim"), soft_wrap=True)
-    counts = _counts(diagnoses)
-    console.print(", ".join(f"{number} {status}" for status, number in counts.items() if number), soft_wrap=True)
+                terminal.print(Text(f"        → {verdict.instead}", style="dim"), soft_wrap=True)
+    note(", ".join(f"{number} {status}" for status, number in _counts(diagnoses).items() if number))

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bridge_profiling.cli.options import RunArgument, WorkersOption, check_output
-from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readable
+from bridge_profiling.cli.common import RunArgument, WorkersOption, finish, note, open_runs, progress
 
 
 def merge(
@@ -22,28 +21,24 @@ def merge(
 ) -> None:
     """Merge the traces of all ranks into one, on one clock. Open it at https://ui.perfetto.dev.
 
-    Exit code 1: a capture could not be read, or only in part; the others are merged. 2: the request itself is wrong.
+    Exit code 1: a capture could not be read, or only in part; the others are merged. 2: invalid request.
     """
-    with readable(run) as path:
-        # Imported here: `--help` and other commands start faster without it.
+    with open_runs(run, output=output, workers=workers) as (found,):
         from bridge_profiling.report.merged_trace import write_merged_trace
-        from bridge_profiling.run import Run
 
-        check_output(output)
-        with progress("reading", "captures") as on_progress, Run(path, workers=workers, on_progress=on_progress) as found:
-            # Findings first: one pass over the captures then reads everything that is needed.
-            judged = found.findings() if findings else []
-            offsets = found.clock_offsets() if len(found.entries()) > 1 else None
-            errors, limitations = found.errors, found.limitations
-            with progress("merging", "ranks") as on_merged:
-                count = write_merged_trace(
-                    found.entries(), output, clock_offsets=offsets, host=host, findings=judged, on_progress=on_merged
-                )
-            ranks = len(found.entries())
+        # Findings first: one pass over the captures then reads everything that is needed.
+        judged = found.findings() if findings else []
+        offsets = found.clock_offsets() if len(found.entries()) > 1 else None
+        errors, limitations = found.errors, found.limitations
+        if not found.entries():
+            finish([*errors, f"{run} holds no trace to merge"])
+        with progress("merging", "ranks") as on_merged:
+            count = write_merged_trace(
+                found.entries(), output, clock_offsets=offsets, host=host, findings=judged, on_progress=on_merged
+            )
+        ranks = len(found.entries())
     annotated = f" and {len(judged)} findings" if judged else ""
-    typer.echo(f"{output}: {count} events of {ranks} ranks{annotated}. Open it at https://ui.perfetto.dev")
+    note(f"{output}: {count} events of {ranks} ranks{annotated}. Open it at https://ui.perfetto.dev")
     for sentence in limitations:
-        typer.echo(f"- {sentence}")
-    print_errors(errors)
-    if errors:
-        raise typer.Exit(UNREADABLE)
+        note(f"- {sentence}")
+    finish(errors)

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from bridge_profiling.cli.common import note
 from bridge_profiling.errors import ProfilingConfigError
 
 
@@ -34,7 +35,7 @@ def monitor(
 ) -> None:
     """Log GPU and process readings until Ctrl-C: on the terminal, as JSON lines, for Prometheus or TensorBoard.
 
-    A metric that cannot be read is reported as unavailable, with the reason. Exit code 2: wrong options.
+    A metric that cannot be read is reported as unavailable, with the reason. Exit code 2: invalid request.
     """
     from importlib.resources import files
 
@@ -42,10 +43,12 @@ def monitor(
         typer.echo(files("bridge_profiling.monitor").joinpath("grafana.json").read_text(encoding="utf-8"), nl=False)
         return
     if duration is not None and not 0 <= duration <= threading.TIMEOUT_MAX:
-        raise typer.BadParameter(f"{duration} is not a valid number of seconds", param_hint="--duration")
+        raise ProfilingConfigError(
+            f"--duration {duration} is not a valid number of seconds", instead="Type for example --duration 60"
+        )
     processes = [_pid(pid) for pid in pids.split(",")] if pids is not None else None
     wanted = gpus.split(",") if gpus is not None else None
-    # Imported here so that `--help` and other commands stay fast.
+    # Imported here: `--help` and other commands start faster without it.
     from bridge_profiling.monitor import JsonLines, Monitor, Prometheus, TensorBoard
     from bridge_profiling.monitor.gpus import Gpus
     from bridge_profiling.monitor.outputs import Sink, Terminal
@@ -63,15 +66,16 @@ def monitor(
     if port is not None:
         server = Prometheus(port, bind)
         sinks.append(server)
-        _say(f"serving http://{bind}:{server.port}/metrics")
+        # Standard output is reserved for samples.
+        note(f"serving http://{bind}:{server.port}/metrics", err=True)
     if not sinks:
         sinks.append(Terminal(sys.stdout))
     found = Gpus(wanted)
     if found.unavailable is not None:
-        _say(f"GPUs are unavailable: {found.unavailable}")
+        note(f"GPUs are unavailable: {found.unavailable}", err=True)
         if processes is None:
             processes = [os.getpid()]
-            _say(f"watching this process ({processes[0]}); select others with --pids")
+            note(f"watching this process ({processes[0]}); select others with --pids", err=True)
     found.close()
     watching = Monitor(
         sinks=sinks, interval=interval, gpus=wanted, pids="gpu" if processes is None else processes, in_training=False
@@ -89,10 +93,5 @@ def monitor(
 
 def _pid(text: str) -> int:
     if not text.strip().isdigit():
-        raise typer.BadParameter(f"{text!r} is not a process id", param_hint="--pids")
+        raise ProfilingConfigError(f"--pids {text!r} is not a process id", instead="Type for example --pids 4711,4712")
     return int(text)
-
-
-def _say(line: str) -> None:
-    # Standard output is reserved for samples.
-    print(line, file=sys.stderr, flush=True)

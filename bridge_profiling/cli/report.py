@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridge_profiling.cli.options import (
+from bridge_profiling.cli.common import (
     BenchOption,
     EngineName,
     EngineOption,
+    JsonOption,
     ParquetOption,
     RayAddressOption,
     RunArgument,
     WorkersOption,
-    check_output,
-    check_parquet,
+    console,
+    finish,
+    note,
+    open_runs,
 )
-from bridge_profiling.cli.runs import UNREADABLE, print_errors, progress, readable
+from bridge_profiling.errors import ProfilingConfigError
 
 if TYPE_CHECKING:
     from bridge_profiling.analysis.findings import Thresholds
@@ -31,7 +34,8 @@ def report(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="The page. Default: report.html; with --json, none."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers and findings as JSON.")] = False,
+    page: Annotated[bool, typer.Option(help="Write the page.")] = True,
+    as_json: JsonOption = False,
     threshold: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Limit at which a number becomes a finding, such as data_loading=0.05."),
@@ -44,52 +48,37 @@ def report(
 ) -> None:
     """Show where an iteration's time goes, which ranks are responsible, and what to change, here and on one page.
 
-    Exit code 1: a capture could not be read, or only in part; the others are judged. 2: the request itself is wrong.
+    Exit code 1: a capture could not be read, or only in part; the report is about the others. 2: invalid request.
     """
     if output is None and not as_json:
         output = Path("report.html")
-    check_output(output)
-    check_parquet(parquet)
-    with readable(run) as path:
-        # Imported here: `--help` and other commands start faster without it.
-        from bridge_profiling.report import page, run_view
+    if not page:
+        output = None
+    thresholds = _thresholds(threshold or [])
+    with open_runs(
+        run, output=output, engine=engine.value, ray_address=ray_address, bench=bench, parquet=parquet, workers=workers
+    ) as (found,):
+        from bridge_profiling.report import run_view
+        from bridge_profiling.report.page import write_page
         from bridge_profiling.report.verdict import summarize
-        from bridge_profiling.run import Run
 
-        thresholds = _thresholds(threshold or [])
-        with (
-            progress("reading", "captures") as on_progress,
-            Run(
-                path,
-                engine=engine.value,
-                workers=workers,
-                ray_address=ray_address,
-                parquet=parquet,
-                on_progress=on_progress,
-                bench=bench,
-            ) as found,
-        ):
-            # Everything is computed before anything is printed: a progress bar would overwrite the answer.
-            summary = summarize(found, thresholds)
-            errors = found.errors
-            # A page of nothing would replace a good one.
-            readable_ranks = bool(summary.infos or summary.snapshots or not errors)
-            if output is not None and readable_ranks:
-                page.write_page(run_view.page_view(found, summary, output), output)
-                errors = found.errors
-            text = found.to_json(thresholds) if as_json else None
+        # Everything is computed before anything is printed: a progress bar would overwrite the answer.
+        summary = summarize(found, thresholds)
+        # A page of nothing would replace a good one.
+        readable = bool(summary.infos or summary.snapshots or not found.errors)
+        if output is not None and readable:
+            write_page(run_view.page_view(found, summary, output), output)
+        text = found.to_json(thresholds) if as_json else None
+        errors = found.errors
     if text is not None:
         typer.echo(text)
-    elif readable_ranks:
-        from rich.console import Console
-
+    elif readable:
         from bridge_profiling.report.terminal import print_report
 
-        print_report(run_view.summary_view(summary), Console(highlight=False))
-        typer.echo(f"\nThe page: {output}")
-    print_errors(errors)
-    if errors:
-        raise typer.Exit(UNREADABLE)
+        print_report(run_view.summary_view(summary), console())
+        if output is not None:
+            note(f"\npage: {output}")
+    finish(errors)
 
 
 def _thresholds(typed: list[str]) -> Thresholds:
@@ -101,9 +90,9 @@ def _thresholds(typed: list[str]) -> Thresholds:
     for each in typed:
         name, _, value = each.partition("=")
         if name not in known:
-            raise typer.BadParameter(f"{name!r} is not a threshold: type one of {', '.join(known)}", param_hint="--threshold")
+            raise ProfilingConfigError(f"--threshold {name!r} is unknown", instead=f"Type one of {', '.join(known)}")
         try:
             values[name] = known[name](value)
         except ValueError as error:
-            raise typer.BadParameter(f"{name} takes a number, not {value!r}", param_hint="--threshold") from error
+            raise ProfilingConfigError(f"--threshold {name} takes a number, not {value!r}") from error
     return Thresholds(**values)

@@ -16,10 +16,11 @@ from typing import Annotated
 
 import typer
 
+from bridge_profiling.cli.common import note, print_error, wait_for
 from bridge_profiling.config import resolve_output_dir
 from bridge_profiling.easy.outcome import captures_since, lines
 from bridge_profiling.easy.request import DEFAULT_STEPS, Request
-from bridge_profiling.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.errors import ProfilingConfigError, TraceError, install_command, require
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
 
 _START = ["-m", "bridge_profiling.easy.start"]
@@ -28,7 +29,11 @@ _START = ["-m", "bridge_profiling.easy.start"]
 _PORT = 29500
 
 #: Signals that would end this process, and that a script may handle: batch systems send some before the time limit.
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+#: A terminal sends Ctrl-C to both processes.
+_FORWARDED: dict[int, int | None] = {
+    signal.SIGINT: None,
+    **{number: number for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)},
+}
 
 
 class ProfilerName(StrEnum):
@@ -59,7 +64,7 @@ def run(
     """Run a PyTorch script unchanged, and profile some of its iterations: each ends with a step of its optimizer.
 
     Arguments after SCRIPT are the script's own. Under torchrun, or srun with several tasks, this process is one rank.
-    Exit code: the script's; 2: the request is invalid.
+    Exit code: the script's. 2: invalid request.
     """
     request = Request(
         script=script[0],
@@ -82,9 +87,8 @@ def run(
     # The ranks of one machine get the launch's name here; those of several agree on one when they meet.
     environment = os.environ | ({LAUNCH_VARIABLE: uuid.uuid4().hex} if nodes == 1 else {})
     started_ns = time.time_ns()
-    code = _wait(subprocess.Popen(command, env=environment))
-    captured = _print_outcome(root, started_ns)
-    if report and captured:
+    code, _ = wait_for(subprocess.Popen(command, env=environment), _FORWARDED)
+    if _print_outcome(root, started_ns) and report:
         _report(root)
     raise typer.Exit(code)
 
@@ -116,7 +120,7 @@ def _check_programs(request: Request, report: bool) -> None:
     require(
         not report or not missing,
         f"--report needs {', '.join(missing)}",
-        instead="Type pip install 'bridge-profiling[analysis]', or leave --report out",
+        instead=f"Type {install_command('analysis')}, or leave --report out",
     )
 
 
@@ -149,35 +153,15 @@ def _parse_endpoint(typed: str) -> tuple[str, int]:
     return found[1], int(found[2] or _PORT)
 
 
-def _wait(child: subprocess.Popen[bytes]) -> int:
-    """Wait for the child, forwarding signals to it; returns its exit code as a shell reports it."""
-
-    def forward(number: int, frame: object) -> None:
-        child.send_signal(number)
-
-    # A terminal sends Ctrl-C to both, and the child handles it.
-    previous = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
-    for number in _FORWARDED:
-        # The child inherits ignored signals (nohup).
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            previous[number] = signal.signal(number, forward)
-    try:
-        code = child.wait()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
-
-
 def _print_outcome(root: Path, started_ns: int) -> bool:
     """Print what was captured; returns whether there is anything to read."""
     try:
         captures = captures_since(root, started_ns)
     except TraceError as error:
-        typer.echo(f"bridge-profiling: {error}", err=True)
+        print_error(str(error))
         return False
     for line in lines(root, captures):
-        typer.echo(f"bridge-profiling: {line}", err=True)
+        note(f"bridge-profiling: {line}", err=True)
     return any(capture.artifacts for capture in captures)
 
 
@@ -188,5 +172,5 @@ def _report(root: Path) -> None:
         report(root)
     except typer.Exit:
         pass  # It has printed the error, and the exit code is the script's.
-    except (ProfilingConfigError, typer.BadParameter, OSError) as error:
-        typer.echo(f"bridge-profiling: no report: {error}", err=True)
+    except (ProfilingConfigError, TraceError, OSError) as error:
+        print_error(f"no report: {error}")

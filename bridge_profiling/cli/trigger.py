@@ -13,16 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bridge_profiling.cli.common import FAILURE, INTERRUPTED, JsonOption
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.report import words
 
 if TYPE_CHECKING:
     from bridge_profiling.capture.control.client import TriggerResult
-
-#: Exit codes: a rank cannot capture or has not answered; Ctrl-C.
-_INCOMPLETE, _INTERRUPTED = 1, 130
-
-#: Ranks listed by number.
-_MAX_LISTED = 8
 
 
 def trigger(
@@ -46,7 +42,7 @@ def trigger(
     wait: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="How long to wait for the ranks' answers; 0 to not wait.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Profile a job that is already running, without a restart.
 
@@ -71,10 +67,10 @@ def trigger(
         result = client.trigger(directory, request, wait=wait)
     except KeyboardInterrupt as stopped:
         typer.echo(f"stopped waiting: {stopped}", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     typer.echo(json.dumps(_as_json(result, directory.root), indent=1) if as_json else _in_words(result, directory.root))
     if result.silent or result.refusals:
-        raise typer.Exit(_INCOMPLETE)
+        raise typer.Exit(FAILURE)
 
 
 def _user() -> str:
@@ -107,23 +103,17 @@ def _in_words(result: TriggerResult, root: Path) -> str:
         return f"request {result.request.id} is in {root}; did not wait for an answer"
     seconds = (accepted.start - accepted.accepted_at_iteration) * (status.median_ns or 0) / 1e9
     lines = [
-        f"accepted: iterations {accepted.start} to {accepted.window.last} of {_listing(accepted.ranks)}"
+        f"accepted: iterations {accepted.start} to {accepted.window.last} of {words.ranks(accepted.ranks)}"
         f" with {' and '.join(accepted.profilers)}",
         f"the job was at iteration {accepted.accepted_at_iteration}, and captures in about {seconds:.0f} s",
     ]
     lines += [f"rank {rank} cannot capture: {reason}" for rank, reason in result.refusals.items()]
     if result.silent:
-        lines.append(f"no answer yet from {_listing(result.silent)}: {root / 'on-demand' / 'answers' / accepted.id}")
+        lines.append(f"no answer yet from {words.ranks(result.silent)}: {root / 'on-demand' / 'answers' / accepted.id}")
     if len(result.refusals) < len(accepted.ranks):
         folder = root / accepted.profilers[0] / accepted.folder
         lines.append(f"then type: bridge-profiling report {shlex.quote(str(folder))}")
     return "\n".join(lines)
-
-
-def _listing(ranks: list[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:_MAX_LISTED])
-    more = f" and {len(ranks) - _MAX_LISTED} more" if len(ranks) > _MAX_LISTED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
 def _as_json(result: TriggerResult, root: Path) -> dict[str, object]:

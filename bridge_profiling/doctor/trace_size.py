@@ -84,14 +84,9 @@ MEASURED = Costs()
 
 @dataclass(frozen=True)
 class TraceSize:
-    """An estimate.
+    """An estimate: bytes of one rank's files, kept and at the peak while it writes, and by kind of file.
 
-    Attributes:
-        kept: bytes of one rank's files.
-        peak: bytes of one rank while it writes, including `kept`.
-        uncertainty: largest factor between both and the real sizes, either way.
-        caveat: reason for an uncertainty above the smallest; else empty.
-        files: bytes of each kind of file: `torch`, `torch_raw`, `chakra`, `nsys`, `sqlite`, `memory`.
+    `uncertainty` is the largest factor between these and the real sizes, either way; `caveat` is the reason for an unusual one.
     """
 
     kept: int

@@ -153,7 +153,7 @@ class _Profile:
         self.on_written(root)
         trace = mine[-1].torch_trace
         if self._summary and self._driver.on_first_rank and trace is not None:
-            command = [sys.executable, "-m", "bridge_profiling.cli.summary", str(trace)]
+            command = [sys.executable, "-m", "bridge_profiling.cli", "report", "--no-page", str(trace)]
             # Unless the capture cannot be read here.
             with suppress(OSError, subprocess.SubprocessError):
                 done = subprocess.run(command, capture_output=True, text=True, timeout=_SUMMARY_TIMEOUT_S, check=True)

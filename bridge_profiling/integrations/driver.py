@@ -97,20 +97,11 @@ class ProfilingDriver:
         independent: bool = False,
         **hook_arguments: Any,
     ) -> bool:
-        """Open the hook; every rank calls it. A failure is logged, and nothing is captured.
+        """Open the hook; every rank calls it. A failure is logged, and nothing is captured. Returns whether it is open.
 
-        Args:
-            layout: where each rank is; flat data parallelism by default.
-            facts: the manifest's `framework` section.
-            watch: selects the phases to watch.
-            range_of: opens a watched phase; `phase` by default.
-            exit_signal: a signal to turn into SystemExit on profiled ranks; None leaves signals to the hook.
-            independent: whether ranks open their hooks at different times, or never, so they must not communicate. Every phase
-                of an independent rank is watched, and signals are left to the hook.
-            hook_arguments: further arguments of `ProfilingHook`.
-
-        Returns:
-            Whether the hook is open.
+        `facts` are the manifest's `framework` section, `watch` selects phases, and `exit_signal` becomes SystemExit on profiled
+        ranks. Ranks that are `independent` open their hooks at different times, or never, so they must not communicate; every
+        phase of theirs is watched, and signals are left to the hook.
         """
         self.close(RuntimeError("the training was started again in the same process"))
         try:

@@ -43,7 +43,7 @@ def _callback_classes() -> tuple[Any, ...]:
         with suppress(ModuleNotFoundError):
             found.append(import_module(name).Callback)
     if not found:
-        raise ImportError("neither lightning nor pytorch_lightning is installed: pip install 'bridge-profiling[lightning]'")
+        raise ImportError("neither lightning nor pytorch_lightning is installed. Type pip install lightning.")
     return tuple(found)
 
 

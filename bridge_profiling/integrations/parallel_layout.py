@@ -35,13 +35,7 @@ _MEANINGS = {
 
 @dataclass
 class FoundLayout:
-    """A layout and its uncertainties.
-
-    Args:
-        layout: where each rank is; flat by default.
-        notes: what is unknown, in sentences.
-        mesh: names and sizes of the mesh's dimensions, the slowest first; empty without a mesh.
-    """
+    """A layout (flat by default), notes on what is unknown, and the mesh's dimensions, the slowest first."""
 
     layout: ParallelLayout = field(default_factory=lambda: ParallelLayout(world_size=world_size()))
     notes: list[str] = field(default_factory=list)

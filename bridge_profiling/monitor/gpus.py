@@ -43,16 +43,10 @@ _VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 class Gpus:
-    """This machine's GPUs and their MIG devices.
+    """This machine's GPUs and MIG devices, by indices as nvidia-smi shows them, or UUIDs; None selects all.
 
-    Args:
-        gpus: indices in the driver's order, as nvidia-smi shows them (CUDA_VISIBLE_DEVICES does not renumber them), or UUIDs.
-            None selects all.
-
-    Attributes:
-        unavailable: the reason why no GPU can be read; None if one can.
-        driver_seconds: CPU time of the last `read`. The driver computes without Python's lock, so a training with a CPU core
-            of its own does not pay for it.
+    CUDA_VISIBLE_DEVICES does not renumber them. `driver_seconds` is the CPU time of the last `read`, computed without Python's
+    lock, so a training with a CPU core of its own does not pay for it.
     """
 
     def __init__(self, gpus: Sequence[int | str] | None = None) -> None:

@@ -52,12 +52,8 @@ TRAINING_METRICS = {
 
 @dataclass(frozen=True)
 class Readings:
-    """Values of one GPU, process or training at one moment.
-
-    Attributes:
-        identity: `gpu`, `uuid` and `name` of a GPU; `pid` and `name` of a process.
-        values: by metric.
-        unavailable: reason by metric. Every metric of the group is in either `values` or `unavailable`.
+    """Values of one GPU, process or training at one moment; every metric is in either `values` or `unavailable` (with a
+    reason).
     """
 
     identity: Mapping[str, str | int | None]

@@ -49,14 +49,9 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """Appends one JSON document per line to a file. A crash loses at most the last line.
+    """Appends one JSON document per line to a file, or standard output (`-`); a crash loses at most the last line.
 
-    Args:
-        path: the file, or `-` for standard output. Missing directories are created.
-        max_bytes: size at which the file is renamed to `<name>.1` and a new one started.
-
-    Raises:
-        OSError: the file cannot be written.
+    At `max_bytes` the file is renamed to `<name>.1` and a new one started. Raises OSError if the file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> None:
@@ -135,20 +130,11 @@ def _line(title: str, readings: Readings, columns: Sequence[tuple[Any, ...]]) ->
 
 
 class Prometheus:
-    """Serves the last sample at `http://bind:port/metrics`, from its own threads and registry.
+    """Serves the last sample at `http://bind:port/metrics`, from its own threads and registry; port 0 selects a free one.
 
     A GPU or process that is gone is also gone from the next response. An unavailable metric is left out, and the gauge
-    `…_metric_available` is 0 for it.
-
-    Args:
-        port: the port; 0 selects a free one.
-        bind: the address. Anyone who can reach it can read the metrics; by default only this machine can.
-
-    Attributes:
-        port: the port served.
-
-    Raises:
-        ProfilingConfigError: prometheus_client is not installed, or the port or address cannot be used.
+    `…_metric_available` is 0 for it. Anyone who can reach the address can read the metrics; by default only this machine can.
+    Raises ProfilingConfigError if prometheus_client is not installed, or the port or address cannot be used.
     """
 
     def __init__(self, port: int, bind: str = "127.0.0.1") -> None:
@@ -227,14 +213,8 @@ class TensorBoard:
     """Writes an event file with one scalar per metric, such as `gpu/0/power_watts` or `training/iteration_seconds`.
 
     Uses tensorboard's own writer, without torch or TensorFlow. The step of a scalar is the training's iteration; without a
-    training, the seconds since the first sample.
-
-    Args:
-        directory: the directory for `tensorboard --logdir`; it is created.
-
-    Raises:
-        ProfilingConfigError: tensorboard is not installed.
-        OSError: the directory cannot be written.
+    training, the seconds since the first sample. Raises ProfilingConfigError if tensorboard is not installed, OSError if the
+    directory cannot be written.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:

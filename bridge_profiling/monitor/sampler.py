@@ -40,14 +40,8 @@ _PATIENCE = 10.0
 class PeriodicThread(Thread):
     """Calls `function` every `interval` seconds from a daemon thread, for the first time at once.
 
-    The first failure of a call is logged; the next call comes all the same. A call that takes longer than the interval delays
-    the next one, and missed calls are not made up for.
-
-    Args:
-        function: returns the CPU seconds that do not count towards `max_share`, or None.
-        interval: seconds from the start of one call to the start of the next.
-        name: name of the thread.
-        max_share: share of the time that the thread may compute; above it, calls become rarer. None sets no limit.
+    The first failure of a call is logged; the next call comes all the same, and missed calls are not made up for. Above
+    `max_share` of the time, without the CPU seconds that `function` returns, calls become rarer.
     """
 
     def __init__(

@@ -66,17 +66,10 @@ def directives(version: NsysVersion, options: Sequence[str], environ: Mapping[st
 def ray_options(
     asked: Iterable[tuple[str, str]], *, cuda: bool, report: str, reports: Path | None, version: NsysVersion | None
 ) -> tuple[dict[str, str], list[str]]:
-    """The value of Ray's `runtime_env={"nsight": …}`: options of `nsys profile` without their dashes.
+    """The value of Ray's `runtime_env={"nsight": …}`: options of `nsys profile` without their dashes; and warnings.
 
-    Args:
-        asked: the user's options and their values, by long or short names without dashes; a later one wins.
-        cuda: whether the worker has a GPU.
-        report: a name that no two workers share.
-        reports: directory of the reports; None leaves it to Ray.
-        version: the nsys that the options must fit; None leaves out what not every version knows.
-
-    Returns:
-        The options, and a warning for each that this nsys doesn't know.
+    Later options of the user's win. A `reports` directory of None leaves it to Ray; a `version` of None leaves out options that
+    not every version knows.
     """
     given = {nsys_options.split_options([f"-{name}" if len(name) == 1 else f"--{name}"])[0][0]: value for name, value in asked}
     output = given.pop("--output", None)

@@ -24,11 +24,8 @@ _POLL_SECONDS = 0.2
 class ExternalNsys:
     """An nsys above this process.
 
-    Attributes:
-        pid: its process.
-        report: the file it will write; None if its command line doesn't name it.
-        stops_with_range: whether it writes the report when its capture range ends, not when the application does.
-        wraps_one_rank: whether its application is this very process, and not a launcher of several ranks.
+    `report` is None if its command line doesn't name the file. `stops_with_range`: it writes the report when its capture range
+    ends, not when the application does. `wraps_one_rank`: its application is this very process, not a launcher.
     """
 
     pid: int

@@ -55,11 +55,8 @@ def exports(variables: Mapping[str, str]) -> list[str]:
 def world_size(kind: str, field: Callable[[str, Any], Any], *, launched: bool, undecided: bool) -> int | None:
     """The number of ranks that an executor starts; None if something else decides.
 
-    Args:
-        kind: the executor's class name.
-        field: reads a field of the executor, with a default.
-        launched: torchrun or the fault-tolerance launcher starts the ranks.
-        undecided: without such a launcher, the number may still change.
+    `field` reads a field of the executor; ranks are `launched` by torchrun or ft_launcher, else their number may be
+    `undecided`.
     """
     tasks: object = None
     if launched or not undecided:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.errors import TraceError, install_command
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report.views import Cell, Figure, FindingView, PageView, TableView, Verdict, table
 from bridge_profiling.report.words import UNKNOWN, first_sentence
@@ -223,7 +223,7 @@ def _top_operators(trace: Path) -> list[tuple[str, int, int]]:
         from bridge_profiling.analysis.intervals import parents, self_times_ns
         from bridge_profiling.traces import kineto
     except ImportError as error:
-        raise ImportError("type `pip install 'bridge-profiling[analysis]'` to see operators here") from error
+        raise ImportError(f"type {install_command('analysis')} to see operators here") from error
     events = kineto.read(trace).host_events
     events = events.filter(pc.equal(events["category"], "operator"))
     thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))

@@ -110,7 +110,7 @@ def _source_of(path: Path) -> Source | None:
     if source != "kineto":
         return source
     head = _head(path)
-    if head is None or not head.strip(b"\0 \t\r\n"):
+    if head is None or not head.lstrip(b"\0 \t\r\n").startswith((b"{", b"[")):
         named = ".trace." in path.name or suffix == ".json.gz" or _NAMED_RANK.search(stem) is not None
         return source if named else None
     return source if _TRACE_KEYS.search(head) else None

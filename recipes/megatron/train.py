@@ -104,7 +104,7 @@ def _opening_lines(config: ConfigContainer, env: LaunchEnv, changed_for_cpu: lis
         yield (
             f"resuming at iteration {train.start_iteration}, from the checkpoint under {root}"
             if train.start_iteration
-            else f"there is no checkpoint under {root} yet: training starts from scratch"
+            else f"no checkpoint under {root} yet: training starts from scratch"
         )
     yield (
         f"training iterations {train.start_iteration} to {train.train_iters - 1} on {env.world_size}"

@@ -56,7 +56,7 @@ def test_a_capture_without_memory_says_what_to_set(tmp_path: Path) -> None:
     WrittenRun(ranks=1).write(tmp_path / "run")
     done = _memory(tmp_path, "run")
     assert done.returncode == 1
-    assert "run records no memory: profile with profiling.record_memory_history=true" in done.stderr
+    assert "run records no memory. Profile with profiling.record_memory_history=true" in done.stderr
     assert done.stdout == ""
 
 

@@ -34,7 +34,7 @@ def test_piped_it_prints_the_verdict_and_writes_the_page(report: Report, tmp_pat
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     assert "An iteration takes 0.9 ms" in done.stdout
-    assert done.stdout.endswith("\nThe page: report.html\n")
+    assert done.stdout.endswith("\npage: report.html\n")
     assert "my_gemm_kernel" in (tmp_path / "report.html").read_text()
 
 
@@ -60,7 +60,7 @@ def test_thresholds_can_be_set(report: Report) -> None:
         (("nowhere",), "nowhere does not exist"),
         (("run", "-o", "missing/page.html"), "missing/page.html cannot be written"),
         (("run", "--parquet", "run/rank-0.json.gz"), "is a file"),
-        (("run", "--threshold", "luck=1"), "'luck' is not a threshold"),
+        (("run", "--threshold", "luck=1"), "--threshold 'luck' is unknown"),
         (("run", "--threshold", "device_busy=much"), "device_busy takes a number"),
     ],
 )

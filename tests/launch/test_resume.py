@@ -51,7 +51,7 @@ def test_a_job_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path
     kill_while_it_saves(killed, root)
     out, _ = killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
-    assert f"there is no checkpoint under {root} yet: training starts from scratch" in out
+    assert f"no checkpoint under {root} yet: training starts from scratch" in out
     latest = files.latest_iteration(root)
     assert latest
     again = start(tmp_path, *same_command, f"train.exit_interval={latest + 5}")

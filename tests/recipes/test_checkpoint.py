@@ -139,7 +139,7 @@ def test_a_training_that_is_out_of_time_stops_with_a_checkpoint(one):
 def test_checkpoints_come_at_their_interval_and_at_the_end_and_old_ones_go(one):
     folder, losses, output, *_ = one
     assert losses["regular"].train == losses["whole"].train
-    assert f"there is no checkpoint under {folder}/regular yet: training starts from scratch" in output
+    assert f"no checkpoint under {folder}/regular yet: training starts from scratch" in output
     assert output.count(f"{folder}/regular/iter_") == 3
     assert {path.name for path in (folder / "regular").glob("iter_*")} == {"iter_0000004", "iter_0000006"}
 

@@ -50,7 +50,7 @@ def _simulated(folder: Path, ranks: int, iterations: int = 4, **info: Any) -> Pa
         made.meet(range(ranks), group="DP")
 
     made.iterate(iterations, step)
-    made.write(folder, **info)[0].close()
+    made.write(folder, **info)
     return folder
 
 

@@ -81,7 +81,7 @@ print_captures(find_captures(Path({str(run)!r})), Console(width=160))
     assert done.returncode == 0, done.stderr
     assert "window 4-5" in done.stdout
     assert "complete" in done.stdout
-    assert "pip install 'bridge-profiling[analysis]'" in done.stdout
+    assert "pip install '.[analysis]'" in done.stdout
 
 
 def test_a_damaged_trace_is_told_beside_its_rank(run: Path) -> None:

@@ -121,8 +121,9 @@ def test_a_damaged_file_named_like_a_capture_is_one_whose_error_is_shown(tmp_pat
     _trace(tmp_path / "rank-0.json.gz", 0)
     (tmp_path / "rank-1.json.gz").write_bytes(b"")
     (tmp_path / "rank-2.json").write_bytes(b"")
+    (tmp_path / "rank-3.pt.trace.json.xz").write_bytes(b"not compressed")
     captures = find_run(tmp_path).captures
-    assert [capture.rank for capture in captures] == [0, 1, 2]
+    assert [capture.rank for capture in captures] == [0, 1, 2, 3]
     for capture in captures[1:]:
         with pytest.raises(TraceError, match=str(capture.path)):
             load(capture, cached=False)

@@ -117,17 +117,10 @@ class CaptureRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptedCapture(CaptureRequest):
-    """A request that rank 0 accepted, with everything decided; every listed rank captures these iterations.
+    """A request that rank 0 accepted, with everything decided; every listed rank captures iterations `start <= i < end`.
 
-    Attributes:
-        start: first iteration captured.
-        end: first iteration not captured.
-        ranks: global ranks.
-        profilers: from PROFILERS.
-        launch: identifies the ranks of one launch.
-        run: identifies this run of the job, unlike its restarts.
-        attempt: number of the capture's folder.
-        accepted_at_iteration: the iteration in which rank 0 accepted it.
+    `launch` identifies the ranks of one launch, `run` this run of the job unlike its restarts, and `attempt` is the folder's
+    number.
     """
 
     start: int = field()

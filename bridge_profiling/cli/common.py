@@ -1,0 +1,213 @@
+"""Shared by the commands: options, opening runs, progress, notes, errors and child processes. Reads no captures."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bridge_profiling.errors import require
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bridge_profiling.analysis.session import OnProgress
+    from bridge_profiling.run import Run
+
+#: Exit codes.
+FAILURE, USAGE, REGRESSION, INTERRUPTED = 1, 2, 3, 130
+
+#: Shorter work shows no progress.
+_PATIENCE_S = 1.0
+
+#: Whether --quiet is given.
+QUIET = ContextVar("quiet", default=False)
+
+
+class EngineName(StrEnum):
+    """Workers that read captures."""
+
+    process = "process"
+    ray = "ray"
+
+
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Captures from any tool: a directory, a file, or a NeMo-Run experiment.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+PageOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page as one HTML file.")]
+ParquetOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIRECTORY", file_okay=False, help="Keep the ranks' tables here as Parquet. RUN may be such a directory."
+    ),
+]
+EngineOption = Annotated[EngineName, typer.Option(help="Read captures in processes on this machine or on a Ray cluster.")]
+RayAddressOption = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Address of the Ray cluster. Default: $RAY_ADDRESS, or a new cluster.")
+]
+BenchOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Compare with results of `bridge-profiling bench`. Default: bench.json in RUN, if it exists."
+    ),
+]
+WorkersOption = Annotated[int | None, typer.Option(min=1, help="Number of captures to read at once. Default: one per CPU.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer and errors.")]
+NoColorOption = Annotated[bool, typer.Option("--no-color", help="Print without colors, as NO_COLOR=1 does.")]
+
+
+def apply_flags(quiet: bool, no_color: bool) -> None:
+    """Apply the flags that every command has, for the rest of the command."""
+    QUIET.set(quiet or QUIET.get())
+    if no_color:
+        os.environ["NO_COLOR"] = "1"
+
+
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options --quiet and --no-color."""
+    signature = inspect.signature(command, eval_str=True)
+
+    @functools.wraps(command)
+    def run(*, quiet: bool, no_color: bool, **given: Any) -> None:
+        apply_flags(quiet, no_color)
+        command(**given)
+
+    flags = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
+        for name, option in (("quiet", QuietOption), ("no_color", NoColorOption))
+    ]
+    # Typer reads either of the two, depending on its release.
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *flags])  # type: ignore[attr-defined]
+    run.__annotations__ = {name: parameter.annotation for name, parameter in run.__signature__.parameters.items()}  # type: ignore[attr-defined]
+    return run
+
+
+def note(text: str, *, err: bool = False) -> None:
+    """Print a line that is not part of the answer, unless --quiet is given."""
+    if not QUIET.get():
+        typer.echo(text, err=err)
+
+
+def print_error(text: str) -> None:
+    """Print an error on one line of standard error."""
+    typer.echo(f"error: {' '.join(text.split())}", err=True)
+
+
+def finish(errors: Sequence[str]) -> None:
+    """Print the captures' errors; exit code 1 if there are any."""
+    for error in errors:
+        print_error(error)
+    if errors:
+        raise typer.Exit(FAILURE)
+
+
+def console() -> Console:
+    """Standard output with Rich. NO_COLOR removes all styles; FORCE_COLOR keeps them in a pipe."""
+    from rich.console import Console
+
+    return Console(highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
+
+
+@contextmanager
+def open_runs(*paths: Path, output: Path | None = None, **options: Any) -> Iterator[list[Run]]:
+    """Open runs with one progress bar; captures of a NeMo-Run experiment on another machine are fetched first.
+
+    Args:
+        paths: a directory or file, or an experiment's id or title, followed by `/job` if it has several jobs.
+        output: value of `-o`.
+        options: of `Run`.
+    """
+    check_output(output)
+    located = [_locate(path) for path in paths]
+    # Imported here: `--help` and other commands start faster without it.
+    from bridge_profiling.run import Run
+
+    with ExitStack() as stack:
+        on_progress = stack.enter_context(progress("reading", "captures"))
+        yield [stack.enter_context(Run(path, on_progress=on_progress, **options)) for path in located]
+
+
+def _locate(path: Path) -> Path:
+    from bridge_profiling.experiments.captures import captures_of
+    from bridge_profiling.experiments.jobs import experiment_of
+
+    experiment = experiment_of(path)
+    if experiment is None:
+        require(path.exists(), f"{path} does not exist", instead="Type a file, a directory or a NeMo-Run experiment")
+        return path
+    with progress("fetching", "files") as on_progress:
+        return captures_of(*experiment, on_progress=on_progress)
+
+
+def check_output(output: Path | None) -> None:
+    """Refuse an output file that cannot be written, before any capture is read."""
+    writable = output is None or (output.parent.is_dir() and not output.is_dir())
+    require(writable, f"{output} cannot be written", instead="Type -o and a file in an existing directory")
+
+
+@contextmanager
+def progress(what: str, unit: str) -> Iterator[OnProgress]:
+    """Show a progress bar on standard error for work of more than a second, if that is a terminal.
+
+    Args:
+        what: the work, such as "reading".
+        unit: the items counted, such as "captures".
+    """
+    if QUIET.get() or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn())
+    # Transient: only the answer stays on the screen.
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=None)
+    # A timer starts the bar, because the first capture alone may take longer than a second.
+    clock = threading.Timer(_PATIENCE_S, bar.start)
+    clock.daemon = True
+    clock.start()
+    try:
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+    finally:
+        clock.cancel()
+        clock.join()
+        bar.stop()
+
+
+def wait_for(child: subprocess.Popen[bytes], forwarded: Mapping[int, int | None]) -> tuple[int, int | None]:
+    """Wait for a child process; returns its exit code as a shell reports it, and the last signal received here.
+
+    Args:
+        child: the process.
+        forwarded: the signal to send to the child for each signal received here; None sends nothing.
+    """
+    received: list[int] = []
+
+    def forward(number: int, frame: object) -> None:
+        received.append(number)
+        if (sent := forwarded[number]) is not None:
+            child.send_signal(sent)
+
+    # The child inherits ignored signals (nohup), and they stay ignored here.
+    numbers = [number for number in forwarded if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        code = child.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return (code if code >= 0 else 128 - code), received[-1] if received else None
