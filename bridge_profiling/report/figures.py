@@ -190,7 +190,7 @@ def change_figure(parts: Mapping[str, Change], whole: Change, names: tuple[str, 
         90 + 34 * len(labels),
         margin={"l": 250, "r": 70, "t": 20, "b": 50},
         # From zero, a change of a few percent would be invisible.
-        xaxis=axis("ms of the median iteration", range=[max(low - room, 0), high + room]),
+        xaxis=axis("ms of the median iteration", range=[max(low - 2 * room, 0), high + room]),
         yaxis=axis("", autorange="reversed", tickmode="array", tickvals=places, ticktext=labels),
         showlegend=False,
     )

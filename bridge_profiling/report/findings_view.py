@@ -41,7 +41,7 @@ def _finding_view(place: int, finding: Finding, summary: Summary, pictures: Pict
         gain="" if saving is None else words.milliseconds(saving),
         share=words.percent(saving / summary.typical_us) if saving and summary.typical_us else "",
         confidence=str(finding.confidence),
-        reason=words.sentence(finding.confidence_reason) if finding.confidence_reason else "",
+        reason=finding.confidence_reason and f"{finding.confidence_reason.rstrip('.')}.",
         action=finding.action,
         evidence=[
             (words.label(name), words.value(name, value))

@@ -266,7 +266,8 @@ def memory_over_time_view(run: Run, ranks: set[int], id: str) -> list[FigureView
     """Memory over time of the devices of some ranks; none if none was recorded."""
     by_site: dict[Any, Rows] = defaultdict(list)
     timeline: dict[Any, Rows] = defaultdict(list)
-    for found, rows in ((by_site, run.ask("memory_over_time", ranks=tuple(sorted(ranks)))), (timeline, run.memory_timeline())):
+    sites = run.ask("memory_over_time", ranks=tuple(sorted(ranks)))
+    for found, rows in ((by_site, sites), (timeline, run.memory_timeline())):
         for row in rows.to_pylist():
             if row["rank"] in ranks:
                 found[row["rank"], row["device"]].append(row)

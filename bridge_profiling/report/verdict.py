@@ -79,7 +79,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     infos = [info for info in run.infos if info.source == source]
     stragglers = run.stragglers().to_pylist()
     snapshots = [] if infos else sorted({row["rank"] for row in run.memory().to_pylist()})
-    limitations = run.limitations  # last: questions add to these
+    limitations = run.limitations
     return Summary(
         path=run.path,
         source=source,
@@ -118,7 +118,9 @@ def verdict(summary: Summary) -> Verdict:
     else:
         headline = "These captures hold too little to judge."
         sentences = ["No iteration is marked in them."]
-    first = [_advice(finding, len(summary.infos)) for finding in findings[:_FIRST]]
+    # A device that is not busy is a symptom of the others.
+    causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
+    first = [_advice(finding, len(summary.infos)) for finding in causes[:_FIRST]]
     return Verdict(headline, sentences, first, list(_caveats(summary)))
 
 

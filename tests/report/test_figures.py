@@ -138,7 +138,7 @@ def test_a_waterfall_shows_small_changes() -> None:
     parts = {"compute_us": _change(900.0, 905.0), "idle_us": _change(100.0, 105.0)}
     drawn = change_figure(parts, _change(1000.0, 1010.0), ("base", "other"), {"compute_us": "compute", "idle_us": "idle"})
     low, high = drawn["layout"]["xaxis"]["range"]
-    assert 0.98 < low < 1.0
+    assert 0.97 < low < 1.0
     assert 1.01 < high < 1.03
     (trace,) = drawn["data"]
     assert trace["x"] == [1.0, 0.005, 0.005, 1.01]
