@@ -7,19 +7,11 @@ from typing import Annotated, Any
 
 try:
     import typer
+    from typer import Option
 
+    from bridge_profiling.cli import common
     from bridge_profiling.cli.analyze import analyze
     from bridge_profiling.cli.bench import bench
-    from bridge_profiling.cli.common import (
-        FAILURE,
-        INTERRUPTED,
-        USAGE,
-        NoColorOption,
-        QuietOption,
-        apply_flags,
-        print_error,
-        with_flags,
-    )
     from bridge_profiling.cli.compare import compare
     from bridge_profiling.cli.doctor import doctor
     from bridge_profiling.cli.memory import memory
@@ -48,7 +40,7 @@ app = typer.Typer(
 )
 for _command in (report, run, analyze, merge, compare, memory, trigger, doctor, monitor):
     # Arguments after `run`'s script belong to the script.
-    app.command(context_settings={"allow_interspersed_args": _command is not run})(with_flags(_command))
+    app.command(context_settings={"allow_interspersed_args": _command is not run})(common.with_flags(_command))
 app.add_typer(bench, name="bench")
 
 
@@ -61,13 +53,13 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _flags(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    quiet: QuietOption = False,
-    no_color: NoColorOption = False,
+    quiet: common.QuietOption = False,
+    no_color: common.NoColorOption = False,
 ) -> None:
     """Profile a training with Megatron Core under NeMo-Run, or any PyTorch script, and show where its time goes."""
-    apply_flags(quiet, no_color)
+    common.apply_flags(quiet, no_color)
 
 
 def main() -> None:
@@ -80,26 +72,26 @@ def _exit_code() -> int:
     try:
         return app(standalone_mode=False) or 0
     except ProfilingConfigError as error:
-        print_error(str(error))
-        return USAGE
+        common.print_error(str(error))
+        return common.USAGE
     except _ClickException as error:
         # Without arguments a command has printed its help, and the message is empty.
         if message := error.format_message().strip():
             context = getattr(error, "ctx", None)
             end = "" if message[-1] in ".?" else "."
             help_command = f" Type {context.command_path} --help." if context is not None else ""
-            print_error(f"{message[0].lower()}{message[1:]}{end}{help_command}")
-        return USAGE if isinstance(error, _UsageError) else FAILURE
+            common.print_error(f"{message[0].lower()}{message[1:]}{end}{help_command}")
+        return common.USAGE if isinstance(error, _UsageError) else common.FAILURE
     except TraceError as error:
-        print_error(str(error))
-        return FAILURE
+        common.print_error(str(error))
+        return common.FAILURE
     except OSError as error:
-        print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-        return FAILURE
+        common.print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return common.FAILURE
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "bridge_profiling":
             raise
-        print_error(f"this command needs {error.name}, which is not installed. Type {install_command('analysis')}.")
-        return USAGE
+        common.print_error(f"this command needs {error.name}, which is not installed. Type {install_command('analysis')}.")
+        return common.USAGE
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return common.INTERRUPTED

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import typer
 
-from bridge_profiling.cli.common import (
-    BenchOption,
-    EngineName,
-    EngineOption,
-    JsonOption,
-    ParquetOption,
-    RayAddressOption,
-    RunArgument,
-    WorkersOption,
-    console,
-    finish,
-    open_runs,
-)
+from bridge_profiling.cli import common
 
 
 def analyze(
-    run: RunArgument,
-    as_json: JsonOption = False,
-    bench: BenchOption = None,
-    parquet: ParquetOption = None,
-    engine: EngineOption = EngineName.process,
-    ray_address: RayAddressOption = None,
-    workers: WorkersOption = None,
+    run: common.RunArgument,
+    as_json: common.JsonOption = False,
+    bench: common.BenchOption = None,
+    parquet: common.ParquetOption = None,
+    engine: common.EngineOption = common.EngineName.process,
+    ray_address: common.RayAddressOption = None,
+    workers: common.WorkersOption = None,
 ) -> None:
     """Show where each rank's time goes: device, iterations, kernels, communication, memory.
 
     Exit code 1: a capture could not be read, or only in part; the others are analyzed. 2: invalid request.
     """
-    with open_runs(run, engine=engine.value, ray_address=ray_address, bench=bench, parquet=parquet, workers=workers) as (
+    with common.open_runs(run, engine=engine.value, ray_address=ray_address, bench=bench, parquet=parquet, workers=workers) as (
         found,
     ):
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
@@ -47,5 +35,5 @@ def analyze(
     if as_json:
         typer.echo(text)
     else:
-        print_tables(tables, limitations, console())
-    finish(errors)
+        print_tables(tables, limitations, common.console())
+    common.finish(errors)

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from bridge_profiling.bench import requests, results
-from bridge_profiling.cli.common import JsonOption, check_output, console, note, print_error, wait_for, with_flags
+from bridge_profiling.cli import common
 from bridge_profiling.errors import ProfilingConfigError
 
 bench = typer.Typer(
@@ -28,32 +29,25 @@ bench = typer.Typer(
 
 OutputOption = Annotated[
     Path | None,
-    typer.Option(
-        "--output", "-o", metavar="FILE", help="Write the result to this file, which keeps its results of other kinds."
-    ),
+    Option("--output", "-o", metavar="FILE", help="Add the result to this file."),
 ]
 
 
 @bench.command()
-@with_flags
+@common.with_flags
 def collectives(
     nproc: Annotated[
-        int | None, typer.Option(help="Ranks to start. Default: one per CUDA device, else 2. Unused under torchrun or srun.")
+        int | None, Option(help="Ranks to start without torchrun or srun. Default: one per device, else 2.")
     ] = None,
     operations: Annotated[
-        str,
-        typer.Option(metavar="NAMES", help="Some of all-reduce,all-gather,reduce-scatter,all-to-all,send,send-recv."),
+        str, Option(metavar="NAMES", help="Some of all-reduce,all-gather,reduce-scatter,all-to-all,send,send-recv.")
     ] = "",
-    sizes: Annotated[
-        str, typer.Option("--sizes", metavar="SIZES", help="Message sizes, from:to:factor or a list: 1KiB,1.5MiB.")
-    ] = "1KiB:256MiB:4x",
-    dtype: Annotated[str, typer.Option(help=f"Element type: {', '.join(requests.DTYPES)}.")] = "float32",
-    backend: Annotated[
-        str | None, typer.Option(help="nccl or gloo. Default: nccl if there is a CUDA device, else gloo.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Approximate time for each operation and size.")] = 1.0,
+    sizes: Annotated[str, Option(metavar="SIZES", help="Message sizes: from:to:factor, or 1KiB,1.5MiB.")] = "1KiB:256MiB:4x",
+    dtype: Annotated[str, Option(help=f"Element type: {', '.join(requests.DTYPES)}.")] = "float32",
+    backend: Annotated[str | None, Option(help="nccl or gloo. Default: nccl on CUDA devices.")] = None,
+    seconds: Annotated[float, Option(help="Approximate time for each operation and size.")] = 1.0,
     output: OutputOption = None,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Measure communication by operation and size: time, algorithm bandwidth, bus bandwidth.
 
@@ -65,14 +59,12 @@ def collectives(
 
 
 @bench.command()
-@with_flags
+@common.with_flags
 def copies(
-    sizes: Annotated[
-        str, typer.Option("--sizes", metavar="SIZES", help="Copy sizes, from:to:factor or a list: 4KiB,1.5MiB.")
-    ] = "4KiB:256MiB:4x",
-    seconds: Annotated[float, typer.Option(help="Approximate time for each kind of copy and size.")] = 0.5,
+    sizes: Annotated[str, Option(metavar="SIZES", help="Copy sizes: from:to:factor, or 4KiB,1.5MiB.")] = "4KiB:256MiB:4x",
+    seconds: Annotated[float, Option(help="Approximate time for each kind of copy and size.")] = 0.5,
     output: OutputOption = None,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Measure copies between host and device: both directions, pinned and pageable memory.
 
@@ -82,18 +74,16 @@ def copies(
 
 
 @bench.command("data-loader")
-@with_flags
+@common.with_flags
 def data_loader(
-    loader: Annotated[
-        str, typer.Option(metavar="MODULE:FACTORY", help="A function in your code that returns a DataLoader or a dataset.")
-    ],
-    workers: Annotated[str, typer.Option(metavar="NUMBERS", help="Numbers of workers to try.")] = "0,1,2,4",
-    pin_memory: Annotated[bool | None, typer.Option(help="Measure only with, or only without, pinning. Default: both.")] = None,
-    prefetch: Annotated[str, typer.Option(metavar="NUMBERS", help="Batches that each worker prefetches, to try.")] = "2",
-    batch_size: Annotated[int, typer.Option(help="Samples per batch, if the factory returns a dataset.")] = 1,
-    seconds: Annotated[float, typer.Option(help="Approximate time for each combination.")] = 5.0,
+    loader: Annotated[str, Option(metavar="MODULE:FACTORY", help="Your function that returns a DataLoader or a dataset.")],
+    workers: Annotated[str, Option(metavar="NUMBERS", help="Numbers of workers to try.")] = "0,1,2,4",
+    pin_memory: Annotated[bool | None, Option(help="Measure only with, or only without, pinning. Default: both.")] = None,
+    prefetch: Annotated[str, Option(metavar="NUMBERS", help="Batches that each worker prefetches, to try.")] = "2",
+    batch_size: Annotated[int, Option(help="Samples per batch, if the factory returns a dataset.")] = 1,
+    seconds: Annotated[float, Option(help="Approximate time for each combination.")] = 5.0,
     output: OutputOption = None,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Measure a data loader over workers, pinning and prefetching, and recommend a setting.
 
@@ -105,17 +95,15 @@ def data_loader(
 
 
 @bench.command()
-@with_flags
+@common.with_flags
 def step(
-    step: Annotated[
-        str, typer.Option(metavar="MODULE:FACTORY", help="A function in your code that returns a function: one iteration.")
-    ],
-    warmup: Annotated[int, typer.Option(help="Warm-up iterations, which do not count.")] = 5,
-    iterations: Annotated[int, typer.Option(help="Iterations to measure.")] = 30,
-    samples: Annotated[int | None, typer.Option(help="Samples per iteration, for samples/s.")] = None,
-    seconds: Annotated[float, typer.Option(help="Approximate time limit for the measured iterations.")] = 60.0,
+    step: Annotated[str, Option(metavar="MODULE:FACTORY", help="Your function that returns the step as a function.")],
+    warmup: Annotated[int, Option(help="Warm-up iterations, which do not count.")] = 5,
+    iterations: Annotated[int, Option(help="Iterations to measure.")] = 30,
+    samples: Annotated[int | None, Option(help="Samples per iteration, for samples/s.")] = None,
+    seconds: Annotated[float, Option(help="Approximate time limit for the measured iterations.")] = 60.0,
     output: OutputOption = None,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Measure a step's throughput, with warm-up and bounds of the median.
 
@@ -135,20 +123,20 @@ def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> No
             from bridge_profiling.report.bench_view import recommendation, result_table
             from bridge_profiling.report.terminal import print_tables
 
-            print_tables([result_table(result)], result["limitations"], console())
+            print_tables([result_table(result)], result["limitations"], common.console())
             if advice := recommendation(result):
                 typer.echo(advice)
         if output is not None:
             results.add(output, result)
             if not as_json:
-                note(f"result: {output}")
+                common.note(f"result: {output}")
     if code:
         raise typer.Exit(code)
 
 
 def _check_output(output: Path | None) -> None:
     """Refuse a file that cannot hold a result, before minutes are spent on one."""
-    check_output(output)
+    common.check_output(output)
     if output is None:
         return
     results.check_addable(output)
@@ -168,12 +156,12 @@ def _measured(request: requests.Request) -> tuple[dict[str, Any] | None, int]:
         # Standard output is reserved for the result; NCCL and the user's code print to standard error.
         child = subprocess.Popen(command, stdout=sys.stderr.fileno(), env=_environment())
         # The child ends its ranks first.
-        code, received = wait_for(child, {signal.SIGINT: signal.SIGTERM, signal.SIGTERM: signal.SIGTERM})
+        code, received = common.wait_for(child, {signal.SIGINT: signal.SIGTERM, signal.SIGTERM: signal.SIGTERM})
         result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     if received is not None:
         return result, 128 + received
     if child.returncode < 0:
-        print_error(f"the measuring process was killed by {signal.Signals(-child.returncode).name}")
+        common.print_error(f"the measuring process was killed by {signal.Signals(-child.returncode).name}")
     return result, code
 
 

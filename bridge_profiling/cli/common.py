@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from bridge_profiling.errors import require
 
@@ -36,37 +37,24 @@ _PATIENCE_S = 1.0
 QUIET = ContextVar("quiet", default=False)
 
 
-class EngineName(StrEnum):
-    """Workers that read captures."""
+EngineName = StrEnum("EngineName", ["process", "ray"])
 
-    process = "process"
-    ray = "ray"
-
-
-RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Captures from any tool: a directory, a file, or a NeMo-Run experiment.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-PageOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page as one HTML file.")]
+RunArgument = Annotated[Path, Argument(metavar="RUN", help="Captures: a directory, a file, or a NeMo-Run experiment.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
+PageOption = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write a page as one HTML file.")]
 ParquetOption = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIRECTORY", file_okay=False, help="Keep the ranks' tables here as Parquet. RUN may be such a directory."
-    ),
+    Option(metavar="DIRECTORY", file_okay=False, help="Keep tables here as Parquet. RUN may be such a directory."),
 ]
-EngineOption = Annotated[EngineName, typer.Option(help="Read captures in processes on this machine or on a Ray cluster.")]
-RayAddressOption = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="Address of the Ray cluster. Default: $RAY_ADDRESS, or a new cluster.")
-]
+EngineOption = Annotated[EngineName, Option(help="Read captures in processes on this machine or on a Ray cluster.")]
+RayAddressOption = Annotated[str | None, Option(metavar="ADDRESS", help="Ray cluster. Default: $RAY_ADDRESS, or a new one.")]
 BenchOption = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE", help="Compare with results of `bridge-profiling bench`. Default: bench.json in RUN, if it exists."
-    ),
+    Option(metavar="FILE", help="Results of `bridge-profiling bench`. Default: bench.json in RUN."),
 ]
-WorkersOption = Annotated[int | None, typer.Option(min=1, help="Number of captures to read at once. Default: one per CPU.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer and errors.")]
-NoColorOption = Annotated[bool, typer.Option("--no-color", help="Print without colors, as NO_COLOR=1 does.")]
+WorkersOption = Annotated[int | None, Option(min=1, help="Captures to read at once. Default: one per CPU.")]
+QuietOption = Annotated[bool, Option("--quiet", "-q", help="Print only the answer and errors.")]
+NoColorOption = Annotated[bool, Option("--no-color", help="Print without colors, as NO_COLOR=1 does.")]
 
 
 def apply_flags(quiet: bool, no_color: bool) -> None:

@@ -7,18 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from bridge_profiling.cli.common import (
-    REGRESSION,
-    JsonOption,
-    PageOption,
-    WorkersOption,
-    console,
-    finish,
-    note,
-    open_runs,
-    print_error,
-)
+from bridge_profiling.cli import common
 from bridge_profiling.errors import ProfilingConfigError
 
 if TYPE_CHECKING:
@@ -26,19 +17,17 @@ if TYPE_CHECKING:
 
 
 def compare(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="The baseline: like RUN of analyze.")],
-    other: Annotated[Path, typer.Argument(metavar="OTHER", help="The run to compare with BASE.")],
-    also_base: Annotated[
-        list[Path] | None, typer.Option(metavar="RUN", help="Another run like BASE; repeatable. Uses Welch's t over the runs.")
-    ] = None,
-    also_other: Annotated[list[Path] | None, typer.Option(metavar="RUN", help="Another run like OTHER; repeatable.")] = None,
-    as_json: JsonOption = False,
-    output: PageOption = None,
+    base: Annotated[Path, Argument(metavar="BASE", help="The baseline: like RUN of analyze.")],
+    other: Annotated[Path, Argument(metavar="OTHER", help="The run to compare with BASE.")],
+    also_base: Annotated[list[Path] | None, Option(metavar="RUN", help="Another run like BASE; repeatable.")] = None,
+    also_other: Annotated[list[Path] | None, Option(metavar="RUN", help="Another run like OTHER; repeatable.")] = None,
+    as_json: common.JsonOption = False,
+    output: common.PageOption = None,
     fail_over: Annotated[
         str | None,
-        typer.Option(metavar="PERCENT", help="Exit code 3 if iterations are certainly slower by more than this, such as 5%."),
+        Option(metavar="PERCENT", help="Exit code 3 if slower with confidence by more than this: 5%."),
     ] = None,
-    workers: WorkersOption = None,
+    workers: common.WorkersOption = None,
 ) -> None:
     """Show what changed from BASE to OTHER: whether they are comparable, the difference, its confidence, and where it is.
 
@@ -46,7 +35,7 @@ def compare(
     """
     limit = None if fail_over is None else _share(fail_over)
     sides = [base, *(also_base or [])], [other, *(also_other or [])]
-    with open_runs(*sides[0], *sides[1], output=output, workers=workers) as runs:
+    with common.open_runs(*sides[0], *sides[1], output=output, workers=workers) as runs:
         from bridge_profiling.analysis.compare import compare as compared
 
         found = compared(runs[: len(sides[0])], runs[len(sides[0]) :])
@@ -63,10 +52,10 @@ def compare(
     else:
         from bridge_profiling.report.terminal import print_answer
 
-        print_answer(view, console())
+        print_answer(view, common.console())
         if output is not None:
-            note(f"page: {output}")
-    finish(errors)
+            common.note(f"page: {output}")
+    common.finish(errors)
     if limit is not None:
         _judge(found, limit, fail_over or "")
 
@@ -82,8 +71,8 @@ def _share(text: str) -> float:
 def _judge(found: Comparison, limit: float, typed: str) -> None:
     """Exit with code 3 if the limit is exceeded; print a message if that is unknown, since a CI job may rely on it."""
     if found.regressed(limit):
-        print_error(f"the median iteration is slower by more than {typed}")
-        raise typer.Exit(REGRESSION)
+        common.print_error(f"the median iteration is slower by more than {typed}")
+        raise typer.Exit(common.REGRESSION)
     if found.step is None or found.step.verdict == "unknown":
         why = "the iteration times are unknown" if found.step is None else found.step.reason
         typer.echo(f"warning: --fail-over {typed} cannot be judged: {why}", err=True)

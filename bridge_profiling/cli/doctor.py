@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from bridge_profiling.cli.common import FAILURE, QUIET, JsonOption, console, note
 
@@ -22,33 +23,25 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "warning": "yellow", "fails": "bold red", "unknown": "cyan"}
 
 
-class LauncherName(StrEnum):
-    """Launchers of ranks."""
-
-    torchrun = "torchrun"
-    ft = "ft"
-    none = "none"
+LauncherName = StrEnum("LauncherName", ["torchrun", "ft", "none"])
 
 
 def doctor(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[EXPERIMENT | section.field=value]…",
-            help="A NeMo-Run experiment's directory, id or title, or settings of a run. Default: check this machine only.",
+            help="A NeMo-Run experiment, or settings. Default: check this machine only.",
         ),
     ] = None,
-    config: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="YAML file of settings; repeatable.")] = None,
-    world_size: Annotated[int | None, typer.Option(min=1, help="Ranks of the job.")] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Machines of the job; with srun, all of them check the output directory."),
-    ] = None,
+    config: Annotated[list[Path] | None, Option(metavar="FILE", help="YAML file of settings; repeatable.")] = None,
+    world_size: Annotated[int | None, Option(min=1, help="Ranks of the job.")] = None,
+    nodes: Annotated[int | None, Option(min=1, help="Machines of the job; with srun, all check the output directory.")] = None,
     output_dir: Annotated[
-        Path | None, typer.Option(metavar="DIRECTORY", help="Directory of captures; overrides the settings.")
+        Path | None, Option(metavar="DIRECTORY", help="Directory of captures; overrides the settings.")
     ] = None,
-    launcher: Annotated[LauncherName | None, typer.Option(help="The launcher of the ranks.")] = None,
-    elsewhere: Annotated[bool, typer.Option("--elsewhere", help="The job does not run on this machine.")] = False,
+    launcher: Annotated[LauncherName | None, Option(help="The launcher of the ranks.")] = None,
+    elsewhere: Annotated[bool, Option("--elsewhere", help="The job does not run on this machine.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find what would go wrong with a profile, before the job waits in a queue.

@@ -6,25 +6,24 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument
 
-from bridge_profiling.cli.common import JsonOption, PageOption, WorkersOption, console, finish, note, open_runs
+from bridge_profiling.cli import common
 
 
 def memory(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A memory snapshot, a directory of captures, or a NeMo-Run experiment.")
-    ],
-    other: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="The run to compare with RUN.")] = None,
-    as_json: JsonOption = False,
-    output: PageOption = None,
-    workers: WorkersOption = None,
+    run: Annotated[Path, Argument(metavar="RUN", help="A memory snapshot, a directory of captures, or a NeMo-Run experiment.")],
+    other: Annotated[Path | None, Argument(metavar="[OTHER]", help="The run to compare with RUN.")] = None,
+    as_json: common.JsonOption = False,
+    output: common.PageOption = None,
+    workers: common.WorkersOption = None,
 ) -> None:
     """Show how much device memory is in use at the peak, what uses it, and whether it grows; for two runs, the difference.
 
     Exit code 1: a capture could not be read, or records no memory. 2: invalid request.
     """
     paths = [run] if other is None else [run, other]
-    with open_runs(*paths, output=output, workers=workers) as runs:
+    with common.open_runs(*paths, output=output, workers=workers) as runs:
         from bridge_profiling.report import memory_view
 
         answer = memory_view.ask(*runs)
@@ -32,7 +31,7 @@ def memory(
     empty = [str(each.path) for each in answer.runs if not each.devices]
     if empty:
         remedy = "profiling.record_memory_history=true, or with profiling.pytorch_profiler_profile_memory=true for totals only"
-        finish([*errors, *(f"{path} records no memory. Profile with {remedy}." for path in empty)])
+        common.finish([*errors, *(f"{path} records no memory. Profile with {remedy}." for path in empty)])
     view = memory_view.memory_view(answer)
     if output is not None:
         from bridge_profiling.report.page import write_page
@@ -43,7 +42,7 @@ def memory(
     else:
         from bridge_profiling.report.terminal import print_answer
 
-        print_answer(view, console(), memory_view.picture_lines(answer))
+        print_answer(view, common.console(), memory_view.picture_lines(answer))
         if output is not None:
-            note(f"page: {output}")
-    finish(errors)
+            common.note(f"page: {output}")
+    common.finish(errors)

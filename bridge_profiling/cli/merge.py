@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from bridge_profiling.cli.common import RunArgument, WorkersOption, finish, note, open_runs, progress
 
@@ -13,10 +13,10 @@ from bridge_profiling.cli.common import RunArgument, WorkersOption, finish, note
 def merge(
     run: RunArgument,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The merged trace, compressed if the name ends with .gz.")
+        Path, Option("--output", "-o", metavar="FILE", help="The trace, compressed if the name ends with .gz.")
     ] = Path("all_ranks.json.gz"),
-    host: Annotated[bool, typer.Option(help="Include the hosts' ranges in addition to the devices' work.")] = True,
-    findings: Annotated[bool, typer.Option(help="Annotate the findings of `report`.")] = True,
+    host: Annotated[bool, Option(help="Include the hosts' ranges in addition to the devices' work.")] = True,
+    findings: Annotated[bool, Option(help="Annotate the findings of `report`.")] = True,
     workers: WorkersOption = None,
 ) -> None:
     """Merge the traces of all ranks into one, on one clock. Open it at https://ui.perfetto.dev.

@@ -11,27 +11,22 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from bridge_profiling.cli.common import note
 from bridge_profiling.errors import ProfilingConfigError
 
 
 def monitor(
-    jsonl: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Append samples and alerts as JSON lines; - is standard output.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve Prometheus at this port; 0: any free one.")] = None,
-    bind: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to serve at.")] = "127.0.0.1",
-    tensorboard: Annotated[Path | None, typer.Option(metavar="DIRECTORY", help="Write scalars for TensorBoard.")] = None,
-    interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two samples.")] = 1.0,
-    gpus: Annotated[
-        str | None, typer.Option(metavar="0,1", help="GPUs as nvidia-smi numbers them, or their UUIDs. Default: all.")
-    ] = None,
-    pids: Annotated[
-        str | None, typer.Option(metavar="PID,PID", help="Processes, with their children. Default: those on the GPUs.")
-    ] = None,
-    duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after this time. Default: at Ctrl-C.")] = None,
-    grafana: Annotated[bool, typer.Option("--grafana", help="Print a Grafana dashboard and exit.")] = False,
+    jsonl: Annotated[Path | None, Option(metavar="FILE", help="Append JSON lines; - is standard output.")] = None,
+    port: Annotated[int | None, Option(min=0, max=65535, help="Serve Prometheus here; 0: any free port.")] = None,
+    bind: Annotated[str, Option(metavar="ADDRESS", help="Address to serve at.")] = "127.0.0.1",
+    tensorboard: Annotated[Path | None, Option(metavar="DIRECTORY", help="Write scalars for TensorBoard.")] = None,
+    interval: Annotated[float, Option(metavar="SECONDS", help="Time between two samples.")] = 1.0,
+    gpus: Annotated[str | None, Option(metavar="0,1", help="GPUs by nvidia-smi's numbers, or UUIDs. Default: all.")] = None,
+    pids: Annotated[str | None, Option(metavar="PID,PID", help="Processes and their children. Default: on the GPUs.")] = None,
+    duration: Annotated[float | None, Option(metavar="SECONDS", help="Stop after this time. Default: at Ctrl-C.")] = None,
+    grafana: Annotated[bool, Option("--grafana", help="Print a Grafana dashboard and exit.")] = False,
 ) -> None:
     """Log GPU and process readings until Ctrl-C: on the terminal, as JSON lines, for Prometheus or TensorBoard.
 

@@ -7,21 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
-from bridge_profiling.cli.common import (
-    BenchOption,
-    EngineName,
-    EngineOption,
-    JsonOption,
-    ParquetOption,
-    RayAddressOption,
-    RunArgument,
-    WorkersOption,
-    console,
-    finish,
-    note,
-    open_runs,
-)
+from bridge_profiling.cli import common
 from bridge_profiling.errors import ProfilingConfigError
 
 if TYPE_CHECKING:
@@ -29,22 +17,22 @@ if TYPE_CHECKING:
 
 
 def report(
-    run: RunArgument,
+    run: common.RunArgument,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The page. Default: report.html; with --json, none."),
+        Option("--output", "-o", metavar="FILE", help="The page. Default: report.html; none with --json."),
     ] = None,
-    page: Annotated[bool, typer.Option(help="Write the page.")] = True,
-    as_json: JsonOption = False,
+    page: Annotated[bool, Option(help="Write the page.")] = True,
+    as_json: common.JsonOption = False,
     threshold: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Limit at which a number becomes a finding, such as data_loading=0.05."),
+        Option(metavar="NAME=VALUE", help="Limit of a finding, such as data_loading=0.05."),
     ] = None,
-    bench: BenchOption = None,
-    parquet: ParquetOption = None,
-    engine: EngineOption = EngineName.process,
-    ray_address: RayAddressOption = None,
-    workers: WorkersOption = None,
+    bench: common.BenchOption = None,
+    parquet: common.ParquetOption = None,
+    engine: common.EngineOption = common.EngineName.process,
+    ray_address: common.RayAddressOption = None,
+    workers: common.WorkersOption = None,
 ) -> None:
     """Show where an iteration's time goes, which ranks are responsible, and what to change, here and on one page.
 
@@ -55,7 +43,7 @@ def report(
     if not page:
         output = None
     thresholds = _thresholds(threshold or [])
-    with open_runs(
+    with common.open_runs(
         run, output=output, engine=engine.value, ray_address=ray_address, bench=bench, parquet=parquet, workers=workers
     ) as (found,):
         from bridge_profiling.report import run_view
@@ -75,10 +63,10 @@ def report(
     elif readable:
         from bridge_profiling.report.terminal import print_report
 
-        print_report(run_view.summary_view(summary), console())
+        print_report(run_view.summary_view(summary), common.console())
         if output is not None:
-            note(f"\npage: {output}")
-    finish(errors)
+            common.note(f"\npage: {output}")
+    common.finish(errors)
 
 
 def _thresholds(typed: list[str]) -> Thresholds:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from bridge_profiling.cli.common import note, print_error, wait_for
 from bridge_profiling.config import resolve_output_dir
@@ -36,30 +37,25 @@ _FORWARDED: dict[int, int | None] = {
 }
 
 
-class ProfilerName(StrEnum):
-    """A profiler."""
-
-    torch = "torch"
-    memory = "memory"
-    nsys = "nsys"
+ProfilerName = StrEnum("ProfilerName", ["torch", "memory", "nsys"])
 
 
 def run(
-    script: Annotated[list[str], typer.Argument(metavar="SCRIPT", help="The script, and its own arguments.")],
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as with python -m.")] = False,
-    nproc: Annotated[int | None, typer.Option(min=1, help="Ranks on this machine. Default: 1, without torchrun.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Number of machines. Type the command on each of them.")] = 1,
-    node_rank: Annotated[int | None, typer.Option(min=0, help="Number of this machine. Default: from Slurm.")] = None,
+    script: Annotated[list[str], Argument(metavar="SCRIPT", help="The script, and its own arguments.")],
+    module: Annotated[bool, Option("-m", help="SCRIPT is a module's name, as with python -m.")] = False,
+    nproc: Annotated[int | None, Option(min=1, help="Ranks on this machine. Default: 1, without torchrun.")] = None,
+    nodes: Annotated[int, Option(min=1, help="Number of machines. Type the command on each of them.")] = 1,
+    node_rank: Annotated[int | None, Option(min=0, help="Number of this machine. Default: from Slurm.")] = None,
     rdzv_endpoint: Annotated[
-        str | None, typer.Option(metavar="HOST[:PORT]", help="Machine 0, where the ranks meet. Default: from Slurm.")
+        str | None, Option(metavar="HOST[:PORT]", help="Machine 0, where the ranks meet. Default: from Slurm.")
     ] = None,
-    profiler: Annotated[ProfilerName, typer.Option(help="The profiler.")] = ProfilerName.torch,
-    steps: Annotated[str, typer.Option(metavar="A:B", help="First iteration, and first one after the last.")] = DEFAULT_STEPS,
-    ranks: Annotated[str, typer.Option(metavar="all|0,1,…", help="Global ranks to profile.")] = "all",
+    profiler: Annotated[ProfilerName, Option(help="The profiler.")] = ProfilerName.torch,
+    steps: Annotated[str, Option(metavar="A:B", help="First iteration, and first one after the last.")] = DEFAULT_STEPS,
+    ranks: Annotated[str, Option(metavar="all|0,1,…", help="Global ranks to profile.")] = "all",
     output_dir: Annotated[
-        Path | None, typer.Option(metavar="DIRECTORY", help="Default: $BRIDGE_PROFILING_DIR, else profiles.")
+        Path | None, Option(metavar="DIRECTORY", help="Default: $BRIDGE_PROFILING_DIR, else profiles.")
     ] = None,
-    report: Annotated[bool, typer.Option("--report", help="Afterwards, print the verdict and write report.html.")] = False,
+    report: Annotated[bool, Option("--report", help="Afterwards, print the verdict and write report.html.")] = False,
 ) -> None:
     """Run a PyTorch script unchanged, and profile some of its iterations: each ends with a step of its optimizer.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from bridge_profiling.cli.common import FAILURE, INTERRUPTED, JsonOption
 from bridge_profiling.errors import ProfilingConfigError
@@ -22,26 +23,18 @@ if TYPE_CHECKING:
 
 
 def trigger(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The output directory of a running job, its job directory, or its experiment.")
-    ],
-    iterations: Annotated[int, typer.Option("--iterations", "-n", help="Number of iterations to capture.")] = 2,
-    start: Annotated[
-        int | None, typer.Option(metavar="I", help="First iteration to capture. Default: the nearest possible.")
-    ] = None,
-    ranks: Annotated[
-        str | None, typer.Option(metavar="0,1|all|pp", help="Ranks to capture. Default: the job's profile_ranks.")
-    ] = None,
+    run: Annotated[Path, Argument(metavar="RUN", help="A running job: its output directory, job directory, or experiment.")],
+    iterations: Annotated[int, Option("--iterations", "-n", help="Number of iterations to capture.")] = 2,
+    start: Annotated[int | None, Option(metavar="I", help="First iteration. Default: the nearest possible.")] = None,
+    ranks: Annotated[str | None, Option(metavar="0,1|all|pp", help="Ranks. Default: the job's profile_ranks.")] = None,
     profiler: Annotated[
         list[str] | None,
-        typer.Option(metavar="torch|memory|nsys", help="Profiler to use, repeatable. Default: the job's, else torch."),
+        Option(metavar="torch|memory|nsys", help="Profiler to use, repeatable. Default: the job's, else torch."),
     ] = None,
-    shapes: Annotated[bool, typer.Option("--shapes", help="Record tensor shapes.")] = False,
-    stacks: Annotated[bool, typer.Option("--stacks", help="Record Python stacks.")] = False,
-    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why you need the capture, for the manifest.")] = None,
-    wait: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="How long to wait for the ranks' answers; 0 to not wait.")
-    ] = None,
+    shapes: Annotated[bool, Option("--shapes", help="Record tensor shapes.")] = False,
+    stacks: Annotated[bool, Option("--stacks", help="Record Python stacks.")] = False,
+    reason: Annotated[str | None, Option(metavar="TEXT", help="Why you need the capture, for the manifest.")] = None,
+    wait: Annotated[float | None, Option(min=0, metavar="SECONDS", help="Time to wait for answers; 0 to not wait.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Profile a job that is already running, without a restart.

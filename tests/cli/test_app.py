@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling import __version__, cli
+from bridge_profiling.run import Run
 from tests.cli.test_analyze import on_a_terminal, write
 
 Typed = Callable[..., subprocess.CompletedProcess]
@@ -97,7 +99,7 @@ def test_colors_are_for_terminals_and_can_be_turned_off(typed: Typed, tmp_path: 
     assert "\x1b" not in typed("report", "run", FORCE_COLOR="1", NO_COLOR="1").stdout
     code, shown = on_a_terminal(["report", "run", "--no-color"], tmp_path)
     assert code == 0
-    assert "\x1b[" not in shown.replace("\x1b[?25", "")
+    assert re.search(r"\x1b\[[0-9;]*m", shown) is None
     assert "0.9 ms" in shown
 
 
@@ -124,3 +126,8 @@ def test_of_several_windows_the_report_names_the_one_shown_first(typed: Typed, t
     os.utime(tmp_path / "several" / "torch" / "iter-2-4" / "rank-0.pt.trace.json.gz", (1, 1))
     assert "iter-5-7" in typed("report", "several").stdout.splitlines()[0]
     assert json.loads(typed("report", "several", "--json").stdout)["schema_version"] == 1
+
+
+def test_a_run_shows_its_ranks_without_reading_them(tmp_path: Path) -> None:
+    write(tmp_path / "rank-0.json.gz", 0)
+    assert repr(Run(tmp_path)) == f"Run({str(tmp_path)!r}, 1 rank, kineto)"

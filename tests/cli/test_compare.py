@@ -74,18 +74,18 @@ def test_json_is_all_there_is_on_standard_output(compare: Compare) -> None:
         (["base", "base", "--fail-over", "0%"], 0, ""),
         # Iterations enough on one side alone: a gate that was not looked at must say so.
         (["base", "short", "--fail-over", "5%"], 0, "--fail-over 5% cannot be judged"),
-        (["base", "slower", "--fail-over", "five"], 2, "type for example 5%"),
-        (["base", "slower", "--fail-over", "-5%"], 2, "type for example 5%"),
+        (["base", "slower", "--fail-over", "five"], 2, "Type for example 5%"),
+        (["base", "slower", "--fail-over", "-5%"], 2, "Type for example 5%"),
         (["base", "nowhere"], 2, "nowhere does not exist"),
         (["base"], 2, "OTHER"),
         (["base", "slower", "--also-base", "short"], 2, "2 base runs against 1"),
-        (["base", "slower", "-o", "nowhere/page.html"], 2, "type a file in an existing directory"),
+        (["base", "slower", "-o", "nowhere/page.html"], 2, "nowhere/page.html cannot be written"),
     ],
 )
 def test_the_exit_code_says_what_became_of_the_request(compare: Compare, arguments: list[str], code: int, said: str) -> None:
     done = compare(*arguments)
     assert done.returncode == code, done.stdout + done.stderr
-    assert said in " ".join(done.stderr.replace("│", " ").split())
+    assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 

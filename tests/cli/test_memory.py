@@ -63,4 +63,4 @@ def test_a_capture_without_memory_says_what_to_set(tmp_path: Path) -> None:
 def test_what_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     done = _memory(tmp_path, "nowhere")
     assert done.returncode == 2
-    assert "nowhere does not exist" in " ".join(done.stderr.replace("│", " ").split())
+    assert "nowhere does not exist" in done.stderr

@@ -67,7 +67,7 @@ def test_thresholds_can_be_set(report: Report) -> None:
 def test_a_wrong_request_says_what_is_wrong(report: Report, arguments: tuple[str, ...], said: str) -> None:
     done = report(*arguments)
     assert done.returncode == 2
-    assert said in " ".join(done.stderr.replace("│", " ").split())
+    assert said in done.stderr
 
 
 def test_a_capture_that_cannot_be_read_is_named_and_the_others_are_judged(report: Report, tmp_path: Path) -> None:

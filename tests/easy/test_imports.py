@@ -24,3 +24,8 @@ def test_everything_is_found_in_one_place() -> None:
     assert easy.GPUMonitor is monitor.GPUMonitor
     with pytest.raises(AttributeError, match="no attribute 'profile'"):
         easy.profile  # noqa: B018
+
+
+def test_its_names_are_listed_without_torch() -> None:
+    code = "import sys, bridge_profiling.easy as easy; assert {*easy.__all__} <= {*dir(easy)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
