@@ -25,9 +25,8 @@ from benchmarks.gpu_sizes import Sizes
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture.nsys_profiler import nsys_request
 from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, Channel, Spec
-from bridge_profiling.nsys.command import profile_command
+from bridge_profiling.nsys.command import find_nsys, profile_command
 from bridge_profiling.nsys.supervisor import one_start_at_a_time
-from bridge_profiling.nsys.version import find_nsys
 from bridge_profiling.processes import command_of, find_by_variable
 
 _WORKER = Path(__file__).with_name("gpu_worker.py")

@@ -33,7 +33,7 @@ def pretrain_script(
         config: YAML file of settings, applied before the overrides.
         packaged: the job gets a copy of this checkout and starts in it, as on a cluster.
     """
-    from bridge_profiling.doctor.experiment import SETTINGS_KEY
+    from bridge_profiling.doctor.request import SETTINGS_KEY
 
     metadata: dict[str, Any] = {STARTS_NSYS_KEY: True}
     if importlib.util.find_spec("megatron") is not None:

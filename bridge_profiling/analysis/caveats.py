@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from bridge_profiling.traces.types import Caveat
 
 #: More runs of consecutive ranks than this are counted, not listed.
 _MOST_RUNS = 12
+
+
+@cache
+def texts(package: str, name: str) -> Mapping[str, Any]:
+    """A TOML file of texts in a package."""
+    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
+
+
+def caveat(code: str, ranks: Iterable[int] = (), **values: object) -> Caveat:
+    """An entry of caveats.toml with values filled in."""
+    text = " ".join(texts(__package__, "caveats.toml")[code].split()).format_map(values)
+    return Caveat(code, text, tuple(sorted(ranks)))
 
 
 def merged(caveats: Iterable[Caveat]) -> list[Caveat]:

@@ -1,4 +1,4 @@
-"""Exact arithmetic on sets of time intervals, nesting of ranges, and columns as arrays.
+"""Exact arithmetic on sets of time intervals, nesting of ranges, and rows and columns of tables.
 
 An interval is half open, `[start, end)`, in integer nanoseconds. The members of a set are sorted, disjoint, not adjacent and
 not empty; `union` turns any intervals into a set.
@@ -6,7 +6,10 @@ not empty; `union` turns any intervals into a set.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -170,3 +173,12 @@ def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:
         # Index of null: the place after the last name.
         found.append(wanted[chunk.indices.fill_null(len(wanted) - 1).to_numpy(zero_copy_only=False)])
     return np.concatenate(found)
+
+
+def grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[Any, list[dict[str, Any]]]:
+    """Rows by the value of a column, or by the values of several, in order of first appearance."""
+    key = itemgetter(*names)
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found

@@ -7,7 +7,8 @@ run.breakdown().to_pandas()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.analysis.caveats import merged, sentences
-from bridge_profiling.analysis.questions import Answer, Given, Question
+from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.registry import QUESTIONS, WITH_CAVEATS
 from bridge_profiling.analysis.session import OnProgress, Session
 from bridge_profiling.analysis.workers import Engine, engine_named
@@ -73,7 +74,6 @@ class Run:
         if isinstance(engine, str):
             engine = engine_named(engine, workers, ray_address)
         self._session = Session(self.path, engine, None if parquet is None else Path(parquet), on_progress)
-        self._custom: dict[Callable[..., Any], Question] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -151,15 +151,6 @@ class Run:
         """
         asked = [QUESTIONS[name].with_options() for name in names]
         self._session.prefetch([*asked, *(QUESTIONS[name].with_options(**given) for name, given in with_options.items())])
-
-    def across(self, function: Callable[..., Answer | pa.Table]) -> pa.Table:
-        """The answer to a question of one's own, worked out once.
-
-        Args:
-            function: called with a DuckDB connection to the tables of all ranks, and the `RankInfo` of each.
-        """
-        question = Question("custom", "run", function, (Given.DATABASE, Given.INFOS))
-        return self._session.answer(self._custom.setdefault(function, question).with_options()).table
 
     def _answer(self, name: str, **options: Any) -> Answer:
         return self._session.answer(QUESTIONS[name].with_options(**options))
@@ -331,35 +322,22 @@ class Run:
         """
         from bridge_profiling.analysis.findings import Evidence, Thresholds
 
-        range_names = (thresholds or Thresholds()).range_names()
-        self.prefetch("launch_statistics", idle_causes=range_names)
-        source = self.main_source
+        options = {"idle_causes": (thresholds or Thresholds()).range_names()}
+        self.prefetch("launch_statistics", **options)
+        source, bench = self.main_source, self.against_bench
 
-        def own(table: pa.Table) -> pa.Table:
-            return table.filter(pc.equal(table["source"], source))
+        def answer(name: str) -> pa.Table:
+            table = self.ask(name, **options.get(name, {}))
+            return table if QUESTIONS[name].scope == "run" else table.filter(pc.equal(table["source"], source))
 
-        bench = self.against_bench
         return Evidence(
             infos=[info for info in self.infos if info.source == source],
             every_info=self.infos,
             manifests=self.manifests,
-            breakdown=own(self.breakdown()),
-            iterations=own(self.iterations()),
-            idle_gaps=own(self.idle_gaps()),
-            idle_causes=own(self.idle_causes(**range_names)),
-            launch_statistics=own(self.launch_statistics()),
-            kernels=own(self.kernels()),
-            copies=own(self.copies()),
-            communication=self.communication(),
-            communication_by_rank=self.communication(by_rank=True),
             rank_iterations=self.ranks(),
-            pipeline=self.pipeline(),
-            pipeline_by_rank=self.pipeline(by_rank=True),
-            memory=self.memory(),
-            memory_growth=self.memory_growth(),
-            memory_sites=self.memory_sites(),
-            out_of_memory=self.out_of_memory(),
             alone=None if bench is None else bench.communication,
+            # A field with the name of a question is its answer.
+            **{field.name: answer(field.name) for field in fields(Evidence) if field.name in QUESTIONS},
         )
 
     def compare(self, other: Run, *, noise: Noise | None = None) -> Comparison:

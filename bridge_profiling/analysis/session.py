@@ -9,7 +9,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +83,7 @@ def answer_rank(task: RankTask) -> RankResult | str:
         return f"{task.path} cannot be read: {error.strerror or error}"
     except Exception as error:  # a bug of a reader must name the file too
         return f"{task.path} cannot be read: {type(error).__name__}: {error}"
-    rank = RankQuestions(tables)
-    return RankResult(tables.info, entry, tuple(rank.answer(name, **options) for name, options in task.questions))
+    return RankResult(tables.info, entry, _answers(tables, task.questions))
 
 
 class RankQuestions:
@@ -129,7 +127,8 @@ class Session:
 
     def __init__(self, path: Path, engine: Engine, parquet: Path | None, on_progress: OnProgress | None) -> None:
         self.sources, self._found_caveats, self._manifests = _find(path)
-        self._engine, self._parquet, self._on_progress = engine, parquet, on_progress
+        self._engine, self._parquet = engine, parquet
+        self._on_progress = on_progress or (lambda done, total: None)
         self._scratch = tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True)
         self._loaded: list[RankResult] | None = None
         self._answers: dict[Asked, Answer] = {}
@@ -152,9 +151,7 @@ class Session:
     @property
     def results(self) -> list[RankResult]:
         """Each capture that could be read, by rank."""
-        self._load([])
-        assert self._loaded is not None
-        return self._loaded
+        return self._load([])
 
     @property
     def traces(self) -> list[RankResult]:
@@ -275,10 +272,10 @@ class Session:
 
     # Reading captures.
 
-    def _load(self, asked: Sequence[Asked]) -> None:
+    def _load(self, asked: Sequence[Asked]) -> list[RankResult]:
         """Read each capture, unless that is done, and answer questions about each trace on the way. Parquet is only opened."""
         if self._loaded is not None:
-            return
+            return self._loaded
         captures = [source for source in self.sources if isinstance(source, Capture)]
         # The largest first, so that no worker is left with it at the end.
         captures.sort(key=lambda capture: capture.path.stat().st_size, reverse=True)
@@ -288,6 +285,7 @@ class Session:
         self._loaded = self._one_of_each(read)
         if captures:
             self._keep(asked, self.traces)
+        return self._loaded
 
     def _one_of_each(self, read: Sequence[RankResult]) -> list[RankResult]:
         """One result of each rank and profiler, whole captures first: a copied file says that it is of another one's rank."""
@@ -312,35 +310,26 @@ class Session:
     def _work(self, tasks: Sequence[RankTask]) -> list[RankResult]:
         """Results by rank. Tasks without a result leave an error."""
         done = []
-        self._say_progress(0, len(tasks))
+        self._on_progress(0, len(tasks))
         for count, outcome in enumerate(self._engine.map(answer_rank, tasks), 1):
             if isinstance(outcome.answer, RankResult):
                 done.append(outcome.answer)
             else:
                 self._errors.append(outcome.answer or f"{tasks[outcome.task].path} cannot be read: {outcome.error}")
-            self._say_progress(count, len(tasks))
+            self._on_progress(count, len(tasks))
         return sorted(done, key=lambda result: (result.info.rank, result.info.source))
 
-    def _say_progress(self, done: int, total: int) -> None:
-        if self._on_progress is not None:
-            self._on_progress(done, total)
-
     def _keep(self, asked: Sequence[Asked], results: Sequence[RankResult]) -> None:
+        # Without any result, the columns are those of a capture without events.
+        found = results or [RankResult(_NO_CAPTURE, None, _answers(RankTables(_NO_CAPTURE, {}), _names(asked)))]
         for place, each in enumerate(asked):
-            tables, caveats = [self._without_rows(each)], []
-            for result in results:
+            tables, caveats = [], []
+            for result in found:
                 answer, rank = result.answers[place], result.info.rank
                 tables.append(_labelled(answer.table, result.info))
                 caveats += [replace(caveat, ranks=(rank,)) for caveat in answer.caveats]
-            self._answers[each] = Answer(pa.concat_tables(tables[1:] or tables), tuple(caveats))
-
-    def _without_rows(self, asked: Asked) -> pa.Table:
-        """The answer about captures without any of them: no rows, but columns."""
-        return _labelled(self._of_no_events.answer(asked.question.name, **dict(asked.options)).table, _NO_CAPTURE).slice(0, 0)
-
-    @cached_property
-    def _of_no_events(self) -> RankQuestions:
-        return RankQuestions(RankTables(_NO_CAPTURE, {}))
+            table = pa.concat_tables(tables)
+            self._answers[each] = Answer(table, tuple(caveats)) if results else Answer(table.slice(0, 0))
 
 
 def connect(entries: Sequence[Path], *, memory_limit: str = "1GB") -> duckdb.DuckDBPyConnection:
@@ -375,6 +364,11 @@ _NO_CAPTURE = RankInfo(0, "order", "kineto", [])
 
 def _as_answer(found: Answer | pa.Table) -> Answer:
     return found if isinstance(found, Answer) else Answer(found)
+
+
+def _answers(tables: RankTables, questions: Sequence[tuple[str, dict[str, Any]]]) -> tuple[Answer, ...]:
+    rank = RankQuestions(tables)
+    return tuple(rank.answer(name, **options) for name, options in questions)
 
 
 def _names(asked: Iterable[Asked]) -> tuple[tuple[str, dict[str, Any]], ...]:

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
 from typing import Any, Generic, Protocol, TypeVar
 
 from bridge_profiling.errors import ProfilingConfigError, install_command
@@ -188,14 +189,12 @@ def call(function: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
         return None, f"{type(error).__name__}: {error}"
 
 
-def serve() -> None:
-    """Work on tasks from standard input until it ends: the main loop of a worker process."""
-    tasks, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # anything printed goes to standard error, not among the answers
+def serve(descriptor: int) -> None:
+    """Work on tasks from a connection until its other end is closed: the main loop of a worker process."""
+    parent = Connection(descriptor)
     with contextlib.suppress(EOFError):
         while True:
-            pickle.dump(call(*pickle.load(tasks)), answers, protocol=pickle.HIGHEST_PROTOCOL)
-            answers.flush()
+            parent.send(call(*parent.recv()))
 
 
 #: Ctrl-C signals every process of a terminal; workers ignore it, since their parent ends them.
@@ -204,7 +203,7 @@ import json, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 sys.path[:] = json.loads(sys.argv[1])
 from bridge_profiling.analysis.workers import serve
-serve()
+serve(int(sys.argv[2]))
 """
 
 
@@ -212,12 +211,17 @@ class _Worker:
     """A process that works on one task after another."""
 
     def __init__(self) -> None:
+        self._connection, theirs = Pipe()
         # -P: a file in the current directory named like a library must not be imported in its place.
-        command = [sys.executable, "-P", "-c", _WORKER, json.dumps(sys.path)]
+        command = [sys.executable, "-P", "-c", _WORKER, json.dumps(sys.path), str(theirs.fileno())]
         # One thread each, as with Ray: the workers share the CPUs. Arrow's own allocator keeps freed memory: 200 MB for a rank
         # that fits into 160.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        # What tasks print goes to standard error, not among the caller's output.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()], env=environment
+        )
+        theirs.close()
 
     def call(self, request: bytes) -> tuple[Any, str | None]:
         """What a pickled function returns for its task, or why it failed.
@@ -225,23 +229,16 @@ class _Worker:
         Raises:
             EOFError: the process died.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
-            self._process.stdin.write(request)
-            self._process.stdin.flush()
-            return pickle.load(self._process.stdout)
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            self._connection.send_bytes(request)
+            return self._connection.recv()
+        except (OSError, pickle.UnpicklingError) as error:
             raise EOFError from error
 
     def end(self) -> None:
         """End the process, at once, and wait until it has ended."""
         self._process.terminate()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
 
     def last_words(self) -> str:
         """How the process died."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bridge_profiling.bench import ranks, requests, results, statistics
+from bridge_profiling.bench import ranks, requests, results
 from bridge_profiling.bench.ranks import World
 from bridge_profiling.errors import one_line, require
 from bridge_profiling.launch_env import LaunchEnv
@@ -105,9 +105,9 @@ def _row(operation: str, elements: int, request: requests.CollectivesRequest, wo
         exchange.call()
     # All ranks take the same number of samples, from the time of the slowest.
     (once_s,) = world.slowest([_sample(exchange.call, 1, world)])
-    operations, samples = statistics.plan(once_s, request.seconds, min_samples=_MIN_SAMPLES)
+    operations, samples = ranks.plan(once_s, request.seconds, min_samples=_MIN_SAMPLES)
     taken = [_sample(exchange.call, operations, world) / operations for _ in range(samples)]
-    seconds = statistics.estimate(world.slowest(taken))
+    seconds = results.estimate(world.slowest(taken))
     message = elements * requests.DTYPES[request.dtype]
     algorithm_gbs = message / seconds.median / 1e9
     return {
@@ -125,7 +125,7 @@ def _sample(call: Callable[[], object], operations: int, world: World) -> float:
     """Seconds of some operations in sequence; ranks start together."""
     dist.barrier()
     if world.device.type == "cuda":
-        return statistics.device_seconds(call, operations, hold_cycles=_HOLD_CYCLES)
+        return ranks.device_seconds(call, operations, hold_cycles=_HOLD_CYCLES)
     started = time.perf_counter()
     for _ in range(operations):
         call()

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from bridge_profiling.bench.ranks import conditions, require_cuda
+from bridge_profiling.bench.ranks import conditions, device_seconds, plan, require_cuda
 from bridge_profiling.bench.requests import CopiesRequest
-from bridge_profiling.bench.statistics import device_seconds, estimate, plan
+from bridge_profiling.bench.results import estimate
 
 _WARMUP, _MIN_SAMPLES = 3, 6
 

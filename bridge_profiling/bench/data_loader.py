@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from bridge_profiling.bench.ranks import conditions
 from bridge_profiling.bench.requests import DataLoaderRequest
-from bridge_profiling.bench.results import MeasurementError
-from bridge_profiling.bench.statistics import estimate
+from bridge_profiling.bench.results import MeasurementError, estimate
 from bridge_profiling.bench.step import USER_ERRORS, call_factory, describe, load_factory
 from bridge_profiling.errors import require
 

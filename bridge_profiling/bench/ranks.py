@@ -1,4 +1,6 @@
-"""The ranks of a measurement: starting them on this machine, joining those of a launcher, and the conditions they run under."""
+"""The ranks of a measurement: starting them on this machine or joining those of a launcher, timing on their devices, and the
+conditions they run under.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,6 +36,12 @@ _PATIENCE_S = 5.0
 
 #: How long a rank waits for the others.
 _TIMEOUT = timedelta(minutes=3)
+
+#: Target duration of a sample, and its largest number of operations: long enough for any clock, and few enough for a device's
+#: queue.
+_SAMPLE_S, _MAX_OPERATIONS = 0.002, 50
+
+_MAX_SAMPLES = 30
 
 
 def run_locally(arguments: Sequence[str], processes: int | None, backend: str | None) -> int:
@@ -151,6 +159,26 @@ def require_cuda() -> None:
     if not torch.cuda.is_available():
         why = f"torch {torch.__version__} was built without CUDA" if torch.version.cuda is None else "torch finds none"
         raise UnavailableError(f"no CUDA device: unavailable, {why}")
+
+
+def plan(once_s: float, budget_s: float, *, min_samples: int) -> tuple[int, int]:
+    """Operations per sample, and number of samples, for an operation that takes `once_s` and a total of about `budget_s`."""
+    operations = int(min(max(_SAMPLE_S / once_s, 1), _MAX_OPERATIONS))
+    return operations, int(min(max(budget_s / (once_s * operations), min_samples), _MAX_SAMPLES))
+
+
+def device_seconds(call: Callable[[], object], count: int, *, hold_cycles: int = 0) -> float:
+    """Seconds of `count` calls in sequence by the clock of the CUDA device, which first waits for `hold_cycles`."""
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    if hold_cycles:
+        torch.cuda._sleep(hold_cycles)
+    before.record()
+    for _ in range(count):
+        call()
+    after.record()
+    torch.cuda.synchronize()
+    return before.elapsed_time(after) / 1e3
 
 
 def conditions(kind: str, device: torch.device, *, subject: str | None = None) -> dict[str, Any]:

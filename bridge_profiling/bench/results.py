@@ -1,4 +1,4 @@
-"""Results of benchmarks: the file that holds them, bus bandwidth, and the errors of a measurement. Imports no torch.
+"""Results of benchmarks: estimates from samples, bus bandwidth, the file that holds them, and errors. Imports no torch.
 
 The fields of the file are stable: times are in microseconds, sizes in bytes, bandwidths in 10⁹ bytes per second. Keys may be
 added; none changes its meaning within a `schema_version`. One file holds results of several benchmarks: a new result replaces
@@ -8,6 +8,9 @@ the one of its kind measured under the same conditions, and leaves the others.
 from __future__ import annotations
 
 import json
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,9 @@ _FORMAT = "bridge-profiling bench"
 _CONDITIONS = ("kind", "world_size", "hosts", "backend", "dtype", "device", "subject")
 
 _NUMBER = (int, float)
+
+#: Probability with which the bounds hold the true median.
+LEVEL = 0.95
 
 #: Fields that a comparison with a capture reads, by kind: those of a result, and those of each of its rows.
 _FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -66,6 +72,58 @@ class BenchDocument:
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         """Results of one benchmark, a key of `requests.KINDS`."""
         return [result for result in self.results if result.get("kind") == kind]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Statistics of a repeated measurement.
+
+    Args:
+        count: number of samples.
+        median: in the unit of the samples.
+        mean: of the samples.
+        low: lower bound of the median at `LEVEL`; None for fewer than six samples, which give no such bound.
+        high: upper bound.
+    """
+
+    count: int
+    median: float
+    mean: float
+    low: float | None
+    high: float | None
+
+    def scaled(self, factor: float) -> Estimate:
+        """The same in another unit; `factor` is above 0."""
+        bounds = [None if bound is None else bound * factor for bound in (self.low, self.high)]
+        return Estimate(self.count, self.median * factor, self.mean * factor, *bounds)
+
+    def inverted(self, amount: float = 1.0) -> Estimate:
+        """The rate that follows from a time: `amount` per sample over it. The mean rate covers all samples together."""
+        low, high = (None if bound is None or bound <= 0 else amount / bound for bound in (self.high, self.low))
+        median, mean = (amount / time if time else math.inf for time in (self.median, self.mean))
+        return Estimate(self.count, median, mean, low, high)
+
+    def as_json(self) -> dict[str, float | int | None]:
+        """The numbers with six digits, more than the precision of any clock."""
+        numbers = {"median": self.median, "mean": self.mean, "low": self.low, "high": self.high}
+        return {"count": self.count} | {name: None if n is None else float(f"{n:.6g}") for name, n in numbers.items()}
+
+
+def estimate(samples: Sequence[float]) -> Estimate:
+    """The median of at least one sample, with bounds that assume no distribution.
+
+    The number of samples below the median is binomial, so the k-th smallest and the k-th largest hold the median between them
+    with a probability that is summed up here (Conover, Practical Nonparametric Statistics, section 3.2). Samples are taken to
+    be independent.
+    """
+    ordered, count = sorted(samples), len(samples)
+    outside, low, high = 0.0, None, None
+    for below in range(count // 2):
+        outside += 2 * math.comb(count, below) / 2**count
+        if outside > 1 - LEVEL:
+            break
+        low, high = ordered[below], ordered[-1 - below]
+    return Estimate(count, statistics.median(ordered), statistics.fmean(ordered), low, high)
 
 
 #: Operations that have a bus bandwidth, and whether its factor depends on the number of ranks.

@@ -25,8 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from bridge_profiling.bench.ranks import conditions
 from bridge_profiling.bench.requests import StepRequest, module_and_name
-from bridge_profiling.bench.results import MeasurementError
-from bridge_profiling.bench.statistics import Estimate, estimate
+from bridge_profiling.bench.results import Estimate, MeasurementError, estimate
 from bridge_profiling.errors import ProfilingConfigError, require
 
 #: Exceptions of user code that end a measurement with a message. Scripts that parse arguments raise SystemExit.

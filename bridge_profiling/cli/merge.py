@@ -24,12 +24,15 @@ def merge(
     Exit code 1: a capture could not be read, or only in part; the others are merged. 2: invalid request.
     """
     with open_runs(run, output=output, workers=workers) as (found,):
+        from bridge_profiling.analysis.caveats import sentences
         from bridge_profiling.report.merged_trace import write_merged_trace
 
         # Findings first: one pass over the captures then reads everything that is needed.
         judged = found.findings() if findings else []
         offsets = found.clock_offsets() if len(found.entries()) > 1 else None
-        errors, limitations = found.errors, found.limitations
+        errors, aligned = found.errors, () if offsets is None else found.caveats("clock_offsets")
+        # Findings have evaluated everything else already.
+        limitations = found.limitations if findings else sentences([*found.capture_caveats, *aligned])
         if not found.entries():
             finish([*errors, f"{run} holds no trace to merge"])
         with progress("merging", "ranks") as on_merged:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bridge_profiling.doctor import environment, gpus, megatron, nsys, window
-from bridge_profiling.doctor.experiment import read_experiment
-from bridge_profiling.doctor.machine import Machine
-from bridge_profiling.doctor.output_dir import check_output_dir
-from bridge_profiling.doctor.request import Request
-from bridge_profiling.doctor.verdict import Check, Status, Verdict
+from bridge_profiling.doctor import environment, gpus, nsys, profiling
+from bridge_profiling.doctor.checks import Check, Machine, Status, Verdict
+from bridge_profiling.doctor.request import Request, read_experiment
 from bridge_profiling.experiments.jobs import find_experiment
 
 __all__ = ["Machine", "Request", "Status", "Verdict", "diagnose", "find_experiment", "read_experiment"]
 
-_REQUEST_CHECKS: tuple[Check, ...] = (window.check_window_fits, window.check_ranks_exist, check_output_dir)
+_REQUEST_CHECKS: tuple[Check, ...] = (profiling.check_window_fits, profiling.check_ranks_exist, profiling.check_output_dir)
 #: Checks whose result counts on the machine that runs the job.
 _MACHINE_CHECKS: tuple[Check, ...] = (
     nsys.check_nsys,
@@ -27,7 +24,7 @@ _MACHINE_CHECKS: tuple[Check, ...] = (
     gpus.check_gpus,
     environment.check_nccl_settings,
     environment.check_other_profilers,
-    megatron.check_megatron_core,
+    environment.check_megatron_core,
 )
 
 
@@ -37,7 +34,7 @@ def diagnose(request: Request, machine: Machine) -> list[Verdict]:
     Where the job runs elsewhere, this machine proves nothing about it: verdicts on the machine become `unknown`, with what
     was found here.
     """
-    verdicts = list(window.check_profilers(request, machine))
+    verdicts = list(profiling.check_profilers(request, machine))
     if request.name and not (request.profiling.enabled or request.wants_nsys):
         return verdicts
     verdicts += [verdict for check in _REQUEST_CHECKS for verdict in check(request, machine)]

@@ -1,4 +1,4 @@
-"""Variables, configuration files and programs that slow a job down, or that distort or prevent its profile."""
+"""Variables, configuration files, programs and packages that slow a job down, distort its profile, or prevent it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from bridge_profiling.doctor.machine import Machine, Process, Unavailable, join, parse_settings
+from bridge_profiling.doctor.checks import (
+    Machine,
+    Process,
+    Unavailable,
+    Verdict,
+    checked,
+    join,
+    ok,
+    parse_settings,
+    unknown,
+    warning,
+)
 from bridge_profiling.doctor.request import Request
-from bridge_profiling.doctor.verdict import Verdict, checked, ok, unknown, warning
+from bridge_profiling.megatron_versions import tested_requirement, untested
 
 _ON = "1|TRUE|YES|ON"
 _HOST_MEMORY = "GPUs of one machine communicate through host memory instead of NVLink or PCIe"
@@ -104,6 +115,20 @@ def check_other_profilers(request: Request, machine: Machine) -> Iterator[Verdic
         yield ok(f"none among the {len(processes)} processes here")
     else:
         yield unknown(f"none among the {len(processes)} processes of this container; the host's are not visible from here")
+
+
+@checked("megatron-core")
+def check_megatron_core(request: Request, machine: Machine) -> Iterator[Verdict]:
+    """The installed release; nothing where there is none, since a job may train with another framework."""
+    try:
+        version = machine.package_version("megatron-core")
+    except Unavailable:
+        return
+    problem = untested(version)
+    if problem is None:
+        yield ok(f"megatron-core {version} belongs to a tested series")
+    else:
+        yield warning(problem, f"If the job fails, type pip install {tested_requirement()}")
 
 
 def _harmful(table: Mapping[str, tuple[str, str]], settings: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from bridge_profiling.doctor.machine import Machine, join
+from bridge_profiling.doctor.checks import Machine, Verdict, checked, join, ok, unknown, warning
 from bridge_profiling.doctor.request import Request
-from bridge_profiling.doctor.verdict import Verdict, checked, ok, unknown, warning
 
 #: Links of `nvidia-smi topo -m` within PCIe switches or NVLink; the others cross a host bridge or a socket.
 _NEAR = re.compile(r"NV\d+|PIX|PXB")

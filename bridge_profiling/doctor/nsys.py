@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from bridge_profiling.doctor.machine import Machine, Unavailable, parse_settings
+from bridge_profiling.doctor.checks import Machine, Unavailable, Verdict, checked, fails, ok, parse_settings, unknown, warning
 from bridge_profiling.doctor.request import Request
-from bridge_profiling.doctor.verdict import Verdict, checked, fails, ok, unknown, warning
 from bridge_profiling.errors import CaptureError
+from bridge_profiling.nsys.command import NsysVersion, find_nsys
 from bridge_profiling.nsys.options import check_extra_args, check_trace, value_of
-from bridge_profiling.nsys.version import NsysVersion, find_nsys
 
 _INSTALL = "Install Nsight Systems, or mount one and put its bin directory on PATH (docs/how-to/into-a-container.md)"
 

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridge_profiling.bench.step import quick_benchmark
-    from bridge_profiling.easy.auto import auto_profile
-    from bridge_profiling.easy.phases import PhaseTime, phase, phase_times, reset_phase_times
+    from bridge_profiling.easy.steps import PhaseTime, auto_profile, phase, phase_times, reset_phase_times
     from bridge_profiling.monitor import Counters, GPUMonitor, TrainingMonitor
 
 _MODULES = {
-    "auto_profile": "bridge_profiling.easy.auto",
+    **dict.fromkeys(("auto_profile", "PhaseTime", "phase", "phase_times", "reset_phase_times"), "bridge_profiling.easy.steps"),
     "quick_benchmark": "bridge_profiling.bench.step",
-    **dict.fromkeys(("PhaseTime", "phase", "phase_times", "reset_phase_times"), "bridge_profiling.easy.phases"),
     **dict.fromkeys(("Counters", "GPUMonitor", "TrainingMonitor"), "bridge_profiling.monitor"),
 }
 

@@ -6,18 +6,25 @@
 
 Finds the parallel layout in the wrapped model, names the phases of every captured iteration without a change in the loop, and
 writes the wrapper's settings to the manifest. Also works with a plain model on one device.
+
+fully_shard names its communication in annotations (`FSDP::all_gather (layers.3)`), FullyShardedDataParallel names nothing, and
+nsys sees no annotations: this module adds the missing ranges, on the thread that does the work. Most of the functions it wraps
+are private; a release without one of them is left alone.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from bridge_profiling.capture.record import IterationWork
-from bridge_profiling.integrations import communication_ranges, parallel_layout
+from bridge_profiling.integrations import parallel_layout
 from bridge_profiling.integrations.driver import LoopProfiling, OutputDir, config_from
-from bridge_profiling.integrations.phases import PhaseWatch
+from bridge_profiling.integrations.phases import PhaseWatch, RangeOf
 from bridge_profiling.launch_env import initialized_distributed
 from bridge_profiling.layout import ParallelLayout
 
@@ -62,13 +69,48 @@ class Profiling(LoopProfiling):
 
     def _watch(self, phases: PhaseWatch) -> None:
         phases.everything(self._model, self._optimizer)
-        communication_ranges.name_wrapper_steps(phases, self._model, self._driver.range)
+        name_wrapper_steps(phases, self._model, self._driver.range)
         if self._driver.config.use_nsys_profiler:
-            communication_ranges.repeat_annotations(phases, self._driver.range)
+            repeat_annotations(phases, self._driver.range)
 
     def _conclude(self, facts: dict[str, object]) -> None:
         if facts.get("name") == "ddp":
             facts["bucket_bytes"] = parallel_layout.bucket_bytes(self._model)
+
+
+def name_wrapper_steps(phases: PhaseWatch, model: torch.nn.Module, range_of: RangeOf) -> None:
+    """Open ranges where units of FullyShardedDataParallel gather and reduce, with fully_shard's names, on any thread."""
+    units = {id(handle): f" ({name})" if name else "" for name, handle in parallel_layout.wrapped_units(model)}
+    if not units:
+        return
+
+    def of_unit(text: str, handle: Any) -> AbstractContextManager:
+        # Units of other models get no range.
+        return range_of(f"{text}{units[id(handle)]}") if id(handle) in units else nullcontext()
+
+    def gathers(state: Any, handle: Any, *others: Any, **keywords: Any) -> AbstractContextManager:
+        # A unit whose parameters are complete gathers nothing.
+        return of_unit("FSDP::all_gather", handle) if handle.needs_unshard() else nullcontext()
+
+    module = importlib.import_module("torch.distributed.fsdp._runtime_utils")
+    phases.run_inside(module, "_unshard", gathers)
+    phases.run_inside(module, "_reduce_grad", lambda state, handle: of_unit("FSDP::post_backward_reduce", handle))
+
+
+def repeat_annotations(phases: PhaseWatch, range_of: RangeOf) -> None:
+    """Open a range with each annotation of fully_shard's parameter groups, for a profiler that does not see annotations."""
+    try:
+        module = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    except ImportError:
+        return
+    annotation = module.record_function
+
+    @contextmanager
+    def repeated(name: str, *arguments: Any) -> Iterator[None]:
+        with range_of(name), annotation(name, *arguments):
+            yield
+
+    phases.replace(module, "record_function", repeated)
 
 
 def _backend(model: torch.nn.Module) -> str | None:

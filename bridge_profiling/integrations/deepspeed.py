@@ -12,8 +12,11 @@ and results, and a note where they disturb the window; this module switches none
 
 from __future__ import annotations
 
+import importlib
 import logging
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import deepspeed
@@ -21,10 +24,9 @@ from deepspeed.accelerator import get_accelerator
 
 from bridge_profiling.capture.record import IterationWork
 from bridge_profiling.config import Window
-from bridge_profiling.integrations import communication_ranges
 from bridge_profiling.integrations.driver import END, Batch, LoopProfiling, OutputDir, config_from
 from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_sizes
-from bridge_profiling.integrations.phases import PhaseWatch
+from bridge_profiling.integrations.phases import PhaseWatch, RangeOf
 from bridge_profiling.launch_env import initialized_distributed
 from bridge_profiling.layout import ParallelLayout
 
@@ -141,9 +143,9 @@ class Profiling(LoopProfiling):
         phases.function(engine, "save_checkpoint", "checkpoint")
         self._watch_flops(phases)
         if engine.optimizer is not None and engine.zero_optimization_stage() in (1, 2):
-            communication_ranges.name_zero_steps(phases, engine.optimizer, self._driver.range)
+            _name_zero_steps(phases, engine.optimizer, self._driver.range)
         if not self._driver.config.use_nsys_profiler:
-            communication_ranges.repeat_nvtx(phases, get_accelerator(), self._driver.range)
+            _repeat_nvtx(phases, get_accelerator(), self._driver.range)
 
     def _conclude(self, facts: dict[str, object]) -> None:
         facts |= self._measured()
@@ -201,6 +203,36 @@ class Profiling(LoopProfiling):
             self._timed_iterations.append(iteration)
         for name, milliseconds in timers.items():
             self._timers_ms.setdefault(name, []).append(round(milliseconds, 3))
+
+
+def _name_zero_steps(phases: PhaseWatch, optimizer: Any, range_of: RangeOf) -> None:
+    """Open ranges where ZeRO 1 and 2 reduce gradients, `ZeRO::reduce`, and gather parameters, `ZeRO::all_gather`."""
+    phases.run_inside(optimizer, "reduce_ipg_grads", lambda *_, **__: range_of("ZeRO::reduce"))
+    module = importlib.import_module(type(optimizer).__module__)
+    phases.run_inside(module, "all_gather_dp_groups", lambda *_, **__: range_of("ZeRO::all_gather"))
+
+
+def _repeat_nvtx(phases: PhaseWatch, accelerator: Any, range_of: RangeOf) -> None:
+    """Open a range with each NVTX range of DeepSpeed, for a profiler that does not see NVTX."""
+    thread = threading.local()
+    push, pop = accelerator.range_push, accelerator.range_pop
+
+    def ranges() -> list[AbstractContextManager]:
+        return thread.__dict__.setdefault("ranges", [])
+
+    def range_push(text: str, *arguments: Any, **keywords: Any) -> Any:
+        one = range_of(text)
+        one.__enter__()
+        ranges().append(one)
+        return push(text, *arguments, **keywords)
+
+    def range_pop(*arguments: Any, **keywords: Any) -> Any:
+        if ranges():
+            ranges().pop().__exit__(None, None, None)
+        return pop(*arguments, **keywords)
+
+    phases.replace(accelerator, "range_push", range_push)
+    phases.replace(accelerator, "range_pop", range_pop)
 
 
 def _disturbances(engine: Any, window: Window) -> list[str]:

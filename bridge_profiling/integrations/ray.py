@@ -29,8 +29,7 @@ from bridge_profiling.errors import CaptureError, require
 from bridge_profiling.integrations.driver import Closing, OutputDir, ProfilingDriver, config_from
 from bridge_profiling.launch_env import LAUNCH_VARIABLE
 from bridge_profiling.layout import ParallelLayout
-from bridge_profiling.nsys.command import ray_options
-from bridge_profiling.nsys.version import NsysVersion, find_nsys
+from bridge_profiling.nsys.command import NsysVersion, find_nsys, ray_options
 from bridge_profiling.ray_request import RayRequest, changed_by_a_shell, check_options
 
 logger = logging.getLogger(__name__)

@@ -1,18 +1,106 @@
-"""Every command line of nsys: a rank's own, Ray's, NeMo-Run's prefix in its shell script, and the export of a report.
+"""The nsys of this machine, and every command line of it: a rank's own, Ray's, NeMo-Run's prefix, and the export of a report.
 
-Composes them from `options` and what an nsys knows; runs no profiler.
+Options come and go between versions, so this asks the program itself (`nsys --version`, `nsys … --help`). Never profiles.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
-from bridge_profiling.nsys import options as nsys_options
-from bridge_profiling.nsys.version import NsysVersion, run_nsys
+from bridge_profiling.nsys.options import (
+    CAPTURE_RANGE,
+    DEFAULT_OPTIONS,
+    DEFAULT_TRACE,
+    GPU_METRICS,
+    RENAMED_OPTIONS,
+    NsysRequest,
+    merge_options,
+    split_options,
+    value_of,
+)
+
+
+@dataclass(frozen=True)
+class NsysVersion:
+    """An nsys that runs here: its path, its version as it prints it, and the long names of its `profile` options."""
+
+    executable: str
+    text: str
+    options: frozenset[str]
+
+    def adapt(self, options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """Options of `nsys profile`, renamed or left out for this nsys, and a warning for each such option by its long name."""
+        adapted: list[str] = []
+        warnings: dict[str, str] = {}
+        for name, tokens in split_options(options):
+            known = name if not name.startswith("--") else self.name_of(name)
+            if known is None:
+                warnings[name] = f"nsys {self.text} does not know {name}: left out {' '.join(tokens)}"
+                continue
+            if known != name:
+                warnings[name] = f"nsys {self.text} knows {name} as {known}"
+            adapted += [tokens[0].replace(name, known, 1), *tokens[1:]]
+        return adapted, warnings
+
+    def name_of(self, option: str) -> str | None:
+        """The name of an option in this version; None if it has no such option."""
+        names = next((names for names in RENAMED_OPTIONS if option in names), ())
+        return next((name for name in (option, *names) if name in self.options), None)
+
+    def gpu_metrics_device(self, local_rank: int) -> str:
+        """The number that this nsys gives the GPU of a local rank; raises CaptureError with nsys' own reason if it has none.
+
+        The rank uses the GPU at that place in CUDA_VISIBLE_DEVICES.
+        """
+        answer = run_nsys(self.executable, "profile", f"{self.name_of(GPU_METRICS) or GPU_METRICS}=help", "true")
+        devices = re.findall(r"^\s*(\d+):", answer, re.MULTILINE)
+        if not devices:
+            reason = " ".join(line.strip() for line in answer.splitlines()[1:] if line.strip()) or "it lists no GPU"
+            raise CaptureError(f"nsys samples no GPU metrics here: {reason}")
+        visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+        device = visible[local_rank] if local_rank < len(visible) else str(local_rank)
+        # A UUID does not give nsys' number; a job that sees one GPU by its UUID mostly sees no other in its container.
+        device = device if device.isdigit() else str(local_rank)
+        if device not in devices:
+            raise CaptureError(f"nsys samples metrics of the GPUs {', '.join(devices)}, not of {device}")
+        return device
+
+
+def find_nsys(name: str = "nsys") -> NsysVersion:
+    """The nsys on PATH, or at a path."""
+    executable = shutil.which(name)
+    if executable is None:
+        raise CaptureError(f"{name} is not on PATH here; install Nsight Systems, or mount it into the container")
+    version = re.search(r"version\s+(\S+)", run_nsys(executable, "--version"))
+    known = run_nsys(executable, "profile", "--help")
+    options = re.findall(r"^\s*(?:-\w,\s*)?(--[a-z0-9][a-z0-9-]*)", known, re.MULTILINE)
+    if version is None or "--trace" not in options:
+        raise CaptureError(f"{executable} does not answer as nsys does")
+    return NsysVersion(executable, version.group(1), frozenset(options))
+
+
+def run_nsys(executable: str, *arguments: str) -> str:
+    """The output of a short nsys command, its errors included."""
+    try:
+        environ = without_injection(os.environ)
+        done = subprocess.run([executable, *arguments], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CaptureError(f"{executable} does not run: {error}") from error
+    return done.stdout + done.stderr
+
+
+def without_injection(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a program runs free of the nsys around this process."""
+    return {name: value for name, value in environ.items() if name not in ("LD_PRELOAD", "CUDA_INJECTION64_PATH")}
+
 
 #: Settings of nsys that its manual leaves out, as `name=value;name=value`.
 DIRECTIVES_VARIABLE = "NSYS_CONFIG_DIRECTIVES"
@@ -25,17 +113,17 @@ _DETACH = "CuptiFinalizeOnStop"
 _CUDA_ONLY = frozenset({"cuda", "cuda-hw", "cuda-sw", "cublas", "cublas-verbose", "cudnn", "cusparse", "cusolver", "nccl"})
 
 
-def profile_command(request: nsys_options.NsysRequest, version: NsysVersion, *, report: Path) -> tuple[list[str], list[str]]:
+def profile_command(request: NsysRequest, version: NsysVersion, *, report: Path) -> tuple[list[str], list[str]]:
     """The command with which a rank starts nsys, without the application, and a warning for each part that this nsys lacks."""
     warnings: list[str] = []
-    trace = list(request.trace or nsys_options.DEFAULT_TRACE)
+    trace = list(request.trace or DEFAULT_TRACE)
     if not request.cuda:
         left_out = [name for name in trace if name in _CUDA_ONLY]
         trace = [name for name in trace if name not in _CUDA_ONLY] or ["nvtx"]
         if left_out and request.trace:
             warnings.append(f"no CUDA device: left out --trace={','.join(left_out)}")
-    defaults = list(nsys_options.DEFAULT_OPTIONS)
-    if not nsys_options.value_of(request.extra_args, "--capture-range"):
+    defaults = list(DEFAULT_OPTIONS)
+    if not value_of(request.extra_args, "--capture-range"):
         # nsys' own default ends the application with its capture range.
         end = f"repeat:{request.captures}" if request.captures > 1 else "stop"
         defaults += [*_capture_range(request.cuda), f"--capture-range-end={end}"]
@@ -43,12 +131,12 @@ def profile_command(request: nsys_options.NsysRequest, version: NsysVersion, *, 
         warnings.append("no CUDA device: no GPU metrics")
     elif request.gpu_metrics:
         try:
-            defaults.insert(0, f"{nsys_options.GPU_METRICS}={version.gpu_metrics_device(request.local_rank)}")
+            defaults.insert(0, f"{GPU_METRICS}={version.gpu_metrics_device(request.local_rank)}")
         except CaptureError as error:
             warnings.append(str(error))
-    options, unknown = version.adapt(nsys_options.merge_options(defaults, request.extra_args))
+    options, unknown = version.adapt(merge_options(defaults, request.extra_args))
     # A default that a version does not know is not worth a warning.
-    asked = {name for name, _ in nsys_options.split_options(request.extra_args)} | {nsys_options.GPU_METRICS}
+    asked = {name for name, _ in split_options(request.extra_args)} | {GPU_METRICS}
     warnings += [text for name, text in unknown.items() if name in asked]
     return [version.executable, "profile", f"--trace={','.join(trace)}", f"--output={report}", *options], warnings
 
@@ -56,7 +144,7 @@ def profile_command(request: nsys_options.NsysRequest, version: NsysVersion, *, 
 def directives(version: NsysVersion, options: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
     """The value of NSYS_CONFIG_DIRECTIVES: the user's own, which win, and to detach CUPTI after the only capture."""
     own = environ.get(DIRECTIVES_VARIABLE, "")
-    one_capture = nsys_options.value_of(options, "--capture-range-end") == "stop"
+    one_capture = value_of(options, "--capture-range-end") == "stop"
     # The versions in which it is known to work. Other versions don't get a directive that their manual leaves out.
     if not one_capture or not version.text.startswith("2024.2.") or _DETACH.lower() in own.lower():
         return own
@@ -71,17 +159,17 @@ def ray_options(
     Later options of the user's win. A `reports` directory of None leaves it to Ray; a `version` of None leaves out options that
     not every version knows.
     """
-    given = {nsys_options.split_options([f"-{name}" if len(name) == 1 else f"--{name}"])[0][0]: value for name, value in asked}
+    given = {split_options([f"-{name}" if len(name) == 1 else f"--{name}"])[0][0]: value for name, value in asked}
     output = given.pop("--output", None)
     # Without the one default that not every version knows.
-    options = [option for option in nsys_options.DEFAULT_OPTIONS if not option.startswith("--cuda-event-trace")]
+    options = [option for option in DEFAULT_OPTIONS if not option.startswith("--cuda-event-trace")]
     options.append("--trace=cuda,nvtx" if cuda else "--trace=nvtx")
     if "--capture-range" not in given:
         options += _capture_range(cuda)
     if given.get("--capture-range") != "none":
         # nsys' own default ends the worker with its capture range.
         options.append("--capture-range-end=stop")
-    options = nsys_options.merge_options(options, [f"{name}={value}" for name, value in given.items()])
+    options = merge_options(options, [f"{name}={value}" for name, value in given.items()])
     options, warnings = version.adapt(options) if version is not None else (options, {})
     # A name from the user gets the worker's as well, so that no two workers write the same report.
     name = f"{output}_{report}" if output else f"{report}_%p"
@@ -92,7 +180,7 @@ def ray_options(
 
 def launcher_options(extra_args: Sequence[str], *, export_sqlite: bool) -> list[str]:
     """The user's options for NeMo-Run's launcher, with the export that writes an SQLite file next to the report."""
-    exports = [" ".join(tokens) for name, tokens in nsys_options.split_options(extra_args) if name == "--export"]
+    exports = [" ".join(tokens) for name, tokens in split_options(extra_args) if name == "--export"]
     if not export_sqlite or any("sqlite" in export for export in exports):
         return list(extra_args)
     if exports:
@@ -111,14 +199,14 @@ def prefix_command(nsys: Sequence[str], *, gpu_metrics: str) -> list[str]:
     """
     # The script looks at options one by one, so each long one is one argument; it samples GPU metrics by its own means.
     options: list[str] = []
-    for _, tokens in nsys_options.split_options([argument for argument in nsys if argument != "$GPU_METRICS_FLAG"]):
+    for _, tokens in split_options([argument for argument in nsys if argument != "$GPU_METRICS_FLAG"]):
         options += ["=".join(tokens)] if tokens[0].startswith("--") and len(tokens) == 2 else tokens
     text = resources.files("bridge_profiling.nsys").joinpath("prefix.sh").read_text(encoding="utf-8")
     # Without comments: the text becomes part of a batch script.
     script = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    folder = os.path.dirname(nsys_options.value_of(options, "--output") or "")
-    renamed = " ".join(",".join(names) for names in nsys_options.RENAMED_OPTIONS)
-    metrics = f"{nsys_options.GPU_METRICS}={gpu_metrics}" if gpu_metrics else ""
+    folder = os.path.dirname(value_of(options, "--output") or "")
+    renamed = " ".join(",".join(names) for names in RENAMED_OPTIONS)
+    metrics = f"{GPU_METRICS}={gpu_metrics}" if gpu_metrics else ""
     return ["-c", script, "nsys", str(len(options)), metrics, folder, renamed, *options]
 
 
@@ -131,5 +219,5 @@ def export_command(executable: str, report: Path, sqlite: Path) -> list[str]:
 
 
 def _capture_range(cuda: bool) -> list[str]:
-    without_cuda = ["--capture-range=nvtx", f"--nvtx-capture={nsys_options.CAPTURE_RANGE}"]
+    without_cuda = ["--capture-range=nvtx", f"--nvtx-capture={CAPTURE_RANGE}"]
     return ["--capture-range=cudaProfilerApi"] if cuda else without_cuda

@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridge_profiling.plugins.fault_tolerance import FaultTolerancePlugin, FaultTolerancePluginScriptArgs
-    from bridge_profiling.plugins.nsys import NsysPlugin, NsysPluginScriptArgs
     from bridge_profiling.plugins.preemption import PreemptionPlugin, PreemptionPluginScriptArgs
-    from bridge_profiling.plugins.pytorch_profiler import PyTorchProfilerPlugin, PyTorchProfilerPluginScriptArgs
+    from bridge_profiling.plugins.profilers import (
+        NsysPlugin,
+        NsysPluginScriptArgs,
+        PyTorchProfilerPlugin,
+        PyTorchProfilerPluginScriptArgs,
+    )
     from bridge_profiling.plugins.ray_workers import RayWorkersPlugin
 
 _MODULES = {
     "fault_tolerance": ("FaultTolerancePlugin", "FaultTolerancePluginScriptArgs"),
-    "nsys": ("NsysPlugin", "NsysPluginScriptArgs"),
     "preemption": ("PreemptionPlugin", "PreemptionPluginScriptArgs"),
-    "pytorch_profiler": ("PyTorchProfilerPlugin", "PyTorchProfilerPluginScriptArgs"),
+    "profilers": ("NsysPlugin", "NsysPluginScriptArgs", "PyTorchProfilerPlugin", "PyTorchProfilerPluginScriptArgs"),
     "ray_workers": ("RayWorkersPlugin",),
 }
 

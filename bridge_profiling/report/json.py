@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.attribution.device import COLUMNS
-
 if TYPE_CHECKING:
     from bridge_profiling.analysis import Run
     from bridge_profiling.analysis.findings import Finding, Thresholds
@@ -45,7 +43,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
     """Every answer about a run as plain data; None stands for the default thresholds."""
     # Findings first: one pass over the captures then reads everything.
     findings = [as_plain_data(finding) for finding in run.findings(thresholds)]
-    breakdowns = _by_capture(run.breakdown(), COLUMNS)
+    breakdowns = _by_capture(run.breakdown())
     iterations = _by_capture(run.iterations(), _ITERATION)
     kernels = _by_capture(run.kernels(), _KERNEL)
     ranks = []
@@ -99,12 +97,12 @@ def as_plain_data(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _by_capture(table: pa.Table, columns: Sequence[str]) -> dict[tuple[int, str], list[dict[str, Any]]]:
-    """Rows of each rank and source, without these two columns."""
+def _by_capture(table: pa.Table, columns: Sequence[str] | None = None) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """Rows of each rank and source, without these two columns; `columns`: the others, or None for all."""
     found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
-    if not table.num_rows:
-        return found
-    for row in table.select(["rank", "source", *columns]).to_pylist():
+    if columns is not None:
+        table = table.select(["rank", "source", *columns])
+    for row in table.to_pylist():
         found[row.pop("rank"), row.pop("source")].append(row)
     return found
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.analysis import Run
+from bridge_profiling.analysis.caveats import sentences
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.run_view import memory_over_time_view
 from bridge_profiling.report.views import FigureView, PageView, Row, SectionView, TableView, Verdict, of, table
@@ -112,7 +113,7 @@ def _recorded(run: Run, figure: str) -> Recorded:
         growth=run.memory_growth().to_pylist(),
         figures=memory_over_time_view(run, {rank for rank, _ in drawn}, figure) if devices else [],
         lines=_lines(timeline, max((row["peak_bytes"] for row in devices), default=0) or 1),
-        limitations=run.limitations,
+        limitations=sentences([*run.capture_caveats, *run.caveats("memory")]),
     )
 
 

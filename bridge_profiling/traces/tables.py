@@ -254,3 +254,8 @@ def integer_column(values: Integers) -> pa.Array:
 def to_int64(column: pa.ChunkedArray, null: int = NULL) -> Integers:
     """A column of integers as an array."""
     return column.cast(pa.int64()).fill_null(null).to_numpy()
+
+
+def fields(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
+    """Columns of one type, for a schema."""
+    return [(name, kind) for name in names]

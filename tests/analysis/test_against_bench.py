@@ -173,8 +173,8 @@ def test_the_finding_about_a_slow_link_says_whether_it_is_slow_alone(captures, t
             found = next(finding for finding in run.findings() if finding.id == "exposed_communication")
             actions[name] = found.action
             assert found.evidence["groups"][0]["reached_share_of_alone"] == pytest.approx(25.9 / gbs, abs=0.02)
-    assert "It reached 26% of what this link gave alone" in actions["fast"]
-    assert "Alone it gives no more" in actions["slow"]
+    assert "The benchmark of this link is faster (26% of it reached)" in actions["fast"]
+    assert "so the link itself is slow" in actions["slow"]
 
 
 def test_copies_steps_and_loaders_are_compared_too(captures, tmp_path):

@@ -83,7 +83,7 @@ def test_boundary_iterations_are_left_out_of_medians_where_three_were_captured(
         for place, boundary in enumerate(boundaries)
     ]
     table = _labelled(answer(rank(iterations=iterations), "iterations"))
-    assert steady(table)["iteration"].to_pylist() == counted
+    assert [row["iteration"] for row in steady(table.to_pylist())] == counted
     (row,) = typical_iteration(table).table.to_pylist()
     durations = sorted(2**place / 10 for place in counted)
     middle = len(durations) // 2

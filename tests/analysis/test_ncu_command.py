@@ -12,7 +12,7 @@ import pytest
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Thresholds
-from bridge_profiling.analysis.findings.ncu import kernel_filter, ncu_command
+from bridge_profiling.analysis.findings.kernels import kernel_filter, ncu_command
 from bridge_profiling.manifest import Manifest, RankCapture
 from bridge_profiling.traces.types import RankInfo
 from tests.analysis.findings.simulated_jobs import Here

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.findings.ncu import function_name, kernel_filter
+from bridge_profiling.analysis.findings.kernels import function_name, kernel_filter
 from tests.analysis.findings.simulated_jobs import Here
 from tests.planted.cases import CASES
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bridge_profiling.bench.statistics import LEVEL, estimate
+from bridge_profiling.bench.results import LEVEL, estimate
 
 
 def test_median_mean_and_bounds_of_ten_samples_agree_with_tables():

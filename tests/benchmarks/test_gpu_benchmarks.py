@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks import gpu_overhead
 from benchmarks.gpu_rounds import Row
+from benchmarks.gpu_tables import per_iteration, per_unit
 from benchmarks.paired import Ratio
-from benchmarks.trace_cost import per_iteration, per_unit
 
 
 def without_ranges(method):

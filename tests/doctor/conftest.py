@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.doctor.machine import Machine, Process, Unavailable
+from bridge_profiling.doctor.checks import Machine, Process, Unavailable
 from bridge_profiling.doctor.request import Request, apply_arguments
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bridge_profiling.doctor.environment import check_nccl_settings, check_other_profilers
+from bridge_profiling.doctor.checks import Process
+from bridge_profiling.doctor.environment import check_megatron_core, check_nccl_settings, check_other_profilers
 from bridge_profiling.doctor.gpus import check_gpus, parse_nvlink, parse_topology
-from bridge_profiling.doctor.machine import Process
-from bridge_profiling.doctor.megatron import check_megatron_core
 from bridge_profiling.doctor.nsys import check_cpu_sampling, check_gpu_metrics_permission, check_nsys
 from bridge_profiling.doctor.request import Request
 

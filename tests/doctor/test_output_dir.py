@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.doctor.machine import Machine
-from bridge_profiling.doctor.output_dir import check_output_dir
+from bridge_profiling.doctor.checks import Machine
+from bridge_profiling.doctor.profiling import check_output_dir
 from bridge_profiling.doctor.trace_size import estimate
 
 TORCH = ("profiling.use_pytorch_profiler=true", "train.train_iters=50")

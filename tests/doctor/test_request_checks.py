@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bridge_profiling.doctor.machine import Machine
+from bridge_profiling.doctor.checks import Machine
+from bridge_profiling.doctor.profiling import check_profilers, check_ranks_exist, check_window_fits
 from bridge_profiling.doctor.request import Request, apply_arguments, apply_file
-from bridge_profiling.doctor.window import check_profilers, check_ranks_exist, check_window_fits
 from bridge_profiling.errors import ProfilingConfigError
 
 TORCH = "profiling.use_pytorch_profiler=true"

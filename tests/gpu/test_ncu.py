@@ -11,7 +11,7 @@ import pytest
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Thresholds
-from bridge_profiling.analysis.findings.ncu import function_name
+from bridge_profiling.analysis.findings.kernels import function_name
 
 pytestmark = [
     pytest.mark.needs("cuda"),

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Mix
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from bridge_profiling.integrations.communication_ranges import repeat_annotations
+from bridge_profiling.integrations.ddp_fsdp import repeat_annotations
 from bridge_profiling.integrations.parallel_layout import describe, layout_of_mesh
 from bridge_profiling.integrations.phases import PhaseWatch
 

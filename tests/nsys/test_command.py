@@ -13,8 +13,7 @@ from bridge_profiling.capture.nsys_profiler import nsys_request
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.nsys import launch as nsys_launch
-from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE, directives, prefix_command, profile_command
-from bridge_profiling.nsys.version import NsysVersion
+from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE, NsysVersion, directives, prefix_command, profile_command
 
 ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait"
 NEW = NsysVersion(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys import version as nsys_versions
-from bridge_profiling.nsys.version import NsysVersion, find_nsys
+from bridge_profiling.nsys import command as nsys_command
+from bridge_profiling.nsys.command import NsysVersion, find_nsys
 
 HELP_2024 = """
 usage: nsys profile [<args>] [application] [<application args>]
@@ -91,14 +91,14 @@ REFUSED = """Possible --gpu-metrics-device values are:
 
 @pytest.mark.parametrize(("visible", "local_rank", "device"), [("", 0, "0"), ("0,3", 1, "3"), ("GPU-aa,GPU-bb", 0, "0")])
 def test_a_rank_samples_its_own_gpu(monkeypatch, visible, local_rank, device):
-    monkeypatch.setattr(nsys_versions, "run_nsys", lambda *arguments: DEVICES)
+    monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: DEVICES)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert OLD.gpu_metrics_device(local_rank) == device
 
 
 @pytest.mark.parametrize(("answer", "local_rank", "why"), [(REFUSED, 0, "ERR_NVGPUCTRPERM"), (DEVICES, 1, "not of 1")])
 def test_a_gpu_that_cannot_be_sampled_is_reported_in_nsys_words(monkeypatch, answer, local_rank, why):
-    monkeypatch.setattr(nsys_versions, "run_nsys", lambda *arguments: answer)
+    monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: answer)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(CaptureError, match=why):
         OLD.gpu_metrics_device(local_rank)

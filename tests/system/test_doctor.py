@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.doctor.machine import Machine
+from bridge_profiling.doctor.checks import Machine
 from bridge_profiling.doctor.nsys import check_nsys
 from bridge_profiling.doctor.request import Request
 

@@ -24,21 +24,6 @@ from bridge_profiling.traces.types import Caveat
 if TYPE_CHECKING:
     import duckdb
 
-#: Columns of `breakdown`.
-COLUMNS = (
-    "span_us",
-    "busy_us",
-    "idle_us",
-    "compute_us",
-    "communication_us",
-    "exposed_communication_us",
-    "overlapped_communication_us",
-    "memcpy_us",
-    "memset_us",
-    "kernel_count",
-    "communication_kernel_count",
-)
-
 
 @dataclass(frozen=True)
 class DeviceWork:
@@ -58,14 +43,17 @@ class DeviceWork:
         return self.communication | self._other
 
     @cached_property
-    def exposed_communication(self) -> Intervals:
-        """When communication ran and nothing else: an upper bound on the time that hiding it would save."""
-        return self.communication - self._other
-
-    @cached_property
-    def overlapped_communication(self) -> Intervals:
-        """When communication and compute ran at once."""
-        return self.communication & self.compute
+    def times(self) -> dict[str, Intervals]:
+        """By column of `breakdown` and `iterations`."""
+        return {
+            "compute_us": self.compute,
+            "communication_us": self.communication,
+            # Communication and nothing else: an upper bound on the time that hiding it would save.
+            "exposed_communication_us": self.communication - self._other,
+            "overlapped_communication_us": self.communication & self.compute,
+            "memcpy_us": self.memcpy,
+            "memset_us": self.memset,
+        }
 
     @cached_property
     def _other(self) -> Intervals:
@@ -114,6 +102,15 @@ class IdleGaps:
     dependency_stalled: Intervals
     waits_unrecorded: bool
 
+    @property
+    def by_reason(self) -> dict[str, Intervals]:
+        """The three sets by column of `iterations` and `idle_gaps`."""
+        return {
+            "launch_starved_us": self.launch_starved,
+            "blocked_us": self.blocked,
+            "dependency_stalled_us": self.dependency_stalled,
+        }
+
 
 def device_work(device_events: pa.Table) -> DeviceWork:
     """When the device did what."""
@@ -146,21 +143,18 @@ def spans(windows: Windows, work: DeviceWork) -> Spans:
 
 
 def breakdown(work: DeviceWork) -> Answer:
-    """One row for the whole capture: `COLUMNS`. Idle is the rest of the span; kernel counts include communication."""
+    """One row for the whole capture. Idle is the rest of the span; kernel counts include communication."""
     span_ns, busy_ns = work.span.total_ns, work.busy.total_ns
-    times = (
-        span_ns,
-        busy_ns,
-        span_ns - busy_ns,
-        work.compute.total_ns,
-        work.communication.total_ns,
-        work.exposed_communication.total_ns,
-        work.overlapped_communication.total_ns,
-        work.memcpy.total_ns,
-        work.memset.total_ns,
+    table = pa.table(
+        {
+            "span_us": [span_ns / 1e3],
+            "busy_us": [busy_ns / 1e3],
+            "idle_us": [(span_ns - busy_ns) / 1e3],
+            **{name: [time.total_ns / 1e3] for name, time in work.times.items()},
+            "kernel_count": [work.kernel_count],
+            "communication_kernel_count": [work.communication_kernel_count],
+        }
     )
-    values = [*(time_ns / 1e3 for time_ns in times), work.kernel_count, work.communication_kernel_count]
-    table = pa.table({name: [value] for name, value in zip(COLUMNS, values, strict=True)})
     if work.device_count < 2:
         return Answer(table)
     text = f"work on {work.device_count} devices is counted as that of one: it is busy while any of them is"
@@ -173,19 +167,6 @@ def iterations(windows: Windows, work: DeviceWork, gaps: IdleGaps) -> pa.Table:
     `duration_us` = `compute_us` + `launch_starved_us` + `blocked_us` + `dependency_stalled_us` = busy + `idle_us`.
     """
     start, end = windows.start_ns, windows.end_ns
-    parts = {
-        "compute_us": work.compute,
-        "communication_us": work.communication,
-        "exposed_communication_us": work.exposed_communication,
-        "overlapped_communication_us": work.overlapped_communication,
-        "memcpy_us": work.memcpy,
-        "memset_us": work.memset,
-    }
-    reasons = {
-        "launch_starved_us": gaps.launch_starved,
-        "blocked_us": gaps.blocked,
-        "dependency_stalled_us": gaps.dependency_stalled,
-    }
     return pa.table(
         {
             "iteration": pa.array(windows.iteration, pa.int32()),
@@ -193,9 +174,9 @@ def iterations(windows: Windows, work: DeviceWork, gaps: IdleGaps) -> pa.Table:
             "start_ns": start,
             "end_ns": end,
             "duration_us": (end - start) / 1e3,
-            **{name: intervals.within_ns(start, end) / 1e3 for name, intervals in parts.items()},
+            **{name: intervals.within_ns(start, end) / 1e3 for name, intervals in work.times.items()},
             "idle_us": (end - start - work.busy.within_ns(start, end)) / 1e3,
-            **{name: intervals.within_ns(start, end) / 1e3 for name, intervals in reasons.items()},
+            **{name: intervals.within_ns(start, end) / 1e3 for name, intervals in gaps.by_reason.items()},
         }
     )
 

@@ -78,6 +78,9 @@ class Ranges:
         return Ranges(self.name[rows], self.start_ns[rows], self.end_ns[rows])
 
 
+NO_RANGES = Ranges(np.empty(0, object), EMPTY.start_ns, EMPTY.end_ns)
+
+
 @dataclass(frozen=True)
 class HostActivity:
     """What the launching threads did.
@@ -204,7 +207,7 @@ def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -
     names = host_events["name"].unique().to_pylist()
     matching = [name for name in names if name is not None and pattern.search(name)]
     if not matching:
-        return Ranges(np.empty(0, object), EMPTY.start_ns, EMPTY.end_ns)
+        return NO_RANGES
     return _outermost(host_events, rows & rows_of(host_events["name"], *matching))
 
 

@@ -33,7 +33,7 @@ device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -44,6 +44,7 @@ from bridge_profiling.analysis.attribution.device import DeviceWork, IdleGaps, S
 from bridge_profiling.analysis.attribution.host import (
     CHECKPOINT,
     DATA_LOADING,
+    NO_RANGES,
     HostActivity,
     Ranges,
     host_activity,
@@ -137,15 +138,12 @@ def gaps(
 def idle_gaps(gaps: IdleGaps, spans: Spans) -> Answer:
     """One row per window: its time without compute, and the three parts that add up to it."""
     start, end = spans.start_ns, spans.end_ns
-    parts = [each.within_ns(start, end) for each in (gaps.launch_starved, gaps.blocked, gaps.dependency_stalled)]
     table = pa.table(
         {
             "iteration": spans.iteration,
             "duration_us": (end - start) / 1e3,
-            "non_compute_us": sum(parts) / 1e3,
-            "launch_starved_us": parts[0] / 1e3,
-            "blocked_us": parts[1] / 1e3,
-            "dependency_stalled_us": parts[2] / 1e3,
+            "non_compute_us": gaps.gaps.within_ns(start, end) / 1e3,
+            **{name: part.within_ns(start, end) / 1e3 for name, part in gaps.by_reason.items()},
         }
     )
     if not gaps.waits_unrecorded:
@@ -186,11 +184,14 @@ def idle_causes(
     numbers, begins, ends = spans.iteration.to_pylist(), spans.start_ns.tolist(), spans.end_ns.tolist()
     windows = [(number, False, begin, end) for number, begin, end in zip(numbers, begins, ends, strict=True)]
     windows += [(number, True, end, begin) for number, end, begin in zip(numbers[:-1], ends[:-1], begins[1:], strict=True)]
-    launchers = _launchers(gaps, device_events, host_events)
+    names, launched_by = _launchers(gaps, device_events, host_events)
     rows: list[dict[str, object]] = []
     for cause, time in _times_by_cause(gaps, device_events, host).items():
         ranges = evidence.get(cause)
-        pieces = _in_gaps(time, gaps, *launchers) if ranges is None else _in_ranges(time, ranges)
+        if ranges is None:
+            pieces = _Pieces(names, time, launched_by[np.searchsorted(gaps.gaps.end_ns, time.end_ns)])
+        else:
+            pieces = _in_ranges(time, ranges)
         for number, between, begin, end in windows:
             mine = list(pieces.by_name(begin, end))
             if mine and cause in _IN_TURNS:
@@ -332,9 +333,6 @@ def _times_by_cause(gaps: IdleGaps, device_events: pa.Table, host: HostActivity)
 
     def take(cause: Cause, time: Intervals) -> None:
         nonlocal left
-        if not len(time):
-            times.setdefault(cause, EMPTY)
-            return
         times[cause] = times.get(cause, EMPTY) | (left & time)
         left = left - time
 
@@ -416,15 +414,15 @@ class _Pieces:
         names: None stands for anything without a name.
         time: the intervals.
         code: index of each interval's name.
-        ranges: None if gaps alone show the cause.
+        ranges: none if gaps alone show the cause.
         range_code: index of each range's name.
     """
 
     names: Sequence[str | None]
     time: Intervals
     code: NDArray[np.int64]
-    ranges: Ranges | None
-    range_code: NDArray[np.int64]
+    ranges: Ranges = NO_RANGES
+    range_code: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def by_name(self, start_ns: int, end_ns: int) -> Iterator[dict[str, object]]:
         """A row for each of the names with most time between two moments, and one for the others."""
@@ -442,22 +440,18 @@ class _Pieces:
                 "count": len(mine),
                 "start_ns": int(begin[mine[np.argmax(length[mine])]]) if len(mine) else None,
                 "lost_us": float(lost[codes].sum()) / 1e3,
-                "calls": None if self.ranges is None else int(calls[codes].sum()),
-                "host_us": None if self.ranges is None else float(host[codes].sum()) / 1e3,
+                "calls": None if self.ranges is NO_RANGES else int(calls[codes].sum()),
+                "host_us": None if self.ranges is NO_RANGES else float(host[codes].sum()) / 1e3,
             }
 
     def each_us(self, start_ns: int, end_ns: int) -> list[float]:
         """The loss in each range that starts between two moments, in order."""
-        if self.ranges is None:
-            return []
         began = (self.ranges.start_ns >= start_ns) & (self.ranges.start_ns < end_ns)
         lost = self.time.within_ns(self.ranges.start_ns[began], self.ranges.end_ns[began]) / 1e3
         return [*lost[: _RANGES - 1].tolist(), *([float(lost[_RANGES - 1 :].sum())] if len(lost) >= _RANGES else [])]
 
     def _on_the_host(self, start_ns: int, end_ns: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Time in the ranges of each name between two moments, and how many started there."""
-        if self.ranges is None:
-            return np.zeros(len(self.names)), np.zeros(len(self.names), np.int64)
         begin, end = self.ranges.start_ns, self.ranges.end_ns
         _, spent, code = _between(begin, end, self.range_code, start_ns, end_ns)
         began = self.range_code[(begin >= start_ns) & (begin < end_ns)]
@@ -475,14 +469,9 @@ def _launchers(gaps: IdleGaps, device_events: pa.Table, host_events: pa.Table) -
     return before, np.array([index[name] for name in names], np.int64)[code]
 
 
-def _in_gaps(time: Intervals, gaps: IdleGaps, names: Sequence[str | None], launched_by: NDArray[np.int64]) -> _Pieces:
-    code = launched_by[np.searchsorted(gaps.gaps.end_ns, time.end_ns)]
-    return _Pieces(names, time, code, None, np.empty(0, np.int64))
-
-
 def _in_ranges(time: Intervals, ranges: Ranges) -> _Pieces:
     if not len(ranges.name):
-        return _Pieces([None], time, np.zeros(len(time), np.int64), None, np.empty(0, np.int64))
+        return _Pieces([None], time, np.zeros(len(time), np.int64))
     names, codes = np.unique(ranges.name.astype(str), return_inverse=True)
     # Time in a range belongs to the last one that started; time after a call, to the call before it.
     last = np.maximum(np.searchsorted(ranges.start_ns, time.start_ns, side="right") - 1, 0)

@@ -15,20 +15,9 @@ from bridge_profiling.traces.tables import NULL, to_int64
 #: Categories of host ranges that `operators` accepts.
 CATEGORIES = ("operator", "annotation", "runtime", "python")
 
-#: A step and its unit, as fully_shard names its ranges and `integrations.communication_ranges` those of libraries without any.
+#: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.
 #: With several parameter groups in a module, fully_shard appends the group's size.
 _STEP = re.compile(r"(?:FSDP|ZeRO)::(all_gather|post_backward_reduce|reduce)(?: \((.*?)\))?(?: \[pg=\d+\])?")
-
-_UNITS = pa.schema(
-    [
-        ("unit", pa.string()),
-        ("step", pa.string()),
-        ("count", pa.int64()),
-        ("host_us", pa.float64()),
-        ("communication_count", pa.int64()),
-        ("device_us", pa.float64()),
-    ]
-)
 
 
 def operators(
@@ -54,19 +43,16 @@ def operators(
     found = table.group_by(keys).aggregate([*wanted, ("duration_ns", "max")])
     found = found.sort_by([("self_ns_sum", "descending"), *((key, "ascending") for key in keys)])
 
-    def microseconds(name: str) -> pa.ChunkedArray:
-        return pc.divide(found[name].cast(pa.float64()), 1e3)
-
     count = found["duration_ns_count"]
     return pa.table(
         {key: found[key] for key in keys}
         | {
             "count": count,
-            "self_us": microseconds("self_ns_sum"),
-            "total_us": microseconds("duration_ns_sum"),
-            "mean_us": pc.divide(microseconds("duration_ns_sum"), count.cast(pa.float64())),
-            "max_us": microseconds("duration_ns_max"),
-            "device_us": microseconds("device_ns_sum"),
+            "self_us": _microseconds(found["self_ns_sum"]),
+            "total_us": _microseconds(found["duration_ns_sum"]),
+            "mean_us": pc.divide(_microseconds(found["duration_ns_sum"]), count.cast(pa.float64())),
+            "max_us": _microseconds(found["duration_ns_max"]),
+            "device_us": _microseconds(found["device_ns_sum"]),
         }
     )
 
@@ -84,26 +70,34 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
     chosen = annotations.filter(pa.array(rows_of(annotations["name"], *steps)))
     thread, start, end = (chosen[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     launched, device_ns = _communication_inside(thread, start, end, device_events)
-    found: dict[tuple[str, str], list[int]] = {}
-    for row, name in enumerate(chosen["name"].to_pylist()):
-        step = "all_gather" if steps[name][1] == "all_gather" else "reduce"
-        sums = found.setdefault((steps[name][2] or "", step), [0, 0, 0, 0])
-        for place, value in enumerate((1, int(end[row] - start[row]), int(launched[row]), int(device_ns[row]))):
-            sums[place] += value
-    rows = [
+    matches = [steps[name] for name in chosen["name"].to_pylist()]
+    table = pa.table(
         {
-            "unit": unit,
-            "step": step,
-            "count": count,
-            "host_us": host_ns / 1e3,
-            "communication_count": communication,
-            "device_us": spent_ns / 1e3 if communication else None,
+            "unit": pa.array([match[2] or "" for match in matches], pa.string()),
+            "step": pa.array(["all_gather" if match[1] == "all_gather" else "reduce" for match in matches], pa.string()),
+            "host_ns": end - start,
+            "launched": launched,
+            "device_ns": device_ns,
         }
-        for (unit, step), (count, host_ns, communication, spent_ns) in sorted(
-            found.items(), key=lambda item: (-item[1][3], -item[1][1], item[0])
-        )
-    ]
-    return pa.Table.from_pylist(rows, schema=_UNITS)
+    )
+    wanted = [("host_ns", "count"), *((name, "sum") for name in ("host_ns", "launched", "device_ns"))]
+    found = table.group_by(["unit", "step"]).aggregate(wanted)
+    order = [("device_ns_sum", "descending"), ("host_ns_sum", "descending"), ("unit", "ascending"), ("step", "ascending")]
+    found = found.sort_by(order)
+    return pa.table(
+        {
+            "unit": found["unit"],
+            "step": found["step"],
+            "count": found["host_ns_count"],
+            "host_us": _microseconds(found["host_ns_sum"]),
+            "communication_count": found["launched_sum"],
+            "device_us": pc.if_else(pc.greater(found["launched_sum"], 0), _microseconds(found["device_ns_sum"]), None),
+        }
+    )
+
+
+def _microseconds(time_ns: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.divide(time_ns.cast(pa.float64()), 1e3)
 
 
 def _device_ns(operator: pa.ChunkedArray, device_events: pa.Table) -> NDArray[np.int64]:

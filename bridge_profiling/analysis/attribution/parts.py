@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -70,10 +71,10 @@ _ATTRIBUTION = pa.schema(
 )
 
 
-def steady(iterations: pa.Table) -> pa.Table:
+def steady(iterations: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """The iterations of one rank that count in medians: without boundary ones, unless fewer than three are captured."""
-    inside = iterations.filter(pc.invert(iterations["boundary"]))
-    return inside if iterations.num_rows >= ENOUGH_ITERATIONS and inside.num_rows else iterations
+    inside = [row for row in iterations if not row["boundary"]]
+    return inside if len(iterations) >= ENOUGH_ITERATIONS and inside else iterations
 
 
 def steady_iterations(boundary: Mapping[int, bool], *, at_least: int = ENOUGH_ITERATIONS) -> list[int]:
@@ -91,15 +92,15 @@ def typical_iteration(iterations: pa.Table) -> Answer:
     schema = [("rank", pa.int32()), ("source", pa.string()), ("iterations", pa.int64()), *((n, pa.float64()) for n in times)]
     rows: list[dict[str, Any]] = []
     caveats = []
-    for rank, source, mine in _captures(iterations):
+    for (rank, source), mine in _captures(iterations.to_pylist()):
         counted = steady(mine)
-        medians = {name: float(np.median(counted[name].to_numpy())) for name in times}
-        rows.append({"rank": rank, "source": source, "iterations": counted.num_rows, **medians})
-        if mine.num_rows < ENOUGH_ITERATIONS:
-            captured = "one iteration was" if mine.num_rows == 1 else f"{mine.num_rows} iterations were"
+        medians = {name: float(np.median([row[name] for row in counted])) for name in times}
+        rows.append({"rank": rank, "source": source, "iterations": len(counted), **medians})
+        if len(mine) < ENOUGH_ITERATIONS:
+            captured = "one iteration was" if len(mine) == 1 else f"{len(mine)} iterations were"
             text = f"only {captured} captured: all count, including those at the profiler's start or stop"
             caveats.append(Caveat("few_iterations", text, (rank,)))
-        elif all(mine["boundary"].to_pylist()):
+        elif all(row["boundary"] for row in mine):
             text = "all iterations are at the profiler's start, stop or flush: none is steady, and all count"
             caveats.append(Caveat("no_steady_iteration", text, (rank,)))
     return Answer(pa.Table.from_pylist(rows, schema=pa.schema(schema)), tuple(caveats))
@@ -113,54 +114,38 @@ def attribution(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.Table) ->
         waiting_known (else communication_us contains the waiting), duration_us, and the parts of `BY_CAUSE` and `BY_ACTIVITY`,
         which add up to it.
     """
-    lost, waiting = _lost(idle_causes), _waiting(ranks)
     rows = []
-    for rank, source, mine in _captures(iterations):
-        counted = sorted(steady(mine).to_pylist(), key=lambda row: row["duration_us"])
-        parts = [
-            _parts(row, lost[rank, source, row["iteration"]], waiting.get((rank, row["iteration"])))
-            for row in counted[(len(counted) - 1) // 2 : len(counted) // 2 + 1]
-        ]
-        means = {name: sum(part[name] for part in parts) / len(parts) for name in _COLUMNS}
-        known = all(waiting.get((rank, row["iteration"])) is not None for row in counted)
+    for (rank, source), mine in _captures(parts_of_iterations(iterations, idle_causes, ranks)):
+        counted = sorted(steady(mine), key=lambda row: row["duration_us"])
+        middle = counted[(len(counted) - 1) // 2 : len(counted) // 2 + 1]
+        means = {name: sum(row[name] for row in middle) / len(middle) for name in _COLUMNS}
+        known = all(row["waiting_known"] for row in counted)
         rows.append({"rank": rank, "source": source, "iterations": len(counted), "waiting_known": known, **means})
     return pa.Table.from_pylist(rows, schema=_ATTRIBUTION)
 
 
 def parts_of_iterations(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.Table) -> list[dict[str, Any]]:
-    """Every iteration cut into the same parts: rows with rank, source, iteration, boundary and the parts."""
-    lost, waiting = _lost(idle_causes), _waiting(ranks)
-    return [
-        {name: row[name] for name in ("rank", "source", "iteration", "boundary")}
-        | _parts(row, lost[row["rank"], row["source"], row["iteration"]], waiting.get((row["rank"], row["iteration"])))
-        for row in iterations.to_pylist()
-    ]
+    """Every iteration cut into the same parts: its row, with the parts and waiting_known."""
+    lost = _lost(idle_causes)
+    waiting = {(row["rank"], row["iteration"]): row["waiting_us"] for row in ranks.to_pylist()}
+    rows = []
+    for row in iterations.to_pylist():
+        rank, source, iteration = (row[name] for name in ("rank", "source", "iteration"))
+        waiting_us = waiting.get((rank, iteration))
+        found = row | dict.fromkeys(BY_CAUSE, 0.0) | lost[rank, source, iteration] | {"compute_us": row["compute_us"]}
+        found["waiting_us"] = min(waiting_us or 0.0, found["communication_us"])
+        found["communication_us"] -= found["waiting_us"]
+        # Rounding can make the difference slightly negative.
+        busy_us = row["duration_us"] - row["idle_us"]
+        found["copying_us"] = max(busy_us - row["compute_us"] - row["exposed_communication_us"], 0.0)
+        rows.append(found | {"waiting_known": waiting_us is not None})
+    return rows
 
 
-def _captures(iterations: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
-    """Rank, source and iterations of each capture, by rank and source."""
-    ordered = iterations.sort_by([("rank", "ascending"), ("source", "ascending"), ("iteration", "ascending")])
-    begin = 0
-    for (rank, source), mine in itertools.groupby(zip(ordered["rank"].to_pylist(), ordered["source"].to_pylist(), strict=True)):
-        length = sum(1 for _ in mine)
-        yield rank, source, ordered.slice(begin, length)
-        begin += length
-
-
-def _parts(row: Mapping[str, Any], lost: Mapping[str, float], waiting_us: float | None) -> dict[str, float]:
-    """One iteration of one rank, cut both ways."""
-    found = {**dict.fromkeys(_COLUMNS, 0.0), **lost}
-    for name in ("duration_us", "compute_us", "exposed_communication_us", "idle_us"):
-        found[name] = row[name]
-    found["waiting_us"] = min(waiting_us or 0.0, found["communication_us"])
-    found["communication_us"] -= found["waiting_us"]
-    # Rounding can make the difference slightly negative.
-    found["copying_us"] = max(row["duration_us"] - row["idle_us"] - row["compute_us"] - row["exposed_communication_us"], 0.0)
-    return found
-
-
-def _waiting(ranks: pa.Table) -> dict[tuple[int, int | None], float | None]:
-    return {(row["rank"], row["iteration"]): row["waiting_us"] for row in ranks.to_pylist()}
+def _captures(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[int, str], list[dict[str, Any]]]]:
+    """Rank and source, and the iterations, of each capture in order."""
+    ordered = sorted(rows, key=itemgetter("rank", "source", "iteration"))
+    return ((capture, list(mine)) for capture, mine in itertools.groupby(ordered, key=itemgetter("rank", "source")))
 
 
 def _lost(idle_causes: pa.Table) -> dict[tuple[int, str, int | None], dict[str, float]]:

@@ -21,8 +21,10 @@ from bridge_profiling.analysis.compare.comparability import WORK, Difference, di
 from bridge_profiling.analysis.compare.events import KEYS, Noise
 from bridge_profiling.analysis.compare.statistics import LEVEL, Change
 from bridge_profiling.analysis.compare.steps import ComparedRun, Side, StepChange
+from bridge_profiling.analysis.intervals import grouped
 from bridge_profiling.analysis.memory.tables import difference
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.traces.tables import fields
 
 SCHEMA_VERSION = 1
 
@@ -229,11 +231,7 @@ _MEMORY = ("peak_bytes", "peak_reserved_bytes", "growth_bytes_per_iteration")
 
 def _memory(sides: Sequence[Sequence[ComparedRun]]) -> pa.Table:
     """Peak and growth of each device recorded on both sides; means of several runs."""
-    known: list[dict[tuple[int, int], list[dict[str, Any]]]] = [{}, {}]
-    for found, side in zip(known, sides, strict=True):
-        for run in side:
-            for recorded in run.memory.to_pylist():
-                found.setdefault((recorded["rank"], recorded["device"]), []).append(recorded)
+    known = [grouped((row for run in side for row in run.memory.to_pylist()), "rank", "device") for side in sides]
     rows = []
     for rank, device in sorted(known[0].keys() & known[1].keys()):
         row: dict[str, Any] = {"rank": rank, "device": device}
@@ -242,8 +240,8 @@ def _memory(sides: Sequence[Sequence[ComparedRun]]) -> pa.Table:
             row |= {f"base_{name}": before, f"other_{name}": after}
             row[f"change_{name}"] = None if before is None or after is None else after - before
         rows.append(row)
-    amounts = [(f"{side}_{name}", pa.float64()) for name in _MEMORY for side in ("base", "other", "change")]
-    return pa.Table.from_pylist(rows, schema=pa.schema([("rank", pa.int32()), ("device", pa.int32()), *amounts]))
+    amounts = fields(pa.float64(), *(f"{side}_{name}" for name in _MEMORY for side in ("base", "other", "change")))
+    return pa.Table.from_pylist(rows, schema=pa.schema([*fields(pa.int32(), "rank", "device"), *amounts]))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

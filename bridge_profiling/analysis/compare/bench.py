@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from bridge_profiling.analysis.intervals import grouped
 from bridge_profiling.bench.results import BenchDocument, bus_factor
 from bridge_profiling.manifest import RankCapture
+from bridge_profiling.traces.tables import fields
 from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
@@ -54,31 +56,20 @@ group by all order by direction, host_memory, bytes
 
 _KIND = ("operation", "group", "group_name", "group_ranks", "group_size")
 
-_KINDS = [("operation", pa.string()), ("group", pa.string()), ("group_name", pa.string()), ("group_ranks", pa.string())]
 
-_COMPARED = [("count", pa.int64()), ("compared_count", pa.int64())]
+def _schema(kind: Sequence[str], time: str, bandwidth: str) -> pa.Schema:
+    return pa.schema(
+        [
+            *((name, pa.int32() if name == "group_size" else pa.string()) for name in kind),
+            *fields(pa.int64(), "count", "compared_count"),
+            *fields(pa.float64(), time, "alone_us", "reached_share", bandwidth, f"alone_{bandwidth}"),
+            ("reason", pa.string()),
+        ]
+    )
 
-_COMMUNICATION = pa.schema(
-    [
-        *_KINDS,
-        ("group_size", pa.int32()),
-        *_COMPARED,
-        *((name, pa.float64()) for name in ("transfer_us", "alone_us", "reached_share")),
-        *((name, pa.float64()) for name in ("bus_bandwidth_gbs", "alone_bus_bandwidth_gbs")),
-        ("reason", pa.string()),
-    ]
-)
 
-_COPY = pa.schema(
-    [
-        ("direction", pa.string()),
-        ("host_memory", pa.string()),
-        *_COMPARED,
-        *((name, pa.float64()) for name in ("copy_us", "alone_us", "reached_share")),
-        *((name, pa.float64()) for name in ("bandwidth_gbs", "alone_bandwidth_gbs")),
-        ("reason", pa.string()),
-    ]
-)
+_COMMUNICATION = _schema(_KIND, "transfer_us", "bus_bandwidth_gbs")
+_COPY = _schema(("direction", "host_memory"), "copy_us", "bandwidth_gbs")
 
 
 @dataclass(frozen=True)
@@ -189,22 +180,16 @@ def _communication(
     results = document.of_kind("collectives")
     if not results:
         return
-    kinds = [*(name for name, _ in _KINDS), "group_size"]
-    by_size: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in transfers.to_pylist():
-        by_size.setdefault(tuple(row[name] for name in kinds), []).append(row)
+    by_size = grouped(transfers.to_pylist(), *_KIND)
     for row in communication.to_pylist():
-        sizes = by_size.get(tuple(row[name] for name in kinds), [])
+        sizes = by_size.get(tuple(row[name] for name in _KIND), [])
         points, reason = _measured(row, _hosts(infos, row["group_ranks"]), device, results)
         if not sizes:
             points, reason = [], "waiting cannot be separated from transfer: fewer than two participants are captured"
         factor = bus_factor(row["operation"], row["group_size"] or 2)
-        compared = _compared([(each["message_bytes"], each["count"], each["transfer_us"]) for each in sizes], points)
-        yield {
-            **{name: row[name] for name in (*kinds, "count")},
-            **compared.row("transfer_us", "bus_bandwidth_gbs", factor),
-            "reason": reason or compared.left_out,
-        }
+        measured = [(each["message_bytes"], each["count"], each["transfer_us"]) for each in sizes]
+        compared = _compared(measured, points, "transfer_us", "bus_bandwidth_gbs", factor)
+        yield {name: row[name] for name in (*_KIND, "count")} | compared | {"reason": reason or compared["reason"]}
 
 
 def _measured(
@@ -263,60 +248,43 @@ def _copies(document: BenchDocument, copies: pa.Table, device: str | None) -> It
     results = document.of_kind("copies")
     if not results:
         return
-    by_kind: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in copies.to_pylist():
-        by_kind.setdefault((row["direction"], row["host_memory"]), []).append(row)
-    fitting = next((result for result in reversed(results) if device is None or result["device"] == device), None)
-    for (direction, memory), rows in by_kind.items():
+    fitting, other_device = _newest(results, device)
+    for (direction, memory), rows in grouped(copies.to_pylist(), "direction", "host_memory").items():
         points = [
             (each["bytes"], each["bandwidth_gbs"])
-            for each in (fitting["rows"] if fitting else ())
+            for each in (() if other_device else fitting["rows"])
             if (each["direction"], each["host_memory"]) == (direction, memory) and each["correct"]
         ]
-        compared = _compared([(row["bytes"], row["count"], row["copy_us"]) for row in rows], points)
-        reason = compared.left_out
-        if fitting is None:
-            reason = f"{results[-1]['device']} was measured, but {device} captured"
-        elif not points:
-            reason = f"{direction} of {memory} memory was not measured"
+        compared = _compared([(row["bytes"], row["count"], row["copy_us"]) for row in rows], points, "copy_us", "bandwidth_gbs")
+        not_measured = None if points else f"{direction} of {memory} memory was not measured"
         yield {
             "direction": direction,
             "host_memory": memory,
             "count": sum(row["count"] for row in rows),
-            **compared.row("copy_us", "bandwidth_gbs"),
-            "reason": reason,
+            **compared,
+            "reason": other_device or not_measured or compared["reason"],
         }
 
 
-@dataclass(frozen=True)
-class _Compared:
-    """The compared transfers, and the reason why others are not compared."""
-
-    count: int
-    bytes: int
-    taken_us: float | None
-    alone_us: float | None
-    left_out: str | None
-
-    def row(self, time_name: str, bandwidth_name: str, factor: float = 1.0) -> dict[str, Any]:
-        """Columns of the comparison; `factor` is bus over algorithm bandwidth."""
-        taken_us, alone_us = self.taken_us, self.alone_us
-        return {
-            "compared_count": self.count,
-            time_name: taken_us,
-            "alone_us": alone_us,
-            "reached_share": alone_us / taken_us if taken_us and alone_us is not None else None,
-            bandwidth_name: factor * self.bytes / taken_us / 1e3 if taken_us else None,
-            f"alone_{bandwidth_name}": factor * self.bytes / alone_us / 1e3 if alone_us else None,
-        }
+def _newest(results: Sequence[Mapping[str, Any]], device: str | None) -> tuple[Mapping[str, Any], str | None]:
+    """The newest result of a device; if there is none, the newest one and why it does not count."""
+    found = next((result for result in reversed(results) if device in (None, result["device"])), None)
+    return found or results[-1], None if found else f"{results[-1]['device']} was measured, but {device} captured"
 
 
-def _compared(sizes: Sequence[tuple[int | None, int, float]], points: Sequence[tuple[int, float]]) -> _Compared:
-    """Compare transfers with bandwidths by size.
+def _compared(
+    sizes: Sequence[tuple[int | None, int, float]],
+    points: Sequence[tuple[int, float]],
+    time_name: str,
+    bandwidth_name: str,
+    factor: float = 1.0,
+) -> dict[str, Any]:
+    """Columns of the comparison of transfers with bandwidths by size, and the reason why some are not compared.
 
     Args:
         sizes: message bytes, number, and sum of microseconds.
         points: measured sizes and bandwidths; none if nothing fits.
+        factor: bus over algorithm bandwidth.
     """
     count = amount = 0
     taken_us = alone_us = 0.0
@@ -338,20 +306,26 @@ def _compared(sizes: Sequence[tuple[int | None, int, float]], points: Sequence[t
         reasons.append(f"messages of {which} bytes were sent, but {span} were measured")
     if unknown:
         reasons.append(f"the size of {unknown} is unknown")
-    return _Compared(count, amount, taken_us if count else None, alone_us if count else None, "; ".join(reasons) or None)
+    return {
+        "compared_count": count,
+        time_name: taken_us if count else None,
+        "alone_us": alone_us if count else None,
+        "reached_share": alone_us / taken_us if taken_us else None,
+        bandwidth_name: factor * amount / taken_us / 1e3 if taken_us else None,
+        f"alone_{bandwidth_name}": factor * amount / alone_us / 1e3 if alone_us else None,
+        "reason": "; ".join(reasons) or None,
+    }
 
 
 def _step(document: BenchDocument, device: str | None, iteration: dict[str, Any]) -> dict[str, Any] | None:
     results = [result for result in document.of_kind("step") if result["rows"]]
     if not results:
         return None
-    result = next((each for each in reversed(results) if device is None or each["device"] == device), None)
-    known = {"subject": (result or results[-1])["subject"], "alone_us": None, **iteration, "reason": None}
-    if result is None:
-        return known | {"reason": f"{results[-1]['device']} was measured, but {device} captured"}
+    result, reason = _newest(results, device)
     if iteration["iteration_us"] is None:
-        return known | {"reason": "no iteration is marked"}
-    return known | {"alone_us": result["rows"][0]["time_us"]["median"]}
+        reason = reason or "no iteration is marked"
+    alone_us = None if reason else result["rows"][0]["time_us"]["median"]
+    return {"subject": result["subject"], "alone_us": alone_us, **iteration, "reason": reason}
 
 
 def _data_loader(document: BenchDocument, iteration: dict[str, Any]) -> dict[str, Any] | None:

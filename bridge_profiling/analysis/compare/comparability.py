@@ -102,6 +102,7 @@ def differences(base: Side, other: Side, communication: tuple[Events, Events]) -
         found = [sorted({str(value) for info in each for value in values(info) if value is not None}) for each in infos]
         return _differs(topic, concerns, [", ".join(each) or None for each in found], means)
 
+    versions = [{name: version for info in side for name, version in info.versions.items()} for side in infos]
     captured = [name_ranks([info.rank for info in each]) if each else None for each in infos]
     found = [
         of_infos("ranks of the job", WORK, lambda info: [info.world_size], _MEANS_SPREAD),
@@ -111,10 +112,10 @@ def differences(base: Side, other: Side, communication: tuple[Events, Events]) -
         *_bytes_communicated(*communication),
         _differs("ranks captured", MEASUREMENT, captured, _MEANS_RANKS),
         of_infos("devices", CONDITIONS, lambda info: info.devices.values(), _MEANS_CONDITIONS),
-        *_versions(infos),
+        *_settings(CONDITIONS, versions, _MEANS_CONDITIONS),
         of_infos("hosts", CONDITIONS, lambda info: [info.host], _MEANS_CONDITIONS),
         of_infos("profiler", MEASUREMENT, lambda info: [info.source], _MEANS_PROFILER),
-        *_options(manifests),
+        *_settings(MEASUREMENT, [side[0].manifest.config if side else {} for side in manifests], _MEANS_PROFILER),
         _differs("iterations", MEASUREMENT, [_iterations(side) for side in sides], _MEANS_WINDOW),
         _differs("completeness", MEASUREMENT, [_completeness(each) for each in infos], _MEANS_PARTIAL),
     ]
@@ -145,21 +146,10 @@ def _completeness(infos: Sequence[RankInfo]) -> str:
     return f"{name_ranks(cut)} incomplete" if cut else "complete"
 
 
-def _versions(infos: Sequence[Sequence[RankInfo]]) -> list[Difference | None]:
-    sides = [{name: version for info in side for name, version in info.versions.items()} for side in infos]
-    return [
-        _differs(name, CONDITIONS, [side[name] for side in sides], _MEANS_CONDITIONS)
-        for name in sorted(sides[0].keys() & sides[1].keys())
-    ]
-
-
-def _options(manifests: Sequence[Sequence[RankCapture]]) -> list[Difference | None]:
-    configs: list[Mapping[str, Any]] = [side[0].manifest.config if side else {} for side in manifests]
-    return [
-        _differs(name, MEASUREMENT, [str(config[name]) for config in configs], _MEANS_PROFILER)
-        for name in sorted(configs[0].keys() & configs[1].keys())
-        if name not in _PLACES
-    ]
+def _settings(concerns: str, sides: Sequence[Mapping[str, Any]], means: str) -> list[Difference | None]:
+    """Differences of the named values that both sides have."""
+    names = sorted(sides[0].keys() & sides[1].keys() - set(_PLACES))
+    return [_differs(name, concerns, [str(side[name]) for side in sides], means) for name in names]
 
 
 def _work_of_manifests(manifests: Sequence[Sequence[RankCapture]]) -> Iterator[Difference | None]:

@@ -7,7 +7,7 @@ waiting for other ranks, so their time is judged by the transfers, in `communica
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from bridge_profiling.analysis.compare.statistics import ENOUGH_SAMPLES, welch_p
 from bridge_profiling.analysis.compare.steps import Side
+from bridge_profiling.analysis.intervals import grouped
 
 if TYPE_CHECKING:
     import duckdb
@@ -64,6 +65,15 @@ class EventSide:
     fastest: float = 0.0
     slowest: float = 0.0
     extra: dict[str, float] = field(default_factory=dict)
+
+    def add(self, rows: Sequence[Mapping[str, Any]], amount: float, extra: Sequence[str]) -> None:
+        """Add up calls of the event, each row with its count, us, fastest, slowest and extra amounts."""
+        self.count += sum(row["count"] for row in rows) / amount
+        self.us += sum(row["us"] for row in rows) / amount
+        self.fastest = min(self.fastest or rows[0]["fastest"], *(row["fastest"] for row in rows))
+        self.slowest = max(self.slowest, *(row["slowest"] for row in rows))
+        for name in extra:
+            self.extra[name] = self.extra.get(name, 0.0) + sum(row[name] for row in rows) / amount
 
     @property
     def mean_us(self) -> float | None:
@@ -164,14 +174,11 @@ def events_of(side: Side, of: str, *, rekey: Callable[[Key], Key] = lambda key: 
         amount = iterations * ranks * len(side)
         for key, rows in cells.items():
             event = found.setdefault(key, EventSide())
-            event.count += sum(row["count"] for row in rows) / amount
-            event.us += sum(row["us"] for row in rows) / amount
-            means = _means(rows)
+            event.add(rows, amount, _EXTRA[of])
+            # An iteration has several rows if `rekey` merged keys.
+            iterations_of = grouped(rows, "iteration").values()
+            means = [sum(row["us"] for row in each) / sum(row["count"] for row in each) for each in iterations_of]
             event.samples += means if len(side) == 1 else [fmean(means)]
-            event.fastest = min(event.fastest or rows[0]["fastest"], *(row["fastest"] for row in rows))
-            event.slowest = max(event.slowest, *(row["slowest"] for row in rows))
-            for name in _EXTRA[of]:
-                event.extra[name] = event.extra.get(name, 0.0) + sum(row[name] for row in rows) / amount
     return found
 
 
@@ -206,24 +213,20 @@ def without_arguments(key: Key) -> Key:
 def operators_of(side: Side) -> Events:
     """Host operators of one side, by name; times are their own. Means over all captured iterations."""
     found: Events = {}
-    measures = ("count", "self_us", "device_us")
     for run, steps in side:
         iterations = max(len(set(run.iterations["iteration"].to_pylist())), 1)
         ranks = steps.ranks if steps is not None else sorted(set(run.operators["rank"].to_pylist()))
-        per_rank: dict[str, dict[int, dict[str, float]]] = {}
-        for row in run.operators.to_pylist():
-            if row["rank"] in ranks:
-                sums = per_rank.setdefault(row["name"], {}).setdefault(row["rank"], dict.fromkeys(measures, 0.0))
-                for measure in measures:
-                    sums[measure] += row[measure]
         amount = iterations * len(ranks) * len(side)
-        for name, of_ranks in per_rank.items():
-            event, rows = found.setdefault((name,), EventSide()), list(of_ranks.values())
-            means = [row["self_us"] / row["count"] for row in rows]
-            event.count += sum(row["count"] for row in rows) / amount
-            event.us += sum(row["self_us"] for row in rows) / amount
-            event.extra["device_us"] = event.extra.get("device_us", 0.0) + sum(row["device_us"] for row in rows) / amount
-            event.fastest, event.slowest = min(event.fastest or means[0], *means), max(event.slowest, *means)
+        for name, rows in grouped((row for row in run.operators.to_pylist() if row["rank"] in ranks), "name").items():
+            of_ranks = []
+            for shapes in grouped(rows, "rank").values():
+                count = us = device_us = 0.0
+                for row in shapes:
+                    count, us, device_us = count + row["count"], us + row["self_us"], device_us + row["device_us"]
+                of_ranks.append(
+                    {"count": count, "us": us, "device_us": device_us, "fastest": us / count, "slowest": us / count}
+                )
+            found.setdefault((name,), EventSide()).add(of_ranks, amount, ("device_us",))
     return found
 
 
@@ -291,13 +294,3 @@ def _beyond_noise(before: EventSide, after: EventSide, chance: float) -> bool:
     if min(len(before.samples), len(after.samples)) >= ENOUGH_SAMPLES:
         return welch_p(before.samples, after.samples) < chance
     return before.fastest > after.slowest or after.fastest > before.slowest
-
-
-def _means(rows: Sequence[dict[str, Any]]) -> list[float]:
-    """Mean time per call in each iteration; an iteration has several rows if `rekey` merged keys."""
-    by_iteration: dict[int, list[float]] = {}
-    for row in rows:
-        sums = by_iteration.setdefault(row["iteration"], [0.0, 0.0])
-        sums[0] += row["us"]
-        sums[1] += row["count"]
-    return [us / count for us, count in by_iteration.values()]

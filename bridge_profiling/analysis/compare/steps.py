@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE, parts_of_iterations, steady_iterations
 from bridge_profiling.analysis.compare.statistics import ENOUGH_SAMPLES, Change, change_of_mean, change_of_median
+from bridge_profiling.analysis.intervals import grouped
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
@@ -138,17 +139,13 @@ def run_steps(run: ComparedRun, ranks: Sequence[int]) -> RunSteps | None:
     if not rows:
         return None
     found = sorted({row["rank"] for row in rows})
-    by_iteration: dict[int, list[dict]] = {}
-    for row in rows:
-        by_iteration.setdefault(row["iteration"], []).append(row)
+    by_iteration = grouped(rows, "iteration")
     # An iteration missing in a rank's capture would change the mean.
     whole = {number: each for number, each in sorted(by_iteration.items()) if len(each) == len(found)} or by_iteration
     boundary = {number: any(row["boundary"] for row in each) for number, each in whole.items()}
     chosen = {number: whole[number] for number in steady_iterations(boundary, at_least=1)}
     names = dict.fromkeys(("duration_us", *BY_CAUSE, *BY_ACTIVITY))
-    of_rank: dict[int, list[dict]] = {}
-    for row in itertools.chain.from_iterable(chosen.values()):
-        of_rank.setdefault(row["rank"], []).append(row)
+    of_rank = grouped(itertools.chain.from_iterable(chosen.values()), "rank")
     return RunSteps(
         iterations=list(chosen),
         ranks=found,
@@ -223,25 +220,18 @@ def median_change(base: Sequence[RunSteps], other: Sequence[RunSteps]) -> Change
 
 def split_by_rank(base: Sequence[RunSteps], other: Sequence[RunSteps]) -> list[dict]:
     """A row per rank of both sides, the largest change first: the parts of its mean iteration before and after."""
-    sides = [_ranks(side) for side in (base, other)]
+    common = set.intersection(*({rank for steps in side for rank in steps.of_ranks} for side in (base, other)))
     rows: list[dict] = []
-    for rank in sorted(sides[0].keys() & sides[1].keys()):
+    for rank in sorted(common):
+        sides = [[steps.of_ranks[rank] for steps in side if rank in steps.of_ranks] for side in (base, other)]
         row: dict = {"rank": rank}
         for name in ("duration_us", *BY_CAUSE):
-            before, after = (fmean(each[name] for each in side[rank]) for side in sides)
+            before, after = (fmean(means[name] for means in side) for side in sides)
             row |= {f"base_{name}": before, f"other_{name}": after, f"change_{name}": after - before}
         row["largest"] = max(BY_CAUSE, key=lambda name: abs(row[f"change_{name}"]))
         rows.append(row)
     rows.sort(key=lambda row: (-abs(row["change_duration_us"]), row["rank"]))
     return rows
-
-
-def _ranks(side: Sequence[RunSteps]) -> dict[int, list[dict[str, float]]]:
-    found: dict[int, list[dict[str, float]]] = {}
-    for steps in side:
-        for rank, means in steps.of_ranks.items():
-            found.setdefault(rank, []).append(means)
-    return found
 
 
 def _of_mean(base: Sequence[RunSteps], other: Sequence[RunSteps], name: str) -> Change:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
-from bridge_profiling.analysis.findings.words import advice, ms, ranks_in_words
+from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, ms, ranks_in_words
 
 #: Names of groups in Megatron and other frameworks; the first match counts.
 _DIMENSIONS = (

@@ -210,17 +210,13 @@ class Evidence:
         times = self._captured_us if with_profiler else self._idle_us
         return sum((times[cause] for cause in causes), self._zero)
 
-    def between_us(self, cause: Cause) -> Grid:
-        """Non-compute time after each iteration and before the next one."""
-        return self._zero + np.nan_to_num(self.grid(self._rows(cause, between=True), "lost_us"))
+    def of_cause(self, cause: Cause, column: str, *, between: bool = False) -> Grid:
+        """A column of a cause, within iterations or after each and before the next.
 
-    def host_us(self, cause: Cause, *, between: bool = False) -> Grid:
-        """Time of the launching threads in ranges or calls of a cause, whether the device computed meanwhile or not."""
-        return self._zero + np.nan_to_num(self.grid(self._rows(cause, between=between), "host_us"))
-
-    def calls(self, cause: Cause) -> Grid:
-        """Number of ranges or calls of a cause that began in each iteration."""
-        return self._zero + np.nan_to_num(self.grid(self._rows(cause), "calls"))
+        `lost_us`: non-compute time; `host_us`: time of the launching threads in its ranges or calls, whether the device
+        computed meanwhile or not; `calls`: number of ranges or calls that began.
+        """
+        return self._zero + np.nan_to_num(self.grid(self._rows(cause, between=between), column))
 
     def in_turns_us(self, cause: Cause) -> NDArray[np.float64]:
         """Cost of a cause in each iteration when its ranges follow one another: the rank that loses most in each range."""
@@ -274,7 +270,7 @@ class Evidence:
 
     @cached_property
     def _captured_us(self) -> Mapping[Cause, Grid]:
-        return {cause: self._zero + np.nan_to_num(self.grid(self._rows(cause), "lost_us")) for cause in Cause}
+        return {cause: self.of_cause(cause, "lost_us") for cause in Cause}
 
     @cached_property
     def _idle_us(self) -> Mapping[Cause, Grid]:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.analysis.findings.types import Finding, Thresholds
-from bridge_profiling.analysis.findings.words import advice, by_rank, ms, ranks_in_words
+from bridge_profiling.analysis.findings.types import Finding, Thresholds, advice, by_rank, ms, ranks_in_words
 
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5
@@ -69,7 +68,7 @@ def data_loading(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> 
 def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Hosts wait for their device and then launch too late: the device's idle time afterwards counts, not the wait."""
     cause = Cause.host_sync
-    calls = evidence.mean_us(evidence.calls(cause))
+    calls = evidence.mean_us(evidence.of_cause(cause, "calls"))
     number = max(calls.values(), default=0.0)
     factor = _OF_MANY if number >= thresholds.synchronizations else _OF_FEW if number <= _FEW else 1.0
     loss, ledger = _lost(evidence, ledger, cause, thresholds.cause * factor)
@@ -81,7 +80,7 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
     hints = [advice("host_sync", entry) for call, entry in _CALLS.items() if any(call in name for name in names)]
     numbers = {
         "idle_after_us": by_rank(loss.lost_us),
-        "host_waits_us": by_rank(evidence.mean_us(evidence.host_us(cause))),
+        "host_waits_us": by_rank(evidence.mean_us(evidence.of_cause(cause, "host_us"))),
         "synchronizations": by_rank(calls, 2),
     }
     often = f"{number:.0f} times" if round(number) != 1 else "once"
@@ -98,7 +97,7 @@ def pageable_copy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         return [], ledger
     numbers = {
         "lost_us": by_rank(loss.lost_us),
-        "host_held_us": by_rank(evidence.mean_us(evidence.host_us(cause))),
+        "host_held_us": by_rank(evidence.mean_us(evidence.of_cause(cause, "host_us"))),
         "copies": _copies(evidence, loss.ranks, pageable=True),
     }
     title = "Copies of pageable memory stall {ranks} for {time} of each {per} ({share})"
@@ -111,7 +110,7 @@ def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger)
     loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
     if loss is None:
         return [], ledger
-    saving = np.nanmax(evidence.host_us(cause) + evidence.host_us(cause, between=True), axis=1)
+    saving = np.nanmax(evidence.of_cause(cause, "host_us") + evidence.of_cause(cause, "host_us", between=True), axis=1)
     times, of = int((saving > 0).sum()), len(evidence.numbers)
     numbers = {
         "idle_us": by_rank(loss.lost_us),
@@ -217,10 +216,10 @@ def _lost_in_ranges(evidence: Evidence, ledger: Ledger, cause: Cause, at_least: 
     return _attributed(
         evidence,
         ledger,
-        ledger.left_us(cause) + evidence.between_us(cause),
+        ledger.left_us(cause) + evidence.of_cause(cause, "lost_us", between=True),
         (cause,),
         at_least,
-        host_us=evidence.host_us(cause) + evidence.host_us(cause, between=True),
+        host_us=evidence.of_cause(cause, "host_us") + evidence.of_cause(cause, "host_us", between=True),
         cost_us=evidence.in_turns_us(cause),
     )
 

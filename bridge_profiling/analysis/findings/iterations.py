@@ -7,8 +7,7 @@ import numpy as np
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.idle import responsible
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
-from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
-from bridge_profiling.analysis.findings.words import advice, by_rank, ms, ranks_in_words
+from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
 from bridge_profiling.slow_iterations import slow_threshold
 
 #: Fewer iterations do not show the usual duration.
@@ -99,7 +98,6 @@ def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
             "share_of_unprofiled_iteration": by_rank(shares, 4),
             "iterations_compared": compared,
         },
-        recoverable_us_per_iteration=None,
         confidence=Confidence.medium if few else Confidence.high,
         confidence_reason=reason if few else "",
         action=advice("profiler_overhead"),

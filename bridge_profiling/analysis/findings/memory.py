@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
-from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
-from bridge_profiling.analysis.findings.words import advice, gigabytes, megabytes, ranks_in_words
+from bridge_profiling.analysis.findings.types import (
+    Confidence,
+    Event,
+    Finding,
+    Thresholds,
+    advice,
+    gigabytes,
+    megabytes,
+    ranks_in_words,
+)
+from bridge_profiling.analysis.intervals import grouped
 
 #: The allocator takes up to 10 MiB in pieces of 20 MiB: one piece now and then is rounding, and so are a few per stream.
 _PIECE_BYTES = 20 * 1024 * 1024
@@ -75,7 +85,6 @@ def memory_headroom(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
                 for row in rows
             ]
         },
-        recoverable_us_per_iteration=None,
         confidence=Confidence.high if held else Confidence.medium,
         confidence_reason="" if held else cached,
         action=" ".join([*([] if held else [advice("memory_headroom", "cached")]), advice("memory_headroom")]),
@@ -138,7 +147,6 @@ def memory_fragmentation(evidence: Evidence, thresholds: Thresholds, ledger: Led
                 for row in rows
             ]
         },
-        recoverable_us_per_iteration=None,
         confidence=Confidence.high if certain else Confidence.medium,
         confidence_reason="" if certain else "the snapshot shows no holes: there are none, or they closed before it was taken",
         action=advice("memory_fragmentation"),
@@ -151,19 +159,14 @@ def memory_fragmentation(evidence: Evidence, thresholds: Thresholds, ledger: Led
 
 def memory_growth(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Memory allocated at the end of iterations keeps growing, beyond the set-up of the first ones."""
-    changes: dict[tuple[int, int], list[int]] = {}
-    held: dict[tuple[int, int], list[int]] = {}
-    for row in evidence.memory_growth.to_pylist():
-        key = row["rank"], row["device"]
-        held.setdefault(key, []).append(row["allocated_bytes"])
-        if row["change_bytes"] is not None:
-            changes.setdefault(key, []).append(row["change_bytes"])
+    recorded: dict[tuple[int, int], list[dict[str, Any]]] = grouped(evidence.memory_growth.to_pylist(), "rank", "device")
+    changes = {key: [row["change_bytes"] for row in rows if row["change_bytes"] is not None] for key, rows in recorded.items()}
     grown = {key: size for key, each in changes.items() if (size := _steady_growth(each, thresholds.memory_growth_bytes))}
     if not grown:
         return [], ledger
     keys = sorted(grown, key=lambda key: (-grown[key], key))
     ranks, most = sorted({rank for rank, _ in keys}), keys[0]
-    events = _largest_sites(evidence, *most, "growth_bytes_per_iteration")
+    events = _largest_sites(evidence, most[0], most[1], "growth_bytes_per_iteration")
     count, reason = len(changes[most]), ""
     if count < _MANY_CHANGES:
         reason = f"only {count + 1} iterations are recorded"
@@ -171,16 +174,16 @@ def memory_growth(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         reason = "the allocation site is unknown: record a memory snapshot with stacks"
     devices = []
     for key in keys:
-        capacity = _device_bytes(evidence, *key)
+        capacity, held = _device_bytes(evidence, *key), [row["allocated_bytes"] for row in recorded[key]]
         devices.append(
             {
                 "rank": key[0],
                 "device": key[1],
                 "growth_bytes_per_iteration": grown[key],
-                "iterations": len(held[key]),
-                "first_bytes": held[key][0],
-                "last_bytes": held[key][-1],
-                "iterations_until_full": int((capacity - held[key][-1]) / grown[key]) if capacity else None,
+                "iterations": len(held),
+                "first_bytes": held[0],
+                "last_bytes": held[-1],
+                "iterations_until_full": int((capacity - held[-1]) / grown[key]) if capacity else None,
             }
         )
     finding = Finding(
@@ -188,7 +191,6 @@ def memory_growth(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         title=f"Memory of {ranks_in_words(ranks, evidence.ranks)} grows by {megabytes(grown[most])} per iteration",
         ranks=ranks,
         evidence={"devices": devices, "sites": [event.name for event in events]},
-        recoverable_us_per_iteration=None,
         confidence=Confidence.medium if reason else Confidence.high,
         confidence_reason=reason,
         action=advice("memory_growth"),
@@ -209,17 +211,13 @@ def _steady_growth(changes: Sequence[int], threshold: int) -> float:
 
 def _needless_growth(evidence: Evidence) -> dict[tuple[int, int], float]:
     """Growth per iteration of each device's reserved memory beyond its allocated memory, where it continues."""
-    reserved: dict[tuple[int, int], list[int]] = {}
-    free: dict[tuple[int, int], list[int]] = {}
-    for row in evidence.memory_growth.to_pylist():
-        if row["reserved_bytes"] is not None:
-            reserved.setdefault((row["rank"], row["device"]), []).append(row["reserved_bytes"])
-            free.setdefault((row["rank"], row["device"]), []).append(row["reserved_bytes"] - row["allocated_bytes"])
-    # Both must grow: freed tensors add to free memory too, without taking more of the device.
-    return {
-        key: min(_steady_growth(np.diff(amounts).tolist(), _PIECE_BYTES) for amounts in (reserved[key], free[key]))
-        for key in reserved
-    }
+    found = {}
+    for key, rows in grouped(evidence.memory_growth.to_pylist(), "rank", "device").items():
+        known = [row for row in rows if row["reserved_bytes"] is not None]
+        # Both must grow: freed tensors add to free memory too, without taking more of the device.
+        both = [row["reserved_bytes"] for row in known], [row["reserved_bytes"] - row["allocated_bytes"] for row in known]
+        found[key] = min(_steady_growth(np.diff(amounts).tolist(), _PIECE_BYTES) for amounts in both)
+    return found
 
 
 def _failed_requests(evidence: Evidence) -> dict[tuple[int, int], int]:

@@ -1,13 +1,14 @@
-"""Findings, and the thresholds above which a number becomes one."""
+"""Findings, the thresholds above which a number becomes one, and the wording that findings share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from bridge_profiling.analysis.attribution.host import CHECKPOINT, DATA_LOADING
+from bridge_profiling.analysis.caveats import name_ranks, texts
 
 
 class Confidence(StrEnum):
@@ -61,9 +62,9 @@ class Finding:
     title: str
     ranks: list[int]
     evidence: Mapping[str, Any]
-    recoverable_us_per_iteration: float | None
     confidence: Confidence
     action: str
+    recoverable_us_per_iteration: float | None = None
     confidence_reason: str = ""
     events: list[Event] = field(default_factory=list)
     severe: bool = False
@@ -119,3 +120,35 @@ class Thresholds:
         """The expressions that differ from the defaults, as options of `Run.idle_causes`."""
         chosen = {"data_loading": (self.data_loading_ranges, DATA_LOADING), "checkpoint": (self.checkpoint_ranges, CHECKPOINT)}
         return {name: expression for name, (expression, default) in chosen.items() if expression != default}
+
+
+def ms(time_us: float) -> str:
+    """A time with three digits, in milliseconds."""
+    return f"{time_us / 1e3:.3g} ms" if time_us < 1e6 else f"{time_us / 1e3:,.0f} ms"
+
+
+def gigabytes(size: float) -> str:
+    """A large number of bytes."""
+    return f"{size / 1e9:.1f} GB"
+
+
+def megabytes(size: float) -> str:
+    """A number of bytes per iteration."""
+    return f"{size / 1e6:,.1f} MB" if size < 1e9 else gigabytes(size)
+
+
+def ranks_in_words(ranks: Sequence[int], everyone: Sequence[int]) -> str:
+    """Ranks out of all captured ones: `both ranks`, `all 4 ranks`, `rank 2`, `ranks 1, 3`."""
+    if len(ranks) == len(everyone) > 1:
+        return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
+    return name_ranks(ranks)
+
+
+def by_rank(values: Mapping[int, float], digits: int = 3) -> dict[str, float]:
+    """Rounded values by rank, as evidence holds them."""
+    return {str(rank): round(value, digits) for rank, value in values.items()}
+
+
+def advice(finding: str, case: str = "default", **values: object) -> str:
+    """What to change: an entry of advice.toml with values filled in."""
+    return " ".join(texts(__package__, "advice.toml")[finding][case].split()).format_map(values)

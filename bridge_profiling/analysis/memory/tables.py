@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bridge_profiling.analysis.caveats import caveat
 from bridge_profiling.analysis.memory.series import (
     Amounts,
     Integers,
@@ -31,6 +32,7 @@ from bridge_profiling.analysis.memory.series import (
     site,
 )
 from bridge_profiling.analysis.questions import Answer
+from bridge_profiling.traces.tables import fields
 from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
@@ -43,59 +45,45 @@ MOST_SITES = 9
 #: Points in time of `MemoryTables.timeline` per device (more than a screen has columns), and of `MemoryTables.over_time`.
 _POINTS, _POINTS_OF_SITES = 2_000, 400
 
-_DEVICE = (("rank", pa.int32()), ("device", pa.int32()))
+_DEVICE = fields(pa.int32(), "rank", "device")
+
 
 _SUMMARY = pa.schema(
     [
         *_DEVICE,
         ("source", pa.string()),
-        *((name, pa.int64()) for name in ("peak_bytes", "peak_ns", "end_bytes", "peak_reserved_bytes", "end_reserved_bytes")),
-        ("largest_free_bytes", pa.int64()),
+        *fields(
+            pa.int64(), "peak_bytes", "peak_ns", "end_bytes", "peak_reserved_bytes", "end_reserved_bytes", "largest_free_bytes"
+        ),
         ("fragmentation", pa.float64()),
-        *((name, pa.int64()) for name in ("inactive_split_bytes", "needlessly_reserved_bytes")),
+        *fields(pa.int64(), "inactive_split_bytes", "needlessly_reserved_bytes"),
         ("iterations", pa.int32()),
         ("growth_bytes_per_iteration", pa.float64()),
     ]
 )
 
-_TIMELINE = pa.schema([*_DEVICE, *((name, pa.int64()) for name in ("time_ns", "allocated_bytes", "reserved_bytes"))])
+_TIMELINE = pa.schema([*_DEVICE, *fields(pa.int64(), "time_ns", "allocated_bytes", "reserved_bytes")])
 
-_GROWTH = pa.schema(
-    [
-        *_DEVICE,
-        ("iteration", pa.int32()),
-        *((name, pa.int64()) for name in ("end_ns", "allocated_bytes", "change_bytes", "reserved_bytes")),
-    ]
-)
+_AMOUNTS = fields(pa.int64(), "end_ns", "allocated_bytes", "change_bytes", "reserved_bytes")
+_GROWTH = pa.schema([*_DEVICE, ("iteration", pa.int32()), *_AMOUNTS])
 
 _SITES = pa.schema(
     [
         *_DEVICE,
         ("site", pa.string()),
-        *((name, pa.int64()) for name in ("allocations", "allocated_bytes", "peak_bytes", "bytes_at_peak", "end_bytes")),
+        *fields(pa.int64(), "allocations", "allocated_bytes", "peak_bytes", "bytes_at_peak", "end_bytes"),
         ("growth_bytes_per_iteration", pa.float64()),
     ]
 )
 
-_AT_PEAK = pa.schema(
-    [
-        *_DEVICE,
-        *((name, pa.int64()) for name in ("bytes", "allocated_ns", "freed_ns")),
-        # A stack has kilobytes, and each occurs many times.
-        *((name, pa.dictionary(pa.int32(), pa.string())) for name in ("site", "stack")),
-    ]
-)
+# A stack has kilobytes, and each occurs many times.
+_STACK = [(name, pa.dictionary(pa.int32(), pa.string())) for name in ("site", "stack")]
+_AT_PEAK = pa.schema([*_DEVICE, *fields(pa.int64(), "bytes", "allocated_ns", "freed_ns"), *_STACK])
 
-_OVER_TIME = pa.schema([*_DEVICE, ("site", pa.string()), ("time_ns", pa.int64()), ("bytes", pa.int64())])
+_OVER_TIME = pa.schema([*_DEVICE, ("site", pa.string()), *fields(pa.int64(), "time_ns", "bytes")])
 
-_OUT_OF_MEMORY = pa.schema(
-    [
-        *_DEVICE,
-        *((name, pa.int64()) for name in ("time_ns", "requested_bytes", "free_bytes")),
-        ("site", pa.string()),
-        ("stack", pa.string()),
-    ]
-)
+_REQUEST = fields(pa.int64(), "time_ns", "requested_bytes", "free_bytes")
+_OUT_OF_MEMORY = pa.schema([*_DEVICE, *_REQUEST, ("site", pa.string()), ("stack", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -157,17 +145,13 @@ def memory_tables(connection: duckdb.DuckDBPyConnection, *, points: int = _POINT
         ends, numbers = marked_ends(connection, series)
         if not numbers:
             ends = inferred_ends(series)
-            caveats.append(_not_marked(series.rank, inferred=len(ends) > 0))
+            caveats.append(caveat("memory_iterations_inferred" if len(ends) else "memory_growth_unknown", [series.rank]))
         free = blocks.get((series.rank, series.device), {}) if series.source == "snapshot" else {}
         summary.append(key | _summary(series, ends) | free)
         timeline.append(_timeline(series, points))
         growth += [key | row for row in _ends(series, ends, numbers)]
         if series.allocations is None:
-            text = (
-                "a trace's memory events have no call stacks, and no allocations from before it began: allocation sites, "
-                "allocations at the peak and fragmentation need a memory snapshot"
-            )
-            caveats.append(Caveat("memory_without_snapshot", text, (series.rank,)))
+            caveats.append(caveat("memory_without_snapshot", [series.rank]))
             continue
         if not sites_of_code:  # once: stacks are those of the whole run
             sites_of_code = [site(stack) for stack in series.stacks]
@@ -237,17 +221,6 @@ def difference(before: pa.Table, after: pa.Table) -> pa.Table:
     names = ["before_bytes_at_peak", "after_bytes_at_peak", "change_bytes_at_peak", "before_end_bytes", "after_end_bytes"]
     names += ["change_end_bytes", "before_allocations", "after_allocations"]
     return pa.Table.from_pylist(rows, schema=pa.schema([("site", pa.string()), *((name, pa.float64()) for name in names)]))
-
-
-def _not_marked(rank: int, *, inferred: bool) -> Caveat:
-    if inferred:
-        text = (
-            "no iterations are marked in the memory recording: they are inferred from recurring allocations, which finds the "
-            "microbatches if a single iteration was recorded"
-        )
-        return Caveat("memory_iterations_inferred", text, (rank,))
-    text = "no iterations are marked in the memory recording, and no allocations recur regularly: growth is unknown"
-    return Caveat("memory_growth_unknown", text, (rank,))
 
 
 def _free_blocks(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from bridge_profiling.analysis.caveats import caveat
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.traces.types import Caveat, RankInfo
 
@@ -149,12 +150,12 @@ def _caveats(found: pa.Table, infos: Sequence[RankInfo]) -> Iterator[Caveat]:
     sets = len(set(component.values()))
     if sets > 1:
         unknown = sum(1 for info in infos if info.clock != "unix")
-        text = f"no operation relates the clocks of {sets} sets of ranks"
+        consequence = ": their times are compared by the hosts' clocks"
         if unknown:
-            text += f", and the clocks of {unknown} ranks have an unknown origin: times of different sets cannot be compared"
-        else:
-            text += ": their times are compared by the hosts' clocks"
-        yield Caveat("clocks_unrelated", text)
+            consequence = (
+                f", and the clocks of {unknown} ranks have an unknown origin: times of different sets cannot be compared"
+            )
+        yield caveat("clocks_unrelated", sets=sets, consequence=consequence)
     hosts: dict[tuple[str, int], list[int]] = {}
     for info in infos:
         if info.host is not None and info.clock == "unix":
@@ -162,16 +163,9 @@ def _caveats(found: pa.Table, infos: Sequence[RankInfo]) -> Iterator[Caveat]:
     for (host, _), ranks in sorted(hosts.items()):
         spread = max(offsets[rank] for rank in ranks) - min(offsets[rank] for rank in ranks)
         if spread > _ONE_HOST_NS:
-            text = (
-                f"the ranks of host {host} share a clock, but end their collectives {spread / 1e3:.0f} us apart: different "
-                "operations may be matched, or times in a capture are wrong"
-            )
-            yield Caveat("one_host_apart", text)
+            yield caveat("one_host_apart", host=host, spread_us=spread / 1e3)
     doubtful = [row for row in rows if (row["residual_ns"] or 0) > _RESIDUAL_NS]
     if doubtful:
         worst = max(doubtful, key=lambda row: row["residual_ns"])
-        text = (
-            f"the clock offsets of {len(doubtful)} ranks are uncertain: with them, the collectives of rank {worst['rank']} "
-            f"still end {worst['residual_ns'] / 1e3:.0f} us apart from those of the other participants"
-        )
-        yield Caveat("offsets_uncertain", text)
+        residual_us = worst["residual_ns"] / 1e3
+        yield caveat("offsets_uncertain", count=len(doubtful), rank=worst["rank"], residual_us=residual_us)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from bridge_profiling.analysis.caveats import caveat
 from bridge_profiling.analysis.intervals import rows_of, union
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
@@ -134,13 +135,7 @@ def communication(connection: duckdb.DuckDBPyConnection) -> Answer:
     bus_gbs = [_bus_bandwidth(*row) for row in zip(*columns, strict=True)]
     found = found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64()))
     unmatched = found["matched_count"].to_pylist().count(0)
-    if not unmatched:
-        return Answer(found)
-    text = (
-        f"waiting cannot be separated from transfer for {unmatched} of {len(found)} kinds of communication: only one "
-        "participant of each is captured, or its group is unknown"
-    )
-    return Answer(found, (Caveat("waiting_unknown", text),))
+    return Answer(found, (caveat("waiting_unknown", unmatched=unmatched, total=len(found)),) if unmatched else ())
 
 
 def _bus_bandwidth(operation: str, size: int | None, algorithm_gbs: float | None) -> float | None:

@@ -8,7 +8,7 @@ fit together (`align`). Sends and receives are matched pair by pair: the n-th fr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bridge_profiling.analysis.caveats import caveat
 from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def match(connection: duckdb.DuckDBPyConnection) -> list[Caveat]:
     connection.execute(_MATCHED)
     connection.unregister("aligned")
     connection.execute(_GROUPS)
-    found = _caveats(connection)
+    found = list(_caveats(connection))
     connection.execute("drop table calls; drop table unequal")
     return found
 
@@ -170,8 +171,7 @@ def _runs(values: np.ndarray) -> list[slice]:
     return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
 
 
-def _caveats(connection: duckdb.DuckDBPyConnection) -> list[Caveat]:
-    found = []
+def _caveats(connection: duckdb.DuckDBPyConnection) -> Iterator[Caveat]:
     unnamed, alone, total = connection.execute(
         f"""select count(*) filter (group_name is null and group_ranks is null),
             count(*) filter (operation in {POINT_TO_POINT} and (group_name is not null or group_ranks is not null)
@@ -179,41 +179,26 @@ def _caveats(connection: duckdb.DuckDBPyConnection) -> list[Caveat]:
         from collectives"""
     ).fetchall()[0]
     if unnamed:
-        text = f"{unnamed} of {total} communication operations have no process group, so they match no operation of other ranks"
-        found.append(Caveat("operations_without_group", text))
+        yield caveat("operations_without_group", unnamed=unnamed, total=total)
     if alone:
-        text = f"{alone} sends and receives have no single peer, so they match no operation of other ranks"
-        found.append(Caveat("operations_without_peer", text))
+        yield caveat("operations_without_peer", alone=alone)
     lacking, examples = connection.execute(
         """select count(*), list(coalesce("group", group_name, group_ranks) || coalesce(' ' || group_ranks, '')
             order by group_ranks)[1:3] from groups where captured < group_size"""
     ).fetchall()[0]
     if lacking:
         named = ", ".join(examples) + (", …" if lacking > len(examples) else "")
-        text = (
-            f"{lacking} process groups are captured on some of their ranks only ({named}): waiting for a rank that is not "
-            "captured counts as transfer"
-        )
-        found.append(Caveat("groups_partly_captured", text))
+        yield caveat("groups_partly_captured", lacking=lacking, named=named)
     lost, ranks = connection.execute(
         """with seen as (select channel from calls group by channel having count(distinct rank) > 1)
         select count(*), count(distinct rank) from calls semi join seen using (channel)
         anti join matched using (channel, rank, collective)"""
     ).fetchall()[0]
     if lost:
-        text = (
-            f"{lost} communication operations of {ranks} ranks have no counterpart on another captured rank. This happens at "
-            "the edges of captures that begin or end at different points"
-        )
-        found.append(Caveat("operations_unmatched", text))
+        yield caveat("operations_unmatched", lost=lost, of_ranks=ranks)
     shifted = connection.sql("select count(distinct channel) from matched semi join unequal using (channel)").fetchall()[0][0]
     if shifted:
-        text = (
-            f"in {shifted} process groups or pairs of ranks, captures hold different operations of the same iterations: they "
-            "are matched by the order of the operations and the times at which they end"
-        )
-        found.append(Caveat("captures_aligned", text))
-    return found
+        yield caveat("captures_aligned", shifted=shifted)
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.intervals import Intervals, rows_of, union, window
+from bridge_profiling.analysis.caveats import caveat
+from bridge_profiling.analysis.intervals import Intervals, grouped, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.ranks.communication import rank_by_rank
 from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
 from bridge_profiling.traces.joins import ranks_of
-from bridge_profiling.traces.types import Caveat, RankInfo
+from bridge_profiling.traces.tables import fields
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb
@@ -60,25 +62,20 @@ _TIMES = ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "
 
 _STAGES = pa.schema(
     [
-        ("stage", pa.int32()),
-        ("stages", pa.int32()),
+        *fields(pa.int32(), "stage", "stages"),
         ("ranks", pa.list_(pa.int32())),
-        ("iterations", pa.int32()),
-        ("microbatches", pa.int32()),
-        *((name, pa.float64()) for name in (*_TIMES[:2], "excess_compute_us", *_TIMES[2:])),
-        *((name, pa.float64()) for name in ("bubble_fraction", "ideal_bubble_fraction")),
+        *fields(pa.int32(), "iterations", "microbatches"),
+        *fields(pa.float64(), *_TIMES[:2], "excess_compute_us", *_TIMES[2:], "bubble_fraction", "ideal_bubble_fraction"),
     ]
 )
 
 _RANKS = pa.schema(
     [
-        ("iteration", pa.int32()),
-        ("rank", pa.int32()),
-        ("stage", pa.int32()),
+        *fields(pa.int32(), "iteration", "rank", "stage"),
         ("pipeline", pa.string()),
         ("boundary", pa.bool_()),
         ("microbatches", pa.int32()),
-        *((name, pa.float64()) for name in _TIMES),
+        *fields(pa.float64(), *_TIMES),
     ]
 )
 
@@ -112,11 +109,10 @@ def pipeline(by_rank: pa.Table) -> Answer:
     """
     rows = by_rank.to_pylist()
     steady = [row for row in rows if not row["boundary"]] or rows
-    stages = sorted({row["stage"] for row in steady})
+    stages = grouped(steady, "stage")
     count = 1 + max((len(ranks_of(row["pipeline"]) or ()) - 1 for row in steady), default=0)
     found = []
-    for stage in stages:
-        mine = [row for row in steady if row["stage"] == stage]
+    for stage, mine in sorted(stages.items()):
         known = {row["microbatches"] for row in mine}
         number = known.pop() if len(known) == 1 else None
         mean = {name: float(np.mean([row[name] for row in mine])) for name in _TIMES}
@@ -136,8 +132,7 @@ def pipeline(by_rank: pa.Table) -> Answer:
     for row in found:
         row["excess_compute_us"] = row["compute_us"] - even
     missing = ", ".join(str(stage) for stage in range(count) if found and stage not in stages)
-    text = f"pipeline stages {missing} are not captured: of them, only other stages' waiting is visible"
-    caveats = (Caveat("stages_not_captured", text),) if missing else ()
+    caveats = (caveat("stages_not_captured", missing=missing),) if missing else ()
     return Answer(pa.Table.from_pylist(found, schema=_STAGES), caveats)
 
 
@@ -189,23 +184,13 @@ def pipeline_by_rank(
     rows.sort(key=lambda row: (row["iteration"], row["pipeline"], row["stage"]))
     caveats = []
     if guessed:
-        text = "no group is named a pipeline's and no manifest has coordinates: groups that send and receive are used"
-        caveats.append(Caveat("pipeline_groups_guessed", text))
+        caveats.append(caveat("pipeline_groups_guessed"))
     if unclear:
-        text = (
-            "the end of backward passes is unknown because no group communicates only after the last exchange between stages: "
-            "the pipeline is assumed to last until the iteration's last kernel"
-        )
-        caveats.append(Caveat("pipeline_end_unknown", text))
+        caveats.append(caveat("pipeline_end_unknown"))
     if interleaved:
-        text = (
-            "the pipeline's schedule is interleaved: the number of microbatches is unknown, and the limits between warm-up, "
-            "steady phase and cool-down are inexact"
-        )
-        caveats.append(Caveat("pipeline_interleaved", text))
+        caveats.append(caveat("pipeline_interleaved"))
     elif counts:
-        text = "the messages from the first stage to the second are counted as microbatches: the schedule has no interleaving"
-        caveats.append(Caveat("microbatches_counted", text))
+        caveats.append(caveat("microbatches_counted"))
     return Answer(pa.Table.from_pylist(rows, schema=_RANKS), tuple(caveats))
 
 

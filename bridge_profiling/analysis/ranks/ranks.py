@@ -8,6 +8,7 @@ opposite, since fast ranks wait there.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +17,11 @@ import pyarrow as pa
 from bridge_profiling.analysis.attribution.device import Windows
 from bridge_profiling.analysis.attribution.device import windows as device_windows
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS, steady_iterations
-from bridge_profiling.analysis.intervals import rows_of, union
+from bridge_profiling.analysis.caveats import caveat
+from bridge_profiling.analysis.intervals import grouped, rows_of, union
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.ranks.communication import rank_by_rank
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.tables import fields
 
 if TYPE_CHECKING:
     import duckdb
@@ -58,15 +60,18 @@ select began.rank, (start_ns + offset_ns - min(start_ns + offset_ns) over ()) / 
 from began join offsets using (rank) left join lateness using (rank) order by began.rank
 """
 
+_MARKED = """
+select rank, iteration, start_ns, end_ns, coalesce(boundary, false) as boundary from iterations order by rank, start_ns
+"""
+
 #: Number of a capture without iterations.
 _NONE = -1
 
 _RANKS = pa.schema(
     [
-        ("iteration", pa.int32()),
-        ("rank", pa.int32()),
+        *fields(pa.int32(), "iteration", "rank"),
         ("boundary", pa.bool_()),
-        *((name, pa.float64()) for name in ("duration_us", "compute_us", "waiting_us", "own_us", "waited_for_us")),
+        *fields(pa.float64(), "duration_us", "compute_us", "waiting_us", "own_us", "waited_for_us"),
         ("place", pa.string()),
     ]
 )
@@ -74,11 +79,10 @@ _RANKS = pa.schema(
 _STRAGGLERS = pa.schema(
     [
         ("rank", pa.int32()),
-        ("verdict", pa.string()),
-        ("confidence", pa.string()),
+        *fields(pa.string(), "verdict", "confidence"),
         ("chance", pa.float64()),
-        *((name, pa.int32()) for name in ("iterations", "times_slow", "times_slowest", "times_fastest")),
-        *((name, pa.float64()) for name in ("excess_own_us", "excess_compute_us", "waited_for_us")),
+        *fields(pa.int32(), "iterations", "times_slow", "times_slowest", "times_fastest"),
+        *fields(pa.float64(), "excess_own_us", "excess_compute_us", "waited_for_us"),
     ]
 )
 
@@ -104,7 +108,7 @@ def ranks(connection: duckdb.DuckDBPyConnection) -> Answer:
         other ranks waited for it), place: `slowest`, `fastest` or null. The last four are null for a rank whose communication
         could not be matched.
     """
-    windows = _windows(connection)
+    windows = dict(rank_by_rank(connection, _MARKED))
     waited_for = {(row[0], row[1]): row[2] for row in connection.execute(_WAITED_FOR).fetchall()}
     rows: list[dict[str, Any]] = []
     query = "select rank, kind, start_ns, end_ns, iteration from device_events where kind in ('compute', 'communication')"
@@ -123,14 +127,11 @@ def ranks(connection: duckdb.DuckDBPyConnection) -> Answer:
     _place(rows)
     caveats = []
     if incomparable:
-        text = "waiting is unknown because no communication could be matched, so whether these ranks are slow is unknown too"
-        caveats.append(Caveat("waiting_of_rank_unknown", text, tuple(sorted(incomparable))))
+        caveats.append(caveat("waiting_of_rank_unknown", incomparable))
     if windows:
-        text = "no work on a device was recorded: not compared with other ranks"
-        caveats.append(Caveat("ranks_without_work", text, tuple(sorted(windows))))
+        caveats.append(caveat("ranks_without_work", windows))
     if any(row["iteration"] is None for row in rows):
-        text = "captures without marked iterations are compared as a whole"
-        caveats.append(Caveat("iterations_not_marked", text))
+        caveats.append(caveat("iterations_not_marked"))
     return Answer(pa.Table.from_pylist(rows, schema=_RANKS), tuple(caveats))
 
 
@@ -161,17 +162,11 @@ def stragglers(ranks: pa.Table) -> Answer:
     grid = _Grid(ranks)
     caveats = []
     if grid.with_boundary:
-        text = f"only {grid.captured} iterations are captured: those at the profiler's start and stop count too"
-        caveats.append(Caveat("boundary_iterations_count", text))
+        caveats.append(caveat("boundary_iterations_count", captured=grid.captured))
     if len(grid.ranks) < 2 or not len(grid.numbers):
-        text = "fewer than two ranks captured the same iterations: slow ranks are unknown"
-        return Answer(_STRAGGLERS.empty_table(), (*caveats, Caveat("ranks_not_comparable", text)))
+        return Answer(_STRAGGLERS.empty_table(), (*caveats, caveat("ranks_not_comparable")))
     if len(grid.numbers) < ENOUGH_ITERATIONS:
-        text = (
-            f"with {len(grid.numbers)} iterations captured, a rank that is always slow looks like one that was slow by chance: "
-            "capture more iterations"
-        )
-        caveats.append(Caveat("few_iterations_of_ranks", text))
+        caveats.append(caveat("few_iterations_of_ranks", iterations=len(grid.numbers)))
     own = _excess(grid.own_us)
     compute, waited_for = _excess(grid.compute_us), grid.waited_for_us
     slow = own > SLOW * np.nanmedian(grid.duration_us, axis=1, keepdims=True)
@@ -191,8 +186,8 @@ def stragglers(ranks: pa.Table) -> Answer:
                 "chance": chance,
                 "iterations": captured,
                 "times_slow": times,
-                "times_slowest": int((grid.place[:, place] == "slowest").sum()),
-                "times_fastest": int((grid.place[:, place] == "fastest").sum()),
+                "times_slowest": grid.times[rank, "slowest"],
+                "times_fastest": grid.times[rank, "fastest"],
                 "excess_own_us": float(np.nanmean(own[:, place])),
                 "excess_compute_us": float(np.nanmean(compute[:, place])),
                 "waited_for_us": float(np.nanmean(waited_for[:, place])),
@@ -214,17 +209,6 @@ def verdict(stragglers: pa.Table) -> str:
     if "stable" in words:
         return "stable"
     return {0: "none", 1: "occasional"}.get(words.count("sometimes"), "rotating")
-
-
-def _windows(connection: duckdb.DuckDBPyConnection) -> dict[int, pa.Table]:
-    """Each rank's iterations."""
-    rows = connection.sql(
-        """select rank, iteration, start_ns, end_ns, coalesce(boundary, false) as boundary
-        from iterations order by rank, start_ns"""
-    ).to_arrow_table()
-    rank = rows["rank"].to_numpy()
-    bounds = np.searchsorted(rank, np.unique(rank)), np.searchsorted(rank, np.unique(rank), side="right")
-    return {int(rank[begin]): rows.slice(begin, end - begin) for begin, end in zip(*bounds, strict=True)}
 
 
 def _iterations(rank: int, marked: pa.Table | None, events: pa.Table, waiting: pa.Table) -> list[dict[str, Any]]:
@@ -268,10 +252,7 @@ def _whole(events: pa.Table) -> Windows:
 
 def _place(rows: list[dict[str, Any]]) -> None:
     """Mark the slowest and the fastest rank of each iteration with several ranks."""
-    by_iteration: dict[int | None, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_iteration.setdefault(row["iteration"], []).append(row)
-    for every in by_iteration.values():
+    for every in grouped(rows, "iteration").values():
         mine = [row for row in every if row["own_us"] is not None]
         if len(mine) > 1:
             min(mine, key=lambda row: row["own_us"])["place"] = "fastest"
@@ -284,10 +265,8 @@ class _Grid:
     def __init__(self, ranks: pa.Table) -> None:
         rows = [row | {"iteration": -1 if row["iteration"] is None else row["iteration"]} for row in ranks.to_pylist()]
         rows = [row for row in rows if row["own_us"] is not None]
-        of_iteration: dict[int, list[bool]] = {}
-        for row in rows:
-            of_iteration.setdefault(row["iteration"], []).append(row["boundary"])
-        boundary = {number: any(edges) for number, edges in of_iteration.items() if len(edges) > 1}
+        every = grouped(rows, "iteration").items()
+        boundary = {number: any(row["boundary"] for row in each) for number, each in every if len(each) > 1}
         self.captured = len(boundary)
         self.numbers = steady_iterations(boundary)
         self.with_boundary = any(boundary[number] for number in self.numbers)
@@ -304,8 +283,7 @@ class _Grid:
 
         self.own_us, self.compute_us = filled("own_us"), filled("compute_us")
         self.waited_for_us, self.duration_us = filled("waited_for_us"), filled("duration_us")
-        self.place = np.full((len(self.numbers), len(self.ranks)), "", object)
-        self.place[cells] = [row["place"] for row in chosen]
+        self.times = Counter((row["rank"], row["place"]) for row in chosen)
 
 
 def _excess(grid: NDArray[np.float64]) -> NDArray[np.float64]:

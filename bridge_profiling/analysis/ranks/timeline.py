@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.intervals import outermost, rows_of
+from bridge_profiling.analysis.intervals import grouped, outermost, rows_of
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo
 
@@ -86,23 +86,18 @@ def windows_of(iterations: pa.Table, source: str, offsets: pa.Table | None) -> d
         source: profiler whose captures are shown.
         offsets: answer of `Run.clock_offsets`; None leaves each rank's times as they are.
     """
-    shift = _shift(offsets)
-    apart: dict[int | None, dict[int, tuple[int, int, int]]] = {}
-    for row in iterations.to_pylist():
-        if row["source"] == source:
-            place = (row["start_ns"], row["end_ns"], shift.get(row["rank"], 0))
-            apart.setdefault(row["iteration"], {})[row["rank"]] = place
-    found: dict[int | None, dict[int, Window]] = {}
-    for number, ranks in sorted(apart.items(), key=lambda item: -1 if item[0] is None else item[0]):
-        zero = min(start + offset for start, _, offset in ranks.values())
-        found[number] = {
-            rank: Window(rank, number, start, end, zero - offset) for rank, (start, end, offset) in sorted(ranks.items())
-        }
-    return found
+    rows = grouped((row for row in iterations.to_pylist() if row["source"] == source), "iteration")
+    return {
+        number: _windows(number, {row["rank"]: (row["start_ns"], row["end_ns"]) for row in rows[number]}, offsets)
+        for number in sorted(rows, key=lambda number: -1 if number is None else number)
+    }
 
 
-def _shift(offsets: pa.Table | None) -> dict[int, int]:
-    return {} if offsets is None else dict(zip(offsets["rank"].to_pylist(), offsets["offset_ns"].to_pylist(), strict=True))
+def _windows(iteration: int | None, spans: Mapping[int, tuple[int, int]], offsets: pa.Table | None) -> dict[int, Window]:
+    """Windows of one iteration from its begin and end on each rank's clock."""
+    shift = {} if offsets is None else dict(zip(offsets["rank"].to_pylist(), offsets["offset_ns"].to_pylist(), strict=True))
+    zero = min(start + shift.get(rank, 0) for rank, (start, _) in spans.items())
+    return {rank: Window(rank, iteration, *span, zero - shift.get(rank, 0)) for rank, span in sorted(spans.items())}
 
 
 def whole_captures(entries: Sequence[tuple[RankInfo, Path]], offsets: pa.Table | None) -> dict[int | None, dict[int, Window]]:
@@ -112,17 +107,13 @@ def whole_captures(entries: Sequence[tuple[RankInfo, Path]], offsets: pa.Table |
         entries: `Run.entries`.
         offsets: answer of `Run.clock_offsets`; None leaves each rank's times as they are.
     """
-    shift = _shift(offsets)
     spans: dict[int, tuple[int, int]] = {}
     for info, entry in entries:
         tables = cache.open_entry(entry)
         events = None if tables is None else tables.columns("device_events", ["start_ns", "end_ns"])
         if events is not None and events.num_rows:
             spans[info.rank] = (pc.min(events["start_ns"]).as_py(), pc.max(events["end_ns"]).as_py())
-    if not spans:
-        return {}
-    zero = min(start + shift.get(rank, 0) for rank, (start, _) in spans.items())
-    return {None: {rank: Window(rank, None, *span, zero - shift.get(rank, 0)) for rank, span in sorted(spans.items())}}
+    return {None: _windows(None, spans, offsets)} if spans else {}
 
 
 def segments(entry: Path, windows: Sequence[Window], resolution_ns: Mapping[int | None, int], *, host: bool) -> list[Segments]:
@@ -160,9 +151,9 @@ def _segments(events: pa.Table, ranges: pa.Table | None, window: Window, resolut
         chosen = (device == key[0]) & (stream == key[1])
         pieces.append(_merged(inside.filter(pa.array(chosen)), kinds[chosen], len(lanes), window, resolution_ns))
         lanes.append(f"stream {key[1]}" + (f" of device {key[0]}" if several else ""))
-    columns = [np.concatenate([piece[place] for piece in pieces] or [np.zeros(0, np.int64)]) for place in range(5)]
-    names = [name for piece in pieces for name in piece[5]]
-    return Segments(window, lanes, columns[0], columns[1], names, columns[2], columns[3], columns[4])
+    names = [name for _, piece_names in pieces for name in piece_names]
+    lane, kind, start_ns, duration_ns, count = np.concatenate([_NOTHING, *(columns for columns, _ in pieces)], axis=1)
+    return Segments(window, lanes, lane, kind, names, start_ns, duration_ns, count)
 
 
 def _overlaps(events: pa.Table, window: Window) -> pa.ChunkedArray:
@@ -182,19 +173,21 @@ def _outermost(ranges: pa.Table, window: Window) -> pa.Table:
     return ranges.filter(pa.array(outermost(ranges["end_ns"].to_numpy())))
 
 
-_Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[str]]
+#: Lane, kind, start, duration and count of no segments.
+_NOTHING = np.zeros((5, 0), np.int64)
 
 
-def _merged(events: pa.Table, kind: NDArray[np.int64], lane: int, window: Window, resolution_ns: int) -> _Columns:
-    """Lane, kind, start, duration, count and name of a lane's segments.
+def _merged(
+    events: pa.Table, kind: NDArray[np.int64], lane: int, window: Window, resolution_ns: int
+) -> tuple[NDArray[np.int64], list[str]]:
+    """A lane's segments: rows of lane, kind, start, duration and count; and names.
 
     A long event is a segment. Short ones that start within the same cell of the picture are one segment, of the kind with the
     most time. Such segments of one kind without a visible gap between them are merged again. So a lane has at most two segments
     per cell.
     """
     if not events.num_rows:
-        nothing = np.zeros(0, np.int64)
-        return nothing, nothing, nothing, nothing, nothing, []
+        return _NOTHING, []
     start = np.maximum(events["start_ns"].to_numpy(), window.start_ns)
     end = np.minimum(events["end_ns"].to_numpy(), window.end_ns)
     short = end - start < resolution_ns
@@ -213,7 +206,7 @@ def _merged(events: pa.Table, kind: NDArray[np.int64], lane: int, window: Window
     longest = order[np.cumsum(count) - 1]
     names = ["" if name is None else name for name in events["name"].take(pa.array(longest)).to_pylist()]
     last = np.maximum.reduceat(until, outer)
-    return np.full(len(outer), lane), kinds[outer], begin[outer] - window.zero_ns, last - begin[outer], count, names
+    return np.array([np.full(len(outer), lane), kinds[outer], begin[outer] - window.zero_ns, last - begin[outer], count]), names
 
 
 def _begins(groups: NDArray[np.int64]) -> NDArray[np.int64]:

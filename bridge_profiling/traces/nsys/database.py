@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from bridge_profiling.errors import CaptureError, TraceError
-from bridge_profiling.nsys.command import export_command
-from bridge_profiling.nsys.version import find_nsys, without_injection
+from bridge_profiling.nsys.command import export_command, find_nsys, without_injection
 from bridge_profiling.traces.bounds import Bounds, open_regular, unpack
 from bridge_profiling.traces.tables import NULL, Integers
 

@@ -13,7 +13,9 @@ import pytest
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Confidence, Finding
 from bridge_profiling.analysis.findings.memory import memory_fragmentation, memory_growth, memory_headroom
-from bridge_profiling.traces import cache, kineto, nsys
+from bridge_profiling.traces import cache
+from bridge_profiling.traces.kineto import tables as kineto
+from bridge_profiling.traces.nsys import tables as nsys
 from bridge_profiling.traces.types import RankInfo, RankTables
 from tests.analysis.findings.simulated_jobs import Here, found_by
 from tests.analysis.ranks_in_hand import table

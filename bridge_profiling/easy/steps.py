@@ -1,4 +1,6 @@
-"""Profiles some calls of a function that does one step: `@auto_profile(warmup=3, iterations=10)`."""
+"""Profiles a function that does one step (`@auto_profile(warmup=3, iterations=10)`), and names and times its parts
+(`with phase("forward"):`). Loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,19 @@ import inspect
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any, ParamSpec, TypeVar, overload
 
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.easy.outcome import captures_since, lines
 from bridge_profiling.errors import require
-from bridge_profiling.integrations.driver import OutputDir, ProfilingDriver, config_from
+from bridge_profiling.integrations.driver import OutputDir, ProfilingDriver, config_from, current_hook
 from bridge_profiling.launch_env import LaunchEnv
 
 P = ParamSpec("P")
@@ -158,3 +163,87 @@ class _Profile:
             with suppress(OSError, subprocess.SubprocessError):
                 done = subprocess.run(command, capture_output=True, text=True, timeout=_SUMMARY_TIMEOUT_S, check=True)
                 print(done.stdout, end="", flush=True)
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """Time of the phases of one name, on the host's clock.
+
+    Args:
+        count: number of phases.
+        total_ns: time of all of them.
+        min_ns: time of the shortest.
+        max_ns: time of the longest.
+    """
+
+    count: int
+    total_ns: int
+    min_ns: int
+    max_ns: int
+
+    @property
+    def mean_ns(self) -> float:
+        """Mean time."""
+        return self.total_ns / self.count
+
+    def __str__(self) -> str:
+        mean, low, high, total = (value / 1e6 for value in (self.mean_ns, self.min_ns, self.max_ns, self.total_ns))
+        return f"{self.count} times, {mean:.3f} ms each ({low:.3f} to {high:.3f}), {total:.1f} ms together"
+
+
+class PhaseTimes(dict[str, PhaseTime]):
+    """Phases by name; printed one per line."""
+
+    def __str__(self) -> str:
+        width = max((len(name) for name in self), default=0)
+        return "\n".join(f"{name:{width}}  {time}" for name, time in self.items())
+
+
+_lock = threading.Lock()
+_times: PhaseTimes = PhaseTimes()
+
+
+@contextmanager
+def phase(name: str, *, synchronize: bool = False) -> Iterator[None]:
+    """Name and time a part of a step. Phases may be nested, and run in several threads.
+
+    The analysis knows `data-loading` and `checkpoint`; `host-to-device`, `forward`, `backward`, `optimizer`, `evaluation` and
+    `logging` are also common.
+
+    Args:
+        name: name of the phase.
+        synchronize: wait for the CUDA device before and after, so the time includes the device's; this slows the step down.
+    """
+    hook = current_hook()
+    with nullcontext() if hook is None else hook.range(name):
+        if synchronize:
+            _synchronize()
+        started = perf_counter_ns()
+        try:
+            yield
+        finally:
+            if synchronize:
+                _synchronize()
+            took = perf_counter_ns() - started
+            with _lock:
+                before = _times.get(name) or PhaseTime(0, 0, took, took)
+                low, high = min(before.min_ns, took), max(before.max_ns, took)
+                _times[name] = PhaseTime(before.count + 1, before.total_ns + took, low, high)
+
+
+def phase_times() -> PhaseTimes:
+    """Times of all phases since the start, or since `reset_phase_times`, in the order in which they first ended."""
+    with _lock:
+        return PhaseTimes(_times)
+
+
+def reset_phase_times() -> None:
+    """Clear the times of all phases."""
+    with _lock:
+        _times.clear()
+
+
+def _synchronize() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()

@@ -1,18 +1,22 @@
-"""Read access to this machine: its files, programs and processes. Changes nothing, imports no torch.
+"""The interface of checks: each takes a request and this machine, and yields verdicts.
 
-Every check takes a Machine, so that tests can pass one made of recorded text.
+Reads the machine's files, programs and processes and changes nothing; tests pass a Machine made of recorded text.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal
+
+from bridge_profiling.errors import ProfilingConfigError
 
 
 class Unavailable(Exception):
@@ -107,3 +111,63 @@ def join(words: Sequence[object], limit: int = 8) -> str:
     """Words separated by commas, cut off after `limit`."""
     shown = ", ".join(map(str, words[:limit]))
     return shown + (f" and {len(words) - limit} more" if len(words) > limit else "")
+
+
+#: `fails` for a certain failure; `unknown` for anything that could not be checked, never `ok`.
+Status = Literal["ok", "warning", "fails", "unknown"]
+
+#: A check without its arguments: a request, a machine, and in parts of a check anything they share.
+Check = Callable[..., Iterator["Verdict"]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the diagnosis: the check's name, its status, the finding, and what to do about it (may be empty)."""
+
+    check: str
+    status: Status
+    found: str
+    instead: str = ""
+
+
+def ok(found: str) -> Verdict:
+    """Nothing to do."""
+    return Verdict("", "ok", found)
+
+
+def warning(found: str, instead: str) -> Verdict:
+    """The job runs, but the profile is worse than expected or in an unexpected place."""
+    return Verdict("", "warning", found, instead)
+
+
+def fails(found: str, instead: str, *, certain: object = True) -> Verdict:
+    """The job writes no profile, or does not train; a warning unless this is certain."""
+    return Verdict("", "fails" if certain else "warning", found, instead)
+
+
+def unknown(found: str, instead: str = "") -> Verdict:
+    """The check could not run; `found` is the reason."""
+    return Verdict("", "unknown", found, instead)
+
+
+def checked(name: str, *, instead: str = "") -> Callable[[Check], Check]:
+    """Name the verdicts of a check, and turn its errors into verdicts.
+
+    A setting that the job refuses `fails`; missing information is `unknown`, and `instead` says what to do about that.
+    """
+
+    def decorate(check: Check) -> Check:
+        @functools.wraps(check)
+        def run(*args: Any) -> Iterator[Verdict]:
+            try:
+                for verdict in check(*args):
+                    # A verdict that has a name comes from a check within this one.
+                    yield verdict if verdict.check else replace(verdict, check=name)
+            except ProfilingConfigError as error:
+                yield Verdict(name, "fails", f"{error.what}; {error.why}" if error.why else error.what, error.instead)
+            except Unavailable as reason:
+                yield Verdict(name, "unknown", str(reason), instead)
+
+        return run
+
+    return decorate

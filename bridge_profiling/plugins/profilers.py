@@ -1,7 +1,7 @@
-"""NsysPlugin: run the job under Nsight Systems and mark the window for it.
+"""The plugins that profile a window of iterations: NsysPlugin and PyTorchProfilerPlugin. They never import torch.
 
-A task that starts nsys itself on the profiled ranks (`launch.tasks.pretrain_script` and `pretrain_partial`) receives settings;
-for any other task NeMo-Run starts nsys around all processes.
+For nsys, a task that starts nsys itself on the profiled ranks (`launch.tasks.pretrain_script` and `pretrain_partial`) receives
+settings; for any other task NeMo-Run starts nsys around all processes. The torch profiler leaves the launcher unchanged.
 """
 
 # No `from __future__ import annotations` here: the NeMo-Run CLI parses values by these annotations, and reads neither
@@ -14,8 +14,11 @@ from typing import Any, Optional, Union
 
 import nemo_run as run
 
+from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH
+from bridge_profiling.errors import require
 from bridge_profiling.nsys.command import launcher_options
 from bridge_profiling.nsys.options import DEFAULT_TRACE, check_extra_args, check_trace, merge_options
+from bridge_profiling.overrides import check_plain_text
 from bridge_profiling.plugins import checks
 from bridge_profiling.plugins.executors import current_launcher, set_output_dir, settable_launcher, starts_every_rank
 from bridge_profiling.plugins.nemo_run_patches import patch_executor
@@ -118,3 +121,63 @@ class NsysPlugin(run.Plugin):
             logger.warning(
                 "nsys_gpu_metrics=True has no effect on %s: NeMo-Run does not pass it to nsys there", type(executor).__name__
             )
+
+
+@dataclass
+class PyTorchProfilerPluginScriptArgs:
+    """The argument of PyTorchProfilerPlugin's `script_args_converter_fn`."""
+
+    profile_step_start: int
+    profile_step_end: int
+    profile_ranks: Union[list[int], str]  # noqa: UP007
+    record_memory_history: bool
+    memory_snapshot_path: str
+    record_shapes: bool
+
+
+@dataclass(kw_only=True)
+class PyTorchProfilerPlugin(run.Plugin):
+    """Profile a window of iterations with torch.profiler.
+
+    Args:
+        profile_step_start: first iteration captured, 0-based.
+        profile_step_end: first iteration after the window.
+        profile_ranks: global ranks, or `all`, or `pp` (one rank per pipeline stage); None means rank 0.
+        record_memory_history: record every CUDA allocation, and write a snapshot at the end of the window.
+        memory_snapshot_path: path of the snapshot; the default means the job's profile directory.
+        record_shapes: record tensor shapes in the trace.
+        script_args_converter_fn: makes a run.Script's arguments, in place of the overrides.
+    """
+
+    profile_step_start: int
+    profile_step_end: int
+    profile_ranks: Optional[Union[list[int], str]] = None  # noqa: UP007, UP045
+    record_memory_history: bool = False
+    memory_snapshot_path: str = DEFAULT_MEMORY_SNAPSHOT_PATH
+    record_shapes: bool = False
+    script_args_converter_fn: Optional[Callable[[PyTorchProfilerPluginScriptArgs], list[str]]] = None  # noqa: UP045
+
+    def setup(self, task: Task, executor: Any) -> None:
+        """Edit the task, or raise ProfilingConfigError and change nothing; a second call changes nothing."""
+        fields = ("use_pytorch_profiler", *PyTorchProfilerPluginScriptArgs.__dataclass_fields__)
+        ranks = checks.check_request(self, task, executor, fields)
+        require(
+            isinstance(self.memory_snapshot_path, str) and self.memory_snapshot_path,
+            f"memory_snapshot_path={self.memory_snapshot_path!r} is not a path",
+            instead=f"Type memory_snapshot_path={DEFAULT_MEMORY_SNAPSHOT_PATH!r}, or leave it out",
+        )
+        checks.check_without_nsys(task, executor)
+        script_args = PyTorchProfilerPluginScriptArgs(
+            self.profile_step_start,
+            self.profile_step_end,
+            ranks,
+            self.record_memory_history,
+            self.memory_snapshot_path,
+            self.record_shapes,
+        )
+        arguments = script_arguments(task, self.script_args_converter_fn, script_args)
+        if isinstance(task, run.Script) and arguments is None:
+            check_plain_text(self.memory_snapshot_path, "memory_snapshot_path")
+        write_settings(task, "profiling", {"use_pytorch_profiler": True, **vars(script_args)}, arguments)
+        set_output_dir(executor)
+        patch_executor(executor)
