@@ -220,7 +220,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
         raise _TooSlow
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Again every second: Python drops an exception that the handler raises inside a finalizer.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
