@@ -109,17 +109,16 @@ class PhaseWatch:
     def checkpoints(self) -> None:
         """Watch torch's functions that save as `checkpoint`."""
         for module, name in _SAVES:
-            self.function(sys.modules.get(module), name, "checkpoint")
+            if hasattr(sys.modules.get(module), name):
+                self.function(sys.modules[module], name, "checkpoint")
 
     def function(self, owner: Any, name: str, phase: str) -> None:
         """Watch calls of `owner.name` as `phase`; `owner` is a module, a class or an object."""
         self.run_inside(owner, name, lambda *_, **__: self.phase(phase))
 
     def run_inside(self, owner: Any, name: str, context_of: Callable[..., AbstractContextManager]) -> None:
-        """Run calls of `owner.name`, if it exists, in the context that `context_of` returns for their arguments."""
-        original = getattr(owner, name, None)
-        if original is None:
-            return
+        """Run calls of `owner.name` in the context that `context_of` returns for their arguments."""
+        original = getattr(owner, name)
 
         @functools.wraps(original)
         def inside(*arguments: Any, **keywords: Any) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from bridge_profiling.analysis.memory.sites import site
 
+from bridge_profiling.analysis.memory.series import site
 from bridge_profiling.traces.memory import snapshot as memory_snapshot
 
 pytestmark = [
