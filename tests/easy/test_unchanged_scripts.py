@@ -115,7 +115,7 @@ class TestTwoRanks:
     def test_the_report_is_made_and_the_numbers_are_those_of_the_window(
         self, folder: Path, profiled: subprocess.CompletedProcess[str]
     ) -> None:
-        assert "\nThese captures hold no device work to judge." in profiled.stdout
+        assert "no device work" in profiled.stdout.lower()
         assert (folder / "report.html").stat().st_size > 100_000
         analyzed = bridge_profiling(folder, "analyze", "out", "--json")
         found = json.loads(analyzed.stdout)
