@@ -93,10 +93,10 @@ def name_wrapper_steps(phases: PhaseWatch, model: torch.nn.Module, range_of: Ran
         return of_unit("FSDP::all_gather", handle) if handle.needs_unshard() else nullcontext()
 
     module = importlib.import_module("torch.distributed.fsdp._runtime_utils")
-    steps = (("_unshard", gathers), ("_reduce_grad", lambda state, handle: of_unit("FSDP::post_backward_reduce", handle)))
-    for name, context_of in steps:
-        if hasattr(module, name):
-            phases.run_inside(module, name, context_of)
+    phases.run_inside(module, "_unshard", gathers, optional=True)
+    phases.run_inside(
+        module, "_reduce_grad", lambda state, handle: of_unit("FSDP::post_backward_reduce", handle), optional=True
+    )
 
 
 def repeat_annotations(phases: PhaseWatch, range_of: RangeOf) -> None:

@@ -207,11 +207,9 @@ class Profiling(LoopProfiling):
 
 def _name_zero_steps(phases: PhaseWatch, optimizer: Any, range_of: RangeOf) -> None:
     """Open ranges where ZeRO 1 and 2 reduce gradients, `ZeRO::reduce`, and gather parameters, `ZeRO::all_gather`."""
+    phases.run_inside(optimizer, "reduce_ipg_grads", lambda *_, **__: range_of("ZeRO::reduce"), optional=True)
     module = importlib.import_module(type(optimizer).__module__)
-    steps = ((optimizer, "reduce_ipg_grads", "ZeRO::reduce"), (module, "all_gather_dp_groups", "ZeRO::all_gather"))
-    for owner, name, text in steps:
-        if hasattr(owner, name):
-            phases.run_inside(owner, name, lambda *_, text=text, **__: range_of(text))
+    phases.run_inside(module, "all_gather_dp_groups", lambda *_, **__: range_of("ZeRO::all_gather"), optional=True)
 
 
 def _repeat_nvtx(phases: PhaseWatch, accelerator: Any, range_of: RangeOf) -> None:

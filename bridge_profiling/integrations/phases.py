@@ -116,8 +116,15 @@ class PhaseWatch:
         """Watch calls of `owner.name` as `phase`; `owner` is a module, a class or an object."""
         self.run_inside(owner, name, lambda *_, **__: self.phase(phase))
 
-    def run_inside(self, owner: Any, name: str, context_of: Callable[..., AbstractContextManager]) -> None:
-        """Run calls of `owner.name` in the context that `context_of` returns for their arguments."""
+    def run_inside(
+        self, owner: Any, name: str, context_of: Callable[..., AbstractContextManager], *, optional: bool = False
+    ) -> None:
+        """Run calls of `owner.name` in the context that `context_of` returns for their arguments.
+
+        Without such a name it raises AttributeError; `optional` is for names that not every release has.
+        """
+        if optional and not hasattr(owner, name):
+            return
         original = getattr(owner, name)
 
         @functools.wraps(original)
