@@ -6,13 +6,16 @@ Computed from sizes and order alone, with the same result as megatron-core's par
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bridge_profiling.errors import ProfilingConfigError, require
 
 #: Values of `profile_ranks` other than a list: every rank, or one rank per pipeline stage.
 RANK_WORDS = ("all", "pp")
+
+#: More runs of consecutive numbers than this are counted, not listed.
+_MOST_RUNS = 12
 
 _DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 
@@ -122,3 +125,22 @@ def select_ranks(ranks: object, layout: ParallelLayout) -> list[int]:
     if isinstance(chosen, list):
         return chosen
     return layout.pipeline_ranks() if chosen == "pp" else list(range(layout.world_size))
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Numbers as `0-5, 7`; of many scattered ones the first: `1, 3, 5 and 509 more`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MOST_RUNS])
+    left = sum(last - first + 1 for first, last in runs[_MOST_RUNS:])
+    return f"{text} and {left:,} more" if left else text
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Ranks in words: `rank 3`, `ranks 0-5, 7`."""
+    found = set(ranks)
+    return f"{'rank' if len(found) == 1 else 'ranks'} {number_ranges(found)}"

@@ -9,10 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from bridge_profiling.layout import name_ranks
 from bridge_profiling.traces.types import Caveat
-
-#: More runs of consecutive ranks than this are counted, not listed.
-_MOST_RUNS = 12
 
 
 @cache
@@ -41,18 +39,3 @@ def merged(caveats: Iterable[Caveat]) -> list[Caveat]:
 def sentences(caveats: Iterable[Caveat]) -> list[str]:
     """Each caveat as text that starts with its ranks, if it applies to some ranks only."""
     return [f"{name_ranks(caveat.ranks)}: {caveat.text}" if caveat.ranks else caveat.text for caveat in merged(caveats)]
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Ranks in words: `rank 3`, `ranks 0-5, 7`; of many scattered ones the first: `ranks 1, 3, 5 and 509 more`."""
-    found = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in found:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MOST_RUNS])
-    if len(runs) > _MOST_RUNS:
-        words += f" and {sum(last - first + 1 for first, last in runs[_MOST_RUNS:]):,} more"
-    return f"rank {words}" if len(found) == 1 else f"ranks {words}"

@@ -30,7 +30,6 @@ from bridge_profiling.analysis.workers import Engine, ProcessEngine
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture, find_captures
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.tables import SCHEMAS
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
@@ -387,7 +386,7 @@ def _load(task: RankTask) -> tuple[RankTables, Path | None]:
         if kept is None:
             raise TraceError(f"{task.source} holds no tables of a capture")
         return kept, kept.entry
-    tables = load(task.source, directory=task.cache_directory)
+    tables = cache.load(task.source, directory=task.cache_directory)
     if tables.entry is not None or task.scratch is None:
         return tables, tables.entry
     # Questions across ranks need Parquet even if nothing can be cached.

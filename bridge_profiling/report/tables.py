@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY
+from bridge_profiling.layout import number_ranges
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import MOST_GROUPS, PARTS, by_group, visible_parts
@@ -117,7 +118,7 @@ def pipeline(rows: Rows) -> TableView:
         **{name: ms(f"{name.replace(' ', '_')}_us") for name in ("pipeline", "compute", "bubble", "other idle")},
         "bubble share": of("bubble_fraction", words.percent),
         "at best": of("ideal_bubble_fraction", words.percent),
-        "ranks": lambda row: words.rank_numbers(row["ranks"]),
+        "ranks": lambda row: number_ranges(row["ranks"]),
     }
     return table("pipeline", "Pipeline stages, ms per iteration", rows, columns)
 

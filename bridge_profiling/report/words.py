@@ -9,11 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bridge_profiling.layout import name_ranks
+
 #: Stands for a value that is not known.
 UNKNOWN = "–"
 
-#: Groups of neighbouring ranks that are listed, and items of evidence.
-_MOST_GROUPS, _MOST_ITEMS = 12, 12
+#: Items of evidence that are listed.
+_MOST_ITEMS = 12
 
 
 @cache
@@ -102,19 +104,7 @@ def ranks(members: Sequence[int], everyone: int | None = None) -> str:
     """Ranks as a sentence names them: "rank 2", "ranks 0-5, 7"; "all 4 ranks" if `everyone` says that four were captured."""
     if everyone is not None and len(members) == everyone > 1:
         return f"all {everyone} ranks"
-    return f"rank{'' if len(members) == 1 else 's'} {rank_numbers(members)}" if members else "no rank"
-
-
-def rank_numbers(members: Sequence[int]) -> str:
-    """Ranks as "0-5, 7"; of many groups the first: "1, 3, 5 and 509 more"."""
-    groups: list[list[int]] = []
-    for rank in sorted(set(members)):
-        if groups and rank == groups[-1][1] + 1:
-            groups[-1][1] = rank
-        else:
-            groups.append([rank, rank])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in groups[:_MOST_GROUPS]]
-    return _listed(shown, len(shown) + sum(last - first + 1 for first, last in groups[_MOST_GROUPS:]))
+    return name_ranks(members) if members else "no rank"
 
 
 def device(rank: int, device: int) -> str:

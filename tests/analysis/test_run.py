@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.caveats import name_ranks
 from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.layout import name_ranks
 from bridge_profiling.traces import cache
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import call, complete, kernel

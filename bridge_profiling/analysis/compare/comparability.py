@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge_profiling.analysis.caveats import name_ranks
 from bridge_profiling.analysis.compare.events import Events
 from bridge_profiling.analysis.compare.steps import ComparedRun, Side
+from bridge_profiling.layout import name_ranks, number_ranges
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
@@ -164,8 +164,8 @@ def _number(value: Any) -> str:
 
 
 def _iterations(side: Side) -> str | None:
-    numbers = dict.fromkeys(name_ranks(steps.iterations) for _, steps in side if steps is not None)
-    return "; ".join(each.removeprefix("ranks ").removeprefix("rank ") for each in numbers) or None
+    numbers = dict.fromkeys(number_ranges(steps.iterations) for _, steps in side if steps is not None)
+    return "; ".join(numbers) or None
 
 
 def _products(base: Sequence[ComparedRun], other: Sequence[ComparedRun]) -> Difference | None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from bridge_profiling.analysis.attribution.idle import Cause
-from bridge_profiling.analysis.caveats import name_ranks
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, ms, ranks_in_words
 from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
+from bridge_profiling.layout import name_ranks
 
 #: Communication slows compute that it overlaps by at most this share of the overlap.
 _CONTENTION = 0.5

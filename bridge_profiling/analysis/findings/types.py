@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from bridge_profiling.analysis.attribution.host import CHECKPOINT, DATA_LOADING
-from bridge_profiling.analysis.caveats import name_ranks, texts
+from bridge_profiling.analysis.caveats import texts
+from bridge_profiling.layout import name_ranks
 
 
 class Confidence(StrEnum):
