@@ -2,10 +2,10 @@
 
     python tools/mutants.py [--count 60] [--seed 1] [--reuse]
 
-Works on a copy of the checkout in .cache/mutants. First it runs the unit and integration tests once under coverage and records
-which tests execute each line (`--reuse` keeps the last record). Then each mutant runs against the tests that execute its line, until
-one fails; for a line that runs on import, against all tests that execute its module. Prints a table of the concerns and the
-survivors, and exits with 1 if fewer than 90% were caught. It takes about 40 minutes on two cores.
+Works on a copy of the checkout in .cache/mutants. First it runs the unit and integration tests once under coverage and
+records which tests execute each line (`--reuse` keeps the last record). Then each mutant runs against the tests that execute
+its line until one fails; for a line that runs on import, against all tests that execute its module. Prints a table of the
+concerns and the survivors, and exits with 1 if fewer than 90% were caught. It takes about 40 minutes on two cores.
 """
 
 from __future__ import annotations
