@@ -220,9 +220,12 @@ def operators_of(side: Side) -> Events:
         for name, rows in grouped((row for row in run.operators.to_pylist() if row["rank"] in ranks), "name").items():
             of_ranks = []
             for shapes in grouped(rows, "rank").values():
-                count, us, device_us = (sum(row[column] for row in shapes) for column in ("count", "self_us", "device_us"))
-                mean = us / count
-                of_ranks.append({"count": count, "us": us, "device_us": device_us, "fastest": mean, "slowest": mean})
+                count = us = device_us = 0.0
+                for row in shapes:
+                    count, us, device_us = count + row["count"], us + row["self_us"], device_us + row["device_us"]
+                of_ranks.append(
+                    {"count": count, "us": us, "device_us": device_us, "fastest": us / count, "slowest": us / count}
+                )
             found.setdefault((name,), EventSide()).add(of_ranks, amount, ("device_us",))
     return found
 
