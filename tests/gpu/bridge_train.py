@@ -23,7 +23,7 @@ from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.launch import report_exit_code
-from tests.gpu.te.bridge_imports import import_bridge
+from tools.gpu_kit.bridge_imports import import_bridge
 
 RANK = int(os.environ.get("RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 _RELEASES = (
     "torch",
@@ -31,7 +31,7 @@ def main() -> int:
     import transformer_engine.pytorch as te
     from megatron.core.extensions.transformer_engine import HAVE_TE
 
-    from tests.gpu.te.bridge_imports import import_bridge, missing_packages
+    from tools.gpu_kit.bridge_imports import import_bridge, missing_packages
 
     print(", ".join(f"{name} {metadata.version(name)}" for name in _RELEASES), flush=True)
     answered = missing_packages()

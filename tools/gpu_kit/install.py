@@ -1,6 +1,6 @@
 """Installs a kit of `make_kit.py` on a GPU machine, without a network and without touching the machine's Python.
 
-    python3 tests/gpu/te/install.py KIT DEST [--save FOLDER]
+    python3 tools/gpu_kit/install.py KIT DEST [--save FOLDER]
     . DEST/env.sh
 
 Unpacks the packages and nsys into DEST, compiles Transformer Engine's torch extension with all cores, and compares its layers

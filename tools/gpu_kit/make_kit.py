@@ -1,12 +1,12 @@
 """Packs Transformer Engine, Megatron Bridge and NeMo-Run for a GPU machine without a network.
 
-    python tests/gpu/te/make_kit.py 0.6.2 KIT [--architecture 90] [--without-nsys] [--shared-gpu]
+    python tools/gpu_kit/make_kit.py 0.6.2 KIT [--architecture 90] [--without-nsys] [--shared-gpu]
 
 0.6.2 or 0.3.1: the release of Megatron Bridge; `stacks.py` names all that goes with it. Run it where pip reaches a package
 index, with a Python that has a CUDA build of torch, setuptools and wheel (Transformer Engine's source package asks for them
 before pip downloads it; no GPU is needed). The kit is for Python 3.12 on x86-64 Linux, torch with CUDA 13. On that machine:
 
-    python3 tests/gpu/te/install.py KIT DEST && . DEST/env.sh
+    python3 tools/gpu_kit/install.py KIT DEST && . DEST/env.sh
 
 --shared-gpu adds an NCCL that lets two ranks share a GPU: the cases with two ranks then run on a machine with one.
 
@@ -26,12 +26,12 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.gpu.te.install import SHARED_NCCL  # noqa: E402
-from tests.gpu.te.keep_architecture import keep_architecture  # noqa: E402
-from tests.gpu.te.stacks import COMMON, FROM_SOURCE, NCCL, STACKS  # noqa: E402
+from tools.gpu_kit.install import SHARED_NCCL  # noqa: E402
+from tools.gpu_kit.keep_architecture import keep_architecture  # noqa: E402
+from tools.gpu_kit.stacks import COMMON, FROM_SOURCE, NCCL, STACKS  # noqa: E402
 
 _TARGET = ("--python-version=3.12", "--implementation=cp", "--only-binary=:all:")
 _PLATFORMS = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 18, 17)]

@@ -1,6 +1,6 @@
 """Makes the captures of tests/planted on a machine with 2 or 4 GPUs: one run for each case of `cases.json`.
 
-    python tests/gpu/planted/make.py --output DIR [--case NAME …] [--cpu]
+    python tools/injected_captures/make.py --output DIR [--case NAME …] [--cpu]
 
 Cases of 2 ranks run two at a time, each on a pair of GPUs of its own; those of 4 ranks run alone. A case that fails leaves
 the others alone; its row in the table and its log say why. At the end everything is packed as it is kept in the repository
@@ -25,13 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[3])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from tests.gpu.planted import machine, pack
+from tools.injected_captures import machine, pack
 from tests.planted.cases import CASES, Case
 from tests.ports import free_port
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 #: Seconds that one case may take after its training was told to go, and to get ready for it.
 CASE_SECONDS, IMPORT_SECONDS = 150.0, 180.0

@@ -1,6 +1,6 @@
 """Packs what runs captured as the repository keeps it: small, and nothing in it that names a machine or a user.
 
-    python tests/gpu/planted/pack.py --repack DIR      packs again what lies in DIR, where it lies
+    python tools/injected_captures/pack.py --repack DIR      packs again what lies in DIR, where it lies
 
 A run's folder keeps its layout. What changes: captures lose what no reader reads (`lean.py`, which refuses to lose more) and
 become xz; manifests list them by their new names and sizes; paths and host names become neutral ones. nsys' own reports are
@@ -24,11 +24,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[3])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from tests.gpu.planted import lean
+from tools.injected_captures import lean
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 #: Shorter names are words that occur in captures by themselves.
 _SHORTEST_HOST = 5

@@ -1,6 +1,6 @@
 """One rank of one case: the project's own training with the case's plant in its loop. `make.py` starts it.
 
-    python tests/gpu/planted/rank.py --case data_loading_2 --go FILE
+    python tools/injected_captures/rank.py --case data_loading_2 --go FILE
 
 Where it stands among the ranks, the environment says as torchrun does; it writes into the directory it is started in.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[3])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from bridge_profiling.capture.signals import unwind_on
 from bridge_profiling.nsys.launch import report_exit_code
@@ -51,7 +51,7 @@ def main() -> None:
     logging.getLogger("megatron").setLevel(logging.WARNING)
 
     from recipes.megatron import train
-    from tests.gpu.planted.plants import PLANTS
+    from tools.injected_captures.plants import PLANTS
 
     config = build_config(RECIPE, overrides=[*case.settings, *(CPU_SETTINGS if options.cpu else ())])
     parameters = {name: value for name, value in (case.plant or {}).items() if name != "kind"}
