@@ -202,6 +202,11 @@ class Job:
             self._tables[rank, source] = load(found, cached=False)
         return self._tables[rank, source]
 
+    def traces(self) -> dict[int, RankTables]:
+        """Each selected rank's trace."""
+        (source,) = [source for source in self.spec.sources if source != "memory"]
+        return {rank: self.tables(rank, source) for rank in self.spec.selected}
+
     @property
     def files(self) -> set[str]:
         """Every file under its output directory, also hidden ones."""

@@ -9,12 +9,16 @@ from collections.abc import Mapping
 import pyarrow.compute as pc
 
 from bridge_profiling.traces.types import RankTables
+from tests.gpu.jobs import Job
 
 #: Matrix products by any library's name for them, and not what sums up their parts.
 _MATRIX_PRODUCT = re.compile(r"gemm|nvjet|cutlass|xmma", re.IGNORECASE)
 _SUMS_UP = re.compile(r"splitk_?reduce|reduce_kernel", re.IGNORECASE)
 
 COMPUTE, COMMUNICATION = "compute", "communication"
+
+#: The window of most jobs.
+WINDOW = [8, 9, 10, 11]
 
 
 def kernels_of(tables: RankTables, *kinds: str) -> dict[int | None, Counter[str]]:
@@ -70,3 +74,33 @@ def in_phase(tables: RankTables, phase: str) -> dict[int, Counter[str]]:
 def difference(one: Counter[str], other: Counter[str]) -> dict[str, tuple[int, int]]:
     """The names that two iterations do not have equally often, with both counts; for the message of a failed test."""
     return {name[:160]: (one[name], other[name]) for name in sorted(one.keys() | other.keys()) if one[name] != other[name]}
+
+
+def check_window(job: Job, wanted: list[int] = WINDOW, *, status: str = "complete") -> None:
+    """The selected ranks, and no others, captured exactly these iterations, and nothing was launched outside of them."""
+    assert sorted(job.manifests) == sorted(job.spec.selected), job.tail
+    for rank, tables in job.traces().items():
+        manifest = job.manifests[rank]
+        assert manifest["status"] == status, manifest["reason"]
+        assert manifest["captured"]["iterations"] == wanted
+        assert tables.info.error is None
+        assert tables.iterations["iteration"].to_pylist() == wanted, f"rank {rank}"
+        assert launched_outside(tables) == [], f"rank {rank}"
+
+
+def check_same_kernels(job: Job, wanted: list[int] = WINDOW, *kinds: str) -> None:
+    """Every kernel belongs to one of these iterations, and each iteration has the same ones."""
+    for rank, tables in job.traces().items():
+        kernels = kernels_of(tables, *kinds)
+        assert set(kernels) == set(wanted), f"rank {rank}"
+        last = kernels[wanted[-1]]
+        for iteration in wanted:
+            assert kernels[iteration] == last, (rank, iteration, difference(kernels[iteration], last))
+
+
+def check_allocation_sites(job: Job, *parts: str) -> None:
+    """The stacks of every rank's memory history name these."""
+    for rank in job.spec.selected:
+        stacks = [stack for stack in job.tables(rank, "memory")["allocations"]["stack"].to_pylist() if stack]
+        for part in parts:
+            assert any(part in stack for stack in stacks), f"rank {rank}: {part}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.gpu.catalog import JOBS
-from tests.gpu.kernels import difference, in_phase, kernels_of, launched_outside
+from tests.gpu.kernels import check_allocation_sites, check_same_kernels, check_window, in_phase
 
 pytestmark = [pytest.mark.needs("gpus2", "megatron", "nemo_run", "nsys_on_path"), pytest.mark.timeout(900)]
 
@@ -20,14 +20,11 @@ LAYOUTS = {
 
 CHAIN = [name for name in JOBS if LAYOUTS.keys() & name.split("-")]
 PROFILED = [name for name in CHAIN if JOBS[name].profiler != "none"]
-WHOLE = [name for name in PROFILED if JOBS[name].resumes_at is None]
 WITH_MEMORY = [name for name in PROFILED if "memory" in JOBS[name].sources]
-RESUMED = [name for name in PROFILED if JOBS[name].resumes_at is not None]
 
 #: A profiled training, and the same without a profiler.
 COMPARED = [(name, name.split("-")[0]) for name in PROFILED if name.split("-")[0] in CHAIN]
 
-all_jobs = pytest.mark.parametrize("job", CHAIN, indirect=True)
 profiled = pytest.mark.parametrize("job", PROFILED, indirect=True)
 
 
@@ -37,13 +34,7 @@ def wanted(job):
     return list(range(max(start, job.spec.resumes_at or 0), end))
 
 
-def traces(job):
-    """Every selected rank's trace."""
-    (source,) = [source for source in job.spec.sources if source != "memory"]
-    return {rank: job.tables(rank, source) for rank in job.spec.selected}
-
-
-@all_jobs
+@pytest.mark.parametrize("job", CHAIN, indirect=True)
 def test_the_job_trains_to_its_end(job):
     assert job.returncode == 0, job.tail
     last = int(next(text for text in job.spec.overrides if text.startswith("train.train_iters=")).partition("=")[2]) - 1
@@ -52,72 +43,46 @@ def test_the_job_trains_to_its_end(job):
 
 @profiled
 def test_the_ranks_asked_for_wrote_and_no_other_wrote_anything(job):
-    assert sorted(job.manifests) == sorted(job.spec.selected), job.tail
-    expected = {f"manifest/{{}}/rank-{rank}.json" for rank in job.spec.selected}
-    for rank in job.spec.selected:
-        for source in job.spec.sources:
-            expected |= {
-                "kineto": {f"torch/{{}}/rank-{rank}.pt.trace.json.gz"},
-                "nsys": {f"nsys/{{}}/rank-{rank}.nsys-rep", f"nsys/{{}}/rank-{rank}.sqlite"},
-                "memory": {f"memory/{{}}/rank-{rank}.pickle"},
-            }[source]
     folder = f"iter-{job.spec.window[0]}-{job.spec.window[1]}"
-    # Rank 0's, profiled or not: the folder's name, for the others, and where the job is, for whoever asks it for a capture.
+    endings = {
+        "kineto": [("torch", ".pt.trace.json.gz")],
+        "nsys": [("nsys", ".nsys-rep"), ("nsys", ".sqlite")],
+        "memory": [("memory", ".pickle")],
+    }
+    places = [("manifest", ".json"), *(place for source in job.spec.sources for place in endings[source])]
+    expected = {f"{place}/{folder}/rank-{rank}{ending}" for rank in job.spec.selected for place, ending in places}
+    # Rank 0's, profiled or not: the folder's name for the others, and the job's progress for those who request a capture.
     of_the_job = {f"manifest/{folder}/attempt.json", "on-demand/progress.json"}
-    assert job.files - of_the_job == {name.format(folder) for name in expected}
-
-
-@pytest.mark.parametrize("job", WHOLE, indirect=True)
-def test_the_manifests_are_complete_and_name_the_ranks_place(job):
-    (layout,) = [sizes for name, sizes in LAYOUTS.items() if name in job.name.split("-")]
-    for rank in job.spec.selected:
-        manifest = job.manifests[rank]
-        assert manifest["status"] == "complete", manifest["reason"]
-        assert manifest["captured"]["iterations"] == wanted(job)
-        assert {name: place[1] for name, place in manifest["coordinates"].items() if name in layout} == layout
+    assert job.files - of_the_job == expected, job.tail
 
 
 @profiled
 def test_the_trace_holds_exactly_the_window(job):
-    for rank, tables in traces(job).items():
-        assert tables.info.error is None
-        assert tables.iterations["iteration"].to_pylist() == wanted(job), f"rank {rank}"
-
-
-@profiled
-def test_everything_on_the_device_was_launched_inside_the_window_and_belongs_to_an_iteration(job):
-    for rank, tables in traces(job).items():
+    resumed = job.spec.resumes_at is not None
+    check_window(job, wanted(job), status="partial" if resumed else "complete")
+    (layout,) = [sizes for name, sizes in LAYOUTS.items() if name in job.name.split("-")]
+    for rank, tables in job.traces().items():
+        manifest = job.manifests[rank]
+        assert {name: place[1] for name, place in manifest["coordinates"].items() if name in layout} == layout
         assert tables.device_events.num_rows > 500, f"rank {rank}"
-        assert launched_outside(tables) == [], f"rank {rank}"
-        assert set(kernels_of(tables)) == set(wanted(job)), f"rank {rank}"
+        operations = set(tables.collectives["operation"].to_pylist())
+        assert "all_reduce" in operations or "reduce_scatter" in operations, f"rank {rank}: {operations}"
+        assert set(tables.device_events["backend"].to_pylist()) - {None} == {"nccl"}, f"rank {rank}"
+        if resumed:
+            assert "inside the window" in manifest["reason"]
+    if resumed:
+        assert f"resuming at iteration {job.spec.resumes_at}" in job.output
+        assert min(job.losses) == job.spec.resumes_at
 
 
 @profiled
-def test_the_last_iteration_has_every_kernel_that_the_others_have(job):
-    for rank, tables in traces(job).items():
-        by_iteration = kernels_of(tables)
-        last = by_iteration[wanted(job)[-1]]
-        for iteration in wanted(job):
-            assert by_iteration[iteration] == last, (rank, iteration, difference(by_iteration[iteration], last))
-
-
-@profiled
-def test_the_optimizer_of_the_last_iteration_is_in_the_trace_to_its_last_kernel(job):
-    for rank, tables in traces(job).items():
+def test_every_iteration_is_in_the_trace_to_the_last_kernel_of_its_optimizer(job):
+    check_same_kernels(job, wanted(job))
+    for rank, tables in job.traces().items():
         steps = in_phase(tables, "optimizer")
         assert set(steps) == set(wanted(job)), f"rank {rank}"
         assert sum(steps[wanted(job)[-1]].values()) > 5
-        for iteration in wanted(job):
-            assert steps[iteration] == steps[wanted(job)[-1]], (rank, iteration)
-
-
-@profiled
-def test_ranks_talk_in_the_window_by_nccl(job):
-    for rank, tables in traces(job).items():
-        operations = set(tables.collectives["operation"].to_pylist())
-        assert "all_reduce" in operations or "reduce_scatter" in operations, f"rank {rank}: {operations}"
-        backends = set(tables.device_events["backend"].to_pylist()) - {None}
-        assert backends == {"nccl"}, f"rank {rank}"
+        assert all(step == steps[wanted(job)[-1]] for step in steps.values()), f"rank {rank}"
 
 
 @pytest.mark.parametrize(("job", "reference"), COMPARED, indirect=True)
@@ -128,29 +93,15 @@ def test_losses_are_the_same_to_the_last_bit_with_and_without_profiling(job, ref
         assert len(job.losses) == len(reference.losses)
 
 
-@pytest.mark.parametrize("job", RESUMED, indirect=True)
-def test_resumed_inside_the_window_the_rest_of_it_is_captured_and_called_partial(job):
-    assert f"resuming at iteration {job.spec.resumes_at}" in job.output
-    assert min(job.losses) == job.spec.resumes_at
-    for rank in job.spec.selected:
-        manifest = job.manifests[rank]
-        assert manifest["status"] == "partial"
-        assert manifest["captured"]["iterations"] == [10, 11]
-        assert "inside the window" in manifest["reason"]
-
-
 @pytest.mark.parametrize("job", WITH_MEMORY, indirect=True)
 def test_the_memory_history_is_readable_and_holds_more_than_weights(job):
+    check_allocation_sites(job, "recipes/megatron/train.py", "megatron/core")
+    # 4 layers of 7.1 million parameters, split over two ranks, and half of the embedding: 2 bytes a weight, 4 a gradient.
+    weights = 4 * 7_087_872 // 2 + (50304 * 768) // 2
     for rank in job.spec.selected:
         tables = job.tables(rank, "memory")
-        allocations, segments = tables["allocations"], tables["segments"]
-        live = allocations.filter(allocations["freed_ns"].is_null())
-        # 4 layers of 7.1 million parameters, split over two ranks, and half of the embedding: 2 bytes a weight, 4 a gradient.
-        weights = 4 * 7_087_872 // 2 + (50304 * 768) // 2
-        assert 6 * weights < sum(live["bytes"].to_pylist()) < 80e9
-        assert sum(allocations["bytes"].to_pylist()) > 2 * sum(live["bytes"].to_pylist()), "activations come and go"
-        held = segments.filter(segments["freed_ns"].is_null())
-        assert sum(held["bytes"].to_pylist()) >= sum(live["bytes"].to_pylist())
-        stacks = [stack for stack in allocations["stack"].to_pylist() if stack]
-        assert any("recipes/megatron/train.py" in stack for stack in stacks)
-        assert any("megatron/core" in stack for stack in stacks)
+        allocations, segments = (tables[name].select(["bytes", "freed_ns"]).to_pylist() for name in ("allocations", "segments"))
+        live, held = (sum(row["bytes"] for row in rows if row["freed_ns"] is None) for rows in (allocations, segments))
+        assert 6 * weights < live < 80e9
+        assert sum(row["bytes"] for row in allocations) > 2 * live, "activations come and go"
+        assert held >= live

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, sleep
 from urllib.request import urlopen
@@ -24,68 +24,53 @@ pytestmark = [pytest.mark.needs("cuda"), pytest.mark.timeout(300)]
 pytest.importorskip("pynvml")
 pytest.importorskip("torch")
 
-#: What nvidia-smi calls what the monitor reads, and how many of the monitor's units its unit is.
+#: What nvidia-smi calls what the monitor reads, how many of the monitor's units its unit is, and how far the two may be apart:
+#: they are not read in the same instant.
 SMI = {
-    "utilization_ratio": ("utilization.gpu", 0.01),
-    "memory_used_bytes": ("memory.used", 1 << 20),
-    "memory_total_bytes": ("memory.total", 1 << 20),
-    "power_watts": ("power.draw.instant", 1),
-    "power_limit_watts": ("enforced.power.limit", 1),
-    "temperature_celsius": ("temperature.gpu", 1),
-    "sm_clock_hertz": ("clocks.sm", 1e6),
-    "memory_clock_hertz": ("clocks.mem", 1e6),
-}
-
-#: How far the two may be apart: they are not read in the same instant.
-APART = {
-    "utilization_ratio": 0.15,
-    "memory_used_bytes": 64 << 20,
-    "memory_total_bytes": 1 << 20,
-    "power_watts": 120,
-    "power_limit_watts": 1,
-    "temperature_celsius": 3,
-    "sm_clock_hertz": 150e6,
-    "memory_clock_hertz": 5e6,
+    "utilization_ratio": ("utilization.gpu", 0.01, 0.15),
+    "memory_used_bytes": ("memory.used", 1 << 20, 64 << 20),
+    "memory_total_bytes": ("memory.total", 1 << 20, 1 << 20),
+    "power_watts": ("power.draw.instant", 1, 120),
+    "power_limit_watts": ("enforced.power.limit", 1, 1),
+    "temperature_celsius": ("temperature.gpu", 1, 3),
+    "sm_clock_hertz": ("clocks.sm", 1e6, 150e6),
+    "memory_clock_hertz": ("clocks.mem", 1e6, 5e6),
 }
 
 
 def nvidia_smi(uuid: str) -> dict[str, float | None]:
-    """The same metrics as nvidia-smi tells them; None where it says that it cannot."""
-    fields = ",".join(field for field, _ in SMI.values())
+    """The same metrics as nvidia-smi reports them; None where it says that it cannot."""
+    fields = ",".join(field for field, _, _ in SMI.values())
     command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:  # an older one has no instant power
         command[2] = command[2].replace("power.draw.instant", "power.draw")
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     (row,) = csv.reader([done.stdout.strip()])
-    told = {}
-    for (metric, (_, unit)), value in zip(SMI.items(), row, strict=True):
+    found = {}
+    for (metric, (_, unit, _)), value in zip(SMI.items(), row, strict=True):
         try:
-            told[metric] = float(value) * unit
+            found[metric] = float(value) * unit
         except ValueError:
-            told[metric] = None
-    return told
+            found[metric] = None
+    return found
 
 
 @contextmanager
-def busy() -> Iterator[None]:
-    """Matrix products on the first GPU, one after the other, for as long as the block lasts; warm before it begins."""
+def repeated(work: Callable[[], object], warm_seconds: float = 0) -> Iterator[None]:
+    """Work on the first GPU, done over and over in a thread for as long as the block lasts; warm before it begins."""
     import torch
 
-    stop = threading.Event()
-    warm = threading.Event()
+    stop, warm, began = threading.Event(), threading.Event(), monotonic()
 
-    def multiply() -> None:
-        factor = torch.randn(8192, 8192, device="cuda:0", dtype=torch.bfloat16)
-        began = monotonic()
+    def repeat() -> None:
         while not stop.is_set():
-            for _ in range(20):
-                factor @ factor
+            work()
             torch.cuda.synchronize()
-            if monotonic() - began > 4:
+            if monotonic() - began > warm_seconds:
                 warm.set()
 
-    worker = threading.Thread(target=multiply)
+    worker = threading.Thread(target=repeat)
     worker.start()
     try:
         assert warm.wait(120)
@@ -93,6 +78,16 @@ def busy() -> Iterator[None]:
     finally:
         stop.set()
         worker.join()
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """Matrix products on the first GPU, one after the other."""
+    import torch
+
+    factor = torch.randn(8192, 8192, device="cuda:0", dtype=torch.bfloat16)
+    with repeated(lambda: [factor @ factor for _ in range(20)], warm_seconds=4):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +123,7 @@ def test_nvml_and_nvidia_smi_agree_while_the_gpu_works(uuid, told):
     for metric, both in pairs.items():
         told(f"{metric}: " + ", ".join(f"{ours:.6g} (nvidia-smi {smi:.6g})" for ours, smi in both))
         nearest = min(abs(ours - smi) for ours, smi in both)
-        assert nearest <= APART[metric], (metric, both)
+        assert nearest <= SMI[metric][2], (metric, both)
     if "utilization_ratio" in pairs:
         assert max(ours for ours, _ in pairs["utilization_ratio"]) > 0.5
 
@@ -147,29 +142,17 @@ def test_a_copy_of_known_size_is_seen_on_pcie(uuid, told):
 
     host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
     device = torch.empty_like(host, device="cuda:0")
-    gpus, rates, copied = Gpus([uuid]), [], 0
-    stop = threading.Event()
-
-    def copy() -> None:
-        nonlocal copied
-        while not stop.is_set():
-            device.copy_(host, non_blocking=True)
-            torch.cuda.synchronize()
-            copied += host.numel()
-
-    worker = threading.Thread(target=copy)
-    worker.start()
-    began = monotonic()
-    while monotonic() - began < 3:
-        (readings,) = gpus.read()
-        rates += [readings.values[name] for name in ("pcie_receive_bytes_per_second",) if name in readings.values]
-        sleep(0.2)
-    stop.set()
-    worker.join()
-    rate = copied / (monotonic() - began)
+    gpus, rates, copies = Gpus([uuid]), [], []
+    with repeated(lambda: copies.append(device.copy_(host, non_blocking=True))):
+        began, first = monotonic(), len(copies)
+        while monotonic() - began < 3:
+            (readings,) = gpus.read()
+            rates += [readings.values[name] for name in ("pcie_receive_bytes_per_second",) if name in readings.values]
+            sleep(0.2)
+        rate = (len(copies) - first) * host.numel() / (monotonic() - began)
     gpus.close()
     if not rates:
-        pytest.skip(f"the driver tells no PCIe throughput: {readings.unavailable}")
+        pytest.skip(f"the driver reports no PCIe throughput: {readings.unavailable}")
     # What goes over the wire has packet headers too, and a short window may meet a pause.
     middle = sorted(rates)[len(rates) // 2]
     told(f"host to device: {rate / 1e9:.1f} GB/s copied, {middle / 1e9:.1f} GB/s read in the median of {len(rates)}")

@@ -85,16 +85,11 @@ def asked(tmp_path_factory):
 
 
 def test_both_requests_are_captured_whole(asked):
+    """Matrix products: gradients are clipped in some iterations and not in others, by kernels of its own."""
     manifests = asked.manifests()
     assert [(one["status"], one["trigger"]["kind"]) for one in manifests] == [("complete", "request")] * 2, asked.output[-4000:]
-    for manifest in manifests:
-        assert len(manifest["captured"]["iterations"]) == 3
-
-
-def test_both_traces_have_every_iterations_work(asked):
-    """Matrix products: gradients are clipped in some iterations and not in others, by kernels of its own."""
     products = []
-    for manifest in asked.manifests():
+    for manifest in manifests:
         folder = asked.profiles / "torch" / f"iter-{manifest['window']['start']}-{manifest['window']['end']}"
         (capture,) = find_run(folder).captures
         kernels = kernels_of(load(capture, cached=False))

@@ -38,10 +38,6 @@ def hangs_noticed_soon(overrides: list[str], executor: run.LocalExecutor) -> tup
     return script(overrides), [torch_profiler, watched]
 
 
-def nsys_before(overrides: list[str], executor: run.LocalExecutor) -> tuple[run.Script, list[run.Plugin]]:
-    return script(overrides), [nsys(), FaultTolerancePlugin()]
-
-
 def nsys_after(overrides: list[str], executor: run.LocalExecutor) -> tuple[run.Partial, list[run.Plugin]]:
     return partial(overrides), [FaultTolerancePlugin(), nsys()]
 
@@ -54,7 +50,7 @@ def nsys_by_hand(overrides: list[str], executor: run.LocalExecutor) -> tuple[run
     return task, [FaultTolerancePlugin()]
 
 
-JOBS: dict[str, Callable] = {job.__name__: job for job in (hangs_noticed_soon, nsys_before, nsys_after, nsys_by_hand)}
+JOBS: dict[str, Callable] = {job.__name__: job for job in (hangs_noticed_soon, nsys_after, nsys_by_hand)}
 
 
 if __name__ == "__main__":

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.easy.scripts import bridge_profiling, manifest
+from tests.easy.scripts import bridge_profiling
+from tests.system.jobs import ROOT, ended_well, environment, manifests, nvtx_ranges
 from tests.system.slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).resolve().parents[2]
 PLAIN_LOOP = ROOT / "docs" / "examples" / "plain_loop.py"
 RUN = [sys.executable, "-m", "bridge_profiling.cli", "run", "--steps", "3:6"]
 
@@ -31,21 +28,14 @@ RUN = [sys.executable, "-m", "bridge_profiling.cli", "run", "--steps", "3:6"]
     ids=["tasks are ranks", "a torchrun on each node"],
 )
 def test_srun_starts_the_ranks_of_two_nodes(slurm_cluster: SlurmCluster, tmp_path: Path, started: list[str]) -> None:
-    environment = (
-        os.environ | slurm_cluster.environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    )
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        environment.pop(name, None)
     # Its nodes n1 and n2 are names of this machine that only Slurm knows.
-    environment |= {"MASTER_ADDR": "127.0.0.1"} if "--nproc" not in started else {}
+    address = {} if "--nproc" in started else {"MASTER_ADDR": "127.0.0.1"}
     meeting = ["--rdzv-endpoint", "127.0.0.1:29517"] if "--nproc" in started else []
-    ended = subprocess.run(
-        [*started, *meeting, str(PLAIN_LOOP)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400
-    )
-    assert ended.returncode == 0, ended.stderr
-    manifests = [manifest(tmp_path / "profiles", rank) for rank in (0, 1)]
-    assert [(each["captured"]["iterations"], each["world_size"]) for each in manifests] == [([3, 4, 5], 2)] * 2
-    assert manifests[0]["job"]["id"] == manifests[1]["job"]["id"] is not None
+    job = environment(**slurm_cluster.environment, GLOO_SOCKET_IFNAME="lo", **address)
+    ended = ended_well([*started, *meeting, PLAIN_LOOP], cwd=tmp_path, env=job, timeout=400)
+    found = manifests(tmp_path / "profiles")
+    assert [(found[rank]["captured"]["iterations"], found[rank]["world_size"]) for rank in (0, 1)] == [([3, 4, 5], 2)] * 2
+    assert found[0]["job"]["id"] == found[1]["job"]["id"] is not None
     assert [path.name for path in (tmp_path / "profiles" / "torch").iterdir()] == ["iter-3-6"]
     assert ended.stdout.count("step 15: loss") == 2
 
@@ -57,16 +47,12 @@ def test_the_rank_asked_for_runs_under_nsys_and_its_report_holds_the_phases(nsys
         tmp_path, "run", *options, str(PLAIN_LOOP), PATH=f"{nsys.parent}:{os.environ['PATH']}", PYTHONPATH=str(ROOT)
     )
     assert ended.returncode == 0, ended.stderr
-    written = manifest(tmp_path / "profiles", 1)
+    written = manifests(tmp_path / "profiles")[1]
     assert (written["status"], written["captured"]["iterations"]) == ("complete", [3, 4, 5]), ended.stderr
     (report,) = (tmp_path / "profiles" / "nsys" / "iter-3-6").glob("*.nsys-rep")
     assert report.name == "rank-1.nsys-rep"
-    subprocess.run(
-        [nsys, "export", "--type=sqlite", "--output", tmp_path / "rank-1.sqlite", report], check=True, capture_output=True
-    )
-    with contextlib.closing(sqlite3.connect(tmp_path / "rank-1.sqlite")) as connection:
-        query = "SELECT coalesce(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId ORDER BY start"
-        names = [name for (name,) in connection.execute(query) if name]
+    ended_well([nsys, "export", "--type=sqlite", f"--output={tmp_path}/rank-1.sqlite", report])
+    names = nvtx_ranges(tmp_path / "rank-1.sqlite")
     assert [name for name in names if name.startswith("iteration_")] == ["iteration_3", "iteration_4", "iteration_5"]
     assert [names.count(name) for name in ("data-loading", "forward", "backward", "optimizer")] == [3, 3, 3, 3]
     assert f"bridge-profiling report {tmp_path}/profiles" in ended.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -11,15 +10,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
+
+from tests.system.jobs import ROOT, end_tree, manifests, trace_iterations
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("megatron", "nemo_run")]
 
 pytest.importorskip("nvidia_resiliency_ext", reason="nvidia-resiliency-ext is not installed")
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 WINDOW = ["--fault-tolerance", "--profiler", "torch", "--steps", "4:6", "--ranks", "0,1"]
 
 FIRST, RESTARTED = "iter-4-6", "iter-4-6.1"
@@ -34,27 +33,15 @@ class Job:
     exit_code: int
     output: str
 
-    @property
-    def statuses(self):
-        """What each rank's manifest says, by attempt."""
-        attempts = {}
-        for rank in (0, 1):
-            for file in self.folder.rglob(f"manifest/*/rank-{rank}.json"):
-                attempts.setdefault(file.parent.name, []).append(json.loads(file.read_text())["status"])
-        return attempts
-
-    def iterations(self, attempt, rank):
-        """The iterations in a trace and in its manifest, which must be the same ones; none where there is no trace."""
-        (manifest,) = self.folder.rglob(f"manifest/{attempt}/rank-{rank}.json")
-        captured = (json.loads(manifest.read_text())["captured"] or {"iterations": []})["iterations"]
-        traces = list(self.folder.rglob(f"torch/{attempt}/rank-{rank}.pt.trace.json.gz"))
-        if not traces:
-            assert not captured
-            return []
-        with gzip.open(traces[0]) as file:
-            names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
-        found = sorted(int(name.removeprefix("ProfilerStep#")) for name in names if name.startswith("ProfilerStep#"))
-        assert captured == found
+    def outcomes(self, attempt):
+        """Status and iterations of each rank's manifest; those of its trace, where it left one, must be the same."""
+        found = []
+        for rank, manifest in sorted(manifests(self.folder, attempt).items()):
+            captured = (manifest["captured"] or {"iterations": []})["iterations"]
+            traces = list(self.folder.rglob(f"torch/{attempt}/rank-{rank}.pt.trace.json.gz"))
+            assert [trace_iterations(trace) for trace in traces] == [captured][: len(traces)]
+            assert traces or not captured
+            found.append((manifest["status"], captured))
         return found
 
     def check_losses(self, iterations, *, repeated):
@@ -89,9 +76,7 @@ def run_job(folder, command, *settings, fault=None):
     try:
         output, _ = process.communicate(timeout=500)
     finally:
-        # NeMo-Run starts the launcher, and that the ranks, in sessions of their own: a job that is late would stay.
-        for running in [*psutil.Process(process.pid).children(recursive=True), process] if process.poll() is None else []:
-            running.kill()
+        end_tree(process)
     return Job(folder, process.returncode, output)
 
 
@@ -102,44 +87,28 @@ def experiment(folder, fault, *arguments, save_interval):
     return run_job(folder, [ROOT / "launch" / "experiment.py", *WINDOW, *arguments], *settings, fault=fault)
 
 
-def test_a_rank_that_dies_before_the_window_is_restarted_and_the_window_is_captured_whole(tmp_path):
-    job = experiment(tmp_path, "kill 1 3", save_interval=2)
+WHOLE, MISSED, LOST = ("complete", [4, 5]), ("missed", []), ("failed", [])
+
+
+@pytest.mark.parametrize(
+    ("dies_in", "save_interval", "resumes_at", "first", "restarted", "repeated", "options"),
+    [
+        (3, 2, 2, [MISSED, MISSED], [WHOLE, WHOLE], [2], []),
+        (5, 2, 4, [("partial", [4]), LOST], [WHOLE, WHOLE], [4], []),
+        # After a checkpoint from inside the window the rest of it is captured.
+        (5, 5, 5, [("partial", [4]), LOST], [("partial", [5])] * 2, [], []),
+        (7, 2, 6, [WHOLE, WHOLE], [MISSED, MISSED], [6], ["--task", "partial"]),
+    ],
+    ids=["before the window", "inside it", "after a checkpoint inside it", "after the window"],
+)
+def test_a_rank_that_dies_is_restarted_and_captures_what_it_trains_of_the_window(
+    tmp_path, dies_in, save_interval, resumes_at, first, restarted, repeated, options
+):
+    job = experiment(tmp_path, f"kill 1 {dies_in}", *options, save_interval=save_interval)
     assert job.exit_code == 0, job.output
-    assert "resuming at iteration 2" in job.output
-    assert job.statuses == {FIRST: ["missed", "missed"], RESTARTED: ["complete", "complete"]}
-    assert [job.iterations(FIRST, rank) for rank in (0, 1)] == [[], []]
-    assert [job.iterations(RESTARTED, rank) for rank in (0, 1)] == [[4, 5], [4, 5]]
-    job.check_losses(9, repeated=[2])
-
-
-def test_a_window_that_a_death_cut_is_captured_whole_after_a_checkpoint_from_before_it(tmp_path):
-    job = experiment(tmp_path, "kill 1 5", save_interval=2)
-    assert job.exit_code == 0, job.output
-    assert "resuming at iteration 4" in job.output
-    assert job.statuses == {FIRST: ["partial", "failed"], RESTARTED: ["complete", "complete"]}
-    assert [job.iterations(FIRST, rank) for rank in (0, 1)] == [[4], []]
-    assert [job.iterations(RESTARTED, rank) for rank in (0, 1)] == [[4, 5], [4, 5]]
-    job.check_losses(9, repeated=[4])
-
-
-def test_after_a_checkpoint_from_inside_the_window_the_rest_of_it_is_captured(tmp_path):
-    job = experiment(tmp_path, "kill 1 5", save_interval=5)
-    assert job.exit_code == 0, job.output
-    assert "resuming at iteration 5" in job.output
-    assert job.statuses == {FIRST: ["partial", "failed"], RESTARTED: ["partial", "partial"]}
-    assert [job.iterations(FIRST, rank) for rank in (0, 1)] == [[4], []]
-    assert [job.iterations(RESTARTED, rank) for rank in (0, 1)] == [[5], [5]]
-    job.check_losses(9, repeated=[])
-
-
-def test_a_death_after_the_window_leaves_its_capture_alone(tmp_path):
-    job = experiment(tmp_path, "kill 1 7", "--task", "partial", save_interval=2)
-    assert job.exit_code == 0, job.output
-    assert "resuming at iteration 6" in job.output
-    assert job.statuses == {FIRST: ["complete", "complete"], RESTARTED: ["missed", "missed"]}
-    assert [job.iterations(FIRST, rank) for rank in (0, 1)] == [[4, 5], [4, 5]]
-    assert [job.iterations(RESTARTED, rank) for rank in (0, 1)] == [[], []]
-    job.check_losses(9, repeated=[6])
+    assert f"resuming at iteration {resumes_at}" in job.output
+    assert (job.outcomes(FIRST), job.outcomes(RESTARTED)) == (first, restarted)
+    job.check_losses(9, repeated=repeated)
 
 
 def test_a_rank_that_hangs_is_killed_by_its_monitor_and_restarted(tmp_path):
@@ -149,37 +118,27 @@ def test_a_rank_that_hangs_is_killed_by_its_monitor_and_restarted(tmp_path):
     assert "a rank is killed without a first heartbeat after 120 s, or a later one after 10 s" in job.output
     assert "Did not get subsequent heartbeat. Waited 10.00 seconds." in job.output
     # SIGKILL leaves no rank the time to write; there is no checkpoint, so the second attempt starts from scratch.
-    assert job.statuses[RESTARTED] == ["complete", "complete"]
-    assert job.statuses[FIRST][1] == "failed"
-    assert job.iterations(FIRST, 1) == []
-    assert [job.iterations(RESTARTED, rank) for rank in (0, 1)] == [[4, 5], [4, 5]]
+    assert job.outcomes(FIRST)[1] == LOST
+    assert job.outcomes(RESTARTED) == [WHOLE, WHOLE]
     assert job.output.count("iteration 0/8") == 2
 
 
-def test_told_to_stop_the_launcher_has_the_ranks_write_partial_traces_and_restarts_nothing(tmp_path):
+def test_terminated_the_launcher_has_the_ranks_write_partial_traces_and_restarts_nothing(tmp_path):
     job = experiment(tmp_path, "terminate the launcher 1 5", save_interval=2)
     assert job.exit_code == 1
-    assert job.statuses == {FIRST: ["partial", "partial"]}
-    # The launcher is told when rank 1 is in iteration 5; rank 0 may then still be in the one before.
-    assert job.iterations(FIRST, 1) == [4]
-    assert job.iterations(FIRST, 0) in ([], [4])
+    # The signal comes when rank 1 is in iteration 5; rank 0 may then still be in the one before.
+    assert job.outcomes(FIRST) in ([("partial", captured), ("partial", [4])] for captured in ([], [4]))
+    assert job.outcomes(RESTARTED) == []
 
 
-@pytest.fixture
-def tripwire(tmp_path):
-    """An nsys that comes first on the job's PATH, and leaves a file when it is called."""
-    nsys = tmp_path / "nsys"
-    nsys.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/nsys-was-called\nexit 1\n')
+@pytest.mark.parametrize("job", ["nsys_after", "nsys_by_hand"])
+def test_with_nsys_asked_for_the_job_trains_under_the_launcher_and_no_nsys_runs(job, tmp_path):
+    nsys, called = tmp_path / "nsys", tmp_path / "nsys-was-called"
+    nsys.write_text(f'#!/bin/sh\necho "$@" >> {called}\nexit 1\n')
     nsys.chmod(0o755)
-    return tmp_path / "nsys-was-called"
-
-
-@pytest.mark.parametrize("job", ["nsys_before", "nsys_after", "nsys_by_hand"])
-def test_with_nsys_asked_for_the_job_trains_under_the_launcher_and_no_nsys_runs(job, tmp_path, tripwire):
     done = run_job(tmp_path, [HERE / "fault_tolerant_job.py", job], "train.train_iters=6")
     assert done.exit_code == 0, done.output
     assert len(re.findall(WARNING, done.output)) == 1
     assert "ft_launcher" in done.output
-    assert not tripwire.exists()
-    assert not [path for path in tmp_path.rglob("*nsys*") if path != tmp_path / "nsys"]
+    assert [path for path in tmp_path.rglob("*nsys*") if path != nsys] == []
     done.check_losses(6, repeated=[])

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
-import os
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -14,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.jobs import ROOT, ended_well, environment, manifests, nvtx_ranges
+
 pytestmark = [pytest.mark.system, pytest.mark.needs("nsys")]
 
-ROOT = Path(__file__).resolve().parents[2]
 CAPTURE = ("--capture-range=nvtx", "--nvtx-capture=bridge_profiling_window", "--capture-range-end=stop")
 
 #: The last release that does not ask NVTX's payload extension whether a profiler listens, and the newest.
@@ -54,11 +51,6 @@ for name in ("before", "bridge_profiling_window"):
 """
 
 
-def environment(nsys: Path, *packages: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("BRIDGE_PROFILING", "SLURM"))}
-    return kept | {"PATH": f"{nsys.parent}:{os.environ['PATH']}", "PYTHONPATH": ":".join(map(str, [*packages, ROOT]))}
-
-
 def installed(release: str) -> Path:
     """A folder that holds this release of nvtx for this Python, installed once into the checkout's cache."""
     folder = ROOT / ".cache" / "nvtx" / f"{release}-{sys.implementation.cache_tag}"
@@ -76,22 +68,13 @@ def installed(release: str) -> Path:
     return folder
 
 
-def ranges(sqlite: Path) -> list[str]:
-    with contextlib.closing(sqlite3.connect(sqlite)) as connection:
-        query = "SELECT coalesce(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId"
-        return [name for (name,) in connection.execute(f"{query} WHERE eventType = 59 ORDER BY start")]
-
-
-def captured(nsys: Path, folder: Path, packages: list[Path], *theirs: str) -> tuple[list[str], dict[str, str]]:
+def captured(nsys: Path, folder: Path, package: Path, *theirs: str) -> tuple[list[str], dict[str, str]]:
     """The ranges in the report of a rank that started itself under nsys, and the versions its manifest names."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOOP, folder, *theirs],
-        env=environment(nsys, *packages), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    manifest = json.loads((folder / "manifest" / "iter-2-4" / "rank-0.json").read_text())
+    job = environment(nsys, PYTHONPATH=f"{package}:{ROOT}")
+    ended_well([sys.executable, "-c", LOOP, folder, *theirs], env=job)
+    manifest = manifests(folder, "iter-2-4")[0]
     assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [2, 3]), manifest
-    return ranges(folder / "nsys" / "iter-2-4" / "rank-0.sqlite"), manifest["versions"]
+    return nvtx_ranges(folder / "nsys" / "iter-2-4" / "rank-0.sqlite"), manifest["versions"]
 
 
 WINDOW = ["bridge_profiling_window", "iteration_2", "forward", "iteration_3", "forward"]
@@ -99,14 +82,14 @@ WINDOW = ["bridge_profiling_window", "iteration_2", "forward", "iteration_3", "f
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_range_of_the_window_is_there_with_any_nvtx(nsys: Path, tmp_path: Path, release: str) -> None:
-    found, versions = captured(nsys, tmp_path, [installed(release)], "theirs")
+    found, versions = captured(nsys, tmp_path, installed(release), "theirs")
     assert versions["nvtx"] == release, "the test ran with another nvtx"
     assert found == WINDOW
 
 
 def test_every_range_of_the_window_is_there_without_nvtx(nsys: Path, tmp_path: Path) -> None:
     (tmp_path / "nvtx.py").write_text("raise ImportError('not installed')")
-    found, _ = captured(nsys, tmp_path, [tmp_path])
+    found, _ = captured(nsys, tmp_path, tmp_path)
     assert found == WINDOW
 
 
@@ -121,7 +104,7 @@ def test_torchs_own_ranges_open_the_window_where_nsys_takes_strings_that_are_not
         options = [*CAPTURE, "--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite"]
         options += [f"--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY={registered_only}", f"--output={tmp_path}/{registered_only}"]
         command = [nsys, "profile", *options, sys.executable, "-c", TORCH_RANGES]
-        subprocess.run(command, env=environment(nsys), check=True, capture_output=True, timeout=120)
+        ended_well(command, env=environment(nsys))
         sqlite = tmp_path / f"{registered_only}.sqlite"
-        reports[registered_only] = ranges(sqlite) if sqlite.exists() else None
+        reports[registered_only] = nvtx_ranges(sqlite) if sqlite.exists() else None
     assert reports == {"0": ["bridge_profiling_window", "in bridge_profiling_window"], "1": None}

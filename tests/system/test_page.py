@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.system.jobs import cli
 from tests.traces.conftest import captures
 from tests.traces.kineto_files import write_ranks_called
 
@@ -49,9 +48,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     environment = os.environ | {"BRIDGE_PROFILING_CACHE": str(tmp_path_factory.getbasetemp() / "page-cache")}
 
     def make(run: Path, page: Path) -> Path:
-        command = [sys.executable, "-m", "bridge_profiling.cli", "report", str(run), "-o", str(page)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+        cli("report", run, "-o", page, env=environment)
         return page
 
     return make

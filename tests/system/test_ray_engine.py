@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 from bridge_profiling.analysis.workers import RayEngine
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.run import Run
+from tests.system.jobs import cli
 from tests.traces.conftest import captures
 
 __all__ = ["captures"]
@@ -61,10 +60,8 @@ def test_answers_are_those_of_processes(cluster: Any, captures: Path, tmp_path: 
 
 def test_the_command_finds_a_running_cluster_by_its_address(cluster: Any, captures: Path, tmp_path: Path) -> None:
     address = cluster.get_runtime_context().gcs_address
-    command = [sys.executable, "-m", "bridge_profiling.cli", "analyze", str(captures / "kineto" / "pp2_dp2"), "--json"]
-    options = ["--engine", "ray", "--ray-address", address, "--parquet", str(tmp_path)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    where = ["--engine", "ray", "--ray-address", address, "--parquet", tmp_path]
+    done = cli("analyze", captures / "kineto" / "pp2_dp2", "--json", *where)
     assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2, 3]
 
 

@@ -5,29 +5,22 @@ A container layout cannot run here, for want of Pyxis: tests/recipes/golden_sbat
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import importlib
 import io
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.system.jobs import by_rank, end_tree, ended_well, manifests, nvtx_iterations, trace_iterations, wait_until
 from tests.system.slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("slurm", "nemo_run", "megatron"), pytest.mark.timeout(600)]
-
-#: Far more than a loaded machine takes to any of the events waited for.
-_PATIENCE_S = 300
 
 #: Slurm looks for jobs out of time twice a minute: big batches keep what is captured until then, and its writing, small.
 _BIG = ("train.micro_batch_size=32", "train.global_batch_size=128")
@@ -58,44 +51,32 @@ class Submission:
 
     def finish(self) -> str:
         """Wait for the command to end; the last that it printed."""
-        self.process.wait(timeout=_PATIENCE_S)
+        self.process.wait(timeout=300)
         return self.printed()
 
     def printed(self) -> str:
         """The last of what the command printed, the job's log included."""
         return self.output.read_text()[-8000:]
 
-    def manifests(self) -> dict[int, dict]:
-        """The manifests by rank."""
-        found = [json.loads(path.read_text()) for path in self.job_dir.glob("profiles/manifest/*/rank-*.json")]
-        return {manifest["rank"]: manifest for manifest in found}
+    def iterations(self) -> dict[int, list[int]]:
+        """The iterations in each rank's trace or report, by rank."""
+        profiles = self.job_dir / "profiles"
+        return by_rank(profiles.glob("torch/*/rank-*.gz"), trace_iterations) | by_rank(
+            profiles.glob("nsys/*/rank-*.sqlite"), nvtx_iterations
+        )
 
-    def traced_iterations(self) -> dict[int, list[int]]:
-        """The iterations that each rank's trace names, by rank."""
-        return {
-            int(re.search(r"rank-(\d+)", path.name)[1]): _iterations(path)
-            for path in self.job_dir.glob("profiles/torch/*/rank-*.pt.trace.json.gz")
-        }
+    def statuses(self) -> dict[int, str]:
+        """The manifests' statuses, by rank."""
+        return {rank: manifest["status"] for rank, manifest in manifests(self.job_dir / "profiles").items()}
 
-    def reported_iterations(self) -> dict[int, list[int]]:
-        """The iterations whose ranges each rank's nsys report holds, by rank."""
-        return {
-            int(re.search(r"rank-(\d+)", path.name)[1]): _ranges(path)
-            for path in self.job_dir.glob("profiles/nsys/*/rank-*.sqlite")
-        }
+    def await_iteration(self, number: int) -> None:
+        """Wait until the training has got so far."""
 
+        def reached() -> object:
+            assert self.process.poll() is None, self.printed()
+            return re.search(rf"iteration +{number}/", self.log())
 
-def _ranges(sqlite: Path) -> list[int]:
-    with contextlib.closing(sqlite3.connect(sqlite)) as connection:
-        query = "SELECT coalesce(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId ORDER BY start"
-        names = [name or "" for (name,) in connection.execute(query)]
-    return [int(match[1]) for name in names if (match := re.fullmatch(r"iteration_(\d+)", name))]
-
-
-def _iterations(trace: Path) -> list[int]:
-    with gzip.open(trace, "rt") as file:
-        names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
-    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"ProfilerStep#(\d+)", name)))
+        wait_until(reached, why=self.printed)
 
 
 @pytest.fixture
@@ -122,39 +103,20 @@ def submit(slurm_cluster: SlurmCluster, committed_checkout: Path, tmp_path: Path
     for job_id in slurm_cluster.job_ids():  # a test that failed leaves one
         slurm_cluster.run("scancel", job_id)
     for process in processes:
-        process.terminate()
-        process.wait(timeout=60)
-
-
-def _wait_until(happened: Callable[[], object], submission: Submission) -> None:
-    end = time.monotonic() + _PATIENCE_S
-    while not happened():
-        assert time.monotonic() < end, submission.printed()
-        time.sleep(0.2)
-
-
-def _goes_on(submission: Submission) -> bool:
-    assert submission.process.poll() is None, submission.printed()
-    return True
+        end_tree(process)
 
 
 def test_exactly_the_ranks_asked_for_are_profiled_in_exactly_the_window(slurm_cluster, submit):
-    submission = submit("--profiler", "torch", "--steps", "4:6", "train.train_iters=8")
+    """A job of its own makes the report after the training."""
+    submission = submit("--profiler", "torch", "--report", "--steps", "4:6", "train.train_iters=8")
     output = submission.finish()
     assert submission.process.returncode == 0, output
     assert "4 cpu rank(s): tp=2 pp=1 dp=2" in submission.log()
-    assert slurm_cluster.state(submission.job_id) == "COMPLETED"
     assert _experiment_status(submission, slurm_cluster) == "SUCCEEDED"
-    assert submission.traced_iterations() == {0: [4, 5], 3: [4, 5]}
-    manifests = submission.manifests()
-    assert {rank: manifest["status"] for rank, manifest in manifests.items()} == {0: "complete", 3: "complete"}
-    assert {manifest["job"]["id"] for manifest in manifests.values()} == {submission.job_id}
-
-
-def test_the_report_is_made_by_a_job_of_its_own_after_the_training(slurm_cluster, submit):
-    submission = submit("--report", "--steps", "4:7", "train.train_iters=9")
-    output = submission.finish()
-    assert submission.process.returncode == 0, output
+    assert submission.iterations() == {0: [4, 5], 3: [4, 5]}
+    assert submission.statuses() == {0: "complete", 3: "complete"}
+    found = manifests(submission.job_dir / "profiles").values()
+    assert {manifest["job"]["id"] for manifest in found} == {submission.job_id}
     page = submission.job_dir / "profiles" / "report.html"
     assert output.splitlines()[-1] == f"report: {page}"
     assert "rank 3" in page.read_text()
@@ -168,34 +130,18 @@ def test_the_report_is_made_by_a_job_of_its_own_after_the_training(slurm_cluster
 
 @pytest.mark.needs("nsys")
 def test_exactly_the_ranks_asked_for_run_under_nsys(slurm_cluster, submit, nsys):
-    """With the other kind of task: a script under nsys is the test after this one."""
+    """With the other kind of task: a script under nsys is in the test of jobs that are ended."""
     window = ("--profiler", "nsys", "--export-sqlite", "--steps", "4:6", "train.train_iters=8")
     submission = submit("--task", "partial", *window, path=f"{nsys.parent}:{os.environ['PATH']}")
     output = submission.finish()
     assert submission.process.returncode == 0, output
-    assert "4 cpu rank(s): tp=2 pp=1 dp=2" in submission.log()
     assert slurm_cluster.state(submission.job_id) == "COMPLETED"
     assert _experiment_status(submission, slurm_cluster) == "SUCCEEDED"
     reports = sorted(path.name for path in submission.job_dir.glob("profiles/nsys/iter-4-6/*.nsys-rep"))
     assert reports == ["rank-0.nsys-rep", "rank-3.nsys-rep"]
-    assert submission.reported_iterations() == {0: [4, 5], 3: [4, 5]}
-    manifests = submission.manifests()
-    assert {rank: manifest["status"] for rank, manifest in manifests.items()} == {0: "complete", 3: "complete"}
+    assert submission.iterations() == {0: [4, 5], 3: [4, 5]}
+    assert submission.statuses() == {0: "complete", 3: "complete"}
     assert not list(submission.job_dir.glob("nsys_profile/*.nsys-rep")), "nothing ran under NeMo-Run's prefix"
-
-
-@pytest.mark.needs("nsys")
-def test_a_job_cancelled_inside_the_window_keeps_its_reports(slurm_cluster, submit, nsys):
-    window = ("--profiler", "nsys", "--export-sqlite", "--steps", "3:100000", "train.train_iters=100000")
-    submission = submit(*window, path=f"{nsys.parent}:{os.environ['PATH']}")
-    _wait_until(lambda: _goes_on(submission) and re.search(r"iteration +6/", submission.log()), submission)
-    slurm_cluster.run("scancel", submission.job_id)
-    output = submission.finish()
-    assert submission.process.returncode == 1, output
-    manifests = submission.manifests()
-    assert {rank: manifest["status"] for rank, manifest in manifests.items()} == {0: "partial", 3: "partial"}
-    for iterations in submission.reported_iterations().values():
-        assert iterations[:3] == [3, 4, 5]
 
 
 @pytest.mark.needs("ft")
@@ -204,23 +150,22 @@ def test_a_finished_job_under_fault_tolerance_is_not_queued_again(slurm_cluster,
     output = submission.finish()
     assert submission.process.returncode == 0, output
     assert slurm_cluster.state(submission.job_id) == "COMPLETED"
-    assert submission.traced_iterations() == {0: [4, 5], 3: [4, 5]}
+    assert submission.iterations() == {0: [4, 5], 3: [4, 5]}
     assert not slurm_cluster.job_ids()
 
 
-def test_a_job_near_its_time_limit_stops_in_good_order(slurm_cluster, submit):
+def test_a_job_near_its_time_limit_stops_cleanly(slurm_cluster, submit):
     """PreemptionPlugin: Slurm sends SIGTERM a minute or more before the limit, and the job has all it needs by then."""
     options = ("--steps", "3:100000", "--time", "00:10:00", "--preempt-time", "60", "train.train_iters=100000")
     submission = submit(*options, *_BIG)
-    _wait_until(lambda: _goes_on(submission) and re.search(r"iteration +6/", submission.log()), submission)
+    submission.await_iteration(6)
     # The limit comes nearer instead of being short from the start: no machine is too slow to reach the window before it.
     slurm_cluster.run("scontrol", "update", f"JobId={submission.job_id}", "EndTime=now+120")
     output = submission.finish()
     assert "training stops after iteration" in submission.log(), output
-    manifests, traced = submission.manifests(), submission.traced_iterations()
-    assert {rank: manifest["status"] for rank, manifest in manifests.items()} == {0: "partial", 3: "partial"}
-    for rank, manifest in manifests.items():
-        assert manifest["captured"]["iterations"] == traced[rank]
+    assert submission.statuses() == {0: "partial", 3: "partial"}
+    found = manifests(submission.job_dir / "profiles")
+    assert {rank: manifest["captured"]["iterations"] for rank, manifest in found.items()} == submission.iterations()
 
 
 def _experiment_status(submission: Submission, cluster: SlurmCluster) -> str:
@@ -230,43 +175,40 @@ def _experiment_status(submission: Submission, cluster: SlurmCluster) -> str:
         "[(_, task)] = run.Experiment.from_id(sys.argv[1]).status(return_dict=True).items();"
         "print('status:', task['status'].name)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", ask, submission.job_dir.parent.name],
-        env=os.environ | cluster.environment | {"NEMORUN_HOME": str(submission.home)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    environment = os.environ | cluster.environment | {"NEMORUN_HOME": str(submission.home)}
+    done = ended_well([sys.executable, "-c", ask, submission.job_dir.parent.name], env=environment)
     return re.search(r"status: (\w+)", done.stdout)[1]
 
 
-def _cancelled(cluster: SlurmCluster, job_id: str) -> None:
-    cluster.run("scancel", job_id)
-
-
-def _out_of_time(cluster: SlurmCluster, job_id: str) -> None:
-    # The job's end is brought forward, so that no machine can be too slow to reach the window before it.
-    cluster.run("scontrol", "update", f"JobId={job_id}", "EndTime=now+1")
-
-
-@pytest.mark.parametrize(("end", "state"), [(_cancelled, "CANCELLED"), (_out_of_time, "TIMEOUT")])
-def test_a_job_that_is_ended_inside_the_window_keeps_what_it_captured(slurm_cluster, submit, end, state):
-    submission = submit("--steps", "3:100000", "--time", "00:10:00", "train.train_iters=100000", *_BIG)
-    _wait_until(lambda: _goes_on(submission) and re.search(r"iteration +6/", submission.log()), submission)
-    end(slurm_cluster, submission.job_id)
+@pytest.mark.parametrize(
+    ("profiler", "state", "end"),
+    [
+        pytest.param("nsys", "CANCELLED", ["scancel", "{job}"], marks=pytest.mark.needs("nsys")),
+        # The job's end is brought forward, so that no machine can be too slow to reach the window before it.
+        ("torch", "TIMEOUT", ["scontrol", "update", "JobId={job}", "EndTime=now+1"]),
+    ],
+)
+def test_a_job_that_is_ended_inside_the_window_keeps_what_it_captured(slurm_cluster, submit, request, profiler, state, end):
+    options, path = _BIG, os.environ["PATH"]
+    if profiler == "nsys":
+        options, path = ("--export-sqlite",), f"{request.getfixturevalue('nsys').parent}:{path}"
+    window = ("--profiler", profiler, "--steps", "3:100000", "--time", "00:10:00", "train.train_iters=100000")
+    submission = submit(*window, *options, path=path)
+    submission.await_iteration(6)
+    slurm_cluster.run(*(part.format(job=submission.job_id) for part in end))
     output = submission.finish()
     assert submission.process.returncode == 1, output
     assert slurm_cluster.state(submission.job_id) == state
-    # That state is told before the ranks have written and gone.
-    _wait_until(lambda: submission.job_id not in slurm_cluster.job_ids(), submission)
-    manifests, traced = submission.manifests(), submission.traced_iterations()
-    assert {rank: manifest["status"] for rank, manifest in manifests.items()} == {0: "partial", 3: "partial"}
-    assert traced.keys() == {0, 3}
-    for rank, manifest in manifests.items():
+    # Slurm reports that state before the ranks have written and gone.
+    wait_until(lambda: submission.job_id not in slurm_cluster.job_ids(), why=submission.printed)
+    assert submission.statuses() == {0: "partial", 3: "partial"}
+    found, captured = manifests(submission.job_dir / "profiles"), submission.iterations()
+    assert captured.keys() == {0, 3}
+    for rank, manifest in found.items():
         iterations = manifest["captured"]["iterations"]
         assert iterations == list(range(3, 3 + len(iterations)))
         assert len(iterations) >= 3
-        assert set(iterations) <= set(traced[rank]) <= {*iterations, iterations[-1] + 1}
+        assert set(iterations) <= set(captured[rank]) <= {*iterations, iterations[-1] + 1}
 
 
 def test_the_environment_arrives_as_it_was_written(slurm_cluster, tmp_path, monkeypatch):

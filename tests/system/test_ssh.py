@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,11 +17,9 @@ import pytest
 from tests.analysis.compared_runs import WrittenRun
 from tests.ports import free_port
 from tests.system import debian
+from tests.system.jobs import ROOT, cli, ended_well, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("ssh", "nemo_run")]
-
-ROOT = Path(__file__).resolve().parents[2]
-_PATIENCE_S = 60
 
 SUBMIT = """
 import sys
@@ -60,20 +57,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(configuration)], stdout=log, stderr=log)
     try:
-        _wait_for(port, process, folder / "log")
+        wait_until(lambda: _answers(port) or process.poll() is not None, 60)
+        assert process.poll() is None, (folder / "log").read_text()
         yield port, folder / "key"
     finally:
         process.terminate()
-        process.wait(timeout=_PATIENCE_S)
+        process.wait(timeout=60)
 
 
-def _wait_for(port: int, process: subprocess.Popen, log: Path) -> None:
-    end = time.monotonic() + _PATIENCE_S
-    while process.poll() is None and time.monotonic() < end:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.1)
-    raise AssertionError(log.read_text())
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 def test_an_experiments_captures_come_through_its_tunnel(server: tuple[int, Path], tmp_path: Path) -> None:
@@ -82,17 +77,14 @@ def test_an_experiments_captures_come_through_its_tunnel(server: tuple[int, Path
     environment = os.environ | {"NEMORUN_HOME": str(home), "PYTHONPATH": str(ROOT)}
     (tmp_path / "submit.py").write_text(SUBMIT)
     submit = [sys.executable, "submit.py", str(far), getpass.getuser(), str(port), str(key)]
-    subprocess.run(submit, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    ended_well(submit, cwd=tmp_path, env=environment)
     (experiment,) = (home / "experiments" / "far").iterdir()
     captures = far / "far" / experiment.name / "training" / "profiles"
     WrittenRun(iterations=3, ranks=2, unprofiled_ms=[5.0, 5.1, 5.2]).write(captures)
     (captures / "checkpoint.pt").write_bytes(b"0" * 100_000)
 
     def analyze() -> dict:
-        command = [sys.executable, "-m", "bridge_profiling.cli", "analyze", experiment.name, "--json"]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(cli("analyze", experiment.name, "--json", cwd=tmp_path, env=environment).stdout)
 
     found = analyze()
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.system.jobs import cli
 from tests.traces.conftest import captures
 
 if TYPE_CHECKING:
@@ -36,9 +35,8 @@ _PICTURES = {
 @pytest.mark.parametrize("capture", sorted({capture for capture, _, _ in _PICTURES.values()}))
 def test_the_parts_of_the_page_that_the_docs_show(chromium: Browser, captures: Path, tmp_path: Path, capture: str) -> None:
     page_file = tmp_path / "report.html"
-    command = [sys.executable, "-m", "bridge_profiling.cli", "report", str(captures / "kineto" / capture), "-o", str(page_file)]
     environment = os.environ | {"BRIDGE_PROFILING_CACHE": str(tmp_path / "cache")}
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
+    cli("report", captures / "kineto" / capture, "-o", page_file, env=environment)
     folder = Path(os.environ.get("WORKED_PICTURES", tmp_path))
     context = chromium.new_context(viewport={"width": 1366, "height": 768}, color_scheme="light")
     try:

@@ -27,9 +27,9 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from tools.injected_captures import machine, pack
 from tests.planted.cases import CASES, Case
 from tests.ports import free_port
+from tools.injected_captures import machine, pack
 
 ROOT = Path(__file__).resolve().parents[2]
 
