@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.ports import free_ports
+from tests.system.jobs import end_tree
 
 PACKAGES = ("slurm-wlm", "munge", "slurmdbd", "mariadb-server")
 
@@ -76,11 +77,9 @@ class SlurmCluster:
 
     def logs(self, lines: int = 30) -> str:
         """The last lines of every server's log."""
-        parts = []
-        for log in sorted((self.directory / "log").iterdir()):
-            text = log.read_text(errors="replace").splitlines()[-lines:]
-            parts.append("\n".join([f"--- {log.name}", *text]))
-        return "\n".join(parts)
+        logs = sorted((self.directory / "log").iterdir())
+        tails = [[f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-lines:]] for log in logs]
+        return "\n".join(line for tail in tails for line in tail)
 
 
 @contextlib.contextmanager
@@ -121,7 +120,7 @@ def _start(cluster: SlurmCluster, stack: contextlib.ExitStack) -> None:
     )
     data = f"--datadir={directory / 'database'}"
     as_root = ["--no-defaults", "--user=root"]
-    _command(["mariadb-install-db", *as_root, data, "--skip-test-db", "--auth-root-authentication-method=normal"])
+    _succeed(["mariadb-install-db", *as_root, data, "--skip-test-db", "--auth-root-authentication-method=normal"])
     client = ["mariadb", *as_root, f"--socket={database_socket}"]
     serve(
         "mariadbd",
@@ -129,16 +128,16 @@ def _start(cluster: SlurmCluster, stack: contextlib.ExitStack) -> None:
         {"socket": database_socket, "pid-file": directory / "mariadbd.pid"},
         ready=[*client, "--execute=select 1"],
     )
-    _command([*client, "--execute=create database slurm_acct_db"])
+    _succeed([*client, "--execute=create database slurm_acct_db"])
     serve(
         "slurmdbd",
         ["slurmdbd", "-D"],
         environment={"MYSQL_UNIX_PORT": str(database_socket)},
         ready=["sacctmgr", "--noheader", "show", "cluster"],
     )
-    for what in (["cluster", "tests"], ["account", cluster.account, "Cluster=tests"]):
-        _command(["sacctmgr", "--immediate", "add", *what], cluster.environment)
-    _command(["sacctmgr", "--immediate", "add", "user", "root", f"Account={cluster.account}"], cluster.environment)
+    account = cluster.account
+    for what in ("cluster tests", f"account {account} Cluster=tests", f"user root Account={account}"):
+        cluster.run("sacctmgr", "--immediate", "add", *what.split())
     serve("slurmctld", ["slurmctld", "-D"], ready=["scontrol", "ping"])
     for node in cluster.nodes:
         serve(f"slurmd-{node}", ["slurmd", "-D", "-N", node])
@@ -174,11 +173,9 @@ def _serve(
 
 def _stop(process: subprocess.Popen) -> None:
     process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    end_tree(process)
 
 
 def _write_configuration(cluster: SlurmCluster) -> None:
@@ -274,7 +271,6 @@ def _answer(command: Sequence[str], environment: dict[str, str] | None = None) -
     return f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}" if done.returncode else None
 
 
-def _command(command: Sequence[str], environment: dict[str, str] | None = None) -> None:
-    failure = _answer(command, environment)
-    if failure:
+def _succeed(command: Sequence[str]) -> None:
+    if failure := _answer(command):
         raise SlurmError(failure)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.system.jobs import ROOT, ended_well
+
 PAGE = ROOT / "docs" / "how-to" / "into-a-container.md"
 MARKER = "2.9.0a0+marker"
 
@@ -120,10 +121,7 @@ def checkout(tmp_path_factory) -> Path:
         else:
             shutil.copy(source, copy / name)
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", section("The wheel")], cwd=copy, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    ended_well(["bash", "-euo", "pipefail", "-c", section("The wheel")], cwd=copy, env=environment, timeout=600)
     assert len(list((copy / "dist").glob("bridge_profiling-*.whl"))) == 1
     return copy
 
@@ -133,59 +131,47 @@ def container(tmp_path) -> Container:
     return Container(tmp_path)
 
 
-def test_installed_into_the_image_the_torch_stays(container, checkout):
+#: As far as a marker can be torch: every module of a rank's is imported, and a hook that profiles nothing runs.
+RANK = """
+import importlib, pkgutil
+import bridge_profiling.capture
+for module in pkgutil.walk_packages(bridge_profiling.capture.__path__, "bridge_profiling.capture."):
+    importlib.import_module(module.name)
+from bridge_profiling import ProfilingConfig
+from bridge_profiling.capture import ProfilingHook
+with ProfilingHook(ProfilingConfig(), rank=0, world_size=1) as hook:
+    for iteration in range(12):
+        with hook.iteration(iteration):
+            pass
+from importlib.metadata import distributions
+print(sorted(found.metadata["Name"] for found in distributions()))
+"""
+
+
+def test_installed_into_the_image_the_torch_stays_a_rank_works_and_the_doctor_after_its_three_packages(container, checkout):
     container.must(section("Install it into the image"), cwd=checkout)
     container.assert_torch_stayed()
     printed = container.must(section("Check the result"), cwd=container.shared)
     assert printed.startswith(MARKER)
     assert str(container.shared.parent / "image") in printed
-
-
-def test_a_rank_needs_nothing_that_was_left_out(container, checkout):
-    container.must(section("Install it into the image"), cwd=checkout)
-    # As far as a marker can be torch: every module of a rank's is imported, and a hook that profiles nothing runs.
-    script = """
-        import importlib, pkgutil
-        import bridge_profiling.capture
-        for module in pkgutil.walk_packages(bridge_profiling.capture.__path__, "bridge_profiling.capture."):
-            importlib.import_module(module.name)
-        from bridge_profiling import ProfilingConfig
-        from bridge_profiling.capture import ProfilingHook
-        with ProfilingHook(ProfilingConfig(), rank=0, world_size=1) as hook:
-            for iteration in range(12):
-                with hook.iteration(iteration):
-                    pass
-        from importlib.metadata import distributions
-        print(sorted(found.metadata["Name"] for found in distributions()))
-    """
-    program = container.shared / "rank.py"
-    program.write_text(textwrap.dedent(script))
-    printed = container.must(f"python {program}", cwd=container.shared)
+    (container.shared / "rank.py").write_text(RANK)
+    printed = container.must("python rank.py", cwd=container.shared)
     installed = {"bridge-profiling", "pip", "setuptools", "torch"}
     assert set(re.findall(r"'([\w-]+)'", printed.splitlines()[-1])) <= installed, printed
+    bare = container.shell("bridge-profiling doctor", cwd=container.shared)
+    assert bare.returncode == 1
+    assert "Type pip install omegaconf rich typer" in bare.stderr
+    container.must(section("Install it into the image", 1))
+    container.assert_torch_stayed()
+    assert "output directory:" in container.must("bridge-profiling doctor --nodes 1", cwd=container.shared)
 
 
 def test_a_real_profile_needs_torch_and_nothing_else(tmp_path):
     refused = {"nemo_run", "fiddle", "leptonai", "omegaconf", "yaml", "rich", "typer", "nvtx", "psutil", "megatron", "msgspec"}
     program = tmp_path / "train.py"
     program.write_text(REFUSE.format(refused=refused) + PROFILED_LOOP)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path / "profiles")], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    ended_well([sys.executable, program, tmp_path / "profiles"], env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert (tmp_path / "profiles" / "torch" / "iter-1-2" / "rank-0.pt.trace.json.gz").stat().st_size > 0
-
-
-def test_the_doctor_runs_in_the_container_after_its_three_packages(container, checkout):
-    container.must(section("Install it into the image"), cwd=checkout)
-    bare = container.shell("bridge-profiling doctor", cwd=container.shared)
-    assert bare.returncode == 1
-    assert "Type pip install omegaconf rich typer" in bare.stderr
-    container.must(section("Install it into the image", 1))
-    container.assert_torch_stayed()
-    printed = container.must("bridge-profiling doctor --nodes 1", cwd=container.shared)
-    assert "output directory:" in printed
 
 
 def test_on_a_mount_the_image_is_untouched(container, checkout):
@@ -214,16 +200,8 @@ def test_with_the_jobs_own_code_nothing_is_installed(container, tmp_path, own):
         from recipes.packaging import with_bridge_profiling
         print(with_bridge_profiling({own}).package(Path.cwd(), {str(tmp_path)!r}, "job"))
     """
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(submit)],
-        cwd=project,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    submitted = [sys.executable, "-c", textwrap.dedent(submit)]
+    ended_well(submitted, cwd=project, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL)
     subprocess.run(["tar", "-xzf", str(tmp_path / "job.tar.gz"), "-C", str(code)], check=True)
     # What the job does: it starts in its code directory, with that directory on PYTHONPATH.
     assert container.must("python train.py", cwd=code, PYTHONPATH=str(code)).strip() == MARKER

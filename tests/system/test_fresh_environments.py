@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.system.jobs import ROOT, ended_well
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
@@ -27,7 +27,7 @@ def why_no_python(version: str) -> str | None:
 
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment of somebody who has not built this project yet."""
-    ours = (
+    ours = [
         "VIRTUAL_ENV",
         "PYTHONPATH",
         "NEMORUN_HOME",
@@ -36,7 +36,7 @@ def clean_environment(**more: str) -> dict[str, str]:
         "MAKELEVEL",
         "TMPDIR",
         "TORCHDYNAMO_DISABLE",
-    )
+    ]
     return {name: value for name, value in os.environ.items() if name not in ours} | more
 
 
@@ -46,10 +46,7 @@ MEGATRON_CORE = {"3.11": "0.16.1", "3.12": "0.19.2", "3.13": "0.19.2"}
 
 def make_profile(clone: Path, *arguments: str, **environment: str) -> str:
     """Run `make profile`; what it prints."""
-    done = subprocess.run(
-        ["make", "profile", *arguments], cwd=clone, env=clean_environment(**environment), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    done = ended_well(["make", "profile", *arguments], cwd=clone, env=clean_environment(**environment), timeout=1200)
     assert "window 4-6" in done.stdout
     return done.stdout
 
@@ -71,20 +68,18 @@ def test_make_profile_on_a_fresh_clone_with_each_python(tmp_path):
     assert all(manifest["captured"]["iterations"] == [4, 5] for manifest in manifests)
     versions = {manifest["versions"]["megatron-core"] for manifest in manifests}
     assert versions >= {MEGATRON_CORE[version] for version in others}
-    assert (
-        subprocess.run(["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True, check=True).stdout == ""
-    ), "the run changed tracked files, or left some that git does not ignore"
+    changed = ended_well(["git", "status", "--porcelain"], cwd=clone).stdout
+    assert changed == "", "the run changed tracked files, or left some that git does not ignore"
 
 
 def test_the_plugins_work_where_there_is_no_torch(tmp_path):
     source = tmp_path / "source"
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv", ".cache", ".runs", ".git", "site"))
     environment = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    python = str(environment / "bin" / "python")
-    subprocess.run(
-        [python, "tools/install.py", "--constraint", "constraints.txt", "."], cwd=source, env=clean_environment(), check=True
-    )
+    ended_well([sys.executable, "-m", "venv", environment])
+    python = environment / "bin" / "python"
+    install = [python, "tools/install.py", "--constraint", "constraints.txt", "."]
+    ended_well(install, cwd=source, env=clean_environment(), timeout=1200)
     script = tmp_path / "submit.py"
     script.write_text(
         textwrap.dedent("""
@@ -105,6 +100,4 @@ def test_the_plugins_work_where_there_is_no_torch(tmp_path):
         print("plugins work")
         """)
     )
-    done = subprocess.run([python, str(script)], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "plugins work" in done.stdout
+    assert "plugins work" in ended_well([python, script], cwd=tmp_path, env=clean_environment()).stdout

@@ -1,7 +1,5 @@
 """Packs what runs captured as the repository keeps it: small, and nothing in it that names a machine or a user.
 
-    python tools/injected_captures/pack.py --repack DIR      packs again what lies in DIR, where it lies
-
 A run's folder keeps its layout. What changes: captures lose what no reader reads (`lean.py`, which refuses to lose more) and
 become xz; manifests list them by their new names and sizes; paths and host names become neutral ones. nsys' own reports are
 left out where their SQLite export is there.
@@ -9,7 +7,6 @@ left out where their SQLite export is there.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import lzma
@@ -22,9 +19,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from tools.injected_captures import lean
 
@@ -101,7 +95,8 @@ def pack_runs(runs: Sequence[tuple[str, Path]], target: Path, scratch: Path) -> 
             if (folder / name).is_file():
                 (target / case).mkdir(parents=True, exist_ok=True)
                 (target / case / name).write_text(neutral((folder / name).read_text(encoding="utf-8")), encoding="utf-8")
-    _pack_files(jobs)
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, 32)) as workers:
+        list(workers.map(_pack_file, jobs))
     for case, folder in runs:
         for path in sorted((folder / "profiles").rglob("manifest/*/rank-*.json")):
             place = target / case / path.relative_to(path.parents[2])
@@ -117,31 +112,8 @@ def pack_runs(runs: Sequence[tuple[str, Path]], target: Path, scratch: Path) -> 
     }
 
 
-def repack(folder: Path) -> tuple[int, int]:
-    """Pack again what is packed already, in place.
-
-    Args:
-        folder: of cases.
-
-    Returns:
-        Bytes of all captures before and after.
-    """
-    neutral = Neutral(folder)
-    captures = sorted(path for path in folder.rglob("*.xz") if not any(part.startswith(".") for part in path.parts))
-    before = sum(path.stat().st_size for path in captures)
-    _pack_files([(path, path, neutral) for path in captures])
-    for path in sorted(folder.glob("*/manifest/*/rank-*.json")):
-        path.write_text(_packed_manifest(path, path.parents[2], neutral), encoding="utf-8")
-    return before, sum(path.stat().st_size for path in captures)
-
-
 def _packed_name(name: str) -> str:
     return f"{Path(name).stem if Path(name).suffix in _PACKING else name}.xz"
-
-
-def _pack_files(jobs: Sequence[tuple[Path, Path, Neutral]]) -> None:
-    with ProcessPoolExecutor(min(os.cpu_count() or 1, 32)) as workers:
-        list(workers.map(_pack_file, jobs))
 
 
 def _pack_file(job: tuple[Path, Path, Neutral]) -> None:
@@ -177,15 +149,3 @@ def _packed_manifest(path: Path, target: Path, neutral: Neutral) -> str:
         profiler["artifacts"] = kept
         profiler["notes"] = [note.replace(f".{host}.", ".node-0.") for note in profiler["notes"]]
     return json.dumps(manifest, indent=1) + "\n"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Pack the captures of tests/planted again.")
-    parser.add_argument("--repack", required=True, type=Path, metavar="DIR", help="folder of cases")
-    before, after = repack(parser.parse_args().repack.resolve())
-    print(f"{before} bytes of captures became {after}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

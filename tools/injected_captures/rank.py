@@ -1,6 +1,6 @@
 """One rank of one case: the project's own training with the case's plant in its loop. `make.py` starts it.
 
-    python tools/injected_captures/rank.py --case data_loading_2 --go FILE
+    torchrun --nproc-per-node 2 tools/injected_captures/rank.py --case data_loading_2
 
 Where it stands among the ranks, the environment says as torchrun does; it writes into the directory it is started in.
 """
@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,6 @@ CPU_PARAMETERS: dict[str, Any] = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", required=True, choices=sorted(CASES))
-    parser.add_argument("--go", required=True, help="a file: the training starts when it exists")
     parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
     case, rank = CASES[options.case], int(os.environ["RANK"])
@@ -61,15 +59,12 @@ def main() -> None:
     if case.plant is not None:
         loop = PLANTS[case.plant["kind"]]
         train.Loop = partial(loop, parameters=parameters, here=rank in case.planted_ranks, measured=measured)
-    Path(options.go).with_name(f"ready-{rank}").touch()
-    while not os.path.exists(options.go):
-        time.sleep(0.02)
     with unwind_on(signal.SIGTERM, replace=True), report_exit_code():
         # A rank that nsys profiles starts again here, and comes back to this line.
         train.pretrain(config, may_restart=True)
     if rank == (case.planted_ranks or [0])[0]:
-        told = {"case": case.name, "rank": rank, "plant": case.plant, "environment": case.environment, "measured": measured}
-        Path("planted.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        record = {"case": case.name, "rank": rank, "plant": case.plant, "environment": case.environment, "measured": measured}
+        Path("planted.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
