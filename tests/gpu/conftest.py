@@ -25,7 +25,10 @@ _ENDED = pytest.StashKey[list[Job]]()
 def jobs(request, tmp_path_factory):
     """The jobs of every test that will run, started together."""
     named = [
-        value for item in request.session.items if _runs(item) for value in getattr(item, "callspec", _NoCall).params.values()
+        value
+        for item in request.session.items
+        if _runs(item) and hasattr(item, "callspec")
+        for value in item.callspec.params.values()
     ]
     fitting = {name for name in named if isinstance(name, str) and name in JOBS and _why_not(JOBS[name]) is None}
     with Jobs(JOBS, tmp_path_factory.mktemp("jobs"), devices()) as running:
@@ -34,18 +37,12 @@ def jobs(request, tmp_path_factory):
         request.config.stash[_ENDED] = running.ended
 
 
-@functools.cache
-def _lacks(need: str) -> bool:
-    return NEEDS[need]() is not None
+_lacks = functools.cache(lambda need: NEEDS[need]() is not None)
 
 
 def _runs(item: pytest.Item) -> bool:
     """Whether this machine has what a test needs: where it is skipped, its job must not run for nothing."""
     return not any(_lacks(need) for marker in item.iter_markers("needs") for need in marker.args)
-
-
-class _NoCall:
-    params: dict[str, object] = {}
 
 
 @pytest.fixture

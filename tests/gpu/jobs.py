@@ -25,8 +25,7 @@ import psutil
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.types import RankTables
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.system.jobs import FOREIGN, ROOT, end_tree
 
 #: Without it, Transformer Engine's userbuffers use NVLink multicast.
 NO_MULTICAST = "UB_SKIPMC"
@@ -39,9 +38,6 @@ _SECOND_RANK = "+"
 
 #: On PYTHONPATH, it plants a fault in a rank.
 PLANTED = ROOT / "tests" / "system" / "planted"
-
-#: What would make a job believe that it is part of another, or write somewhere else.
-_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "SLURM", "TORCHELASTIC", "BRIDGE_PROFILING", "PLANTED", "PYTEST")
 
 #: Jobs that share a GPU: starting takes most of a job's time, and hardly any of the GPU's. Places for jobs on more than two
 #: GPUs are kept apart: such a job needs one on every GPU at once, and small ones would never leave it that.
@@ -265,7 +261,7 @@ class Jobs:
         self._changed = threading.Condition()
         self._futures: dict[str, Future[Job]] = {}
         self._stopping = False
-        self._running: set[int] = set()
+        self._running: set[subprocess.Popen] = set()
         # A thread a job: most of them wait, for their GPUs or for their process.
         self._threads = ThreadPoolExecutor(max_workers=max(len(specs), 1), thread_name_prefix="job")
 
@@ -276,8 +272,8 @@ class Jobs:
         self._stopping = True
         with self._changed:
             self._changed.notify_all()
-        for pid in list(self._running):
-            _kill(pid)
+        for process in list(self._running):
+            end_tree(process)
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def start(self, names: Iterable[str]) -> None:
@@ -342,7 +338,7 @@ class Jobs:
         folder.mkdir(parents=True)
         if spec.resumes_at is not None:
             _as_it_was(self._folder / str(spec.needs) / "checkpoints", folder / "checkpoints", spec.resumes_at)
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
+        kept = {key: value for key, value in os.environ.items() if not key.startswith((*FOREIGN, "LOCAL_RANK", "PYTEST"))}
         visible = list(dict.fromkeys(device.removesuffix(_SECOND_RANK) for device in devices))
         if len(visible) < spec.gpus:
             # Each rank's first GPU is then the one that they share.
@@ -364,13 +360,12 @@ class Jobs:
                 spec.command(folder),
                 env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        self._running.add(process.pid)
+        self._running.add(process)
         try:
             returncode = _await(process, spec, folder / "output.txt")
         finally:
-            _kill(process.pid)
-            process.wait()
-            self._running.discard(process.pid)
+            end_tree(process)
+            self._running.discard(process)
         return Job(name, spec, folder, returncode, time.monotonic() - started)
 
 
@@ -422,20 +417,6 @@ def _launcher(pid: int, *, direct: bool) -> psutil.Process:
         if any(part.endswith("torchrun") or part == "torch.distributed.run" for part in child.cmdline()):
             return child
     raise AssertionError("no torchrun is running under the experiment")
-
-
-def _kill(pid: int) -> None:
-    """Kill a job that is late, and all that it started: launchers and ranks have sessions of their own."""
-    try:
-        process = psutil.Process(pid)
-        running = [*process.children(recursive=True), process]
-    except psutil.NoSuchProcess:
-        return
-    for each in running:
-        try:
-            each.kill()
-        except psutil.NoSuchProcess:
-            continue
 
 
 def left_running(folder: Path) -> list[str]:

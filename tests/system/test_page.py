@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.system, pytest.mark.needs("browser")]
 #: A laptop's screen.
 _LAPTOP = {"width": 1366, "height": 768}
 
-_SECTIONS = (
+_SECTIONS = [
     "verdict",
     "budget",
     "iterations",
@@ -35,7 +35,7 @@ _SECTIONS = (
     "memory",
     "quality",
     "raw",
-)
+]
 
 _HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u2028</script>"
 
@@ -121,7 +121,7 @@ def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(
     page = show(real_page)
     assert page.requests == []
     assert page.errors == []
-    assert page.locator("main > section").evaluate_all("all => all.map((each) => each.id)") == list(_SECTIONS)
+    assert page.locator("main > section").evaluate_all("all => all.map((each) => each.id)") == _SECTIONS
     # Nothing sticks out: a page that scrolls sideways cannot be read on a laptop.
     assert page.evaluate("document.documentElement.scrollWidth") <= _LAPTOP["width"]
     drawn = page.locator(".figure")
@@ -227,7 +227,9 @@ def test_another_iteration_and_rank_of_the_timeline(real_page: Path, show: Calla
     assert page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range") == whole
 
 
-def test_an_event_of_a_finding_is_shown_in_the_timeline(real_page: Path, show: Callable[[Path], Page]) -> None:
+def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_either_way(
+    real_page: Path, show: Callable[[Path], Page]
+) -> None:
     page = show(real_page)
     button = page.locator(".to-timeline").first
     rank, start = button.get_attribute("data-rank"), float(button.get_attribute("data-start"))
@@ -236,10 +238,6 @@ def test_an_event_of_a_finding_is_shown_in_the_timeline(real_page: Path, show: C
     first, last = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
     assert first <= start <= last
     assert last - first < 200
-
-
-def test_the_budget_adds_up_either_way(real_page: Path, show: Callable[[Path], Page]) -> None:
-    page = show(real_page)
     total = """() => { const sums = {}; for (const trace of document.getElementById('figure-budget').data)
         trace.y.forEach((rank, place) => { sums[rank] = (sums[rank] || 0) + trace.x[place]; }); return sums; }"""
     by_cause = page.evaluate(total)

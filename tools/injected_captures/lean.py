@@ -19,7 +19,7 @@ import pickle
 import re
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -207,10 +207,10 @@ def _idle_inside(events: list[dict[str, Any]]) -> set[int]:
     return idle
 
 
-def _of(found: dict[str, Any], names: Any) -> dict[str, Any]:
-    if isinstance(names, tuple):
-        return {name: found[name] for name in names if name in found}
-    return {name: value for name, value in found.items() if name in names}
+def _of(found: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Those of a dictionary's entries, in the names' order where they have one."""
+    ordered = names if isinstance(names, tuple) else found
+    return {name: found[name] for name in ordered if name in found and name in names}
 
 
 def _text(value: Any) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import tarfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -26,7 +28,7 @@ if __name__ == "__main__":
 
 from tests.planted.cases import CASES, Case
 from tests.system.jobs import end_tree
-from tools.injected_captures import machine, pack
+from tools.injected_captures import pack
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,6 +50,36 @@ class Ended:
     folder: Path
     seconds: float
     failure: str | None
+
+
+def gpus() -> list[int]:
+    """Numbers of the GPUs that a process started here sees; empty where there are none."""
+    counted = _lines(sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
+    return list(range(int(counted[-1]))) if counted else []
+
+
+def describe() -> dict[str, object]:
+    """What captures depend on: GPUs, driver and versions. Names neither the host nor a user."""
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "megatron-core", "nvtx", "triton", "nvidia-nccl-cu13"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "gpus": _lines("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
+        "driver": sorted(set(_lines("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"))),
+        "nsys": _lines("nsys", "--version"),
+        "versions": versions,
+    }
+
+
+def _lines(*command: str) -> list[str]:
+    try:
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in printed.splitlines() if line.strip()]
 
 
 def run(case: Case, folder: Path, devices: Sequence[int]) -> Ended:
@@ -129,18 +161,17 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     output = options.output.resolve()
-    devices = [] if options.cpu else machine.gpus()
+    devices = [] if options.cpu else gpus()
     cases = [CASES[name] for name in options.case or CASES]
     if not options.cpu and max(case.ranks for case in cases) > len(devices):
         print(f"error: {max(case.ranks for case in cases)} GPUs are needed, and there are {len(devices)}", file=sys.stderr)
         return 2
     scratch = output / "runs"
     scratch.mkdir(parents=True, exist_ok=True)
-    described = machine.describe()
+    described = describe()
     runs = [run(case, scratch / case.name, devices) for case in cases]
-    packed = pack.pack_runs(
-        [(ended.case.name, ended.folder) for ended in runs if not ended.failure], output / "packed", scratch
-    )
+    whole = [(ended.case.name, ended.folder) for ended in runs if not ended.failure]
+    packed = pack.pack_runs(whole, output / "packed", scratch)
     (output / "packed" / "machine.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     table = report(runs, packed)
     (output / "packed" / "table.txt").write_text(table + "\n", encoding="utf-8")

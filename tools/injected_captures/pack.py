@@ -85,7 +85,9 @@ def pack_runs(runs: Sequence[tuple[str, Path]], target: Path, scratch: Path) -> 
     jobs = []
     for case, folder in runs:
         profiles = folder / "profiles"
-        files = sorted(path for path in profiles.rglob("*") if path.is_file() and "manifest" not in path.parts)
+        # Manifests follow; requests for captures were none.
+        captures = (path for kind in ("torch", "nsys", "memory") for path in profiles.glob(f"{kind}/**/*"))
+        files = sorted(path for path in captures if path.is_file())
         exported = {path.with_suffix("") for path in files if path.suffix == ".sqlite"}
         for path in files:
             hidden = any(part.startswith(".") for part in path.relative_to(profiles).parts)
