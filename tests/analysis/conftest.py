@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bridge_profiling.analysis.workers import Outcome, ProcessEngine, call
 from bridge_profiling.run import Run
 from bridge_profiling.traces import cache
 from tests.traces.conftest import captures, write_trace
@@ -20,15 +24,28 @@ def _cached_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
     monkeypatch.setenv(cache.DIRECTORY_VARIABLE, str(tmp_path_factory.getbasetemp() / "analysis-cache"))
 
 
+@pytest.fixture(autouse=True)
+def _ranks_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unit tests read captures in this process: starting workers takes longer than reading ranks this small."""
+
+    def read_here(engine: ProcessEngine, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Outcome[Any]]:
+        yield from (Outcome(place, *call(function, task)) for place, task in enumerate(tasks))
+
+    if request.node.get_closest_marker("integration") is None:
+        monkeypatch.setattr(ProcessEngine, "map", read_here)
+
+
 @pytest.fixture
-def run_of(tmp_path: Path) -> Iterator[object]:
+def run_of(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Opens runs, and closes them."""
-    opened: list[Run] = []
+    with ExitStack() as opened:
+        yield lambda path=tmp_path, **options: opened.enter_context(Run(path, **options))
 
-    def open_run(path: Path = tmp_path, **options: object) -> Run:
-        opened.append(Run(path, **options))  # type: ignore[arg-type]
-        return opened[-1]
 
-    yield open_run
-    for run in opened:
-        run.close()
+@pytest.fixture(scope="session")
+def real(captures: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Run]]:
+    """Opens each folder of real captures once: all tests share its answers."""
+    with ExitStack() as opened:
+        yield functools.cache(
+            lambda folder: opened.enter_context(Run(captures / folder, parquet=tmp_path_factory.mktemp(Path(folder).name)))
+        )

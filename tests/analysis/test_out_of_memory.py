@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +14,24 @@ TORCH = {"name": "linear", "filename": "/venv/site-packages/torch/nn/functional.
 TRAIN = {"name": "forward_step", "filename": "/home/me/train.py", "line": 40}
 
 
-def snapshot(path: Path, *history: dict[str, Any]) -> None:
-    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [list(history)]}))
+def snapshot(path: Path, *refused: dict[str, Any]) -> None:
+    history = [{"action": "alloc", "addr": 1 << 40, "size": 512, "stream": 0, "time_us": T0_US, "frames": [TRAIN]}]
+    history += [{"action": "oom", "device_free": 5000, "stream": 0, "frames": []} | each for each in refused]
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [history]}))
 
 
-def allocated(size: int, at: int) -> dict[str, Any]:
-    return {"action": "alloc", "addr": 1 << 40, "size": size, "stream": 0, "time_us": T0_US + at, "frames": [TRAIN]}
-
-
-def refused(size: int, free: int, at: int, *frames: dict[str, Any]) -> dict[str, Any]:
-    return {"action": "oom", "size": size, "device_free": free, "stream": 0, "time_us": T0_US + at, "frames": list(frames)}
-
-
-def test_the_request_that_failed_is_told_with_the_line_that_made_it(tmp_path: Path) -> None:
-    snapshot(tmp_path / "oom-rank-1-1.pickle", allocated(512, 1), refused(1 << 30, 5000, 2, TORCH, TRAIN))
-    with Run(tmp_path) as run:
-        (row,) = run.out_of_memory().to_pylist()
-    assert (row["rank"], row["device"], row["requested_bytes"], row["free_bytes"]) == (1, 0, 1 << 30, 5000)
-    assert row["site"] == "forward_step /home/me/train.py:40"
-    assert row["stack"].startswith("linear ")
-    assert row["time_ns"] == (T0_US + 2) * 1000
-
-
-def test_errors_come_by_rank_and_time(tmp_path: Path) -> None:
-    snapshot(tmp_path / "rank-1.pickle", allocated(512, 1), refused(7, 0, 2), refused(8, 0, 3))
-    snapshot(tmp_path / "rank-0.pickle", allocated(512, 1), refused(9, 0, 5))
-    with Run(tmp_path) as run:
-        rows = run.out_of_memory().to_pylist()
-    assert [(row["rank"], row["requested_bytes"]) for row in rows] == [(0, 9), (1, 7), (1, 8)]
-    assert {row["site"] for row in rows} == {"no call stack was recorded"}
-
-
-def test_without_an_error_there_is_none(tmp_path: Path) -> None:
-    snapshot(tmp_path / "rank-0.pickle", allocated(512, 1))
-    with Run(tmp_path) as run:
-        assert run.out_of_memory().num_rows == 0
+def test_requests_that_failed_come_by_rank_and_time_with_the_line_that_made_them(
+    tmp_path: Path, run_of: Callable[..., Run]
+) -> None:
+    snapshot(tmp_path / "rank-1.pickle", {"size": 7, "time_us": T0_US + 2}, {"size": 8, "time_us": T0_US + 3})
+    snapshot(tmp_path / "oom-rank-0-1.pickle", {"size": 1 << 30, "time_us": T0_US + 5, "frames": [TORCH, TRAIN]})
+    snapshot(tmp_path / "rank-2.pickle")
+    unknown = {"site": "no call stack was recorded", "stack": None, "free_bytes": 5000, "device": 0}
+    first, *others = run_of().out_of_memory().to_pylist()
+    assert first.pop("stack").startswith("linear ")
+    assert [first, *others] == [
+        {"rank": 0, "device": 0, "time_ns": (T0_US + 5) * 1000, "requested_bytes": 1 << 30, "free_bytes": 5000}
+        | {"site": "forward_step /home/me/train.py:40"},
+        unknown | {"rank": 1, "time_ns": (T0_US + 2) * 1000, "requested_bytes": 7},
+        unknown | {"rank": 1, "time_ns": (T0_US + 3) * 1000, "requested_bytes": 8},
+    ]

@@ -2,68 +2,63 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
+from typing import Any
+
 import pytest
 
 from bridge_profiling.analysis.attribution.operators import units
+from tests.analysis.ranks_in_hand import table, values
 
 US = 1000
+COLUMNS = ("unit", "step", "count", "host_us", "communication_count", "device_us")
 
 
-def host(*rows):
-    """Ranges: category, thread, name, begin and end in microseconds."""
-    names = ("category", "thread", "name", "start_ns", "end_ns")
-    columns = list(zip(*rows, strict=True)) or [()] * 5
-    columns[3:] = [[time * US for time in column] for column in columns[3:]]
-    kinds = (pa.string(), pa.int64(), pa.string(), pa.int64(), pa.int64())
-    return pa.table({name: pa.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)})
+def host(thread: int, name: str, start_us: int, end_us: int, category: str = "annotation") -> dict[str, Any]:
+    return {"category": category, "thread": thread, "name": name, "start_ns": start_us * US, "end_ns": end_us * US}
 
 
-def device(*rows):
-    """Events: kind, launching thread and time, begin and end in microseconds."""
-    names = ("kind", "launch_thread", "launch_start_ns", "start_ns", "end_ns")
-    columns = list(zip(*rows, strict=True)) or [()] * 5
-    columns[2:] = [[None if time is None else time * US for time in column] for column in columns[2:]]
-    kinds = (pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.int64())
-    return pa.table({name: pa.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)})
+def device(thread: int | None, launched_us: int, start_us: int, end_us: int, kind: str = "communication") -> dict[str, Any]:
+    launch = {} if thread is None else {"launch_thread": thread, "launch_start_ns": launched_us * US}
+    return {"kind": kind, "start_ns": start_us * US, "end_ns": end_us * US, **launch}
+
+
+def found(ranges: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return values(units(table("host_events", ranges), table("device_events", events)), *COLUMNS)
 
 
 def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
-    ranges = host(
-        ("annotation", 1, "FSDP::all_gather (layers.0)", 0, 10),
-        ("annotation", 1, "FSDP::all_gather (layers.1)", 20, 30),
-        ("annotation", 1, "FSDP::all_gather_copy_out (layers.1)", 40, 50),
+    ranges = [
+        host(1, "FSDP::all_gather (layers.0)", 0, 10),
+        host(1, "FSDP::all_gather (layers.1)", 20, 30),
+        host(1, "FSDP::all_gather_copy_out (layers.1)", 40, 50),
         # The backward pass of a device has a thread of its own.
-        ("annotation", 2, "FSDP::all_gather (layers.1) [pg=4]", 100, 110),
-        ("annotation", 2, "FSDP::post_backward_reduce (layers.1)", 120, 135),
-        ("operator", 1, "FSDP::all_gather (layers.0)", 0, 10),
-    )
-    events = device(
-        ("communication", 1, 5, 100, 140),
-        ("communication", 1, 25, 140, 150),
-        ("compute", 1, 26, 150, 900),
-        ("communication", 1, 45, 160, 900),
-        ("communication", 2, 105, 200, 300),
-        ("communication", 2, 125, 300, 307),
+        host(2, "FSDP::all_gather (layers.1) [pg=4]", 100, 110),
+        host(2, "FSDP::post_backward_reduce (layers.1)", 120, 135),
+        host(1, "FSDP::all_gather (layers.0)", 0, 10, "operator"),
+    ]
+    events = [
+        device(1, 5, 100, 140),
+        device(1, 25, 140, 150),
+        device(1, 26, 150, 900, "compute"),
+        device(1, 45, 160, 900),
+        device(2, 105, 200, 300),
+        device(2, 125, 300, 307),
         # Launched before any of the thread's ranges, and one whose launch was not recorded.
-        ("communication", 2, 50, 0, 900),
-        ("communication", None, None, 0, 900),
-    )
-    assert units(ranges, events).to_pylist() == [
-        {"unit": "layers.1", "step": "all_gather", "count": 2, "host_us": 20, "communication_count": 2, "device_us": 110},
-        {"unit": "layers.0", "step": "all_gather", "count": 1, "host_us": 10, "communication_count": 1, "device_us": 40},
-        {"unit": "layers.1", "step": "reduce", "count": 1, "host_us": 15, "communication_count": 1, "device_us": 7},
+        device(2, 50, 0, 900),
+        device(None, 0, 0, 900),
+    ]
+    assert found(ranges, events) == [
+        ("layers.1", "all_gather", 2, 20, 2, 110),
+        ("layers.0", "all_gather", 1, 10, 1, 40),
+        ("layers.1", "reduce", 1, 15, 1, 7),
     ]
 
 
-def test_without_a_device_the_hosts_time_is_told_and_the_devices_is_not_zero():
-    ranges = host(("annotation", 1, "ZeRO::reduce", 0, 3), ("annotation", 1, "FSDP::all_gather", 5, 6))
-    assert units(ranges, device()).to_pylist() == [
-        {"unit": "", "step": "reduce", "count": 1, "host_us": 3, "communication_count": 0, "device_us": None},
-        {"unit": "", "step": "all_gather", "count": 1, "host_us": 1, "communication_count": 0, "device_us": None},
-    ]
+def test_without_a_device_the_hosts_time_is_known_and_the_devices_is_not_zero():
+    ranges = [host(1, "ZeRO::reduce", 0, 3), host(1, "FSDP::all_gather", 5, 6)]
+    assert found(ranges, []) == [("", "reduce", 1, 3, 0, None), ("", "all_gather", 1, 1, 0, None)]
 
 
-@pytest.mark.parametrize("rows", [(), (("annotation", 1, "forward", 0, 3),)])
-def test_a_model_that_is_not_sharded_has_no_units(rows):
-    assert units(host(*rows), device()).num_rows == 0
+@pytest.mark.parametrize("ranges", [[], [host(1, "forward", 0, 3)]])
+def test_a_model_that_is_not_sharded_has_no_units(ranges):
+    assert found(ranges, []) == []
