@@ -1,25 +1,13 @@
 """The step's budget: parts that add up to the median iteration, whichever way it is cut."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE, PART_OF_CAUSE, attribution
 
 
-def _attributed(
-    *durations_us: float,
-    boundary: int | None = None,
-    lost_us: dict[int, float] | None = None,
-    cause: Cause = Cause.data_loading,
-    waiting_us: float | None = None,
-) -> dict[str, Any]:
+def _attributed(*durations_us, boundary=None, lost_us=None, cause=Cause.data_loading, waiting_us=None):
     """The budget of one rank's iterations that compute for half of their time, and lose some of the rest to a cause."""
     capture = {"rank": 0, "source": "kineto"}
     iterations = [
@@ -38,7 +26,7 @@ def _attributed(
     return found
 
 
-def test_the_parts_of_real_ranks_add_up_to_the_iteration_either_way(real: Callable[[str], Run]) -> None:
+def test_the_parts_of_real_ranks_add_up_to_the_iteration_either_way(real):
     run = real("kineto/tp2_dp2")
     rows = run.attribution().to_pylist()
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
@@ -63,22 +51,18 @@ def test_the_parts_of_real_ranks_add_up_to_the_iteration_either_way(real: Callab
         ((900, 100, 120, 140), 0, (120, 60, 3)),
     ],
 )
-def test_it_is_of_the_middle_iteration_without_boundary_ones(
-    durations_us: tuple[float, ...], boundary: int | None, expected: tuple[float, ...]
-) -> None:
+def test_it_is_of_the_middle_iteration_without_boundary_ones(durations_us, boundary, expected):
     found = _attributed(*durations_us, boundary=boundary, lost_us={2: 60.0})
     assert (found["duration_us"], found["data_loading_us"], found["iterations"]) == expected
 
 
 @pytest.mark.parametrize(("waiting_us", "expected"), [(30.0, (10, 30, True)), (70.0, (0, 40, True)), (None, (40, 0, False))])
-def test_waiting_is_taken_from_communication_and_never_more_than_it(
-    waiting_us: float | None, expected: tuple[float, float, bool]
-) -> None:
+def test_waiting_is_taken_from_communication_and_never_more_than_it(waiting_us, expected):
     lost = dict.fromkeys(range(3), 40.0)
     found = _attributed(100, 100, 100, lost_us=lost, cause=Cause.blocked_by_communication, waiting_us=waiting_us)
     assert (found["communication_us"], found["waiting_us"], found["waiting_known"]) == expected
 
 
-def test_every_cause_has_a_part() -> None:
+def test_every_cause_has_a_part():
     assert set(PART_OF_CAUSE) == set(Cause)
     assert set(PART_OF_CAUSE.values()) <= set(BY_CAUSE)

@@ -1,25 +1,20 @@
 """Offsets between ranks' clocks come from the operations they end together."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis import Run
 from tests.analysis.ranks_in_hand import values
 from tests.analysis.simulated_runs import MS, US, SimulatedRun
 
 
-def _chain(clocks: dict[int, int], ranks: int) -> SimulatedRun:
+def _chain(clocks, ranks):
     """Groups of neighbours only: the first and the last rank share none."""
     run, chance = SimulatedRun(ranks, offsets_ns=clocks), random.Random(1)
 
-    def step(_: int) -> None:
+    def step(_):
         for rank in range(ranks):
             run.compute(rank, chance.randrange(1 * MS, 5 * MS))
         for rank in range(ranks - 1):
@@ -30,9 +25,7 @@ def _chain(clocks: dict[int, int], ranks: int) -> SimulatedRun:
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(-(10**12), 10**12), min_size=2, max_size=7))
-def test_offsets_are_found_to_the_nanosecond_along_a_chain_of_groups(
-    tmp_path_factory: pytest.TempPathFactory, clocks: list[int]
-) -> None:
+def test_offsets_are_found_to_the_nanosecond_along_a_chain_of_groups(tmp_path_factory, clocks):
     run = _chain(dict(enumerate(clocks)), len(clocks)).captured(tmp_path_factory.mktemp("run"))
     found = run.clock_offsets()
     assert found["offset_ns"].to_pylist() == pytest.approx([clocks[0] - clock for clock in clocks], abs=1)
@@ -40,7 +33,7 @@ def test_offsets_are_found_to_the_nanosecond_along_a_chain_of_groups(
     assert max(found["max_residual_ns"].to_pylist()) <= 1
 
 
-def test_one_operation_that_ends_far_apart_moves_no_clock_and_shows_in_the_residual(tmp_path: Path) -> None:
+def test_one_operation_that_ends_far_apart_moves_no_clock_and_shows_in_the_residual(tmp_path):
     run = _chain({1: 5 * MS, 2: -300}, 3)
     run.operations[1][4]["end_ns"] += 800 * US
     found = values(run.captured(tmp_path).clock_offsets(), "offset_ns", "residual_ns", "max_residual_ns")
@@ -48,7 +41,7 @@ def test_one_operation_that_ends_far_apart_moves_no_clock_and_shows_in_the_resid
     assert found[2][0] == 300
 
 
-def test_ranks_that_share_no_operation_keep_their_clocks(tmp_path: Path) -> None:
+def test_ranks_that_share_no_operation_keep_their_clocks(tmp_path):
     run = SimulatedRun(4, offsets_ns={1: 1 * MS, 3: 2 * MS})
     run.iterate(3, lambda _: [run.meet([0, 1]), run.meet([2, 3])])
     asked = run.captured(tmp_path)
@@ -59,7 +52,7 @@ def test_ranks_that_share_no_operation_keep_their_clocks(tmp_path: Path) -> None
     assert "by the hosts' clocks" in caveat.text
 
 
-def test_clocks_of_unknown_origin_cannot_be_related_without_operations(tmp_path: Path) -> None:
+def test_clocks_of_unknown_origin_cannot_be_related_without_operations(tmp_path):
     run = SimulatedRun(2)
     asked = run.iterate(2, lambda _: run.compute(0, 1 * MS)).captured(tmp_path, clock="unknown")
     assert values(asked.clock_offsets(), "operations", "residual_ns") == [(0, None), (0, None)]
@@ -68,20 +61,20 @@ def test_clocks_of_unknown_origin_cannot_be_related_without_operations(tmp_path:
     assert "times of different sets cannot be compared" in caveat.text
 
 
-def test_sends_relate_clocks_that_no_collective_does(tmp_path: Path) -> None:
+def test_sends_relate_clocks_that_no_collective_does(tmp_path):
     run = SimulatedRun(2, offsets_ns={1: 70 * MS})
     run.iterate(4, lambda _: [run.compute(0, 2 * MS), run.exchange(0, 1)])
     assert run.captured(tmp_path).clock_offsets()["offset_ns"].to_pylist() == [0, -70 * MS]
 
 
-def test_ranks_of_one_host_whose_collectives_end_apart_are_doubted(tmp_path: Path) -> None:
+def test_ranks_of_one_host_whose_collectives_end_apart_are_doubted(tmp_path):
     (caveat,) = _chain({1: 3 * MS}, 2).captured(tmp_path, host="node-7").caveats("clock_offsets")
     assert caveat.code == "one_host_apart"
     assert "3000 us" in caveat.text
 
 
 @pytest.mark.parametrize("name", ["tp2_dp2", "pp2_dp2", "plant_straggler"])
-def test_the_gpus_of_one_real_host_agree_within_microseconds(real: Callable[[str], Run], name: str) -> None:
+def test_the_gpus_of_one_real_host_agree_within_microseconds(real, name):
     for offset_ns, residual_ns in values(real(f"kineto/{name}").clock_offsets(), "offset_ns", "residual_ns"):
         assert abs(offset_ns) < 25 * US
         assert residual_ns < 15 * US

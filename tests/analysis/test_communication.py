@@ -1,20 +1,14 @@
 """What communication costs: bandwidth of the transfer, waiting separate from it, what nothing hid."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from bridge_profiling.analysis import Run
 from tests.analysis.ranks_in_hand import values
 from tests.analysis.simulated_runs import MS, US, SimulatedRun
 
 _COSTS = ("duration_us", "transfer_us", "wait_us")
 
 
-def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path: Path) -> None:
+def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path):
     shares = {"all_reduce": 2 * 3 / 4, "broadcast": 1, "reduce": 1}
     shares |= dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), 3 / 4)
     run = SimulatedRun(4, transfer_ns=100 * US)
@@ -27,7 +21,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path: Path) -> None:
     assert dict(values(found, "operation", "bus_bandwidth_gbs")) == expected
 
 
-def test_waiting_for_the_last_is_not_transfer_whatever_the_clocks(tmp_path: Path) -> None:
+def test_waiting_for_the_last_is_not_transfer_whatever_the_clocks(tmp_path):
     run = SimulatedRun(2, offsets_ns={1: 500 * MS}, transfer_ns=50 * US)
     run.iterate(3, lambda _: [run.compute(0, 1 * MS), run.compute(1, 4 * MS), run.meet([0, 1])])
     asked = run.captured(tmp_path)
@@ -35,10 +29,10 @@ def test_waiting_for_the_last_is_not_transfer_whatever_the_clocks(tmp_path: Path
     assert values(asked.communication(by_rank=True), "rank", *_COSTS) == [(0, 9150, 150, 9000), (1, 150, 150, 0)]
 
 
-def test_exposed_is_what_ran_alone_and_overlapped_what_ran_during_compute(tmp_path: Path) -> None:
+def test_exposed_is_what_ran_alone_and_overlapped_what_ran_during_compute(tmp_path):
     run = SimulatedRun(2, transfer_ns=3 * MS)
 
-    def step(_: int) -> None:
+    def step(_):
         begin = dict(run.now_ns)
         run.meet([0, 1], "reduce_scatter", group="DP")
         for rank in range(2):
@@ -49,7 +43,7 @@ def test_exposed_is_what_ran_alone_and_overlapped_what_ran_during_compute(tmp_pa
     assert values(rows, "exposed_us", "overlapped_us") == [(3000, 2000)] * 2
 
 
-def test_of_one_rank_alone_nothing_is_called_transfer(tmp_path: Path) -> None:
+def test_of_one_rank_alone_nothing_is_called_transfer(tmp_path):
     run = SimulatedRun(2)
     asked = run.iterate(3, lambda _: run.meet([0, 1])).captured(tmp_path, ranks=[1])
     names = ("count", "captured_ranks", "matched_count", "transfer_us", "wait_us", "bus_bandwidth_gbs")
@@ -57,13 +51,13 @@ def test_of_one_rank_alone_nothing_is_called_transfer(tmp_path: Path) -> None:
     assert "waiting_unknown" in {caveat.code for caveat in asked.caveats("communication")}
 
 
-def test_no_communication_is_an_empty_answer(tmp_path: Path) -> None:
+def test_no_communication_is_an_empty_answer(tmp_path):
     run = SimulatedRun(2)
     asked = run.iterate(2, lambda _: run.compute(0, 1 * MS)).captured(tmp_path)
     assert asked.communication().num_rows == asked.communication(by_rank=True).num_rows == 0
 
 
-def test_a_send_and_its_receipt_are_one_transfer(tmp_path: Path) -> None:
+def test_a_send_and_its_receipt_are_one_transfer(tmp_path):
     run = SimulatedRun(2, transfer_ns=50 * US)
     run.iterate(3, lambda _: [run.compute(0, 1 * MS), run.send(0, 1, [0, 1])])
     found = run.captured(tmp_path).communication()
@@ -74,7 +68,7 @@ def test_a_send_and_its_receipt_are_one_transfer(tmp_path: Path) -> None:
     ]
 
 
-def test_on_real_ranks_that_wait_for_others_nearly_all_communication_is_waiting(real: Callable[[str], Run]) -> None:
+def test_on_real_ranks_that_wait_for_others_nearly_all_communication_is_waiting(real):
     """Ranks 0 and 2 spend half of the capture in NCCL, waiting for 1 and 3: "communication-bound" would be wrong."""
     run = real("kineto/tp2_dp2")
     groups, ranks = run.communication(), run.communication(by_rank=True).to_pylist()
@@ -91,7 +85,7 @@ def test_on_real_ranks_that_wait_for_others_nearly_all_communication_is_waiting(
     assert all(200 < bandwidth < 450 for bandwidth in large)
 
 
-def test_durations_split_into_transfer_and_waiting(real: Callable[[str], Run]) -> None:
+def test_durations_split_into_transfer_and_waiting(real):
     rows = real("kineto/pp2_dp2").communication(by_rank=True)
     for duration_us, transfer_us, wait_us, exposed_us in values(rows, *_COSTS, "exposed_us"):
         assert transfer_us + wait_us == pytest.approx(duration_us, abs=1e-3)

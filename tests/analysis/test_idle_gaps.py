@@ -1,71 +1,40 @@
 """Time without compute is launch-starved, blocked or dependency-stalled, each nanosecond one of them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis.attribution.device import IdleGaps, Windows, device_work
+from bridge_profiling.analysis.attribution.device import Windows, device_work
 from bridge_profiling.analysis.attribution.idle import PROMPT_NS, gaps
-from bridge_profiling.analysis.intervals import Intervals
 from tests.analysis.ranks_in_hand import answer, rank, values, work
 
-Parts = tuple[list[tuple[int, int]], ...]
 
-FIRST, LAST = work("compute", 0, 10, -5), work("compute", 50, 60, 20)
-
-
-def _gaps(start_ns: int, end_ns: int, *events: dict[str, Any], **tables: list[dict[str, Any]]) -> IdleGaps:
+def _gaps(start_ns, end_ns, *events, **tables):
     found = rank(device_events=list(events), **tables)
     window = Windows(np.array([0], np.int32), np.array([False]), np.array([start_ns]), np.array([end_ns]))
     work_done = device_work(found.device_events)
     return gaps(found.device_events, found.host_events, found["synchronizations"], work_done, window)
 
 
-def _sets(found: IdleGaps) -> Parts:
-    def pairs(part: Intervals) -> list[tuple[int, int]]:
+def _sets(found):
+    def pairs(part):
         return list(zip(part.start_ns.tolist(), part.end_ns.tolist(), strict=True))
 
     return pairs(found.launch_starved), pairs(found.blocked), pairs(found.dependency_stalled)
 
 
 @pytest.mark.parametrize(
-    ("events", "expected"),
+    ("between", "blocked"),
     [
-        pytest.param([FIRST, LAST | {"launch_end_ns": 40}], ([(10, 40)], [], [(40, 50)]), id="starved until it is launched"),
-        pytest.param(
-            [FIRST, LAST | {"launch_end_ns": 55}], ([(10, 50)], [], []), id="starved until it starts before its call returns"
-        ),
-        *(
-            pytest.param([FIRST, work(kind, 12, 48, -8), LAST], ([(10, 20)], [(20, 50)], []), id=f"blocked by {kind}")
-            for kind in ("communication", "memcpy", "memset")
-        ),
-        pytest.param(
-            [work("memcpy", 0, 5, -9), work("compute", 5, 10, -9), LAST],
-            ([(10, 20)], [(0, 5)], [(20, 50)]),
-            id="not blocked by work that ended before the gap began",
-        ),
-        pytest.param(
-            [work("compute", 0, 10), work("compute", 50, 60)],
-            ([], [], [(10, 50)]),
-            id="never starved without a recorded launch",
-        ),
-        pytest.param([work("compute", 20, 30, 5)], ([(0, 5), (30, 60)], [], [(5, 20)]), id="starved where no kernel follows"),
-        pytest.param([work("memcpy", 20, 30, 5)], ([(0, 60)], [], []), id="starved without compute"),
-        pytest.param([], ([(0, 60)], [], []), id="starved without work"),
-        pytest.param(
-            [FIRST, work("memcpy", 12, 48, -8, device=1), LAST],
-            ([(10, 20)], [], [(20, 50)]),
-            id="not blocked by a stream of the same number on another device",
-        ),
+        *((work(kind, 12, 48, -8), True) for kind in ("communication", "memcpy", "memset")),
+        # A stream of the same number on another device.
+        (work("memcpy", 12, 48, -8, device=1), False),
     ],
 )
-def test_a_gap_is_judged_by_the_kernel_that_ends_it(events: list[dict[str, Any]], expected: Parts) -> None:
-    assert _sets(_gaps(0, 60, *events)) == expected
+def test_work_before_a_kernel_on_its_stream_blocks_it_once_it_is_launched(between, blocked):
+    found = _gaps(0, 60, work("compute", 0, 10, -9), between, work("compute", 50, 60, 20))
+    assert _sets(found) == ([(10, 20)], [(20, 50)] if blocked else [], [] if blocked else [(20, 50)])
 
 
 @pytest.mark.parametrize(
@@ -81,9 +50,7 @@ def test_a_gap_is_judged_by_the_kernel_that_ends_it(events: list[dict[str, Any]]
         ({}, True, True),
     ],
 )
-def test_communication_on_another_stream_blocks_only_what_waits_for_it(
-    wait: dict[str, int] | None, memset: bool, blocked: bool
-) -> None:
+def test_communication_on_another_stream_blocks_only_what_waits_for_it(wait, memset, blocked):
     events = [
         work("compute", 0, 10, -9, correlation=1),
         work("communication", 5, 45, -8, stream=20, correlation=2),
@@ -107,9 +74,7 @@ def test_communication_on_another_stream_blocks_only_what_waits_for_it(
         (-70, 45 + PROMPT_NS + 1, False),
     ],
 )
-def test_unrecorded_waits_are_inferred_from_the_call_and_from_a_prompt_start(
-    called_ns: int, start_ns: int, blocked: bool
-) -> None:
+def test_unrecorded_waits_are_inferred_from_the_call_and_from_a_prompt_start(called_ns, start_ns, blocked):
     events = [
         work("compute", 0, 10, -90),
         work("communication", 5, 45, -80, stream=20),
@@ -120,13 +85,13 @@ def test_unrecorded_waits_are_inferred_from_the_call_and_from_a_prompt_start(
     assert found == (([], [(10, start_ns)], []) if blocked else ([], [], [(10, start_ns)]))
 
 
-def test_without_iterations_the_whole_capture_is_one_row() -> None:
+def test_without_iterations_the_whole_capture_is_one_row():
     tables = rank(device_events=[work("compute", 0, 1000, -5), work("compute", 5000, 6000, 4000)])
     names = ("iteration", "duration_us", "non_compute_us", "launch_starved_us")
     assert values(answer(tables, "idle_gaps"), *names) == [(None, 6.0, 4.0, 3.0)]
 
 
-def _in_order(rows: list[tuple[str, int, int, int, int | None]]) -> list[dict[str, Any]]:
+def _in_order(rows):
     """Events of which none begins before the one before it on its stream is over, as devices have them."""
     over: dict[int, int] = {}
     events = []
@@ -142,7 +107,7 @@ _LEADS = st.none() | st.integers(0, 30)
 _EVENTS = st.lists(st.tuples(_KINDS, st.integers(0, 2), st.integers(0, 12), st.integers(0, 8), _LEADS), max_size=12)
 
 
-def _naive(events: list[dict[str, Any]], start_ns: int, end_ns: int) -> tuple[list[int], ...]:
+def _naive(events, start_ns, end_ns):
     """Every nanosecond judged by itself."""
     computes = [event for event in events if event["kind"] == "compute" and event["end_ns"] > event["start_ns"]]
     never = -(10**6)
@@ -163,7 +128,7 @@ def _naive(events: list[dict[str, Any]], start_ns: int, end_ns: int) -> tuple[li
 
 
 @given(_EVENTS, st.lists(st.integers(-3, 120), min_size=2, max_size=6))
-def test_the_parts_are_those_of_a_judgement_nanosecond_by_nanosecond(rows: list, cuts: list[int]) -> None:
+def test_the_parts_are_those_of_a_judgement_nanosecond_by_nanosecond(rows, cuts):
     events = _in_order(rows)
     end_ns = max((event["end_ns"] for event in events), default=0) + 5
     found = _gaps(-3, end_ns, *events)

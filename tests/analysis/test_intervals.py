@@ -1,12 +1,10 @@
 """Interval arithmetic agrees with a naive implementation that counts nanoseconds one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, parents, self_times_ns, union, window
+from bridge_profiling.analysis.intervals import EMPTY, parents, self_times_ns, union, window
 
 _BOUND = 40
 _RANGES = st.lists(st.tuples(st.integers(-_BOUND, _BOUND), st.integers(-_BOUND, _BOUND)), max_size=12)
@@ -14,21 +12,21 @@ _RANGES = st.lists(st.tuples(st.integers(-_BOUND, _BOUND), st.integers(-_BOUND, 
 _OFFSETS = st.sampled_from([0, 1_795_177_822_134_345_236])
 
 
-def _arrays(ranges: list[tuple[int, int]], offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(ranges, offset=0):
     pairs = np.array(ranges, np.int64).reshape(-1, 2) + offset
     return pairs[:, 0], pairs[:, 1]
 
 
-def _points(ranges: list[tuple[int, int]]) -> set[int]:
+def _points(ranges):
     return {point for start, end in ranges for point in range(start, end)}
 
 
-def _members(intervals: Intervals, offset: int = 0) -> set[int]:
+def _members(intervals, offset=0):
     return _points(list(zip((intervals.start_ns - offset).tolist(), (intervals.end_ns - offset).tolist(), strict=True)))
 
 
 @given(_RANGES, _RANGES, _OFFSETS)
-def test_sets_of_intervals_are_sets_of_their_points(mine: list, theirs: list, offset: int) -> None:
+def test_sets_of_intervals_are_sets_of_their_points(mine, theirs, offset):
     a, b = union(*_arrays(mine, offset)), union(*_arrays(theirs, offset))
     assert _members(a, offset) == _points(mine)
     assert a.total_ns == len(_points(mine))
@@ -41,13 +39,13 @@ def test_sets_of_intervals_are_sets_of_their_points(mine: list, theirs: list, of
     assert a.within_ns(*_arrays(theirs, offset)).tolist() == [len(_points(mine) & _points([each])) for each in theirs]
 
 
-def test_nothing_has_no_length() -> None:
+def test_nothing_has_no_length():
     assert EMPTY.total_ns == len(window(3, 3)) == (EMPTY & window(0, 5)).total_ns == 0
     assert (window(0, 5) - EMPTY).total_ns == 5
     assert EMPTY.within_ns(np.array([0]), np.array([9])).tolist() == [0]
 
 
-def _naive_parents(threads: list[int], ranges: list[tuple[int, int]]) -> list[int]:
+def _naive_parents(threads, ranges):
     """Walk each thread with a stack of open ranges."""
     order = sorted(range(len(ranges)), key=lambda row: (threads[row], ranges[row][0], -ranges[row][1], row))
     found, stack = [-1] * len(ranges), []
@@ -60,13 +58,13 @@ def _naive_parents(threads: list[int], ranges: list[tuple[int, int]]) -> list[in
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, _BOUND), st.integers(0, 20)), max_size=30))
-def test_parents_of_any_ranges_are_the_innermost_open_ones(rows: list[tuple[int, int, int]]) -> None:
+def test_parents_of_any_ranges_are_the_innermost_open_ones(rows):
     threads, ranges = [row[0] for row in rows], [(row[1], row[1] + row[2]) for row in rows]
     assert parents(np.array(threads, np.int64), *_arrays(ranges)).tolist() == _naive_parents(threads, ranges)
 
 
 @st.composite
-def _nested(draw: st.DrawFn, start: int = 0, end: int = 60, depth: int = 3) -> list[tuple[int, int]]:
+def _nested(draw, start=0, end=60, depth=3):
     """Ranges that nest, as a call stack's do."""
     cuts = sorted(draw(st.lists(st.integers(start, end), max_size=4)))
     ranges = list(zip(cuts[::2], cuts[1::2], strict=False))
@@ -75,7 +73,7 @@ def _nested(draw: st.DrawFn, start: int = 0, end: int = 60, depth: int = 3) -> l
 
 
 @given(_nested())
-def test_own_times_of_nested_ranges_add_up_to_the_time_covered(ranges: list[tuple[int, int]]) -> None:
+def test_own_times_of_nested_ranges_add_up_to_the_time_covered(ranges):
     start, end = _arrays(ranges)
     own = self_times_ns(parents(np.zeros(len(ranges), np.int64), start, end), start, end)
     assert own.sum() == len(_points(ranges))

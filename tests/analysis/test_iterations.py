@@ -1,9 +1,6 @@
 """Iterations as the device lived them, and which of them count."""
 
-from __future__ import annotations
-
 from statistics import median
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,7 +9,7 @@ from bridge_profiling.analysis.attribution.parts import steady, typical_iteratio
 from tests.analysis.ranks_in_hand import answer, rank, values, work
 
 
-def _found(ranges: list[tuple[int, int]], *events: dict[str, Any], boundary: list[bool] | None = None) -> pa.Table:
+def _found(ranges, *events, boundary=None):
     """The iterations from 9 on, in nanoseconds of the host."""
     marks = [
         {"iteration": 9 + place, "start_ns": start, "end_ns": end, "boundary": bool(boundary and boundary[place])}
@@ -24,7 +21,7 @@ def _found(ranges: list[tuple[int, int]], *events: dict[str, Any], boundary: lis
     )
 
 
-def test_with_a_synchronization_at_its_end_an_iteration_is_its_host_range() -> None:
+def test_with_a_synchronization_at_its_end_an_iteration_is_its_host_range():
     found = _found(
         [(0, 10_000)],
         work("compute", 1000, 4000, 900, iteration=9),
@@ -55,37 +52,35 @@ def test_with_a_synchronization_at_its_end_an_iteration_is_its_host_range() -> N
         ),
     ],
 )
-def test_an_iteration_has_what_was_launched_in_it(
-    events: list[dict[str, Any]], durations_us: list[float], compute_us: list[float]
-) -> None:
+def test_an_iteration_has_what_was_launched_in_it(events, durations_us, compute_us):
     found = _found([(0, 1000), (1000, 2000)], *events)
     assert values(found, "duration_us", "compute_us") == list(zip(durations_us, compute_us, strict=True))
     assert found["end_ns"][0] == found["start_ns"][1]
 
 
-def test_time_between_iterations_belongs_to_none_and_one_without_work_is_all_idle() -> None:
+def test_time_between_iterations_belongs_to_none_and_one_without_work_is_all_idle():
     found = _found([(0, 1000), (5000, 6000)], work("compute", 2000, 3000, 1500))
     assert values(found, "duration_us", "compute_us", "idle_us", "launch_starved_us") == [(1, 0, 1, 1)] * 2
 
 
 @pytest.mark.parametrize(
-    ("boundaries", "counted"),
+    ("boundaries", "counted", "codes"),
     [
-        ([True, False, False, True], [1, 2]),
-        ([True, False, False], [1, 2]),
-        ([True, False], [0, 1]),
-        ([True, True, True], [0, 1, 2]),
+        ([True, False, False, True], [1, 2], []),
+        ([True, False, False], [1, 2], []),
+        ([True, False], [0, 1], ["few_iterations"]),
+        ([True, True, True], [0, 1, 2], ["no_steady_iteration"]),
     ],
 )
-def test_boundary_iterations_are_left_out_of_medians_where_three_were_captured(
-    boundaries: list[bool], counted: list[int]
-) -> None:
+def test_boundary_iterations_are_left_out_of_medians_where_three_were_captured(boundaries, counted, codes):
     table = _found([(place * 1000, place * 1000 + 100 * 2**place) for place in range(len(boundaries))], boundary=boundaries)
     assert [row["iteration"] - 9 for row in steady(table.to_pylist())] == counted
     expected = (len(counted), pytest.approx(median(2**place / 10 for place in counted)))
-    assert values(typical_iteration(table).table, "iterations", "duration_us") == [expected]
+    found = typical_iteration(table)
+    assert values(found.table, "iterations", "duration_us") == [expected]
+    assert [caveat.code for caveat in found.caveats] == codes
 
 
-def test_without_iterations_there_is_no_typical_one() -> None:
+def test_without_iterations_there_is_no_typical_one():
     table = _found([], work("compute", 0, 10))
     assert table.num_rows == typical_iteration(table).table.num_rows == 0

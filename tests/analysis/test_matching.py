@@ -1,27 +1,21 @@
 """Operations of different ranks are matched when they are one and the same, and only then."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis.ranks.matching import RankClocks, Sequence, fitting, match
+from bridge_profiling.analysis.ranks.matching import RankClocks, match
 from tests.analysis.simulated_runs import MS, US, SimulatedRun
 
 
-def _training(ranks: int, clocks: Mapping[int, int], *, iterations: int = 3, seed: int = 0) -> SimulatedRun:
+def _training(ranks, clocks, *, iterations=3, seed=0):
     """Tensor parallelism in pairs, data parallelism over everybody; no two iterations last equally long."""
     run, chance = SimulatedRun(ranks, offsets_ns=clocks), random.Random(seed)
 
-    def step(_: int) -> None:
+    def step(_):
         for layer in range(4):
             for rank in range(ranks):
                 run.compute(rank, chance.randrange(2 * MS, 6 * MS))
@@ -33,7 +27,7 @@ def _training(ranks: int, clocks: Mapping[int, int], *, iterations: int = 3, see
     return run.iterate(iterations, step)
 
 
-def _matched(run: SimulatedRun, folder: Path, skip: Mapping[int, int] = {}, **how: Any) -> tuple[dict[int, int], list[str]]:
+def _matched(run, folder, skip={}, **how):  # noqa: B006
     """How many matches there are by their number of ranks, all of one operation each, and the codes of the caveats."""
     connection = run.connected(folder, skip=skip, **how)
     codes = [caveat.code for caveat in match(connection)]
@@ -71,17 +65,15 @@ def _matched(run: SimulatedRun, folder: Path, skip: Mapping[int, int] = {}, **ho
         ),
     ],
 )
-def test_operations_match(
-    tmp_path: Path, run: SimulatedRun, how: dict[str, Any], matches: dict[int, int], codes: list[str]
-) -> None:
+def test_operations_match(tmp_path, run, how, matches, codes):
     assert _matched(run, tmp_path, **how) == (matches, codes)
 
 
-def test_iterations_of_nearly_one_length_are_distinguished_by_the_ends_of_their_operations(tmp_path: Path) -> None:
+def test_iterations_of_nearly_one_length_are_distinguished_by_the_ends_of_their_operations(tmp_path):
     """Steps that differ by 0.1 ms, ends that scatter by 5 us, clocks 40 s apart, nothing marked."""
     run, chance = SimulatedRun(2, offsets_ns={1: 40_000 * MS}), random.Random(4)
 
-    def step(_: int) -> None:
+    def step(_):
         for _ in range(6):
             for rank in range(2):
                 run.compute(rank, chance.randrange(4_000 * US, 4_020 * US))
@@ -93,11 +85,11 @@ def test_iterations_of_nearly_one_length_are_distinguished_by_the_ends_of_their_
     assert _matched(run, tmp_path, {1: 12}, marked=False)[0] == {2: 24}
 
 
-def test_a_handful_of_operations_that_fit_anywhere_is_left_unmatched(tmp_path: Path) -> None:
+def test_a_handful_of_operations_that_fit_anywhere_is_left_unmatched(tmp_path):
     """Clocks of which nothing is known, two operations an iteration that look like those of the next one."""
     run, chance = SimulatedRun(2, offsets_ns={1: 9_000 * MS}), random.Random(6)
 
-    def step(_: int) -> None:
+    def step(_):
         run.compute(0, chance.randrange(90 * MS, 99 * MS))
         run.meet([0, 1], "reduce_scatter")
         run.meet([0, 1], "all_gather")
@@ -114,8 +106,8 @@ def test_a_handful_of_operations_that_fit_anywhere_is_left_unmatched(tmp_path: P
     marked=st.booleans(),
 )
 def test_whatever_the_clocks_and_wherever_captures_begin_all_that_overlaps_is_matched(
-    tmp_path_factory: pytest.TempPathFactory, skips: tuple[int, ...], clocks: tuple[int, ...], seed: int, marked: bool
-) -> None:
+    tmp_path_factory, skips, clocks, seed, marked
+):
     run, skip = _training(4, dict(enumerate(clocks)), iterations=4, seed=seed), dict(enumerate(skips))
     held = Counter(truth for truths in run.truths(skip).values() for truth in truths)
     shared = Counter(count for count in held.values() if count > 1)
@@ -134,9 +126,7 @@ _UNMATCHED = ({}, ["operations_unmatched"])
         (("all_reduce", "all_gather"), {"group_name": None, "group_ranks": None}, ({}, ["operations_without_group"])),
     ],
 )
-def test_only_operations_of_one_kind_size_place_and_group_match(
-    tmp_path: Path, operations: tuple[str, str], recorded: dict[str, Any], expected: tuple[dict[int, int], list[str]]
-) -> None:
+def test_only_operations_of_one_kind_size_place_and_group_match(tmp_path, operations, recorded, expected):
     run = SimulatedRun(2)
     run.iterate(2, lambda _: [run.meet([0, 1], "all_reduce"), run.meet([0, 1], "all_gather")])
     run.change_operations([0, 1] if "group_name" in recorded else [1], **recorded)
@@ -145,17 +135,17 @@ def test_only_operations_of_one_kind_size_place_and_group_match(
     assert _matched(run, tmp_path) == expected
 
 
-def test_an_uneven_all_to_all_matches_though_its_messages_differ(tmp_path: Path) -> None:
+def test_an_uneven_all_to_all_matches_though_its_messages_differ(tmp_path):
     run = SimulatedRun(2)
     run.iterate(2, lambda _: run.meet([0, 1], "all_to_all"))
     run.change_operations([1], message_bytes=7)
     assert _matched(run, tmp_path) == ({2: 2}, [])
 
 
-def test_sends_and_kernels_that_send_and_receive_match_those_of_their_peers(tmp_path: Path) -> None:
+def test_sends_and_kernels_that_send_and_receive_match_those_of_their_peers(tmp_path):
     run = SimulatedRun(4)
 
-    def step(_: int) -> None:
+    def step(_):
         for source, target in ((0, 1), (1, 2), (0, 1), (2, 3), (1, 2), (3, 2), (2, 1)):
             run.compute(source, 1 * MS)
             run.send(source, target, range(4))
@@ -167,23 +157,12 @@ def test_sends_and_kernels_that_send_and_receive_match_those_of_their_peers(tmp_
     assert _matched(run.iterate(3, step), tmp_path) == ({2: 3 * (7 + 2 * 3)}, [])
 
 
-def test_a_run_without_communication_has_nothing_to_match(tmp_path: Path) -> None:
+def test_a_run_without_communication_has_nothing_to_match(tmp_path):
     run = SimulatedRun(2)
     assert _matched(run.iterate(2, lambda _: run.compute(0, 5 * MS)), tmp_path) == ({}, [])
 
 
-@pytest.mark.parametrize(
-    ("reference", "other", "offsets"),
-    [((1, 2, 3, 4), (3, 4), [2]), ((3, 4), (1, 2, 3, 4), [-2]), ((1, 2), (5, 6), []), ((1, 2), (), [])],
-)
-def test_captures_fit_where_their_operations_do(reference: tuple[int, ...], other: tuple[int, ...], offsets: list[int]) -> None:
-    first, second = (
-        Sequence(0, np.array(each), np.full(len(each), -1), np.arange(len(each)) * 1000 * US) for each in (reference, other)
-    )
-    assert [fit.offset for fit in fitting(first, second)] == offsets
-
-
-def test_clocks_learnt_from_pairs_relate_ranks_that_form_none() -> None:
+def test_clocks_learnt_from_pairs_relate_ranks_that_form_none():
     clocks = RankClocks()
     for one, other, apart_ns in ((1, 2, 300), (5, 4, -7), (4, 2, 1000)):
         clocks.learn(one, other, apart_ns)

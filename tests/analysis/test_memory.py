@@ -1,19 +1,13 @@
 """Memory over time: peaks, growth, sites, fragmentation, what changed."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.memory.series import UNRECORDED, site
-from bridge_profiling.analysis.memory.tables import MemoryTables, difference, memory_tables
+from bridge_profiling.analysis.memory.tables import difference, memory_tables
 from bridge_profiling.analysis.session import connect
 from bridge_profiling.traces import cache
 from tests.analysis.ranks_in_hand import rank, values
@@ -26,20 +20,20 @@ _LAYER = "forward /opt/venv/lib/python3.11/site-packages/megatron/core/tensor_pa
 _TORCH = "linear /opt/venv/lib/python3.11/site-packages/torch/nn/functional.py:2319"
 
 
-def _allocation(size: int, begin: int | None, end: int | None, stack: str | None = _TRAIN) -> dict[str, Any]:
+def _allocation(size, begin, end, stack=_TRAIN):
     return {"device": 0, "bytes": size, "allocated_ns": begin, "free_requested_ns": end, "freed_ns": end, "stack": stack}
 
 
-def _recorded(folder: Path, *, points: int = 2000, **tables: list[dict[str, Any]]) -> MemoryTables:
+def _recorded(folder, *, points=2000, **tables):
     cache.write(rank(source="memory", **tables), folder / "0")
     return memory_tables(connect([folder / "0"]), points=points)
 
 
-def _codes(found: MemoryTables) -> list[str]:
+def _codes(found):
     return [caveat.code for caveat in found.caveats]
 
 
-def test_the_peak_is_the_most_that_lived_at_once_with_what_was_there_before(tmp_path: Path) -> None:
+def test_the_peak_is_the_most_that_lived_at_once_with_what_was_there_before(tmp_path):
     found = _recorded(
         tmp_path,
         allocations=[
@@ -67,14 +61,14 @@ _TIMES = st.one_of(st.none(), st.integers(0, 12)), st.one_of(st.none(), st.integ
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), *_TIMES, st.integers(0, 2)), min_size=1, max_size=12))
-def test_amounts_agree_with_counting_moment_by_moment(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
+def test_amounts_agree_with_counting_moment_by_moment(tmp_path_factory, rows):
     made = [
         _allocation(size, begin, None if lasts is None else (begin or 0) + lasts, f"f /me/a.py:{line}")
         for size, begin, lasts, line in rows
     ]
     found = _recorded(tmp_path_factory.mktemp("m"), allocations=made)
 
-    def lives(row: dict[str, Any], time: float) -> bool:
+    def lives(row, time):
         begun = row["allocated_ns"] is None or row["allocated_ns"] <= time
         return begun and (row["freed_ns"] is None or row["freed_ns"] > time)
 
@@ -84,7 +78,7 @@ def test_amounts_agree_with_counting_moment_by_moment(tmp_path_factory: pytest.T
     assert sum(found.sites["end_bytes"].to_pylist()) == held[-1]
 
 
-def _leaking(iterations: int, leak: int) -> list[dict[str, Any]]:
+def _leaking(iterations, leak):
     """Microbatches that allocate and free, an optimizer that stays, and a line that forgets to free."""
     made = [_allocation(500 * MIB, 1, None, "step /home/me/optimizer.py:7")]
     for begin in range(10 * S, (iterations + 1) * 10 * S, 10 * S):
@@ -96,7 +90,7 @@ def _leaking(iterations: int, leak: int) -> list[dict[str, Any]]:
     return made
 
 
-def test_a_leak_shows_as_growth_and_at_its_site(tmp_path: Path) -> None:
+def test_a_leak_shows_as_growth_and_at_its_site(tmp_path):
     marks = [
         {"iteration": number, "start_ns": (1 + number) * 10 * S, "end_ns": (2 + number) * 10 * S - 1} for number in range(5)
     ]
@@ -109,13 +103,13 @@ def test_a_leak_shows_as_growth_and_at_its_site(tmp_path: Path) -> None:
     assert found.caveats == ()
 
 
-def test_iterations_that_nothing_marks_are_inferred_from_what_recurs(tmp_path: Path) -> None:
+def test_iterations_that_nothing_marks_are_inferred_from_what_recurs(tmp_path):
     found = _recorded(tmp_path, allocations=_leaking(6, 1 * MIB))
     assert values(found.summary, "iterations", "growth_bytes_per_iteration") == [(5, 4 * MIB)]
     assert _codes(found) == ["memory_iterations_inferred"]
 
 
-def test_without_order_in_the_allocations_growth_is_unknown(tmp_path: Path) -> None:
+def test_without_order_in_the_allocations_growth_is_unknown(tmp_path):
     chance = random.Random(5)
     made = [_allocation(chance.randrange(1, 1 << 30), chance.randrange(S), None) for _ in range(200)]
     found = _recorded(tmp_path, allocations=made)
@@ -137,11 +131,11 @@ def test_without_order_in_the_allocations_growth_is_unknown(tmp_path: Path) -> N
         ("", UNRECORDED),
     ],
 )
-def test_the_site_is_the_innermost_line_of_the_programs_own(stack: str | None, expected: str) -> None:
+def test_the_site_is_the_innermost_line_of_the_programs_own(stack, expected):
     assert site(stack) == expected
 
 
-def test_a_timeline_is_thinned_without_losing_its_peak(tmp_path: Path) -> None:
+def test_a_timeline_is_thinned_without_losing_its_peak(tmp_path):
     chance = random.Random(2)
     made = [_allocation(chance.randrange(1, 1000), begin, begin + chance.randrange(1, 400)) for begin in range(1, 1000)]
     full, thin = (_recorded(tmp_path / str(points), points=points, allocations=made).timeline for points in (100_000, 200))
@@ -152,7 +146,7 @@ def test_a_timeline_is_thinned_without_losing_its_peak(tmp_path: Path) -> None:
     assert thin["reserved_bytes"].null_count == thin.num_rows
 
 
-def test_a_traces_memory_events_have_totals_and_no_sites(tmp_path: Path) -> None:
+def test_a_traces_memory_events_have_totals_and_no_sites(tmp_path):
     events = [
         {"time_ns": time, "device_type": kind, "device": 0, "total_allocated_bytes": amount, "total_reserved_bytes": reserved}
         for time, amount, reserved in ((1, 10, 64), (2, 50, 64), (3, 20, 128), (4, 30, 128))
@@ -167,7 +161,7 @@ def test_a_traces_memory_events_have_totals_and_no_sites(tmp_path: Path) -> None
     assert _codes(found) == ["memory_without_snapshot"]
 
 
-def test_the_difference_of_two_names_what_grew_what_went_and_what_came(tmp_path: Path) -> None:
+def test_the_difference_of_two_names_what_grew_what_went_and_what_came(tmp_path):
     sizes = {"before": {1: [100], 2: [50]}, "after": {1: [100] * 4, 3: [20]}}
     first, second = (
         _recorded(
@@ -184,13 +178,13 @@ def test_the_difference_of_two_names_what_grew_what_went_and_what_came(tmp_path:
     ]
 
 
-def test_nothing_recorded_is_an_empty_answer() -> None:
+def test_nothing_recorded_is_an_empty_answer():
     found = vars(memory_tables(connect([])))
     assert found.pop("caveats") == ()
     assert {table.num_rows for table in found.values()} == {0}
 
 
-def test_a_real_snapshot_has_six_even_iterations_and_megatrons_own_sites(real: Callable[[str], Run]) -> None:
+def test_a_real_snapshot_has_six_even_iterations_and_megatrons_own_sites(real):
     """Recorded from before the model was built, six iterations of four micro-batches, without a leak."""
     run = real("memory/tp2_dp2")
     (row,), found = run.memory().to_pylist(), run.memory_sites().to_pylist()

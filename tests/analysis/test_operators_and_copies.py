@@ -1,9 +1,5 @@
 """What operators cost, and how fast copies are."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from bridge_profiling.analysis.attribution.device import copies
@@ -11,11 +7,11 @@ from bridge_profiling.analysis.attribution.operators import operators
 from tests.analysis.ranks_in_hand import answer, rank, table, values, work
 
 
-def _range(name: str, start_ns: int, end_ns: int, category: str = "operator", **known: Any) -> dict[str, Any]:
+def _range(name, start_ns, end_ns, category="operator", **known):
     return {"category": category, "name": name, "start_ns": start_ns, "end_ns": end_ns, **known}
 
 
-def test_own_time_is_without_operators_inside() -> None:
+def test_own_time_is_without_operators_inside():
     events = [
         _range("aten::linear", 0, 10_000, operator=1),
         _range("aten::mm", 2000, 8000, operator=2),
@@ -28,7 +24,7 @@ def test_own_time_is_without_operators_inside() -> None:
     assert values(found, "name", "count", "self_us", "total_us", "device_us") == expected
 
 
-def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_when_asked() -> None:
+def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_when_asked():
     shapes, stack = "[[2,3],[3,4]]", "forward model.py:7\nmain train.py:3"
     events = [
         _range("aten::mm", 0, 1000, shapes=shapes, stack=stack),
@@ -46,8 +42,8 @@ def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_w
     assert others == [[("dataloader", 5)], [("cudaLaunchKernel", 0.3)], []]
 
 
-def test_copies_by_direction_and_memory_with_their_bandwidth() -> None:
-    def copy(direction: str, source: str, start_ns: int, size: int | None) -> dict[str, Any]:
+def test_copies_by_direction_and_memory_with_their_bandwidth():
+    def copy(direction, source, start_ns, size):
         known = {"direction": direction, "from_memory": source, "to_memory": "device", "bytes": size}
         return work("memcpy", start_ns, start_ns + 1000, **known)
 

@@ -1,28 +1,19 @@
 """An out-of-memory error: the request that failed and the line that made it, from what the reader found in a snapshot."""
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-from bridge_profiling.analysis import Run
 
 T0_US = 1_795_178_470_000_000
 TORCH = {"name": "linear", "filename": "/venv/site-packages/torch/nn/functional.py", "line": 2319}
 TRAIN = {"name": "forward_step", "filename": "/home/me/train.py", "line": 40}
 
 
-def snapshot(path: Path, *refused: dict[str, Any]) -> None:
+def snapshot(path, *refused):
     history = [{"action": "alloc", "addr": 1 << 40, "size": 512, "stream": 0, "time_us": T0_US, "frames": [TRAIN]}]
     history += [{"action": "oom", "device_free": 5000, "stream": 0, "frames": []} | each for each in refused]
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": [history]}))
 
 
-def test_requests_that_failed_come_by_rank_and_time_with_the_line_that_made_them(
-    tmp_path: Path, run_of: Callable[..., Run]
-) -> None:
+def test_requests_that_failed_come_by_rank_and_time_with_the_line_that_made_them(tmp_path, run_of):
     snapshot(tmp_path / "rank-1.pickle", {"size": 7, "time_us": T0_US + 2}, {"size": 8, "time_us": T0_US + 3})
     snapshot(tmp_path / "oom-rank-0-1.pickle", {"size": 1 << 30, "time_us": T0_US + 5, "frames": [TORCH, TRAIN]})
     snapshot(tmp_path / "rank-2.pickle")

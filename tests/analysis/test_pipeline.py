@@ -1,23 +1,17 @@
 """Pipeline bubbles against the schedule's own."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from bridge_profiling.analysis import Run
 from tests.analysis.ranks_in_hand import values
 from tests.analysis.simulated_runs import MS, SimulatedRun, one_forward_one_backward
 
 
-def _pipelines(stages: int, microbatches: int, *, last: float = 1.0) -> SimulatedRun:
+def _pipelines(stages, microbatches, *, last=1.0):
     """Two pipelines of data-parallel replicas; a transfer takes a thousandth of a forward pass."""
     run = SimulatedRun(2 * stages, transfer_ns=1_000, offsets_ns={stages - 1: 300 * MS})
     forward = [1 * MS] * (stages - 1) + [int(last * MS)]
 
-    def step(_: int) -> None:
+    def step(_):
         for replica in range(2):
             members = [replica * stages + stage for stage in range(stages)]
             one_forward_one_backward(run, members, microbatches, forward, [2 * each for each in forward])
@@ -28,7 +22,7 @@ def _pipelines(stages: int, microbatches: int, *, last: float = 1.0) -> Simulate
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 2), (3, 12)])
-def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path: Path, stages: int, microbatches: int) -> None:
+def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path, stages, microbatches):
     found = _pipelines(stages, microbatches).captured(tmp_path).pipeline().to_pylist()
     ideal = (stages - 1) / (microbatches + stages - 1)
     assert [row["stage"] for row in found] == list(range(stages))
@@ -43,7 +37,7 @@ def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path: Path, stage
     assert found[-1]["warm_up_us"] == pytest.approx((stages - 1) * 1000, rel=0.01)
 
 
-def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_steady_phase(tmp_path: Path) -> None:
+def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_steady_phase(tmp_path):
     asked = _pipelines(2, 8, last=1.5).captured(tmp_path)
     light, heavy = asked.pipeline().to_pylist()
     assert heavy["excess_compute_us"] == pytest.approx(6000, rel=0.01)
@@ -54,7 +48,7 @@ def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_ste
     assert set(asked.ask("pipeline_by_rank", microbatches=16)["microbatches"].to_pylist()) == {16}
 
 
-def test_stages_that_are_not_captured_are_named(tmp_path: Path) -> None:
+def test_stages_that_are_not_captured_are_named(tmp_path):
     asked = _pipelines(3, 6).captured(tmp_path, ranks=[0, 3])
     assert values(asked.pipeline(), "stage", "stages", "ranks") == [(0, 3, [0, 3])]
     assert asked.pipeline()["bubble_us"][0].as_py() > 0
@@ -62,12 +56,12 @@ def test_stages_that_are_not_captured_are_named(tmp_path: Path) -> None:
     assert "stages 1, 2" in caveat.text
 
 
-def test_a_run_without_a_pipeline_has_no_stages(tmp_path: Path) -> None:
+def test_a_run_without_a_pipeline_has_no_stages(tmp_path):
     run = SimulatedRun(2)
     assert run.iterate(2, lambda _: run.meet([0, 1])).captured(tmp_path).pipeline().num_rows == 0
 
 
-def test_real_stages_wait_for_one_another_about_as_long_as_the_schedule_says(real: Callable[[str], Run]) -> None:
+def test_real_stages_wait_for_one_another_about_as_long_as_the_schedule_says(real):
     found = real("kineto/pp2_dp2").pipeline()
     ideal = pytest.approx(0.2)
     assert values(found, "ranks", "microbatches", "ideal_bubble_fraction") == [([0, 1], 4, ideal), ([2, 3], 4, ideal)]

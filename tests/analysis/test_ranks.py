@@ -1,16 +1,10 @@
 """Who waits for whom, who is slow, and whether it stays the same rank."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.ranks.ranks import verdict
 from tests.analysis.ranks_in_hand import values
 from tests.analysis.simulated_runs import MS, SimulatedRun
@@ -18,11 +12,11 @@ from tests.analysis.simulated_runs import MS, SimulatedRun
 SLOW = 3 * MS
 
 
-def _training(slow: Callable[[int], dict[int, int]], *, count: int = 10, ranks: int = 4, **how: Any) -> SimulatedRun:
+def _training(slow, *, count=10, ranks=4, **how):
     """Ranks compute 20 ms an iteration within 0.5%, some more than that, in tensor pairs and across all."""
     run, chance = SimulatedRun(ranks, **how), random.Random(3)
 
-    def step(number: int) -> None:
+    def step(number):
         for rank in range(ranks):
             run.compute(rank, chance.randrange(19_950_000, 20_050_000) + slow(number).get(rank, 0))
         for pair in range(0, ranks, 2):
@@ -32,14 +26,14 @@ def _training(slow: Callable[[int], dict[int, int]], *, count: int = 10, ranks: 
     return run.iterate(count, step)
 
 
-def _codes(run: Run, question: str) -> set[str]:
+def _codes(run, question):
     return {caveat.code for caveat in run.caveats(question)}
 
 
-def test_the_matrix_names_the_rank_that_came_last(tmp_path: Path) -> None:
+def test_the_matrix_names_the_rank_that_came_last(tmp_path):
     run = SimulatedRun(3, offsets_ns={0: -900 * MS, 2: 44 * MS})
 
-    def step(_: int) -> None:
+    def step(_):
         for rank, work in enumerate((1 * MS, 5 * MS, 2 * MS)):
             run.compute(rank, work)
         run.meet(range(3))
@@ -77,9 +71,7 @@ def test_the_matrix_names_the_rank_that_came_last(tmp_path: Path) -> None:
         pytest.param(lambda _: {1: SLOW}, {"count": 2}, "stable", [(1, "stable", "low", 2)], id="in two iterations"),
     ],
 )
-def test_a_slow_rank_is_stable_if_it_is_slow_in_most_iterations(
-    tmp_path: Path, slow: Callable[[int], dict[int, int]], how: dict[str, int], word: str, rows: list[tuple[Any, ...]]
-) -> None:
+def test_a_slow_rank_is_stable_if_it_is_slow_in_most_iterations(tmp_path, slow, how, word, rows):
     asked = _training(slow, **how).captured(tmp_path)
     found = asked.stragglers()
     judged = values(found, "rank", "verdict", "confidence", "times_slow")
@@ -96,11 +88,11 @@ def test_a_slow_rank_is_stable_if_it_is_slow_in_most_iterations(
         assert found["excess_compute_us"][0].as_py() == pytest.approx(3000, abs=100)
 
 
-def test_a_slow_rank_is_found_through_one_that_waits_for_it(tmp_path: Path) -> None:
+def test_a_slow_rank_is_found_through_one_that_waits_for_it(tmp_path):
     """Rank 3 is late in the last collective, because it waited for rank 2 before."""
     run = SimulatedRun(4)
 
-    def step(_: int) -> None:
+    def step(_):
         for rank in range(4):
             run.compute(rank, 20 * MS + (5 * MS if rank == 2 else 0))
         run.meet([0, 1])
@@ -113,7 +105,7 @@ def test_a_slow_rank_is_found_through_one_that_waits_for_it(tmp_path: Path) -> N
     assert {rank for rank, place in values(asked.ranks(), "rank", "place") if place == "slowest"} == {2}
 
 
-def test_boundary_iterations_do_not_count_where_three_others_are_captured(tmp_path: Path) -> None:
+def test_boundary_iterations_do_not_count_where_three_others_are_captured(tmp_path):
     run = _training(lambda number: {0: 30 * MS} if number == 10 else {1: SLOW}, count=5)
     for rank in range(4):
         run.iterations[rank][0]["boundary"] = True
@@ -121,13 +113,13 @@ def test_boundary_iterations_do_not_count_where_three_others_are_captured(tmp_pa
     assert values(rows, "rank", "times_slow", "iterations")[0] == (1, 4, 4)
 
 
-def test_one_rank_cannot_be_compared(tmp_path: Path) -> None:
+def test_one_rank_cannot_be_compared(tmp_path):
     asked = _training(lambda _: {}).captured(tmp_path, ranks=[2])
     assert verdict(asked.stragglers()) == "unknown"
     assert "ranks_not_comparable" in _codes(asked, "stragglers")
 
 
-def test_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_path: Path) -> None:
+def test_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_path):
     run = _training(lambda _: {2: SLOW})
     run.change_operations(group_name=None, group_ranks=None, group=None)
     asked = run.captured(tmp_path)
@@ -137,7 +129,7 @@ def test_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_pat
     assert "waiting_of_rank_unknown" in _codes(asked, "ranks")
 
 
-def test_a_capture_that_starts_late_is_not_a_late_rank(tmp_path: Path) -> None:
+def test_a_capture_that_starts_late_is_not_a_late_rank(tmp_path):
     rows = _training(lambda _: {2: SLOW}, offsets_ns={1: 77 * MS}).captured(tmp_path, skip={3: 8}).start_skew().to_pylist()
     assert rows[3]["capture_start_us"] > 80_000
     assert rows[1]["capture_start_us"] < 1000
@@ -145,10 +137,10 @@ def test_a_capture_that_starts_late_is_not_a_late_rank(tmp_path: Path) -> None:
     assert max(rows, key=lambda row: row["median_late_us"])["rank"] == 2
 
 
-def test_waiting_during_compute_is_own_time(tmp_path: Path) -> None:
+def test_waiting_during_compute_is_own_time(tmp_path):
     run = SimulatedRun(2)
 
-    def step(_: int) -> None:
+    def step(_):
         begin = run.now_ns[0]
         run.compute(1, 10 * MS)
         run.meet([0, 1], "reduce_scatter", group="DP")
@@ -158,7 +150,7 @@ def test_waiting_during_compute_is_own_time(tmp_path: Path) -> None:
     assert set(found) == {(0, 4000, 6000), (1, 0, 10_000)}
 
 
-def test_captures_without_iterations_are_compared_as_wholes(tmp_path: Path) -> None:
+def test_captures_without_iterations_are_compared_as_wholes(tmp_path):
     asked = _training(lambda _: {0: SLOW}).captured(tmp_path, marked=False)
     assert values(asked.ranks(), "rank", "iteration", "place")[0] == (0, None, "slowest")
     assert "iterations_not_marked" in _codes(asked, "ranks")
@@ -166,9 +158,7 @@ def test_captures_without_iterations_are_compared_as_wholes(tmp_path: Path) -> N
 
 # The planted straggler runs 40 extra matrix products per micro-batch, 52 ms of them in two iterations.
 @pytest.mark.parametrize(("name", "late", "computes_more"), [("tp2_dp2", {1, 3}, {}), ("plant_straggler", {2}, {2: 26_000})])
-def test_the_ranks_that_real_runs_wait_for(
-    real: Callable[[str], Run], name: str, late: set[int], computes_more: dict[int, float]
-) -> None:
+def test_the_ranks_that_real_runs_wait_for(real, name, late, computes_more):
     run = real(f"kineto/{name}")
     found = values(run.stragglers(), "rank", "verdict", "confidence", "excess_compute_us")
     assert {(rank, confidence) for rank, word, confidence, _ in found if word == "stable"} == {(rank, "low") for rank in late}

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.workers import Outcome, RayEngine
+from bridge_profiling.analysis.workers import RayEngine
 from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.layout import name_ranks
 from tests.analysis.ranks_in_hand import values
@@ -169,15 +169,6 @@ def test_without_ray_installed_the_error_says_what_to_type(monkeypatch):
         RayEngine()
 
 
-def test_an_engine_of_ones_own_can_do_the_work(write_ranks, run_of):
-    class Own:
-        def map(self, function, tasks):
-            return [Outcome(place, function(task)) for place, task in enumerate(tasks)]
-
-    write_ranks(2)
-    assert run_of(engine=Own()).breakdown()["rank"].to_pylist() == [0, 1]
-
-
 def test_of_two_files_of_one_rank_the_whole_one_counts(write_trace, run_of, tmp_path):
     """Parquet of a rank and of a damaged copy of its file, in one folder."""
     for folder, events in (("damaged", [*steps(100), kernel("bad", 5, -1)]), ("good", steps(100, 200))):
@@ -200,15 +191,8 @@ def test_caveats_do_not_depend_on_the_questions_asked_before(real, run_of):
     assert {caveat.code for caveat in run.caveats("idle_gaps")} == {"stream_waits_unrecorded"}
 
 
-def test_three_iterations_are_enough(write_trace, run_of):
-    run = run_of(write_trace(steps(100, 200, 300)))
-    assert run.caveats("typical_iteration") == []
-    assert run.typical_iteration()["compute_us"].to_pylist() == [200]
-
-
-@pytest.mark.parametrize(("ranks", "words"), [([3], "rank 3"), ([2, 0, 1], "ranks 0-2"), ([0, 2, 3, 3, 9], "ranks 0, 2-3, 9")])
-def test_ranks_in_words(ranks, words):
-    assert name_ranks(ranks) == words
+def test_ranks_in_words():
+    assert [name_ranks(each) for each in ([3], [2, 0, 1], [0, 2, 3, 3, 9])] == ["rank 3", "ranks 0-2", "ranks 0, 2-3, 9"]
 
 
 def test_kineto_and_nsys_captures_of_a_rank_are_of_one_rank(real, tmp_path, run_of):

@@ -1,31 +1,26 @@
 """Timelines: what can be told apart is, what cannot is one segment that says so; all ranks on one clock."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
-from bridge_profiling.analysis.ranks.timeline import HOST_LANE, KINDS, Segments, Window, segments, windows_of
+from bridge_profiling.analysis.ranks.timeline import HOST_LANE, KINDS, Window, segments, windows_of
 from bridge_profiling.traces import cache
 from tests.analysis.ranks_in_hand import rank
 
 US = 1_000
 
 
-def _drawn(folder: Path, *events: dict[str, Any], resolution_ns: int = 10 * US, **tables: list[dict[str, Any]]) -> Segments:
+def _drawn(folder, *events, resolution_ns=10 * US, **tables):
     cache.write(rank(device_events=list(events), **tables), folder / "rank0")
     (found,) = segments(folder / "rank0", [Window(0, 3, 0, 1_000 * US, 0)], {3: resolution_ns}, host=bool(tables))
     return found
 
 
-def _event(kind: str, start_us: float, end_us: float, name: str = "k", **known: Any) -> dict[str, Any]:
+def _event(kind, start_us, end_us, name="k", **known):
     return {"kind": kind, "name": name, "start_ns": int(start_us * US), "end_ns": int(end_us * US), **known}
 
 
-def _shown(found: Segments) -> list[tuple[str, str, int, int, int]]:
+def _shown(found):
     columns = (found.start_ns // US, (found.start_ns + found.duration_ns) // US, found.count)
     kinds = [KINDS[kind] for kind in found.kind]
     return list(zip(kinds, found.name, *(column.tolist() for column in columns), strict=True))
@@ -64,20 +59,18 @@ def _shown(found: Segments) -> list[tuple[str, str, int, int, int]]:
         ),
     ],
 )
-def test_what_cannot_be_distinguished_is_one_segment(
-    tmp_path: Path, events: list[dict[str, Any]], expected: list[tuple[str, str, int, int, int]]
-) -> None:
+def test_what_cannot_be_distinguished_is_one_segment(tmp_path, events, expected):
     assert _shown(_drawn(tmp_path, *events)) == expected
 
 
-def test_segments_are_bounded_by_the_picture_whatever_ran(tmp_path: Path) -> None:
+def test_segments_are_bounded_by_the_picture_whatever_ran(tmp_path):
     events = [_event(("compute", "memcpy", "communication")[n % 3], n / 4, n / 4 + 0.2) for n in range(4_000)]
     found = _drawn(tmp_path, *events)
     assert len(found) <= 2 * 100
     assert int(found.count.sum()) == 4_000
 
 
-def test_lanes_are_streams_and_the_hosts_outermost_annotations_but_for_the_iteration_itself(tmp_path: Path) -> None:
+def test_lanes_are_streams_and_the_hosts_outermost_annotations_but_for_the_iteration_itself(tmp_path):
     ranges = (("ProfilerStep#3", 0, 1_000), ("forward", 10, 500), ("attention", 20, 100), ("optimizer", 600, 900))
     annotations = [
         {"category": "annotation", "name": name, "start_ns": start * US, "end_ns": end * US} for name, start, end in ranges
@@ -88,7 +81,7 @@ def test_lanes_are_streams_and_the_hosts_outermost_annotations_but_for_the_itera
     assert [name for kind, name, *_ in _shown(found) if kind == "annotation"] == ["forward", "optimizer"]
 
 
-def test_ranks_share_a_zero_on_the_common_clock() -> None:
+def test_ranks_share_a_zero_on_the_common_clock():
     iterations = pa.Table.from_pylist(
         [
             {"rank": place, "source": "kineto", "iteration": 3, "start_ns": start, "end_ns": start + 1_000}

@@ -1,9 +1,5 @@
 """Which unit of a sharded model a collective is for: the range around its launch, on the launching thread."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from bridge_profiling.analysis.attribution.operators import units
@@ -13,16 +9,16 @@ US = 1000
 COLUMNS = ("unit", "step", "count", "host_us", "communication_count", "device_us")
 
 
-def host(thread: int, name: str, start_us: int, end_us: int, category: str = "annotation") -> dict[str, Any]:
+def host(thread, name, start_us, end_us, category="annotation"):
     return {"category": category, "thread": thread, "name": name, "start_ns": start_us * US, "end_ns": end_us * US}
 
 
-def device(thread: int | None, launched_us: int, start_us: int, end_us: int, kind: str = "communication") -> dict[str, Any]:
+def device(thread, launched_us, start_us, end_us, kind="communication"):
     launch = {} if thread is None else {"launch_thread": thread, "launch_start_ns": launched_us * US}
     return {"kind": kind, "start_ns": start_us * US, "end_ns": end_us * US, **launch}
 
 
-def found(ranges: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def found(ranges, events):
     return values(units(table("host_events", ranges), table("device_events", events)), *COLUMNS)
 
 
