@@ -15,18 +15,12 @@ GEMM, SOFTMAX = [300.0, 300.0], [50.0]
 
 
 @pytest.fixture
-def compared(tmp_path, run_of):
+def compared(tmp_path_factory, run_of):
     """Compares two runs, or several of each side."""
 
     def run(*sides):
-        written = [side if isinstance(side, list) else [side] for side in sides]
-        folders = [tmp_path / f"{len(list(tmp_path.iterdir()))}-{place}" for place in range(2)]
-        return compare(
-            *(
-                [run_of(each.write(folder / str(place))) for place, each in enumerate(side)]
-                for folder, side in zip(folders, written, strict=True)
-            )
-        )
+        written = (side if isinstance(side, list) else [side] for side in sides)
+        return compare(*([run_of(each.write(tmp_path_factory.mktemp("run"))) for each in side] for side in written))
 
     return run
 

@@ -1,5 +1,6 @@
 """Memory over time: peaks, growth, sites, fragmentation, what changed."""
 
+import pickle
 import random
 
 import pytest
@@ -184,16 +185,21 @@ def test_nothing_recorded_is_an_empty_answer():
     assert {table.num_rows for table in found.values()} == {0}
 
 
-def test_a_real_snapshot_has_six_even_iterations_and_megatrons_own_sites(real):
-    """Recorded from before the model was built, six iterations of four micro-batches, without a leak."""
-    run = real("memory/tp2_dp2")
-    (row,), found = run.memory().to_pylist(), run.memory_sites().to_pylist()
-    assert (row["rank"], row["iterations"], row["growth_bytes_per_iteration"]) == (0, 5, 0)
-    assert 5.9e9 < row["peak_bytes"] <= row["peak_reserved_bytes"] < 6.5e9
-    assert 0 < row["fragmentation"] < 1
-    assert sum(each["bytes_at_peak"] for each in found) == row["peak_bytes"]
-    assert "/megatron/core/fusions/fused_softmax.py" in found[0]["site"]
-    # Gradients in fp32 and weights in bf16 of the same parameters.
-    buffers = [each["end_bytes"] for each in found if "param_and_grad_buffer.py" in each["site"]]
-    assert max(buffers) == pytest.approx(1.068e9, rel=1e-3)
-    assert "memory_iterations_inferred" in {caveat.code for caveat in run.caveats("memory")}
+def test_requests_that_failed_come_by_rank_and_time_with_the_line_that_made_them(tmp_path, run_of):
+    t0_us = 1_795_178_470_000_000
+    torch = {"name": "linear", "filename": "/venv/site-packages/torch/nn/functional.py", "line": 2319}
+    frames = [torch, {"name": "forward_step", "filename": "/home/me/train.py", "line": 40}]
+    refused = {"rank-1": [(7, 2, []), (8, 3, [])], "oom-rank-0-1": [(1 << 30, 5, frames)], "rank-2": []}
+    for name, requests in refused.items():
+        history = [{"action": "alloc", "addr": 1 << 40, "size": 512, "stream": 0, "time_us": t0_us, "frames": frames}]
+        for size, at, stack in requests:
+            request = {"action": "oom", "size": size, "device_free": 5000, "stream": 0}
+            history.append(request | {"time_us": t0_us + at, "frames": stack})
+        (tmp_path / f"{name}.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [history]}))
+    found = run_of().out_of_memory()
+    assert values(found, "rank", "device", "time_ns", "requested_bytes", "free_bytes", "site") == [
+        (0, 0, (t0_us + 5) * 1000, 1 << 30, 5000, _TRAIN),
+        (1, 0, (t0_us + 2) * 1000, 7, 5000, UNRECORDED),
+        (1, 0, (t0_us + 3) * 1000, 8, 5000, UNRECORDED),
+    ]
+    assert [each and each.split()[0] for each in found["stack"].to_pylist()] == ["linear", None, None]

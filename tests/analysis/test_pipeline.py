@@ -59,15 +59,3 @@ def test_stages_that_are_not_captured_are_named(tmp_path):
 def test_a_run_without_a_pipeline_has_no_stages(tmp_path):
     run = SimulatedRun(2)
     assert run.iterate(2, lambda _: run.meet([0, 1])).captured(tmp_path).pipeline().num_rows == 0
-
-
-def test_real_stages_wait_for_one_another_about_as_long_as_the_schedule_says(real):
-    found = real("kineto/pp2_dp2").pipeline()
-    ideal = pytest.approx(0.2)
-    assert values(found, "ranks", "microbatches", "ideal_bubble_fraction") == [([0, 1], 4, ideal), ([2, 3], 4, ideal)]
-    first, last = found.to_pylist()
-    # The last stage computes the loss too: it is the longer one, and the first waits for it.
-    assert last["excess_compute_us"] == pytest.approx(4_100, abs=500)
-    assert 0.2 < first["bubble_fraction"] < 0.3
-    assert 0.12 < last["bubble_fraction"] < 0.2
-    assert last["steady_us"] < 100

@@ -29,38 +29,24 @@ def _shown(found):
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
-        pytest.param(
-            [_event("compute", 0, 50, "a"), _event("compute", 50, 100, "b")],
-            [("compute", "a", 0, 50, 1), ("compute", "b", 50, 100, 1)],
-            id="long events stand alone even without a gap",
-        ),
-        pytest.param(
-            [
-                *(_event("compute", start, start + 3, f"k{start}") for start in range(0, 40, 4)),
-                _event("compute", 41, 45.5, "long"),
-            ],
-            [("compute", "long", 0, 45, 11)],
-            id="short events without a visible gap are one, named for the longest",
-        ),
-        pytest.param(
-            [_event("compute", 0, 5), _event("compute", 60, 65), _event("memcpy", 100, 109), _event("compute", 110, 119)],
-            [
-                ("compute", "k", 0, 5, 1),
-                ("compute", "k", 60, 65, 1),
-                ("memcpy", "k", 100, 109, 1),
-                ("compute", "k", 110, 119, 1),
-            ],
-            id="a visible gap and another kind stay apart",
-        ),
-        pytest.param(
-            [_event("compute", -50, 20), _event("compute", 990, 1_200), _event("compute", 2_000, 2_010)],
-            [("compute", "k", 0, 20, 1), ("compute", "k", 990, 1_000, 1)],
-            id="what is outside is cut",
-        ),
+        # Long events stand alone even without a gap.
+        ([(0, 50), (50, 100)], [("0", 0, 50, 1), ("50", 50, 100, 1)]),
+        # Short events without a visible gap are one, named for the longest.
+        ([*((start, start + 3) for start in range(0, 40, 4)), (41, 45.5)], [("41", 0, 45, 11)]),
+        # A visible gap stays.
+        ([(0, 5), (60, 65)], [("0", 0, 5, 1), ("60", 60, 65, 1)]),
+        # What is outside is cut.
+        ([(-50, 20), (990, 1_200), (2_000, 2_010)], [("-50", 0, 20, 1), ("990", 990, 1_000, 1)]),
     ],
 )
 def test_what_cannot_be_distinguished_is_one_segment(tmp_path, events, expected):
-    assert _shown(_drawn(tmp_path, *events)) == expected
+    found = _drawn(tmp_path, *(_event("compute", start, end, str(start)) for start, end in events))
+    assert _shown(found) == [("compute", *each) for each in expected]
+
+
+def test_another_kind_stays_apart_without_a_visible_gap(tmp_path):
+    found = _drawn(tmp_path, _event("memcpy", 100, 109), _event("compute", 110, 119))
+    assert _shown(found) == [("memcpy", "k", 100, 109, 1), ("compute", "k", 110, 119, 1)]
 
 
 def test_segments_are_bounded_by_the_picture_whatever_ran(tmp_path):
