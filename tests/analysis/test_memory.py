@@ -2,13 +2,14 @@
 
 import pickle
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge_profiling.analysis.memory.series import UNRECORDED, site
-from bridge_profiling.analysis.memory.tables import difference, memory_tables
+from bridge_profiling.analysis.memory.tables import MOST_SITES, difference, memory_tables
 from bridge_profiling.analysis.session import connect
 from bridge_profiling.traces import cache
 from tests.analysis.ranks_in_hand import rank, values
@@ -138,13 +139,23 @@ def test_the_site_is_the_innermost_line_of_the_programs_own(stack, expected):
 
 def test_a_timeline_is_thinned_without_losing_its_peak(tmp_path):
     chance = random.Random(2)
-    made = [_allocation(chance.randrange(1, 1000), begin, begin + chance.randrange(1, 400)) for begin in range(1, 1000)]
-    full, thin = (_recorded(tmp_path / str(points), points=points, allocations=made).timeline for points in (100_000, 200))
-    assert full.num_rows == 2 * len(made)
-    assert thin.num_rows <= 200
-    assert max(thin["allocated_bytes"].to_pylist()) == max(full["allocated_bytes"].to_pylist())
-    assert thin["time_ns"].to_pylist() == sorted(thin["time_ns"].to_pylist())
-    assert thin["reserved_bytes"].null_count == thin.num_rows
+    made = [
+        _allocation(chance.randrange(1, 1000), begin, begin + chance.randrange(1, 400), f"f /me/a.py:{begin % 20}")
+        for begin in range(1, 1000)
+    ]
+    full, thin = (_recorded(tmp_path / str(points), points=points, allocations=made) for points in (100_000, 200))
+    assert full.timeline.num_rows == 2 * len(made)
+    assert thin.timeline.num_rows <= 200
+    peak = max(full.timeline["allocated_bytes"].to_pylist())
+    assert max(thin.timeline["allocated_bytes"].to_pylist()) == peak
+    assert thin.timeline["time_ns"].to_pylist() == sorted(thin.timeline["time_ns"].to_pylist())
+    assert thin.timeline["reserved_bytes"].null_count == thin.timeline.num_rows
+    # The sites of a device, the smallest of them together, add up to its amount.
+    held = Counter()
+    for time_ns, size in values(full.over_time, "time_ns", "bytes"):
+        held[time_ns] += size
+    assert max(held.values()) == peak
+    assert len(set(full.over_time["site"].to_pylist())) == MOST_SITES + 1
 
 
 def test_a_traces_memory_events_have_totals_and_no_sites(tmp_path):

@@ -3,13 +3,14 @@
 import os
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.workers import RayEngine
+from bridge_profiling.analysis.workers import Outcome, RayEngine
 from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.layout import name_ranks
 from tests.analysis.ranks_in_hand import values
@@ -167,6 +168,12 @@ def test_without_ray_installed_the_error_says_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ProfilingConfigError, match=r"\[ray\]"):
         RayEngine()
+
+
+def test_an_engine_of_ones_own_can_do_the_work(write_ranks, run_of):
+    write_ranks(2)
+    own = SimpleNamespace(map=lambda function, tasks: [Outcome(place, function(task)) for place, task in enumerate(tasks)])
+    assert run_of(engine=own).breakdown()["rank"].to_pylist() == [0, 1]
 
 
 def test_of_two_files_of_one_rank_the_whole_one_counts(write_trace, run_of, tmp_path):
