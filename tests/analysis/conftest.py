@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from bridge_profiling.analysis.workers import Outcome, ProcessEngine, call
 from bridge_profiling.run import Run
@@ -16,6 +17,10 @@ from bridge_profiling.traces import cache
 from tests.traces.conftest import captures, write_trace
 
 __all__ = ["captures", "write_trace"]
+
+# A loaded machine is slow, and nothing is wrong.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ def _chain(clocks, ranks):
     return run.iterate(8, step)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(st.integers(-(10**12), 10**12), min_size=2, max_size=7))
 def test_offsets_are_found_to_the_nanosecond_along_a_chain_of_groups(tmp_path_factory, clocks):
     run = _chain(dict(enumerate(clocks)), len(clocks)).captured(tmp_path_factory.mktemp("run"))

@@ -94,7 +94,7 @@ def test_a_handful_of_operations_that_fit_anywhere_is_left_unmatched(tmp_path):
 
 
 # Not random from run to run: iterations can last equally long by chance.
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(
     skips=st.tuples(*[st.integers(0, 11)] * 4),
     clocks=st.tuples(*[st.integers(-(10**10), 10**10)] * 4),

@@ -61,7 +61,7 @@ def test_the_peak_is_the_most_that_lived_at_once_with_what_was_there_before(tmp_
 _TIMES = st.one_of(st.none(), st.integers(0, 12)), st.one_of(st.none(), st.integers(1, 9))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(1, 9), *_TIMES, st.integers(0, 2)), min_size=1, max_size=12))
 def test_amounts_agree_with_counting_moment_by_moment(tmp_path_factory, rows):
     made = [
