@@ -14,7 +14,7 @@ MIB = 1 << 20
 DEVICE = "NVIDIA H200"
 TENSOR = "TENSOR_MODEL_PARALLEL_GROUP"
 
-#: A link of 100 GB/s and 20 microseconds, as the planted capture's would be if it were not slowed down.
+#: A link of 100 GB/s and 20 microseconds, as that of the capture with a slow link would be if it were not slowed down.
 LATENCY_US, GBS = 20.0, 100.0
 
 

@@ -1,4 +1,4 @@
-"""Timelines: what can be told apart is, what cannot is one segment that says so; all ranks on one clock."""
+"""Timelines: events that can be distinguished stand alone, the others are one segment that says so; all ranks on one clock."""
 
 import pyarrow as pa
 import pytest
