@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
-
 import pytest
 
 from bridge_profiling.traces.cache import load
@@ -11,22 +9,9 @@ from bridge_profiling.traces.discover import find_run
 from bridge_profiling.traces.nsys import database
 from bridge_profiling.traces.nsys import tables as nsys
 from bridge_profiling.traces.nsys.report import ranks_in_report
+from tests.traces import nsys_files as files
 from tests.traces.conftest import caveats, values
-from tests.traces.nsys_files import (
-    COMMUNICATOR,
-    EVENT,
-    KERNEL,
-    MEMCPY,
-    MEMSET,
-    PROCESS,
-    RUNTIME,
-    SESSION_START_NS,
-    SYNCHRONIZATION,
-    THREAD,
-    Report,
-    nccl_report,
-    small_report,
-)
+from tests.traces.nsys_files import PROCESS, SESSION_START_NS, THREAD, Report, nccl_report, small_report
 
 #: Columns of a row of device work, or of a wait, on stream 7 of the process.
 PLACE = {"deviceId": 0, "streamId": 7, "globalPid": PROCESS}
@@ -38,8 +23,10 @@ def test_an_old_export_without_most_tables_and_columns_is_read(read_report):
     report = Report()
     del report.rows["TARGET_INFO_SESSION_START_TIME"]
     name = report.string("ncclAllReduceRingLLKernel_sum_f32(ncclColl)")
-    report.add(KERNEL, start=100, end=300, deviceId=0, contextId=1, streamId=7, correlationId=5, shortName=name)
-    report.add(RUNTIME, start=40, end=60, globalTid=THREAD, correlationId=5, nameId=report.string("cudaLaunchKernel_v7000"))
+    report.add(files.KERNEL, start=100, end=300, deviceId=0, contextId=1, streamId=7, correlationId=5, shortName=name)
+    report.add(
+        files.RUNTIME, start=40, end=60, globalTid=THREAD, correlationId=5, nameId=report.string("cudaLaunchKernel_v7000")
+    )
     tables = read_report(report, rank=2, rank_source="file name")
     columns = ("kind", "backend", "collective", "start_ns", "end_ns", "launch_start_ns")
     assert values(tables.device_events, *columns) == [("communication", "nccl", 0, 100, 300, 40)]
@@ -48,35 +35,28 @@ def test_an_old_export_without_most_tables_and_columns_is_read(read_report):
     assert {"clock_unknown", "no_iterations"} <= set(caveats(tables))
 
 
-@pytest.mark.parametrize("table", [KERNEL, RUNTIME, "NVTX_EVENTS", "StringIds", "TARGET_INFO_SESSION_START_TIME"])
+@pytest.mark.parametrize("table", [files.KERNEL, files.RUNTIME, "NVTX_EVENTS", "StringIds", "TARGET_INFO_SESSION_START_TIME"])
 def test_any_one_table_can_be_missing(read_report, table):
     report = small_report()
     report.rows.pop(table, None)
     if table == "StringIds":
         report.strings.clear()
     tables = read_report(report, rank=1)
-    assert tables.device_events.num_rows == (0 if table == KERNEL else 2)
+    assert tables.device_events.num_rows == (0 if table == files.KERNEL else 2)
     assert tables.iterations.num_rows == (0 if table == "NVTX_EVENTS" else 2)
-    assert ("launches_missing" in caveats(tables)) == (table == RUNTIME)
-    assert ("no_device_work" in caveats(tables)) == (table == KERNEL)
+    assert ("launches_missing" in caveats(tables)) == (table == files.RUNTIME)
+    assert ("no_device_work" in caveats(tables)) == (table == files.KERNEL)
 
 
-@pytest.mark.parametrize("table", [KERNEL, RUNTIME, "NVTX_EVENTS"])
+@pytest.mark.parametrize("table", [files.KERNEL, files.RUNTIME, "NVTX_EVENTS"])
 def test_any_one_column_can_be_missing(read_report, table):
     for column in small_report().rows[table][0]:
         report = small_report()
         for row in report.rows[table]:
             del row[column]
         events = read_report(report).device_events
-        assert events.num_rows == (0 if table == KERNEL and column in ("start", "end") else 2), column
+        assert events.num_rows == (0 if table == files.KERNEL and column in ("start", "end") else 2), column
         assert events["stream"].null_count == (2 if column == "streamId" else 0), column
-
-
-def test_times_are_the_sessions_start_and_the_events_own(read_report):
-    tables = read_report(small_report())
-    assert tables.info.clock == "unix"
-    assert values(tables.device_events, "start_ns") == [SESSION_START_NS + 4400, SESSION_START_NS + 5400]
-    assert values(tables.iterations, "start_ns") == [SESSION_START_NS + 4000, SESSION_START_NS + 5000]
 
 
 def test_a_ranges_text_is_one_name_and_what_emit_nvtx_appends_is_taken_off(read_report):
@@ -105,47 +85,39 @@ def test_a_ranges_text_is_one_name_and_what_emit_nvtx_appends_is_taken_off(read_
     ]
 
 
-@pytest.mark.parametrize(
-    ("names", "numbers"),
-    [
-        (["iteration_9", "iteration_10"], [9, 10]),
-        (["ProfilerStep#9", "ProfilerStep#10"], [9, 10]),
-        (["Iteration 9", "Iteration 10"], [9, 10]),
-        (["train_step 9", "train_step 10"], [9, 10]),
-        (["iteration_9", "step_0"], [9]),
-        (["stepwise_9", "iteration_9_of_10"], []),
-    ],
-)
-def test_loops_name_their_iterations_in_several_ways(read_report, names, numbers):
-    report = Report()
-    for place, name in enumerate(names):
-        report.range(name, place * 100, place * 100 + 90)
-    assert values(read_report(report).iterations, "iteration") == numbers
+def test_loops_name_their_iterations_in_several_ways(read_report):
+    for names, numbers in {
+        ("iteration_9", "iteration_10"): [9, 10],
+        ("ProfilerStep#9", "ProfilerStep#10"): [9, 10],
+        ("Iteration 9", "Iteration 10"): [9, 10],
+        ("train_step 9", "train_step 10"): [9, 10],
+        ("iteration_9", "step_0"): [9],
+        ("stepwise_9", "iteration_9_of_10"): [],
+    }.items():
+        report = Report().range(names[0], 0, 90).range(names[1], 100, 190)
+        assert values(read_report(report).iterations, "iteration") == numbers
 
 
 def test_an_iteration_that_the_capture_cuts_off_or_with_a_flush_in_it_is_a_boundary_one(read_report):
     report = small_report().range("iteration_6", 6000, None).kernel("gemm", 6100, 6500)
+    report.call("cudaLaunchKernel_v7000", 4850, 4890, correlation=99).kernel("launched in 4", 5050, 5100, correlation=99)
     for name, start in (("CUPTI Buffer flush", 5100), ("TLS allocation", 4100)):
         report.add("PROFILER_OVERHEAD", start=start, end=start + 100, globalTid=THREAD, nameId=report.string(name))
     tables = read_report(report)
-    assert values(tables.iterations, "boundary") == [False, True, True]
-    assert values(tables.iterations, "end_ns")[-1] == SESSION_START_NS + 6500
+    assert values(tables.iterations, "iteration", "boundary") == [(4, False), (5, True), (6, True)]
+    starts, ends = ([SESSION_START_NS + time for time in times] for times in ((4000, 5000, 6000), (4900, 5900, 6500)))
+    assert values(tables.iterations, "start_ns", "end_ns") == list(zip(starts, ends, strict=True))
     assert caveats(tables)["ranges_open"].startswith("1 NVTX ranges")
     assert values(tables.host_events, "category").count("overhead") == 2
-
-
-def test_a_kernel_belongs_to_the_iteration_that_launched_it(read_report):
-    report = small_report()
-    report.call("cudaLaunchKernel_v7000", 4850, 4890, correlation=99).kernel("late", 5050, 5100, correlation=99)
-    assert ("late", 4) in values(read_report(report).device_events, "name", "iteration")
+    assert ("launched in 4", 4) in values(tables.device_events, "name", "iteration")
 
 
 def test_copies_are_read_by_the_reports_own_numbers_of_memories(read_report):
     report = small_report()
     for number, kind in ((9, "PAGEABLE"), (8, "DEVICE")):
         report.add("ENUM_CUDA_MEM_KIND", id=number, name=f"CUDA_MEMOPR_MEMORY_KIND_{kind}", label=kind)
-    report.add(MEMCPY, start=1, end=2, bytes=64, copyKind=1, srcKind=9, dstKind=8, correlationId=1, **PLACE)
-    report.add(MEMSET, start=3, end=4, bytes=16, memKind=8, correlationId=2, **PLACE)
+    report.add(files.MEMCPY, start=1, end=2, bytes=64, copyKind=1, srcKind=9, dstKind=8, correlationId=1, **PLACE)
+    report.add(files.MEMSET, start=3, end=4, bytes=16, memKind=8, correlationId=2, **PLACE)
     columns = ("kind", "name", "direction", "from_memory", "to_memory", "bytes")
     assert values(read_report(report).device_events, *columns)[:2] == [
         ("memcpy", "Memcpy HtoD (Pageable -> Device)", "HtoD", "pageable", "device", 64),
@@ -173,10 +145,10 @@ def test_waits_are_joined_on_event_sync_id_where_there_is_one_and_a_query_is_non
     report, none = small_report(), (1 << 32) - 1
     for correlation, stream, number in ((10, 20, 501), (12, 30, 502)):
         record = {"correlationId": correlation, "streamId": stream, "eventSyncId": number}
-        report.add(EVENT, start=0, end=0, eventId=3, **PLACE | record)
+        report.add(files.EVENT, start=0, end=0, eventId=3, **PLACE | record)
     for start, stream, correlation, number in ((50, 7, 14, 501), (70, none, 15, 502), (90, none, 16, None)):
         wait = {"streamId": stream, "correlationId": correlation, "eventId": 3, "eventSyncId": number}
-        report.add(SYNCHRONIZATION, start=start, end=start + 10, syncType=2, **PLACE | wait)
+        report.add(files.SYNCHRONIZATION, start=start, end=start + 10, syncType=2, **PLACE | wait)
     report.call("cudaEventQuery_v3020", 88, 99, correlation=16)
     columns = ("kind", "stream", "producer_stream", "producer_correlation")
     assert values(read_report(report)["synchronizations"], *columns) == [
@@ -199,7 +171,7 @@ def test_sampled_counters_have_their_names_and_devices(read_report):
 @pytest.mark.parametrize("blobs", [True, False], ids=["binary", "json"])
 def test_nccls_description_of_a_message_describes_its_kernel(read_report, blobs):
     tables = read_report(nccl_report(blobs=blobs))
-    group = f"NCCL {COMMUNICATOR:#018x}"
+    group = f"NCCL {files.COMMUNICATOR:#018x}"
     # The peer is in the communicator's numbering, which is not the job's.
     columns = ("operation", "message_bytes", "group_size", "sequence", "peer", "group", "group_name")
     assert values(tables.collectives, *columns) == [
@@ -209,12 +181,14 @@ def test_nccls_description_of_a_message_describes_its_kernel(read_report, blobs)
     assert "message_size_unknown" not in caveats(tables)
 
 
-def test_a_share_without_the_number_of_ranks_is_no_message_size(read_report):
+def test_a_message_size_is_known_with_the_number_of_ranks_and_an_operation_with_one_kind_of_calls(read_report):
     report = nccl_report(blobs=True)
     report.rows["NVTX_EVENTS"] = [row for row in report.rows["NVTX_EVENTS"] if row["start"] != 0]
+    for named, unnamed in (("ncclDevKernel_AllGather_RING_LL", "ncclKernel_1"), ("ncclDevKernel_SendRecv", "ncclKernel_2")):
+        report.strings = {text.replace(named, unnamed): number for text, number in report.strings.items()}
     tables = read_report(report)
-    assert values(tables.collectives, "message_bytes") == [None, 64]
-    assert "message size of 1 of 2" in caveats(tables)["message_size_unknown"]
+    assert values(tables.collectives, "operation", "message_bytes") == [("all_gather", None), (None, None)]
+    assert "message size of 2 of 2" in caveats(tables)["message_size_unknown"]
 
 
 def test_a_launchers_rank_is_no_ranks_rank(read_report):
@@ -261,13 +235,6 @@ def test_mpi_names_the_ranks_of_processes(tmp_path, two_processes):
     tables = nsys.read(path, rank=7)
     assert values(tables.device_events, "name") == ["other"]
     assert (tables.info.rank, tables.info.rank_source) == (7, "trace")
-
-
-def test_a_packed_export_is_read(tmp_path):
-    packed = tmp_path / "rank-2.sqlite.xz"
-    packed.write_bytes(lzma.compress(small_report().write(tmp_path / "plain").read_bytes()))
-    tables = nsys.read(packed)
-    assert (tables.device_events.num_rows, tables.info.files) == (2, [str(packed)])
 
 
 @pytest.mark.parametrize("rows", [8, 11])
