@@ -153,29 +153,21 @@ def test_more_operators_or_more_said_of_them_make_it_larger(request_for, more):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("arguments", "world_size", "uncertainty", "said"),
     [
-        ("model.num_moe_experts=8", "experts"),
-        ("model.transformer_impl=transformer_engine", "Transformer Engine"),
-        ("model.torch_compile=true", "compiled"),
-        ("model.cuda_graph_impl=local", "CUDA graphs"),
+        ((*MODEL, "model.num_moe_experts=8"), 1, 4, "experts"),
+        ((*MODEL, "model.transformer_impl=transformer_engine"), 1, 4, "Transformer Engine"),
+        ((*MODEL, "model.torch_compile=true"), 1, 4, "compiled"),
+        ((*MODEL, "model.cuda_graph_impl=local"), 1, 4, "CUDA graphs"),
+        (MODEL[:1], 1, 30, "assuming 8 micro-batches,"),
+        (MODEL[1:], 1, 30, "assuming 12 layers,"),
+        (MODEL, None, 30, "assuming 8 micro-batches,"),
+        ((), None, 30, "assuming 12 layers and 8 micro-batches,"),
     ],
 )
-def test_features_that_were_never_measured_are_named(request_for, more, said):
-    size = estimate(request_for(*MODEL, PROFILED, more, world_size=1))
-    assert (size.uncertainty, said in size.caveat) == (4, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "world_size", "said"),
-    [
-        (["model.num_layers=12"], 1, "8 micro-batches"),
-        (MODEL[1:], 1, "12 layers"),
-        (MODEL, None, "8 micro-batches"),
-        ([], None, "12 layers and 8 micro-batches"),
-    ],
-)
-def test_a_model_of_unknown_size_is_unknown_and_says_what_to_type(verdicts, arguments, world_size, said):
+def test_features_never_measured_and_models_of_unknown_size_are_named(verdicts, arguments, world_size, uncertainty, said):
     verdict = verdicts(PROFILED, *arguments, world_size=world_size, nodes=1)["trace size"]
-    assert (verdict.status, said in verdict.found, "factor of 30" in verdict.found) == ("unknown", True, True)
-    assert "model.num_layers" in verdict.instead
+    assert (f"within a factor of {uncertainty}, " in verdict.found, said in verdict.found) == (True, True)
+    assert (verdict.status, "model.num_layers" in verdict.instead) == (
+        ("unknown", True) if uncertainty == 30 else ("ok", False)
+    )
