@@ -59,7 +59,6 @@ class Train:
 class Model:
     num_layers: int = 2
     tensor_model_parallel_size: int = 1
-    something_else: str = "kept out"
 
 @dataclass
 class Container:

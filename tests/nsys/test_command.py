@@ -14,14 +14,7 @@ from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
 from bridge_profiling.nsys import command as nsys_command
 from bridge_profiling.nsys import launch as nsys_launch
-from bridge_profiling.nsys.command import (
-    DIRECTIVES_VARIABLE,
-    NsysVersion,
-    directives,
-    find_nsys,
-    prefix_command,
-    profile_command,
-)
+from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE, NsysVersion, directives, find_nsys, prefix_command
 
 ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait --capture-range"
 ALL += " --capture-range-end --nvtx-capture --delay --export"
@@ -32,24 +25,20 @@ DETACHES = NsysVersion("/opt/nsys", "2024.2.3.38-242334140272v0", OLD.options)
 #: Stands in for an nsys of 2024: prints its version, the options it knows, the GPUs it samples, and its arguments.
 NSYS = """#!/bin/bash
 if [[ "$1" == --version ]]; then echo NVIDIA Nsight Systems version 2024.2.3.38; exit; fi
-if [[ "$2" == --help ]]; then printf '\\t-t, --trace=\\n\\t--cuda-graph-trace=<granularity>\\n\\t--gpu-metrics-device=\\n'; exit; fi
+if [[ "$2" == --help ]]; then printf '\\t-t, --trace=\\n\\t--sample=<how>\\n\\t--gpu-metrics-device=\\n'; exit; fi
 if [[ "$2" == *=help ]]; then printf 'Possible values of %s are:\\n\\t0: a GPU\\n' "$2"; exit; fi
 printf '%s\\n' "$@"
 """
 
-DEVICES = """Possible --gpu-metrics-device values are:
-	0: NVIDIA H100 80GB HBM3 PCI[0000:19:00.0]
-	3: NVIDIA H100 80GB HBM3 PCI[0000:3b:00.0]
-	all: Select all supported GPUs
-"""
-REFUSED = """Possible --gpu-metrics-device values are:
-	Insufficient privilege, see https://developer.nvidia.com/ERR_NVGPUCTRPERM
-"""
+DEVICES = "Possible --gpu-metrics-device values are:\n\t0: NVIDIA H100 80GB\n\t3: NVIDIA H100 80GB\n\tall: Select all\n"
+REFUSED = (
+    "Possible --gpu-metrics-device values are:\n\tInsufficient privilege, see https://developer.nvidia.com/ERR_NVGPUCTRPERM\n"
+)
 
 
 def command(version=NEW, cuda=True, **settings):
     request = nsys_request(ProfilingConfig(**settings), rank=0, local_rank=0, cuda=cuda)
-    return profile_command(request, version, report=Path("/out/report"))
+    return nsys_command.profile_command(request, version, report=Path("/out/report"))
 
 
 @pytest.fixture
@@ -73,7 +62,7 @@ def test_a_version_and_its_options_are_as_the_program_prints_them(program):
         find_nsys()
     program(NSYS)
     found = find_nsys()
-    assert (found.text, found.options) == ("2024.2.3.38", {"--trace", "--cuda-graph-trace", "--gpu-metrics-device"})
+    assert (found.text, found.options) == ("2024.2.3.38", {"--trace", "--sample", "--gpu-metrics-device"})
 
 
 @pytest.mark.parametrize(
@@ -121,6 +110,8 @@ def test_the_default_is_the_cheap_one():
 
 REPEATED = {"use_nsys_profiler": True, "profile_every": 10, "profile_at_most": 3}
 NVTX = ["--trace=nvtx", "--capture-range=nvtx", "--nvtx-capture=bridge_profiling_window"]
+WITHOUT_CUDA = {"cuda": False, "nsys_trace": ["cuda", "osrt", "cudnn"], "nsys_gpu_metrics": True}
+NO_CUDA = ["no CUDA device: left out --trace=cuda,cudnn", "no CUDA device: no GPU metrics"]
 UNKNOWN = "nsys 2024.2 does not know --cuda-event-trace: left out --cuda-event-trace=true"
 
 
@@ -138,10 +129,10 @@ UNKNOWN = "nsys 2024.2 does not know --cuda-event-trace: left out --cuda-event-t
         (NEW, {"cuda": False}, NVTX, [], []),
         (
             NEW,
-            {"cuda": False, "nsys_trace": ["cuda", "osrt", "cudnn"], "nsys_gpu_metrics": True},
+            WITHOUT_CUDA,
             ["--trace=osrt"],
             [],
-            ["no CUDA device: left out --trace=cuda,cudnn", "no CUDA device: no GPU metrics"],
+            NO_CUDA,
         ),
     ],
 )
@@ -152,18 +143,15 @@ def test_options_follow_the_settings_the_user_and_the_machine(version, settings,
     assert warnings == warned
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"nsys_trace": ["a b"]}, {"nsys_extra_args": ["--output=x"]}, {"nsys_extra_args": "--wait=all"}]
-)
-def test_options_that_cannot_work_are_refused_before_anything_starts(wrong):
-    with pytest.raises(ProfilingConfigError, match=r"profiling\.nsys_"):
-        ProfilingConfig(**wrong).finalize()
+def test_options_that_cannot_work_are_refused_before_anything_starts():
+    for wrong in ({"nsys_trace": ["a b"]}, {"nsys_extra_args": ["--output=x"]}, {"nsys_extra_args": "--wait=all"}):
+        with pytest.raises(ProfilingConfigError, match=r"profiling\.nsys_"):
+            ProfilingConfig(**wrong).finalize()
 
 
 @pytest.mark.parametrize(
     ("version", "settings", "own", "expected"),
     [
-        (DETACHES, {}, None, "CuptiFinalizeOnStop=true"),
         (DETACHES, {}, "", "CuptiFinalizeOnStop=true"),
         (DETACHES, {}, "AgentLaunchTimeoutSec=240;", "AgentLaunchTimeoutSec=240;CuptiFinalizeOnStop=true"),
         (DETACHES, {}, "CuptiFinalizeOnStop=false", "CuptiFinalizeOnStop=false"),
@@ -173,11 +161,8 @@ def test_options_that_cannot_work_are_refused_before_anything_starts(wrong):
         (DETACHES, {"nsys_extra_args": ["--capture-range=none"]}, "A=1", "A=1"),
     ],
 )
-def test_cupti_is_detached_after_the_only_capture_where_that_works_unless_the_user_says_otherwise(
-    version, settings, own, expected
-):
-    environ = {} if own is None else {DIRECTIVES_VARIABLE: own}
-    assert directives(version, command(version, **settings)[0][2:], environ) == expected
+def test_cupti_is_detached_after_the_only_capture_unless_the_user_says_otherwise(version, settings, own, expected):
+    assert directives(version, command(version, **settings)[0][2:], {DIRECTIVES_VARIABLE: own}) == expected
 
 
 @pytest.mark.parametrize(("cuda", "expected"), [(True, "CuptiFinalizeOnStop=true"), (False, None)])
@@ -192,13 +177,8 @@ def test_a_rank_sets_the_directives_of_its_nsys_if_there_is_cuda(cuda, expected,
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("gpu_metrics", "sampled"),
-    [("", []), ("all", ["--gpu-metrics-device=all"]), ("local", ["--gpu-metrics-device=3"])],
-)
-def test_the_prefix_renames_options_leaves_out_unknown_ones_and_drops_the_empty_argument(
-    gpu_metrics, sampled, program, tmp_path
-):
+@pytest.mark.parametrize(("gpu_metrics", "sampled"), [("", []), ("all", ["all"]), ("local", ["3"])])
+def test_the_prefix_fits_options_and_drops_the_empty_argument(gpu_metrics, sampled, program, tmp_path):
     program(NSYS)
     prefix = ["profile", "-s", "none", "-o", f"{tmp_path}/reports/profile_%p", "--trace", "nvtx"]
     prefix += ["--gpu-metrics-devices=0", "--cuda-event-trace=false", "$GPU_METRICS_FLAG"]
@@ -206,7 +186,7 @@ def test_the_prefix_renames_options_leaves_out_unknown_ones_and_drops_the_empty_
     environment = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "3"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     fitted = ["profile", "-s", "none", "-o", f"{tmp_path}/reports/profile_%p", "--trace=nvtx", "--gpu-metrics-device=0"]
-    assert done.stdout.splitlines() == [*fitted, *sampled, "python", "a b.py"]
+    assert done.stdout.splitlines() == [*fitted, *(f"--gpu-metrics-device={device}" for device in sampled), "python", "a b.py"]
     assert "this nsys does not know --cuda-event-trace: left out --cuda-event-trace=false" in done.stderr
     assert "nsys left no report under" in done.stderr
     assert list((tmp_path / "reports").iterdir()) == []

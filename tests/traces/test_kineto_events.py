@@ -17,12 +17,6 @@ def step(number, start_us, duration_us=90.5, **args):
     return complete("user_annotation", f"ProfilerStep#{number}", start_us, duration_us, **args)
 
 
-def test_kernels_shorter_than_a_microsecond_keep_their_length(read_trace):
-    """Rounding starts up and ends down to microseconds would make the first negative and the second 1 µs."""
-    tables = read_trace([kernel("short", 4321140682354.330, 0.736), kernel("long", 4321140682360.999, 2.002)])
-    assert [end - start for start, end in values(tables.device_events, "start_ns", "end_ns")] == [736, 2002]
-
-
 def test_triton_operators_on_the_host_are_no_device_work_though_they_name_a_stream(read_trace):
     events = [
         complete("cpu_op", "triton_poi_fused_add_0", 10, 17.5, stream=7, device=0, correlation=5, kernel_backend="triton"),
