@@ -88,11 +88,15 @@ def test_a_read_only_place_and_a_disk_too_small_fail(tmp_path, verdicts, options
     assert (verdict.status, said in verdict.found) == ("fails", True)
 
 
-def test_little_room_is_a_warning_and_much_is_ok(verdicts, request_for):
-    needed = estimate(request_for(*MODEL, PROFILED, world_size=1)).peak
+@pytest.mark.parametrize("profiler", [PROFILED, "profiling.use_nsys_profiler=true"])
+def test_little_room_is_a_warning_and_much_is_ok(verdicts, request_for, profiler):
+    """In the output directory, and in the directory where nsys collects, which is checked last."""
+    arguments = (*MODEL, profiler, "profiling.profile_ranks=[0,1]")
+    needed = 2 * estimate(request_for(*arguments, world_size=2)).peak
     for free, status in ((needed * 3, "ok"), (needed * 1.9, "warning"), (needed * 0.6, "warning"), (needed * 0.4, "fails")):
-        found = verdicts(*MODEL, PROFILED, world_size=1, nodes=1, fields={"free": free})
+        found = verdicts(*arguments, world_size=2, nodes=1, fields={"free": free})
         assert found["free space"].status == status
+        assert ("nsys" in found["free space"].found) == (profiler != PROFILED)
         assert (found["trace size"].status, "factor of 2" in found["trace size"].found) == ("ok", True)
 
 
