@@ -169,12 +169,15 @@ def test_a_machine_alone_is_asked_nothing_about_a_run(machine):
     assert [list(check(Request(), machine())) for check in (check_window_fits, check_ranks_exist, check_profilers)] == [[]] * 3
 
 
+WELL = """ok GPUs: 2 × NVIDIA H200, driver 580.159.04
+ok GPU topology: each of 1 pair: NV18
+ok NVLink: all 36 links active, 478 GB/s per GPU and direction"""
+
+
 @pytest.mark.parametrize(
     ("recorded", "fields", "said"),
     [
-        ({}, {}, "ok GPUs: 2 × NVIDIA H200, driver 580.159.04"),
-        ({}, {}, "ok GPU topology: each of 1 pair: NV18"),
-        ({}, {}, "ok NVLink: all 36 links active, 478 GB/s per GPU and direction"),
+        ({}, {"world_size": 4, "nodes": 2}, WELL),
         ({}, {"world_size": 8, "nodes": 2}, "warning GPUs: 4 ranks share 2"),
         ({"links": ("26.562 GB/s", "<inactive>")}, {}, "warning NVLink: 1 of 36 links are inactive (GPU0 link 0)"),
         ({"links": ("26.562", "0.562")}, {}, "warning NVLink: GPU0 has 452 GB/s, others up to 478 GB/s"),

@@ -140,7 +140,7 @@ def test_what_nemo_run_did_not_write_is_refused(text):
 
 
 def test_a_damaged_experiment_is_one_error(tmp_path):
-    for text, why in {'[["abc", "def"]]': "", "{": "_TASKS cannot be read"}.items():
+    for text, why in {'[["abc", "def"]]': None, "{": "_TASKS cannot be read"}.items():
         (tmp_path / "_TASKS").write_text(text)
         with pytest.raises(ProfilingConfigError, match=why):
             read_experiment(tmp_path)
