@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import signal
 import threading
 from pathlib import Path
@@ -11,8 +10,8 @@ import pytest
 
 from bridge_profiling.capture import torch_profiler
 from bridge_profiling.capture.control.listener import Listener
-from bridge_profiling.capture.signals import signals_held
-from tests.capture.conftest import iterations_in
+from bridge_profiling.capture.torch_profiler import TorchProfiler
+from tests.capture.conftest import iterations_in, raising
 
 
 def test_training_goes_on_while_a_trace_is_compressed(run, monkeypatch):
@@ -34,47 +33,35 @@ def test_training_goes_on_while_a_trace_is_compressed(run, monkeypatch):
 
     run.train(run.config(1, 3), range(7), on_iteration=on_iteration)
     assert statuses == ["failed"], "the manifest said more than was true before the trace was there"
-    assert run.manifest("iter-1-3")["status"] == "complete"
-    assert run.iterations("iter-1-3") == [1, 2]
+    assert run.outcome("iter-1-3") == ("complete", [1, 2])
 
 
 def test_a_compression_that_fails_is_in_the_manifest(run, monkeypatch):
-    def fails(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch_profiler, "_compress", fails)
+    monkeypatch.setattr(torch_profiler, "_compress", raising(OSError(28, "No space left on device")))
     run.train(run.config(1, 3), range(5))
-    manifest = run.manifest("iter-1-3")
-    assert manifest["status"] == "failed"
-    assert "No space left on device" in manifest["reason"]
+    assert run.outcome("iter-1-3") == ("failed", None)
+    assert "No space left on device" in run.manifest("iter-1-3")["reason"]
     assert not list((run.root / "torch").rglob("*.*"))
 
 
-@pytest.mark.parametrize("beside", [True, False], ids=["while training goes on", "at its end"])
-def test_a_process_killed_while_it_compresses_leaves_the_whole_trace_and_tells_where(run, monkeypatch, beside):
-    """What a launcher's SIGKILL would leave at that moment is looked at, instead of being left."""
+@pytest.mark.parametrize(("iterations", "status"), [(12, "complete"), (5, "partial")])
+def test_a_process_killed_while_it_compresses_leaves_the_whole_trace_and_says_where(run, monkeypatch, iterations, status):
+    """What a launcher's SIGKILL would leave at that moment, while training goes on and at its end, is read instead."""
     left = []
 
-    def killed(raw, *arguments):
+    def compress(raw, *arguments):
         manifest = run.manifest("iter-1-9")
         where = Path(manifest["reason"].partition("the whole trace is in ")[2])
-        left.append((manifest["status"], where == raw, iterations_in(json.loads(where.read_text()))))
-        compress(raw, *arguments)
+        left.append((manifest["status"], where == raw, iterations_in(json.loads(where.read_text())["traceEvents"])))
+        real(raw, *arguments)
 
-    compress = torch_profiler._compress
-    monkeypatch.setattr(torch_profiler, "_compress", killed)
-    run.train(run.config(1, 9), range(12 if beside else 5))
-    captured = list(range(1, 9 if beside else 5))
+    real = torch_profiler._compress
+    monkeypatch.setattr(torch_profiler, "_compress", compress)
+    run.train(run.config(1, 9), range(iterations))
+    captured = list(range(1, min(iterations, 9)))
     assert left == [("failed", True, captured)]
-    assert run.manifest("iter-1-9")["status"] == ("complete" if beside else "partial")
-    assert run.iterations("iter-1-9") == captured
+    assert run.outcome("iter-1-9") == (status, captured)
     assert len(list((run.root / "torch").rglob("*rank-0*"))) == 1
-
-
-def test_the_trace_is_called_by_its_own_name(run):
-    run.train(run.config(1, 2), range(3))
-    name = run.trace("iter-1-2").get("traceName", "rank-0.pt.trace.json.gz")
-    assert name.endswith("/rank-0.pt.trace.json.gz") or name == "rank-0.pt.trace.json.gz"
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.999])
@@ -89,53 +76,26 @@ def test_an_export_that_is_cut_off_is_refused(run, tmp_path, kept):
         torch_profiler._check_whole(raw)
 
 
-def test_a_signal_during_writing_is_delivered_after_it(run, monkeypatch):
-    """Ctrl-C while the last iteration's trace is written: the trace is whole, and the interrupt arrives all the same."""
-    stop = torch_profiler.TorchProfiler.stop
+@pytest.mark.parametrize(
+    ("window", "iterations", "owner", "outcome"),
+    [
+        ((1, 3), 6, TorchProfiler, ("complete", [1, 2])),
+        # Closing ends the listener too, which takes a while: a handler that raises there must not cost the capture.
+        ((2, 9), 4, Listener, ("partial", [2, 3])),
+    ],
+)
+def test_a_signal_while_a_capture_is_written_arrives_afterwards(run, monkeypatch, window, iterations, owner, outcome):
+    stop = owner.stop
 
-    def interrupted(self, cut):
-        os.kill(os.getpid(), signal.SIGINT)
-        return stop(self, cut)
+    def interrupted(self, argument):
+        signal.raise_signal(signal.SIGINT)
+        return stop(self, argument)
 
-    monkeypatch.setattr(torch_profiler.TorchProfiler, "stop", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run.train(run.config(1, 3), range(6))
-    assert run.manifest("iter-1-3")["status"] == "complete"
-    assert run.iterations("iter-1-3") == [1, 2]
-
-
-def test_handlers_are_the_users_own_again_afterwards():
-    seen = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    monkeypatch.setattr(owner, "stop", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        mine = signal.getsignal(signal.SIGTERM)
-        with signals_held():
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert seen == []
-        assert seen == [signal.SIGTERM]
-        assert signal.getsignal(signal.SIGTERM) is mine
+        with pytest.raises(KeyboardInterrupt):
+            run.train(run.config(*window), range(iterations))
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_a_signal_while_the_hook_closes_is_held_until_everything_is_written(run, monkeypatch):
-    """Closing ends the listener too, which takes a while: a handler that raises there must not cost the capture."""
-    end = Listener.stop
-
-    def interrupted(self, ending):
-        os.kill(os.getpid(), signal.SIGTERM)
-        end(self, ending)
-
-    def unwind(number, frame):
-        raise SystemExit(128 + number)
-
-    monkeypatch.setattr(Listener, "stop", interrupted)
-    before = signal.signal(signal.SIGTERM, unwind)
-    try:
-        with pytest.raises(SystemExit):
-            run.train(run.config(2, 9), range(4))
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert run.iterations("iter-2-9") == [2, 3]
-    assert run.manifest("iter-2-9")["status"] == "partial"
+        signal.signal(signal.SIGINT, before)
+    assert run.outcome(f"iter-{window[0]}-{window[1]}") == outcome
