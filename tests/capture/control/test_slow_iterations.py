@@ -4,60 +4,52 @@ import re
 import time
 
 import pytest
-import torch
 
-from bridge_profiling.capture import ProfilingHook
+from bridge_profiling.capture import ProfilingHook, hook
 from bridge_profiling.slow_iterations import COOL_DOWN
-from tests.capture.conftest import Training
 
 
-def test_a_slow_iteration_is_captured_once_with_its_reason(tmp_path):
-    """Two are planted, the second well after the first one's capture, and one capture is what was allowed."""
-    training = Training(tmp_path, slow_iteration_factor=100.0, profile_step_start=5, profile_step_end=7)
-    planted = [60]
+@pytest.fixture
+def lose_time(monkeypatch):
+    """Makes the running iteration 1.5 s longer, on the hook's clock alone."""
+    lost = []
+    monkeypatch.setattr(hook, "perf_counter_ns", lambda: time.perf_counter_ns() + sum(lost))
+    return lambda: lost.append(1_500_000_000)
 
-    def slow(iteration):
-        if iteration in planted:
-            time.sleep(1.5)
-        if training.done() and len(planted) == 1:
-            planted.append(iteration + COOL_DOWN + 60)
 
-    training.run(range(10**5), slow, lambda: len(planted) == 2 and len(training.losses) > planted[1] + 100)
-    [manifest] = training.manifests()
-    assert manifest["status"] == "complete"
-    assert len(manifest["captured"]["iterations"]) == 2
-    assert manifest["trigger"]["kind"] == "slow_iteration"
-    # It sleeps for 1.5 s, and a loaded machine may let it sleep longer.
-    milliseconds = re.match(r"iteration 60 took ([\d.]+) ms", manifest["trigger"]["reason"])
-    assert milliseconds is not None
-    assert float(milliseconds[1]) >= 1500
-    assert "x the median" in manifest["trigger"]["reason"]
-    assert manifest["trigger"]["reason"].endswith("on rank 0")
-    assert manifest["trigger"]["requested_by"] == "rank 0"
+def test_a_slow_iteration_is_captured_once_with_its_reason(run, lose_time):
+    """A second one comes well after the first one's capture, and one capture is what was allowed."""
+    slow = [60]
+
+    def on_iteration(iteration):
+        if iteration in slow:
+            lose_time()
+        if run.done() and len(slow) == 1:
+            slow.append(iteration + COOL_DOWN + 60)
+
+    config = run.config(5, 7, use_pytorch_profiler=False, slow_iteration_factor=100.0)
+    run.listen(range(10**5), on_iteration, config=config, until=lambda: len(slow) == 2 and len(run.losses) > slow[1] + 60)
+    [folder] = run.folders()
+    assert run.outcome(folder)[0] == "complete"
+    manifest = run.manifest(folder)
+    assert manifest["window"]["end"] - manifest["window"]["start"] == 2
     assert manifest["window"]["start"] > 60
-    assert training.losses[:100] == plain_losses(100)
+    assert (manifest["trigger"]["kind"], manifest["trigger"]["requested_by"]) == ("slow_iteration", "rank 0")
+    reason = re.fullmatch(r"iteration 60 took ([\d.]+) ms, [\d.]+ x the median .* on rank 0", manifest["trigger"]["reason"])
+    assert reason is not None
+    assert float(reason[1]) >= 1500
+    profiled, run.losses = run.losses, []
+    run.train(None, range(len(profiled)))
+    assert profiled == run.losses
 
 
-def plain_losses(count):
-    torch.manual_seed(0)
-    model = torch.nn.Linear(8, 8)
-    losses = []
-    for iteration in range(count):
-        loss = model(torch.full((4, 8), float(iteration % 7))).square().mean()
-        loss.backward()
-        losses.append(loss.item().hex())
-    return losses
-
-
-@pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
-def test_a_checkpoint_or_an_evaluation_inside_an_iteration_does_not_make_it_slow(tmp_path, phase):
-    training = Training(tmp_path, slow_iteration_factor=100.0)
-    with ProfilingHook(training.config, rank=0) as hook:
+def test_a_checkpoint_or_an_evaluation_inside_an_iteration_does_not_make_it_slow(run, lose_time):
+    config = run.config(use_pytorch_profiler=False, slow_iteration_factor=100.0, on_demand_seconds=0.03)
+    with ProfilingHook(config, rank=0, output_dir=run.root) as opened:
         for iteration in range(60):
-            with hook.iteration(iteration):
-                time.sleep(training.seconds)
-                if iteration == 40:
-                    with hook.range(phase):
-                        time.sleep(1.5)
+            with opened.iteration(iteration), opened.range({40: "checkpoint", 45: "evaluation"}.get(iteration, "")):
+                time.sleep(0.004)
+                if iteration in (40, 45):
+                    lose_time()
         time.sleep(0.1)
-    assert not (tmp_path / "manifest").exists()
+    assert run.folders() == []
