@@ -122,26 +122,20 @@ def test_a_device_that_has_failed_keeps_no_manifest_from_being_written(monkeypat
         ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
         ("NVIDIA H100 PCIe", "bf16", 756.0),
         ("NVIDIA H100 NVL", "fp8", 1670.5),
-        ("NVIDIA H200", "fp16", 989.4),
         ("NVIDIA GH200 480GB", "bf16", 989.4),
-        ("NVIDIA H20", "bf16", 148.0),
+        ("NVIDIA H20", "fp16", 148.0),
         ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
-        ("NVIDIA A100 80GB PCIe", "bf16", 312.0),
         ("NVIDIA B200", "bf16", 2250.0),
         ("NVIDIA GB200", "fp8", 5000.0),
         ("NVIDIA A100-SXM4-80GB", "fp8", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
         ("NVIDIA RTX A1000 6GB Laptop GPU", "bf16", None),
-        ("Tesla T4", "bf16", None),
     ],
 )
 def test_the_peak_is_that_of_the_devices_data_sheet_or_a_reason(name, precision, peak):
     found, reason = peak_tflops(name, precision)
-    assert found == peak
-    assert (reason is None) == (peak is not None)
-    if reason:
-        assert name in reason
-        assert "profiling.peak_tflops" in reason
+    assert (found, reason is None) == (peak, peak is not None)
+    assert reason is None or (name in reason and "profiling.peak_tflops" in reason)
 
 
 @pytest.mark.parametrize("wrong", ["model_flops", "tokens", "devices"])

@@ -2,18 +2,22 @@
 
 import errno
 import os
+import re
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bridge_profiling.capture import ProfilingHook
+from bridge_profiling.capture import ProfilingHook, hook
 from bridge_profiling.capture.control import listener
 from bridge_profiling.capture.control.planning import plan_capture
 from bridge_profiling.capture.control.protocol import RequestDirectory
 from bridge_profiling.capture.record import WindowPlan
 from bridge_profiling.capture.window import NEVER
 from bridge_profiling.manifest import Trigger
+from bridge_profiling.slow_iterations import COOL_DOWN
 from tests.capture.conftest import at, raising
 from tests.capture.control.conftest import STATUS, requested
 
@@ -87,13 +91,8 @@ def test_a_request_made_while_the_job_ends_is_refused_under_its_own_name(run, mo
         # Started by hand, an earlier run has the same launch id, and this rank polls before rank 0 has closed its capture.
         ([running(), accepted()], 0, [], None),
         # This rank starts later than rank 0.
-        ([running(20), accepted(start=10**6, end=10**6 + 1)], 5, [running(21)], ("armed", None)),
-        (
-            [],
-            40,
-            [running(), accepted()],
-            ("refused", "iteration {} runs already, and the window begins at 30; request a later --start"),
-        ),
+        ([running(20), accepted(start=10**6, end=10**6 + 1)], 5, [running(21)], "armed"),
+        ([], 40, [running(), accepted()], "refused"),
         ([], 5, [running(), accepted(launch="another job")], None),
         ([], 5, [running(), accepted(ranks=[0])], None),
     ],
@@ -101,29 +100,33 @@ def test_a_request_made_while_the_job_ends_is_refused_under_its_own_name(run, mo
 def test_a_rank_carries_out_captures_of_its_launch_that_it_receives_in_time(run, no_launcher, before, iteration, then, answer):
     for message in before:
         run.requests.write(*message)
-    tell = at(iteration, lambda: [run.requests.write(*message) for message in then])
+    write = at(iteration, lambda: [run.requests.write(*message) for message in then])
     enough = (lambda: run.requests.answers("one")) if answer else (lambda: len(run.losses) == 60)
-    run.listen(range(10**5), tell, until=enough, rank=1, world_size=2)
-    answers = {rank: (one.status, one.reason) for rank, one in run.requests.answers("one").items()}
-    if answer is None or answer[0] == "refused":
-        assert run.folders() == []
-    if answer is not None:
-        status, reason = answer
-        answer = (status, reason and reason.format(run.requests.answers("one")[1].iteration))
-    assert answers == ({1: answer} if answer else {})
+    run.listen(range(10**5), write, until=enough, rank=1, world_size=2)
+    answers = run.requests.answers("one")
+    assert {rank: one.status for rank, one in answers.items()} == ({1: answer} if answer else {})
+    assert len(run.folders()) == (answer == "armed")
+    if answer == "refused":
+        assert f"{answers[1].iteration} runs already, and the window begins at 30; request a later" in answers[1].reason
 
 
-@pytest.mark.parametrize("what", ["a directory", "a pipe", "a link", "too long"])
-def test_anything_but_a_regular_file_is_removed_and_never_blocks(run, tmp_path, what):
-    path = run.requests.path / "request.json"
-    (tmp_path / "secret").write_text('{"iterations": 1}')
-    put = {
-        "a directory": path.mkdir,
-        "a pipe": lambda: os.mkfifo(path),
-        "a link": lambda: path.symlink_to(tmp_path / "secret"),
-        "too long": lambda: path.write_text('{"iterations": 1}' + " " * (1 << 17)),
-    }
-    run.listen(range(10**5), at(20, put[what]), until=run.refusals)
+def link_to_a_request(path):
+    elsewhere = path.parents[2] / "request.json"
+    elsewhere.write_text('{"iterations": 1}')
+    path.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        pytest.param(Path.mkdir, id="a directory"),
+        pytest.param(os.mkfifo, id="a pipe"),
+        pytest.param(link_to_a_request, id="a link"),
+        pytest.param(lambda path: path.write_text('{"iterations": 1}' + " " * (1 << 17)), id="too long"),
+    ],
+)
+def test_anything_but_a_regular_file_is_removed_and_never_blocks(run, put):
+    run.listen(range(10**5), at(20, lambda: put(run.requests.path / "request.json")), until=run.refusals)
     assert sorted(path.name for path in run.requests.path.iterdir()) == ["progress.json", "refused"]
     assert run.folders() == []
 
@@ -158,22 +161,68 @@ def test_windows_posted_while_iterations_pass_are_all_captured(run):
     """Another thread posts, and the training's moves on in the same instant: none is lost."""
     # nsys is not around this process, so that each is closed as soon as the training takes it up.
     config = run.config(1, 2, on_demand=False, use_pytorch_profiler=False)
-    with ProfilingHook(config, rank=0, output_dir=run.root) as hook:
+    with ProfilingHook(config, rank=0, output_dir=run.root) as opened:
 
         def post():
             for number in range(20):
-                start = (hook._timer.running() or 0) + 2000 + number
+                start = (opened._timer.running() or 0) + 2000 + number
                 window = {"profile_step_start": start, "profile_step_end": start + 1, "use_nsys_profiler": True}
-                hook._schedule.post(WindowPlan(replace(config, **window), Trigger(kind="request", request=f"r{number}"), 0))
+                opened._schedule.post(WindowPlan(replace(config, **window), Trigger(kind="request", request=f"r{number}"), 0))
 
         thread = threading.Thread(target=post)
         thread.start()
         for iteration in range(10**7):
             ended = not thread.is_alive()
-            with hook.iteration(iteration):
+            with opened.iteration(iteration):
                 pass
             if ended:
                 break
-        assert len(hook._schedule.windows) == 20
-        assert not hook._schedule.posted
-        assert hook._edge == NEVER
+        assert len(opened._schedule.windows) == 20
+        assert not opened._schedule.posted
+        assert opened._edge == NEVER
+
+
+@pytest.fixture
+def lose_time(monkeypatch):
+    """Makes the running iteration 1.5 s longer, on the hook's clock alone."""
+    lost = []
+    monkeypatch.setattr(hook, "perf_counter_ns", lambda: time.perf_counter_ns() + sum(lost))
+    return lambda: lost.append(1_500_000_000)
+
+
+def test_a_slow_iteration_is_captured_once_with_its_reason(run, lose_time):
+    """A second one comes well after the first one's capture, and one capture is what was allowed."""
+    slow = [60]
+
+    def on_iteration(iteration):
+        if iteration in slow:
+            lose_time()
+        if run.done() and len(slow) == 1:
+            slow.append(iteration + COOL_DOWN + 60)
+
+    config = run.config(5, 7, use_pytorch_profiler=False, slow_iteration_factor=100.0)
+    run.listen(range(10**5), on_iteration, config=config, until=lambda: len(slow) == 2 and len(run.losses) > slow[1] + 60)
+    [folder] = run.folders()
+    assert run.outcome(folder)[0] == "complete"
+    manifest = run.manifest(folder)
+    assert manifest["window"]["end"] - manifest["window"]["start"] == 2
+    assert manifest["window"]["start"] > 60
+    assert (manifest["trigger"]["kind"], manifest["trigger"]["requested_by"]) == ("slow_iteration", "rank 0")
+    reason = re.fullmatch(r"iteration 60 took ([\d.]+) ms, [\d.]+ x the median .* on rank 0", manifest["trigger"]["reason"])
+    assert reason is not None
+    assert float(reason[1]) >= 1500
+    profiled, run.losses = run.losses, []
+    run.train(None, range(len(profiled)))
+    assert profiled == run.losses
+
+
+def test_a_checkpoint_or_an_evaluation_inside_an_iteration_does_not_make_it_slow(run, lose_time):
+    config = run.config(use_pytorch_profiler=False, slow_iteration_factor=100.0, on_demand_seconds=0.03)
+    with ProfilingHook(config, rank=0, output_dir=run.root) as opened:
+        for iteration in range(60):
+            with opened.iteration(iteration), opened.range({40: "checkpoint", 45: "evaluation"}.get(iteration, "")):
+                time.sleep(0.004)
+                if iteration in (40, 45):
+                    lose_time()
+        time.sleep(0.1)
+    assert run.folders() == []

@@ -44,15 +44,10 @@ def type_trigger(folder: Path, *words: object) -> tuple[int, str, str]:
 
 def drop(run: Run, content: bytes) -> str:
     """Put a request there by hand; the reason for which it is refused."""
-    before = len(run.refusals())
+    before = run.refusals()
     (run.requests.path / "by-hand").write_bytes(content)
     os.rename(run.requests.path / "by-hand", run.requests.path / "request.json")
-    return until(lambda: len(run.refusals()) > before and newest(run.requests.path / "refused"))
-
-
-def newest(folder: Path) -> str:
-    path = max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-    return json.loads(path.read_text())["refused"]
+    return until(lambda: [reason for reason in run.refusals() if reason not in before])[0]
 
 
 @pytest.fixture(scope="module")
@@ -144,21 +139,21 @@ def test_there_are_no_other_captures_and_training_is_unchanged(story):
     assert losses == [alone, alone]
 
 
-@pytest.mark.parametrize(
-    ("request_", "parts"),
-    [
-        ("past", ["iteration 1 is past", "the job is at iteration", "Type --start"]),
-        ("open", ["another request is open: iterations", "Try again after iteration"]),
-        ("ended", ["the job has ended: training ended after iteration"]),
-        ("half-written", ["the request cannot be read", '{"iterations": 3']),
-        ("not text", ["not a regular text file"]),
-        ("by hand, wrong rank", ["--ranks names 7, but the job has 2 ranks"]),
-        ("by hand, open", ["another request is open"]),
-    ],
-)
-def test_every_other_request_is_refused_with_the_reason(story, request_, parts):
-    answer = story[1][request_]
+REFUSED = {
+    "past": "iteration 1 is past",
+    "open": "another request is open: iterations",
+    "ended": "the job has ended: training ended after iteration",
+    "half-written": "the request cannot be read: Unterminated string",
+    "not text": "not a regular text file",
+    "by hand, wrong rank": "--ranks names 7, but the job has 2 ranks",
+    "by hand, open": "another request is open",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_other_request_is_refused_with_the_reason(story, name):
+    answer = story[1][name]
     if isinstance(answer, tuple):
         code, out, answer = answer
         assert (code, out) == (2, "")
-    assert [part for part in parts if part not in answer] == []
+    assert REFUSED[name] in answer
