@@ -1,7 +1,5 @@
 """Small real trainings under the real torch profiler, and readers of what they leave."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time

@@ -1,7 +1,5 @@
 """A signal that would kill a process unwinds it instead, and whoever handles it keeps it."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import nullcontext

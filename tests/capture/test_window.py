@@ -1,6 +1,5 @@
 """The trace holds exactly the iterations that the window and the run have in common, read back from the trace itself."""
 
-import sys
 from contextlib import suppress
 
 import pytest
@@ -129,20 +128,3 @@ def test_without_a_profiler_nothing_is_written_but_where_a_directory_is_named_th
     assert not list(tmp_path.iterdir())
     run.train(run.config(1, 2, use_pytorch_profiler=False), range(3))
     assert [path.relative_to(run.root).as_posix() for path in run.root.rglob("*.*")] == ["on-demand/progress.json"]
-
-
-def test_from_the_loop_to_the_profiler_it_is_four_calls(run, monkeypatch):
-    """As CONTRIBUTING.md says: a reader who debugs the start of a window steps through three functions of ours."""
-    seen = []
-    real = torch.profiler.profile.start_trace
-
-    def start_trace(self):
-        frame = sys._getframe(1)
-        while frame.f_code.co_name != "train":
-            seen.append(frame.f_code.co_qualname)
-            frame = frame.f_back
-        real(self)
-
-    monkeypatch.setattr(torch.profiler.profile, "start_trace", start_trace)
-    run.train(run.config(1, 3), range(4))
-    assert seen == ["TorchProfiler.start", "CaptureWindow.advance", "ProfilingHook.iteration"]

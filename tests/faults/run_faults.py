@@ -5,8 +5,6 @@
 Faults strike the real loop, the real profiler or the real file system.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

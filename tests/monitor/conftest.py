@@ -1,7 +1,5 @@
 """A fake driver with GPUs: a table answers pynvml's functions. Errors and constants are pynvml's own."""
 
-from __future__ import annotations
-
 import functools
 from types import SimpleNamespace
 

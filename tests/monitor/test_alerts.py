@@ -1,7 +1,5 @@
 """Patterns of memory and durations that raise alerts, and those that do not."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

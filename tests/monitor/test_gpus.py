@@ -1,7 +1,5 @@
 """GPU readings: a metric that the driver refuses is unavailable with the reason, never zero."""
 
-from __future__ import annotations
-
 import sys
 from time import sleep
 

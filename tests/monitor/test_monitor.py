@@ -1,7 +1,5 @@
 """The whole monitor in real loops: it logs, raises alerts, and never harms the training."""
 
-from __future__ import annotations
-
 import json
 import logging
 import runpy

@@ -1,17 +1,23 @@
-"""JSON lines, TensorBoard events and terminal lines; test_prometheus.py covers Prometheus."""
+"""JSON lines, TensorBoard events, terminal lines, and Prometheus metrics with the dashboard that queries them."""
 
-from __future__ import annotations
-
+import errno
 import io
 import json
 import os
+import re
+import socket
 import sys
+from importlib.resources import files
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.monitor import Alert, JsonLines, Prometheus, Readings, Sample, TensorBoard
+from bridge_profiling.monitor import Alert, JsonLines, Monitor, Prometheus, Readings, Sample, TensorBoard
 from bridge_profiling.monitor.alerts import ALERTS
+from bridge_profiling.monitor.metrics import GPU_METRICS, PROCESS_METRICS, TRAINING_METRICS
 from bridge_profiling.monitor.outputs import Terminal
 
 GPU = Readings({"gpu": "0", "uuid": "GPU-a", "name": "H100"}, {"power_watts": 500.0}, {"utilization_ratio": "refused"})
@@ -86,3 +92,112 @@ def test_the_terminal_shows_unavailable_for_a_missing_value():
     assert "process 7 python    50% of a core    3.00 GiB" in process
     assert no_gpus.endswith("GPUs unavailable: no driver")
     assert no_processes.endswith("processes unavailable: no psutil")
+
+
+# -- Prometheus --------------------------------------------------------------------------------------------------------
+
+BUSY = Readings(GPU.identity, dict.fromkeys(GPU_METRICS, 0.5))
+LOST = Readings({"gpu": "1", "uuid": None, "name": None}, {}, dict.fromkeys(GPU_METRICS, "the GPU does not answer"))
+RUNNING, LOOP = (
+    Readings(PROCESS.identity, dict.fromkeys(PROCESS_METRICS, 1.0)),
+    Readings({}, dict.fromkeys(TRAINING_METRICS, 41.0)),
+)
+EVERYTHING = Sample(1_700_000_000.0, "node1", 3, (BUSY, LOST), (RUNNING,), LOOP, {"skipped": 2})
+
+
+def scrape(port: int) -> dict[str, list[tuple[dict, float]]]:
+    """Labels and values that Prometheus would read, by name."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    found: dict[str, list] = {}
+    for family in families:
+        assert family.documentation
+        for sample in family.samples:
+            found.setdefault(sample.name.removeprefix("bridge_profiling_"), []).append((sample.labels, sample.value))
+    return found
+
+
+@pytest.fixture
+def server():
+    with_port = Prometheus(0)
+    yield with_port
+    with_port.close()
+
+
+def test_every_value_is_served_with_host_rank_and_gpu_until_it_is_gone(server):
+    server.write(EVERYTHING)
+    found = scrape(server.port)
+    where = {"host": "node1", "rank": "3"}
+    # A lost GPU has no values.
+    assert found["gpu_power_watts"] == [(where | {"gpu": "0", "uuid": "GPU-a", "name": "H100"}, 0.5)]
+    assert found["process_cpu_ratio"] == [(where | {"pid": "7", "name": "python"}, 1.0)]
+    assert found["training_iteration_seconds"] == [(where, 41.0)]
+    assert found["counter_total"] == [(where | {"name": "skipped"}, 2.0)]
+    assert found["sample_timestamp_seconds"][0][1] == 1_700_000_000.0
+    available = {(labels["gpu"], labels["metric"]): value for labels, value in found["gpu_metric_available"]}
+    assert available == {(gpu, metric): float(gpu == "0") for gpu in "01" for metric in GPU_METRICS}
+    server.write(Sample(1_700_000_001.0, "node1", unavailable={"gpus": "no driver"}))
+    gpus = {name: samples for name, samples in scrape(server.port).items() if name.startswith("gpu")}
+    assert gpus == {"gpu_available": [({"host": "node1", "rank": ""}, 0)]}
+
+
+def test_alert_counters_start_at_zero(server):
+    server.write(EVERYTHING)
+    for raised in (0, 1):
+        alerts = {labels["alert"]: value for labels, value in scrape(server.port)["alerts_total"]}
+        assert alerts == dict.fromkeys(ALERTS, 0) | {"slow_iteration": raised}
+        server.alert(ALERT, EVERYTHING)
+
+
+def test_a_running_training_is_served(no_driver):
+    server = Prometheus(0)
+    with Monitor(sinks=[server], interval=0.05, rank=0) as monitor:
+        for _ in range(5):
+            monitor.training.record_step(tokens=100)
+        found = {}
+        while "training_iteration" not in found:
+            found = scrape(server.port)
+        values = {name: samples[0][1] for name, samples in found.items()}
+        assert values["training_iteration"] == 4
+        assert values["training_tokens_per_second"] > 0
+        assert values["process_resident_memory_bytes"] > 1 << 20
+        # Without a GPU no idle GPU is reported.
+        assert values["gpu_available"] == 0
+        assert not {"gpu_utilization_ratio", "training_allocated_bytes"} & values.keys()
+    with pytest.raises(URLError):
+        scrape(server.port)
+
+
+def test_only_the_loopback_address_is_served_by_default_and_a_port_in_use_is_refused(server):
+    # Another address of this machine; a server at 0.0.0.0 would accept this connection.
+    with socket.socket() as one:
+        assert one.connect_ex(("127.0.0.2", server.port)) == errno.ECONNREFUSED
+        assert socket.create_connection(("127.0.0.1", server.port), timeout=10).close() is None
+    with pytest.raises(ProfilingConfigError, match=f"port {server.port} of 127.0.0.1 cannot be served.*Use another port"):
+        Prometheus(server.port)
+
+
+def test_every_query_of_the_dashboard_uses_metrics_and_labels_that_are_served(server):
+    server.write(EVERYTHING)
+    served = {f"bridge_profiling_{name}": set(samples[0][0]) for name, samples in scrape(server.port).items()}
+    dashboard = json.loads(files("bridge_profiling.monitor").joinpath("grafana.json").read_text(encoding="utf-8"))
+    targets = [target for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    asked = set()
+    for target in targets:
+        names = set(re.findall(r"bridge_profiling_\w+", target["expr"]))
+        labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]) + re.findall(r"(\w+)=~", target["expr"]))
+        assert names, target
+        assert [name for name in names if not labels <= served.get(name, set())] == [], target
+        asked |= names
+    sources = [panel["datasource"] for panel in dashboard["panels"] if panel.get("targets")]
+    sources += [target["datasource"] for target in targets]
+    assert [each for each in sources if each != {"type": "prometheus", "uid": "${datasource}"}] == []
+    variables = dashboard["templating"]["list"]
+    assert ("datasource", "datasource") in [(each["name"], each["type"]) for each in variables]
+    for variable in variables:
+        if variable["type"] == "query":
+            name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"]).groups()
+            assert label in served[name]
+    # Conversely, the dashboard shows every metric that is served.
+    unseen = {name for name in served if name not in asked and not name.endswith("_metric_available")}
+    assert unseen == {"bridge_profiling_training_iteration"}

@@ -1,7 +1,5 @@
 """CPU and memory of real processes, and what processes around a monitor leave of its outputs."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

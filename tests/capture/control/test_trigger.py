@@ -1,7 +1,5 @@
 """A running job of two ranks, profiled on request twice; every other request is refused, and training is unchanged."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
