@@ -11,7 +11,7 @@ import torch
 
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.capture.control.protocol import RequestDirectory
+from bridge_profiling.capture.control.protocol import CaptureRequest, RequestDirectory
 
 
 class Run:
@@ -58,18 +58,21 @@ class Run:
         return opened
 
     def listen(self, iterations: Iterable[int], on_iteration=lambda iteration: None, *, config=None, **how) -> ProfilingHook:
-        """Train, by default without a window.
-
-        It polls for requests every 30 ms: often, but a busy machine still receives one within the four polls that it has.
-        """
-        config = config or self.config(use_pytorch_profiler=False)
-        config.on_demand, config.on_demand_seconds = True, 0.03
+        """Train with a poll for requests every 30 ms, by default without a window."""
+        config = config or self.config(use_pytorch_profiler=False, on_demand_seconds=0.03)
 
         def slowly(iteration: int) -> None:
             time.sleep(0.004)
             on_iteration(iteration)
 
         return self.train(config, iterations, on_iteration=slowly, **how)
+
+    def request(self, **request: object) -> None:
+        """Request a capture from inside an iteration: training does not run past its start before it is answered."""
+        asked = CaptureRequest(**{"iterations": 2, **request})
+        assert self.requests.submit(asked)
+        while not (self.requests.answers(asked.id) or self.requests.refusal(asked.id)):
+            time.sleep(0.002)
 
     def trace(self, folder: str, rank: int = 0) -> list[dict]:
         """The events of a trace."""

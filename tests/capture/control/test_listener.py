@@ -40,7 +40,7 @@ def test_a_request_is_carried_out_after_the_window_of_the_config(run, monkeypatc
     unread.path.mkdir(parents=True)
     assert unread.submit(requested())
     assert not unread.submit(requested(id="another"))
-    run.listen(range(10**6), at(20, lambda: run.requests.submit(requested())), config=run.config(2, 4), until=run.done)
+    run.listen(range(10**6), at(20, run.request), config=run.config(2, 4, on_demand_seconds=0.03), until=run.done)
     first, second = run.folders()
     start = run.manifest(second)["window"]["start"]
     assert [run.manifest(folder)["trigger"]["kind"] for folder in (first, second)] == ["configured", "request"]
@@ -48,8 +48,7 @@ def test_a_request_is_carried_out_after_the_window_of_the_config(run, monkeypatc
 
 
 def test_a_training_that_ends_before_the_iterations_asked_for_says_so(run):
-    request = at(10, lambda: run.requests.submit(requested(start=10**6)))
-    run.listen(range(10**5), request, until=(run.requests.path / "answers").exists)
+    run.listen(range(12), at(10, lambda: run.request(start=10**6)))
     [folder] = run.folders()
     assert run.outcome(folder) == ("missed", None)
     assert "training ended after iteration" in run.manifest(folder)["reason"]
@@ -67,15 +66,15 @@ def test_requests_of_an_earlier_run_are_closed(run):
 
 
 def test_a_name_used_before_is_refused(run):
-    due = [lambda: True, run.done]
-
     def request(iteration):
-        if iteration >= 20 and due and due[0]() and run.requests.submit(requested(id="mine")):
-            del due[0]
+        if iteration == 20:
+            run.request(id="mine")
+        elif run.done():
+            run.requests.submit(requested(id="mine"))
 
     run.listen(range(10**5), request, until=run.refusals)
     assert len(run.folders()) == 1
-    assert "an earlier request was called mine" in run.refusals()[0]
+    assert any("an earlier request was called mine" in reason for reason in run.refusals())
 
 
 def test_a_request_made_while_the_job_ends_is_refused_under_its_own_name(run, monkeypatch):
@@ -184,10 +183,10 @@ def test_windows_posted_while_iterations_pass_are_all_captured(run):
 
 @pytest.fixture
 def lose_time(monkeypatch):
-    """Makes the running iteration 1.5 s longer, on the hook's clock alone."""
+    """Makes the running iteration longer than a busy machine would, on the hook's clock alone."""
     lost = []
     monkeypatch.setattr(hook, "perf_counter_ns", lambda: time.perf_counter_ns() + sum(lost))
-    return lambda: lost.append(1_500_000_000)
+    return lambda: lost.append(10**15)
 
 
 def test_a_slow_iteration_is_captured_once_with_its_reason(run, lose_time):
@@ -200,7 +199,7 @@ def test_a_slow_iteration_is_captured_once_with_its_reason(run, lose_time):
         if run.done() and len(slow) == 1:
             slow.append(iteration + COOL_DOWN + 60)
 
-    config = run.config(5, 7, use_pytorch_profiler=False, slow_iteration_factor=100.0)
+    config = run.config(5, 7, use_pytorch_profiler=False, slow_iteration_factor=1e4, on_demand_seconds=0.1)
     run.listen(range(10**5), on_iteration, config=config, until=lambda: len(slow) == 2 and len(run.losses) > slow[1] + 60)
     [folder] = run.folders()
     assert run.outcome(folder)[0] == "complete"
@@ -210,14 +209,14 @@ def test_a_slow_iteration_is_captured_once_with_its_reason(run, lose_time):
     assert (manifest["trigger"]["kind"], manifest["trigger"]["requested_by"]) == ("slow_iteration", "rank 0")
     reason = re.fullmatch(r"iteration 60 took ([\d.]+) ms, [\d.]+ x the median .* on rank 0", manifest["trigger"]["reason"])
     assert reason is not None
-    assert float(reason[1]) >= 1500
+    assert float(reason[1]) >= 10**9
     profiled, run.losses = run.losses, []
     run.train(None, range(len(profiled)))
     assert profiled == run.losses
 
 
 def test_a_checkpoint_or_an_evaluation_inside_an_iteration_does_not_make_it_slow(run, lose_time):
-    config = run.config(use_pytorch_profiler=False, slow_iteration_factor=100.0, on_demand_seconds=0.03)
+    config = run.config(use_pytorch_profiler=False, slow_iteration_factor=1e4, on_demand_seconds=0.03)
     with ProfilingHook(config, rank=0, output_dir=run.root) as opened:
         for iteration in range(60):
             with opened.iteration(iteration), opened.range({40: "checkpoint", 45: "evaluation"}.get(iteration, "")):
