@@ -74,11 +74,11 @@ def test_the_driver_is_read_and_released(path, driver):
     assert driver.shut_down == 1
 
 
-def test_a_slow_iteration_is_logged_recorded_and_counted(path, caplog):
+def test_a_slow_iteration_is_logged_recorded_and_counted(path, caplog, clock):
     slow = SlowIterationAlert(warm_up=0, window=15)
     with caplog.at_level(logging.WARNING), Monitor(jsonl=path, interval=60, gpus=[], slow_iterations=slow) as monitor:
         for step in range(20):
-            sleep(0.3 if step == 17 else 0.01)
+            clock(0.3 if step == 17 else 0.01)
             monitor.training.record_step()
     alerts = {alert["alert"]: alert for alert in records(path, "alert")}
     assert alerts["slow_iteration"]["evidence"]["iteration"] == 17

@@ -141,7 +141,7 @@ REFUSED = {
     "past": "iteration 1 is past",
     "open": "another request is open: iterations",
     "ended": "the job has ended: training ended after iteration",
-    "half-written": "the request cannot be read: Unterminated string",
+    "half-written": "the request cannot be read; Unterminated string",
     "not text": "not a regular text file",
     "by hand, wrong rank": "--ranks names 7, but the job has 2 ranks",
     "by hand, open": "another request is open",
