@@ -109,10 +109,12 @@ def test_losses_are_bit_identical_with_and_without_profiling(run):
     assert run.losses == plain
 
 
-def test_only_the_ranks_asked_for_write(run):
+@pytest.mark.parametrize(("ranks", "expected"), [([1], [1]), ("all", [0, 1]), ("pp", [0])])
+def test_only_the_ranks_asked_for_write(run, ranks, expected):
     for rank in (0, 1):
-        run.train(run.config(1, 2, profile_ranks=[1]), range(3), rank=rank, world_size=2)
-    assert sorted(path.name for path in run.root.rglob("rank-*")) == ["rank-1.json", "rank-1.pt.trace.json.gz"]
+        run.train(run.config(1, 2, profile_ranks=ranks), range(3), rank=rank, world_size=2)
+    written = [f"rank-{rank}.{kind}" for rank in expected for kind in ("json", "pt.trace.json.gz")]
+    assert sorted(path.name for path in run.root.rglob("rank-*")) == written
 
 
 def test_without_a_profiler_nothing_is_written_but_where_a_directory_is_named_that_requests_are_accepted(

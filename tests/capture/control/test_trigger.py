@@ -68,6 +68,7 @@ def story(tmp_path_factory):
 
         # Refused by the client, and by the job: nothing is changed by any of these.
         typed["past"] = type_trigger(folder, "--start", 1)
+        typed["no rank"] = type_trigger(folder, "--ranks", "some")
         typed["half-written"] = drop(run, b'{"iterations": 3, "sta')
         typed["not text"] = drop(run, b"\xff\xfe\x00")
         typed["by hand, wrong rank"] = drop(run, b'{"iterations": 2, "ranks": [7]}')
@@ -139,6 +140,7 @@ def test_there_are_no_other_captures_and_training_is_unchanged(story):
 
 REFUSED = {
     "past": "iteration 1 is past",
+    "no rank": "--ranks some is not a list of ranks",
     "open": "another request is open: iterations",
     "ended": "the job has ended: training ended after iteration",
     "half-written": "the request cannot be read; Unterminated string",
