@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from bridge_profiling import ProfilingConfigError
+from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.monitor import Counters, TrainingMonitor, training
 from bridge_profiling.monitor.metrics import TRAINING_METRICS
 from bridge_profiling.monitor.training import device_memory
@@ -90,6 +91,15 @@ def test_a_hook_times_the_iterations_so_the_loop_need_not_report_them(clock):
     # Iteration 0 ended before this monitor was created.
     assert monitor.new_iterations() == [(1, 1.0), (2, 3.0), (3, 1.0)]
     assert monitor.summary()["iterations"] == 3
+
+
+def test_all_iterations_of_a_real_hook_are_counted():
+    with ProfilingHook(None, rank=0) as hook:
+        monitor = TrainingMonitor(hook=hook)
+        for iteration in range(7):
+            with hook.iteration(iteration):
+                pass
+    assert [iteration for iteration, _ in monitor.new_iterations()] == list(range(7))
 
 
 def test_data_is_passed_on_unchanged_and_waiting_for_it_counts(clock):
