@@ -10,55 +10,39 @@ import pytest
 
 from bridge_profiling import ProfilingConfigError
 
-pytestmark = pytest.mark.needs("megatron")
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
-from bridge_profiling.overrides import apply_overrides  # noqa: E402
-from recipes.catalog import get_recipe  # noqa: E402
-from recipes.config import ConfigContainer  # noqa: E402
 from recipes.finalize import finalize  # noqa: E402
 from recipes.megatron import layers, setup  # noqa: E402
-from recipes.models import gpt_tiny  # noqa: E402
+from tests.recipes.builders import recipe, tiny  # noqa: E402
 
 #: Transformer Engine's, from 2.7 on.
 MODES = SimpleNamespace(NONE="none", FP8="fp8")
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
-#: What only Transformer Engine's layers can do, and the ranks it takes.
-NEEDS_TRANSFORMER_ENGINE = {
-    "model.num_moe_experts=4": (["model.num_moe_experts=4"], 1),
-    "model.sequence_parallel=true": (["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"], 2),
-    "model.context_parallel_size=2": (["model.context_parallel_size=2"], 2),
-    "model.fp8=hybrid": (["model.fp8=hybrid", "model.bf16=true"], 1),
-    "model.apply_rope_fusion=true": (["model.apply_rope_fusion=true", "model.position_embedding_type=rope"], 1),
-    "model.attention_backend=flash": (["model.attention_backend=flash"], 1),
-}
-
-
-def tiny(*overrides: str) -> ConfigContainer:
-    config = gpt_tiny()
-    apply_overrides(config, overrides)
-    return config
+TENSOR_PARALLEL = ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]
 
 
 @pytest.mark.parametrize(
-    ("importable", "device", "chosen"),
-    [(True, GPU, "transformer_engine"), (True, CPU, "local"), (False, GPU, "local"), (False, CPU, "local")],
+    ("importable", "device", "asked", "chosen"),
+    [
+        (True, GPU, "null", "transformer_engine"),
+        (True, CPU, "null", "local"),
+        (False, GPU, "null", "local"),
+        (True, GPU, "local", "local"),
+    ],
 )
-def test_transformer_engine_is_chosen_where_it_can_be_imported_and_there_is_a_gpu(monkeypatch, importable, device, chosen):
+def test_transformer_engine_is_chosen_where_it_works_unless_the_other_is_asked_for(
+    monkeypatch, importable, device, asked, chosen
+):
     monkeypatch.setattr(layers, "HAVE_TE", importable)
-    config = tiny()
+    config = tiny(f"model.transformer_impl={asked}")
     layers.choose_transformer_impl(config, device)
     assert config.model.transformer_impl == chosen
-
-
-def test_either_can_be_forced(monkeypatch):
-    monkeypatch.setattr(layers, "HAVE_TE", True)
-    config = tiny("model.transformer_impl=local")
-    layers.choose_transformer_impl(config, GPU)
-    assert config.model.transformer_impl == "local"
+    own = "megatron-core's own (local spec), which exclude: no sequence, context"
+    assert (own if chosen == "local" else "Transformer Engine's") in layers.describe_layers(config.model)
 
 
 @pytest.mark.parametrize(("importable", "why"), [(False, "cannot be imported"), (True, "this machine has no GPU")])
@@ -68,27 +52,27 @@ def test_forcing_what_is_not_there_is_refused(monkeypatch, importable, why):
         layers.choose_transformer_impl(tiny("model.transformer_impl=transformer_engine"), CPU)
 
 
-def test_the_log_says_which_and_what_that_excludes():
-    config = tiny()
-    layers.choose_transformer_impl(config, CPU)
-    assert "megatron-core's own (local spec), which exclude: no sequence, context" in layers.describe_layers(config.model)
-    config.model.transformer_impl = "transformer_engine"
-    assert layers.describe_layers(config.model) == "layers: Transformer Engine's"
-
-
-@pytest.mark.parametrize("setting", NEEDS_TRANSFORMER_ENGINE)
-def test_what_needs_transformer_engine_is_refused_in_the_job_and_not_on_a_submit_host(monkeypatch, setting):
-    overrides, ranks = NEEDS_TRANSFORMER_ENGINE[setting]
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
+    [
+        (1, ["model.num_moe_experts=4"]),
+        (2, ["model.sequence_parallel=true", "model.tensor_model_parallel_size=2"]),
+        (2, ["model.context_parallel_size=2"]),
+        (1, ["model.fp8=hybrid", "model.bf16=true"]),
+        (1, ["model.apply_rope_fusion=true", "model.position_embedding_type=rope"]),
+        (1, ["model.attention_backend=flash"]),
+    ],
+)
+def test_what_needs_transformer_engine_is_refused_in_the_job_and_not_on_a_submit_host(monkeypatch, ranks, overrides):
     config = tiny(*overrides)
     finalize(config, ranks)
     monkeypatch.setattr(layers, "HAVE_TE", False)
-    with pytest.raises(ProfilingConfigError, match=f"{setting} needs Transformer Engine's layers.*this machine has"):
+    with pytest.raises(ProfilingConfigError, match=f"{overrides[0]} needs Transformer Engine's layers.*this machine has"):
         layers.choose_transformer_impl(config, GPU)
 
 
 def test_checking_without_transformer_engine_changes_no_setting():
-    config = get_recipe("qwen3_30b_a3b")()
-    apply_overrides(config, ["model.fp8=hybrid", "model.apply_rope_fusion=true"])
+    config = recipe("qwen3_30b_a3b", "model.fp8=hybrid", "model.apply_rope_fusion=true")
     finalize(config, 16)
     assert (config.model.fp8, config.model.apply_rope_fusion, config.model.moe_permute_fusion) == ("hybrid", True, True)
 
@@ -96,8 +80,7 @@ def test_checking_without_transformer_engine_changes_no_setting():
 def test_a_layout_reaches_megatron_cores_process_groups(monkeypatch):
     given = {}
     monkeypatch.setattr(setup.parallel_state, "initialize_model_parallel", lambda **sizes: given.update(sizes))
-    config = get_recipe("qwen3_30b_a3b")()
-    apply_overrides(config, ["model.context_parallel_size=2", "model.expert_tensor_parallel_size=1"])
+    config = recipe("qwen3_30b_a3b", "model.context_parallel_size=2", "model.expert_tensor_parallel_size=1")
     finalize(config, 32)
     setup._initialize_model_parallel(config)
     sizes = ("pipeline_model_parallel", "context_parallel", "expert_model_parallel", "expert_tensor_parallel")
@@ -107,10 +90,8 @@ def test_a_layout_reaches_megatron_cores_process_groups(monkeypatch):
 @pytest.mark.parametrize(
     ("modes", "overrides", "quantization"),
     [
-        (None, [], {"use_fp8": False}),
         (None, ["model.fp8=hybrid"], {"use_fp8": True}),
         (MODES, [], {"quantization_modes": ["none"]}),
-        (MODES, ["model.fp8=hybrid"], {"quantization_modes": ["fp8"]}),
         (MODES, ["model.fp8=hybrid", "model.first_last_layers_bf16=true"], {"quantization_modes": ["fp8", "none"]}),
     ],
 )
@@ -121,8 +102,7 @@ def test_tp_communication_overlap_gets_its_buffers(monkeypatch, modes, overrides
     if modes is not None:
         base.UserBufferQuantizationMode = modes
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch.module.base", base)
-    split = ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.tp_comm_overlap=true"]
-    config = tiny("model.bf16=true", *split, *overrides)
+    config = tiny("model.bf16=true", *TENSOR_PARALLEL, "model.tp_comm_overlap=true", *overrides)
     finalize(config, 2)
     with setup._userbuffers(config):
         assert given == {"shape": [2 * 64, 64], "tp_size": 2, "bootstrap_backend": "nccl", **quantization}
@@ -130,17 +110,14 @@ def test_tp_communication_overlap_gets_its_buffers(monkeypatch, modes, overrides
 
 
 @pytest.mark.parametrize(
-    ("overrides", "tracker"),
+    ("overrides", "engines", "capturable"),
     [
-        ([], {"te_rng_tracker": False, "use_cudagraphable_rng": False}),
-        (["model.cuda_graph_impl=local"], {"te_rng_tracker": True, "use_cudagraphable_rng": True}),
-        (
-            ["model.cuda_graph_impl=local", "model.transformer_impl=local"],
-            {"te_rng_tracker": False, "use_cudagraphable_rng": True},
-        ),
+        ([], False, False),
+        (["model.cuda_graph_impl=local"], True, True),
+        (["model.cuda_graph_impl=local", "model.transformer_impl=local"], False, True),
     ],
 )
-def test_cuda_graphs_get_a_tracker_of_random_states_that_the_layers_accept(monkeypatch, overrides, tracker):
+def test_cuda_graphs_get_a_tracker_of_random_states_that_the_layers_accept(monkeypatch, overrides, engines, capturable):
     given = {}
     monkeypatch.setattr(setup, "model_parallel_cuda_manual_seed", lambda seed, **arguments: given.update(arguments))
     monkeypatch.setattr(setup.parallel_state, "get_pipeline_model_parallel_rank", lambda: 0)
@@ -148,7 +125,7 @@ def test_cuda_graphs_get_a_tracker_of_random_states_that_the_layers_accept(monke
     config = tiny(*overrides)
     layers.choose_transformer_impl(config, GPU)
     setup._seed(config)
-    assert given.items() >= tracker.items()
+    assert (given["te_rng_tracker"], given["use_cudagraphable_rng"]) == (engines, capturable)
 
 
 @pytest.mark.parametrize(("graphs", "teardown"), [("none", None), ("local", "0")])
