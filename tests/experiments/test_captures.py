@@ -89,19 +89,21 @@ def _attempt(root: Path, folder: str, content: str, age: float = 0, elsewhere: t
 
 @pytest.mark.integration
 def test_the_files_of_the_newest_attempt_come_once_and_no_others(far: Path, tmp_path: Path) -> None:
-    here, progress = tmp_path / "here", []
-    newest = [EXPORT.format("iter-2-4.1"), TRACE.format("iter-2-4.1")]
+    here, progress, snapshot = tmp_path / "here", [], tmp_path / "snapshot_0.pickle"
+    snapshot.write_text("memory")
+    _attempt(far, "iter-2-4.1", "second attempt", age=50, elsewhere=(str(snapshot),))
+    newest = ["elsewhere/snapshot_0.pickle", EXPORT.format("iter-2-4.1"), TRACE.format("iter-2-4.1")]
     copied = fetch(FarSide(), str(far), here)
     assert sorted(path.relative_to(here).as_posix() for path in copied) == newest
     manifests = ["manifest/iter-2-4.1/rank-0.json", "manifest/iter-2-4/rank-0.json"]
     files = [path for path in here.rglob("*") if path.is_file()]
     assert sorted(path.relative_to(here).as_posix() for path in files) == sorted([*manifests, *newest])
-    assert (here / newest[1]).read_text() == "second attempt"
-    assert (here / newest[1]).stat().st_mtime == pytest.approx((far / newest[1]).stat().st_mtime, abs=1)
+    assert (here / newest[-1]).read_text() == "second attempt"
+    assert (here / newest[-1]).stat().st_mtime == pytest.approx((far / newest[-1]).stat().st_mtime, abs=1)
     assert fetch(FarSide(), str(far), here, on_progress=lambda *done: progress.append(done)) == []
     assert progress == [(0, 0)]
-    (here / newest[1]).write_text("cut")
-    assert fetch(FarSide(), str(far), here) == [here / newest[1]]
+    (here / newest[-1]).write_text("cut")
+    assert fetch(FarSide(), str(far), here) == [here / newest[-1]]
 
 
 @pytest.mark.integration
@@ -111,14 +113,6 @@ def test_without_manifests_files_named_like_captures_come(tmp_path: Path) -> Non
         (tmp_path / "far" / name).write_text(name)
     copied = fetch(FarSide(), str(tmp_path / "far"), tmp_path / "here")
     assert sorted(path.name for path in copied) == ["rank0.pt.trace.json.gz", "snapshot_0.pickle"]
-
-
-@pytest.mark.integration
-def test_a_snapshot_with_a_place_of_its_own_comes_too(far: Path, tmp_path: Path) -> None:
-    snapshot = tmp_path / "snapshot_0.pickle"
-    snapshot.write_text("memory")
-    _attempt(far, "iter-2-4.1", "second attempt", elsewhere=(str(snapshot),))
-    assert tmp_path / "here" / "elsewhere" / "snapshot_0.pickle" in fetch(FarSide(), str(far), tmp_path / "here")
 
 
 @pytest.mark.integration

@@ -1,4 +1,4 @@
-"""A process that trains by itself."""
+"""Tests of recipes run as on a machine without GPUs, in a process that was started by no launcher."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import pytest
 from tests.forked_ranks import LAUNCHER_VARIABLES
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process was started by no launcher, on a machine without GPUs."""
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -17,20 +17,22 @@ pytest.importorskip("megatron.core")
 
 from recipes.megatron.checkpoint import none_left_behind  # noqa: E402
 
-PP = "model.pipeline_model_parallel_size=2"
-VIRTUAL = "model.virtual_pipeline_model_parallel_size=2"
+TP_PP = "model.tensor_model_parallel_size=2 model.pipeline_model_parallel_size=2"
 DISTRIBUTED_OPTIMIZER = "ddp.use_distributed_optimizer=true"
 
 #: Ranks, and a layout's settings. Dropout and the schedule are there to show that generators and learning rate go on.
 LAYOUTS = {
-    "dp": (2, ["model.hidden_dropout=0.1", "scheduler.lr_decay_style=cosine", "scheduler.lr_warmup_iters=2"]),
+    "dp": (2, "model.hidden_dropout=0.1 scheduler.lr_decay_style=cosine scheduler.lr_warmup_iters=2"),
     "bf16_overlapped": (
         2,
-        ["model.bf16=true", DISTRIBUTED_OPTIMIZER, "ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true"],
+        f"model.bf16=true {DISTRIBUTED_OPTIMIZER} ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true",
     ),
-    "vpp_distributed_optimizer": (2, [PP, VIRTUAL, "model.num_layers=4", DISTRIBUTED_OPTIMIZER]),
-    "tp_pp": (4, [PP, "model.tensor_model_parallel_size=2"]),
-    "tp_pp_distributed_optimizer": (4, [PP, "model.tensor_model_parallel_size=2", DISTRIBUTED_OPTIMIZER]),
+    "vpp_distributed_optimizer": (
+        2,
+        "model.pipeline_model_parallel_size=2 model.virtual_pipeline_model_parallel_size=2 model.num_layers=4"
+        f" {DISTRIBUTED_OPTIMIZER}",
+    ),
+    "tp_pp_distributed_optimizer": (4, f"{TP_PP} {DISTRIBUTED_OPTIMIZER}"),
 }
 
 #: The run stops after iteration 2. name: (window, captured and status of the first run, of the resumed one).
@@ -44,9 +46,9 @@ WINDOWS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_resumed_training_has_the_losses_of_one_that_never_stopped(tmp_path, layout):
     ranks, overrides = LAYOUTS[layout]
-    stopped = [*overrides, "train.exit_interval=3", f"checkpoint.save={tmp_path}/saved"]
+    stopped = f"{overrides} train.exit_interval=3 checkpoint.save={tmp_path}/saved"
     first, _ = run_cases(tmp_path, {"whole": overrides, "stopped": stopped}, ranks)
-    second, _ = run_cases(tmp_path, {"resumed": [*overrides, f"checkpoint.load={tmp_path}/saved"]}, ranks)
+    second, _ = run_cases(tmp_path, {"resumed": f"{overrides} checkpoint.load={tmp_path}/saved"}, ranks)
     assert (list(first["stopped"].train), list(second["resumed"].train)) == ([0, 1, 2], [3, 4, 5])
     assert first["stopped"].train | second["resumed"].train == first["whole"].train
     assert len(set(first["whole"].values)) == 6
@@ -56,16 +58,20 @@ def test_a_resumed_training_has_the_losses_of_one_that_never_stopped(tmp_path, l
 def one(tmp_path_factory):
     """One rank: windows of the profiler, a run that is out of time, one that saves regularly; then all of them resumed."""
     folder = tmp_path_factory.mktemp("one")
-    first, second = {"whole": []}, {}
+    regular = f"checkpoint.save={folder}/regular checkpoint.load={folder}/regular checkpoint.save_interval=2"
+    first = {
+        "whole": "",
+        "late": f"train.exit_duration_in_mins=1e-6 checkpoint.save={folder}/late",
+        "regular": f"{regular} checkpoint.most_recent_k=2",
+    }
+    second = {
+        "regular_again": regular,
+        "longer": f"checkpoint.load={folder}/regular train.train_iters=8 optimizer.lr=1e-30",
+    }
     for name, (edges, _, _) in WINDOWS.items():
-        both = [*window(*edges), f"profiling.output_dir={folder}/profiles/{name}"]
-        first[name] = [*both, "train.exit_interval=3", f"checkpoint.save={folder}/{name}"]
-        second[f"{name}_second"] = [*both, f"checkpoint.load={folder}/{name}"]
-    first["late"] = ["train.exit_duration_in_mins=1e-6", f"checkpoint.save={folder}/late"]
-    regular = [f"checkpoint.save={folder}/regular", f"checkpoint.load={folder}/regular", "checkpoint.save_interval=2"]
-    first["regular"] = [*regular, "checkpoint.most_recent_k=2"]
-    second["regular_again"] = regular
-    second["longer"] = [f"checkpoint.load={folder}/regular", "train.train_iters=8", "optimizer.lr=1e-30"]
+        both = f"{window(*edges)} profiling.output_dir={folder}/profiles/{name}"
+        first[name] = f"{both} train.exit_interval=3 checkpoint.save={folder}/{name}"
+        second[f"{name}_second"] = f"{both} checkpoint.load={folder}/{name}"
     losses, first_output = run_cases(folder, first)
     resumed, second_output = run_cases(folder, second)
     return folder, losses | resumed, first_output + second_output

@@ -13,10 +13,9 @@ pytest.importorskip("megatron.core")
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from launch import build_indexed_data
-from recipes.finalize import finalize
 from recipes.megatron import indexed
 from recipes.megatron.data import ConsumedSampler, check_data
-from tests.recipes.builders import tiny
+from tests.recipes.builders import finalized
 from tests.recipes.trainings import FROZEN, run_cases
 
 
@@ -50,16 +49,16 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def losses(folder):
-    long, blend = f"dataset.blend=[{folder}/long]", f"dataset.blend=[{folder}/long,{folder}/short]"
-    workers = ["dataset.num_workers=2", "dataset.prefetch_factor=3", f"dataset.path_to_cache={folder}/cache"]
+    indexed, blend = f"{FROZEN} dataset.blend=[{folder}/long]", f"{FROZEN} dataset.blend=[{folder}/long,{folder}/short]"
+    workers = f"dataset.num_workers=2 dataset.prefetch_factor=3 dataset.path_to_cache={folder}/cache"
     cases = {
         "mock": FROZEN,
-        "indexed": [*FROZEN, long],
-        "workers_from_3": [*FROZEN, long, "train.start_iteration=3", *workers],
+        "indexed": indexed,
+        "workers_from_3": f"{indexed} train.start_iteration=3 {workers}",
         # 48 samples of 64 tokens are more than the short set's 4,600 tokens hold once, after its split.
-        "short": [*FROZEN, f"dataset.blend=[{folder}/short]", "train.train_iters=12"],
-        "blend": [*FROZEN, blend, "train.eval_interval=3"],
-        "weighted": [*FROZEN, blend, "dataset.blend_weights=[1,9]"],
+        "short": f"{FROZEN} dataset.blend=[{folder}/short] train.train_iters=12",
+        "blend": f"{blend} train.eval_interval=3",
+        "weighted": f"{blend} dataset.blend_weights=[1,9]",
     }
     return run_cases(folder, cases)[0]
 
@@ -88,23 +87,23 @@ def test_data_sets_are_blended_by_their_sizes_or_by_weights(losses):
 
 @pytest.mark.integration
 def test_two_ranks_share_one_index_and_see_what_one_rank_sees(losses, folder):
-    two = {"two_ranks": [*FROZEN, f"dataset.blend=[{folder}/long]", f"dataset.path_to_cache={folder}/cache_of_two"]}
-    assert run_cases(folder, two, ranks=2)[0]["two_ranks"].values == pytest.approx(losses["indexed"].values, abs=5e-5)
+    settings = f"{FROZEN} dataset.blend=[{folder}/long] dataset.path_to_cache={folder}/cache_of_two"
+    two_ranks = run_cases(folder, {"two_ranks": settings}, ranks=2)[0]["two_ranks"]
+    assert two_ranks.values == pytest.approx(losses["indexed"].values, abs=5e-5)
 
 
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
-        ("none", [], r"none\.bin and .*/none\.idx cannot be found.*--output .*/none"),
-        ("long", ["model.vocab_size=100"], "long holds token 127.*model.vocab_size=128"),
-        ("long", ["dataset.split=999,1,0"], "gives a part of .*long no document; it has 120"),
-        ("long", ["dataset.split=1", "train.eval_interval=2"], "leaves nothing for evaluation"),
-        ("long", ["dataset.split=0,1,1"], "leaves nothing for training"),
+        ("none", "", r"none\.bin and .*/none\.idx cannot be found.*--output .*/none"),
+        ("long", "model.vocab_size=100", "long holds token 127.*model.vocab_size=128"),
+        ("long", "dataset.split=999,1,0", "gives a part of .*long no document; it has 120"),
+        ("long", "dataset.split=1 train.eval_interval=2", "leaves nothing for evaluation"),
+        ("long", "dataset.split=0,1,1", "leaves nothing for training"),
     ],
 )
 def test_data_that_cannot_be_trained_on_is_refused_before_anything_starts(folder, name, overrides, message):
-    config = tiny(f"dataset.blend=[{folder}/{name}]", *overrides)
-    finalize(config, 1)
+    config = finalized("gpt_tiny", f"dataset.blend=[{folder}/{name}] {overrides}")
     with pytest.raises(ProfilingConfigError, match=message):
         check_data(config)
 
@@ -116,6 +115,5 @@ def test_a_text_becomes_documents_of_bytes_that_can_be_trained_on(tmp_path, caps
     documents = IndexedDataset(f"{tmp_path}/new/set")
     assert [bytes(document[:-1].astype("uint8")).decode() for document in documents] == ["Two lines\nof one.", "Another: é"]
     assert {int(document[-1]) for document in documents} == {256}
-    config = tiny(*[word for word in typed if "." in word and "=" in word])
-    finalize(config, 1)
+    config = finalized("gpt_tiny", " ".join(word for word in typed if "." in word and "=" in word))
     assert (config.dataset.blend, config.tokenizer.vocab_size) == ([f"{tmp_path}/new/set"], 256)

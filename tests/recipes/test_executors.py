@@ -28,21 +28,6 @@ def test_a_local_job_finds_this_interpreter_and_this_checkout(make, launcher, ra
     assert (env["OMP_NUM_THREADS"], env["A"]) == ("1", "1")
 
 
-@pytest.mark.parametrize(
-    ("options", "launcher", "ranks"),
-    [
-        ({"gpus_per_node": 8}, "torchrun", 8),
-        ({"ntasks_per_node": 4, "launcher": None}, None, 4),
-        ({}, "torchrun", 1),
-    ],
-)
-def test_slurm_starts_one_rank_a_gpu_under_torchrun_unless_asked_otherwise(options, launcher, ranks):
-    executor = executors.slurm("team", "batch", nodes=2, time="1-00:00:00", cpus_per_task=2, **options)
-    assert (executor.launcher, executor.ntasks_per_node) == (launcher, ranks)
-    assert (executor.nnodes(), executor.cpus_per_task) == (2, 2)
-    assert executor.gpus_per_node == options.get("gpus_per_node")
-
-
 BARE = {"container_image": None}
 
 
@@ -53,6 +38,7 @@ BARE = {"container_image": None}
         ({"nodes": 0}, "nodes"),
         ({"gpus_per_node": 0}, "per_node"),
         ({"ntasks_per_node": True}, "ntasks_per_node"),
+        ({"ntasks_per_node": 1.5}, "ntasks_per_node"),
         ({"time": "half an hour"}, "time"),
         ({"mounts": ["/data"]}, "mount"),
         ({"mounts": ["/data:/data"]} | BARE, "no container"),
@@ -72,7 +58,6 @@ BARE = {"container_image": None}
         ({"tunnel": run.SSHTunnel(host="h", user="u", job_dir="/a/nemo_run/b")} | BARE, "/nemo_run"),
         ({"host": "h"}, "without job_dir"),
         ({"host": "h", "job_dir": "~/jobs"}, "absolute"),
-        ({"host": "h", "job_dir": "/my jobs"}, "absolute"),
         ({"host": "", "job_dir": "/jobs"}, "host"),
         ({"job_dir": "/jobs"}, "without host"),
         ({"host": "h", "tunnel": run.LocalTunnel(job_dir="")}, "tunnel and host"),
@@ -83,12 +68,6 @@ BARE = {"container_image": None}
 def test_slurm_refuses_what_would_fail_in_the_queue(options, named):
     with pytest.raises(ProfilingConfigError, match=named):
         executors.slurm(**{"account": "team", "container_image": "image"} | options)
-
-
-@pytest.mark.parametrize("count", [0, 1.5, "2"])
-def test_local_torchrun_refuses_a_number_of_ranks_that_is_none(count):
-    with pytest.raises(ProfilingConfigError, match="ntasks_per_node"):
-        executors.local_torchrun(ntasks_per_node=count)
 
 
 @pytest.mark.parametrize(
@@ -108,18 +87,9 @@ def test_through_ssh_the_user_is_the_one_here_unless_named(monkeypatch):
     assert executors.slurm("team", host="login", user="you", job_dir="/scratch/jobs").tunnel.user == "you"
 
 
-@pytest.mark.parametrize(
-    ("options", "lines"),
-    [
-        ({}, f"export PATH='{os.path.dirname(sys.executable)}':\"$PATH\""),
-        ({"venv": "/venv", "setup_lines": "module load cuda"}, "export PATH='/venv/bin':\"$PATH\"\nmodule load cuda"),
-        ({"container_image": "image"}, None),
-        ({"host": "login", "job_dir": "/jobs"}, None),
-        ({"env": {"PATH": "/bin"}}, None),
-    ],
-)
-def test_a_bare_job_uses_the_environment_that_submits_it_or_the_one_named(options, lines):
-    assert executors.slurm("team", **options).setup_lines == lines
+def test_a_job_elsewhere_or_with_a_path_of_its_own_does_not_use_the_environment_that_submits_it():
+    for elsewhere in ({"host": "login", "job_dir": "/jobs"}, {"env": {"PATH": "/bin"}}):
+        assert executors.slurm("team", **elsewhere).setup_lines is None
 
 
 @pytest.mark.parametrize(

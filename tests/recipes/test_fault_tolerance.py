@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
-import signal
 import sys
-import time
 
 import pytest
 
@@ -18,29 +17,28 @@ resiliency = pytest.importorskip("nvidia_resiliency_ext.fault_tolerance", reason
 
 import torch  # noqa: E402
 
-from recipes.finalize import finalize  # noqa: E402
 from recipes.megatron.fault_tolerance import MONITOR_SOCKET, RankMonitor, check_installed  # noqa: E402
-from tests.recipes.builders import tiny  # noqa: E402
+from tests.recipes.builders import finalized  # noqa: E402
 from tests.recipes.trainings import window  # noqa: E402
 
-ON = ["ft.enable_ft_package=true", "ft.calc_ft_timeouts=true"]
+ENABLED = "ft.enable_ft_package=true"
+ON = f"{ENABLED} ft.calc_ft_timeouts=true"
 
 
-def opened(*overrides, start=0):
+def opened(overrides, start=0):
     """As rank 0 opens it; from `start` iterations on when a checkpoint holds so many."""
-    config = tiny("train.train_iters=40", *overrides)
-    finalize(config, 1)
+    config = finalized("gpt_tiny", f"train.train_iters=40 {overrides}")
     config.train.start_iteration = start
     return RankMonitor(config, rank=0, resumed=start > 0)
 
 
-@pytest.mark.parametrize(("overrides", "said"), [([], ""), (ON, "these ranks are not monitored.*FaultTolerancePlugin")])
+@pytest.mark.parametrize(("overrides", "said"), [("", ""), (ON, "these ranks are not monitored.*FaultTolerancePlugin")])
 def test_without_a_monitor_training_goes_on_and_the_line_says_who_would_start_one(monkeypatch, overrides, said):
     monkeypatch.delenv(MONITOR_SOCKET, raising=False)
     if not overrides:
         # Switched off, it does not look for one.
         monkeypatch.setenv(MONITOR_SOCKET, "/nowhere/socket")
-    with opened(*overrides) as rank:
+    with opened(overrides) as rank:
         rank.iteration_done()
         rank.checkpoint_done(1)
         assert re.search(said, rank.describe()) if said else rank.describe() is None
@@ -54,39 +52,34 @@ def test_asked_for_and_not_installed_is_an_error_before_anything_starts(monkeypa
 
 
 @pytest.fixture
-def start_monitor(tmp_path, monkeypatch):
-    """Starts a monitor as ft_launcher starts one for each rank, and shows this process the way to it."""
-    started = []
+def monitor(tmp_path, monkeypatch):
+    """A monitor as ft_launcher starts one for each rank, for this process, the only rank.
 
-    def start(**timeouts):
-        socket = str(tmp_path / "monitor.socket")
-        config = resiliency.FaultToleranceConfig(enable_nic_monitor=False, **timeouts)
-        context = torch.multiprocessing.get_context("fork")
-        started.append(resiliency.RankMonitorServer.run_in_subprocess(config, socket, mp_ctx=context))
-        monkeypatch.setenv(MONITOR_SOCKET, socket)
-        monkeypatch.setenv("RANK", "0")
-        return started[-1]
+    Gives the time-outs that it applies: a function, since it sends them to the next client.
+    """
+    socket = str(tmp_path / "monitor.socket")
+    monkeypatch.setenv(MONITOR_SOCKET, socket)
+    monkeypatch.setenv("RANK", "0")
+    timeouts = {"initial_rank_heartbeat_timeout": 600, "rank_heartbeat_timeout": 300, "workload_check_interval": 2}
+    config = resiliency.FaultToleranceConfig(enable_nic_monitor=False, **timeouts)
+    context = torch.multiprocessing.get_context("fork")
+    # The fork would crash if it collected what other tests left: process groups have threads, which it lacks.
+    gc.collect()
+    gc.freeze()
+    monitor = resiliency.RankMonitorServer.run_in_subprocess(config, socket, mp_ctx=context)
+    gc.unfreeze()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
 
-    yield start
-    for monitor in started:
-        monitor.terminate()
-        monitor.join()
-
-
-@pytest.fixture
-def monitor(start_monitor, tmp_path):
-    """A monitor for a process that is the only rank; gives the time-outs that it applies, as it sends them to the next client."""
-    start_monitor(initial_rank_heartbeat_timeout=600, rank_heartbeat_timeout=300, workload_check_interval=2)
-
-    def timeouts():
+    def applied():
         client = resiliency.RankMonitorClient()
         client.init_workload_monitoring()
         client.shutdown_workload_monitoring()
         return client.cfg.initial_rank_heartbeat_timeout, client.cfg.rank_heartbeat_timeout
 
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    yield timeouts
+    yield applied
     torch.distributed.destroy_process_group()
+    monitor.terminate()
+    monitor.join()
 
 
 def train(rank, first, last):
@@ -97,24 +90,18 @@ def train(rank, first, last):
 
 
 def directory(folder):
-    return [f"checkpoint.save={folder}", f"checkpoint.load={folder}"]
+    return f"checkpoint.save={folder} checkpoint.load={folder}"
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("overrides", "too_early", "seen"),
-    [
-        ([], 15, 16),
-        (window(28, 30), 29, 30),
-        (["train.eval_interval=30"], 20, 21),
-    ],
+    [("", 15, 16), (window(28, 30), 29, 30), ("train.eval_interval=30", 20, 21)],
     ids=["16 iterations are needed", "not before the window lies behind", "not before an evaluation"],
 )
-def test_at_a_checkpoint_the_time_outs_are_calculated_and_kept_next_to_it(
-    monitor, tmp_path, capsys, overrides, too_early, seen
-):
+def test_at_a_checkpoint_time_outs_are_calculated_and_kept(monitor, tmp_path, capsys, overrides, too_early, seen):
     file = tmp_path / "ft_state.json"
-    with opened(*ON, *directory(tmp_path), *overrides) as rank:
+    with opened(f"{ON} {directory(tmp_path)} {overrides}") as rank:
         assert "without a first heartbeat after 600 s, or a later one after 300 s" in rank.describe()
         train(rank, 0, too_early)
         assert not file.exists()
@@ -129,14 +116,14 @@ def test_at_a_checkpoint_the_time_outs_are_calculated_and_kept_next_to_it(
 
 @pytest.mark.integration
 def test_a_rank_that_resumed_knows_how_long_its_start_takes(monitor, tmp_path):
-    with opened(*ON, *directory(tmp_path), start=10) as rank:
+    with opened(f"{ON} {directory(tmp_path)}", start=10) as rank:
         train(rank, 10, 30)
     assert monitor()[0] < 600
 
 
 @pytest.mark.integration
 def test_without_one_directory_for_checkpoints_the_line_says_that_nothing_is_calculated(monitor, tmp_path):
-    with opened(*ON, f"checkpoint.save={tmp_path}") as rank:
+    with opened(f"{ON} checkpoint.save={tmp_path}") as rank:
         assert "checkpoint.save and checkpoint.load are not one directory" in rank.describe()
         train(rank, 0, 20)
     assert monitor() == (600, 300)
@@ -151,52 +138,15 @@ KEPT = '{"current_timeouts": {"heartbeat": {"initial": 50.0, "subsequent": 7.0, 
     [
         (ON, 10, KEPT, (50, 7)),
         (ON, 0, KEPT, (600, 300)),
-        (ON[:1], 10, KEPT, (600, 300)),
-        ([*ON, *window(10, 12)], 10, KEPT, (600, 300)),
-        (ON, 10, "[1", (600, 300)),
+        (ENABLED, 10, KEPT, (600, 300)),
+        (f"{ON} {window(10, 12)}", 10, KEPT, (600, 300)),
         (ON, 10, '{"current_timeouts": {"heartbeat": {"first": 1}}}', (600, 300)),
     ],
-    ids=["resumed", "from scratch", "not asked for", "the window ahead", "cut", "of another kind"],
+    ids=["resumed", "from scratch", "not asked for", "the window ahead", "of another kind"],
 )
-def test_kept_time_outs_hold_for_a_resumed_rank_where_they_are_true(
-    monitor, tmp_path, capsys, overrides, start, kept, timeouts
-):
+def test_kept_time_outs_hold_where_they_are_true(monitor, tmp_path, capsys, overrides, start, kept, timeouts):
     (tmp_path / "ft_state.json").write_text(kept)
-    with opened(*overrides, *directory(tmp_path), start=start):
+    with opened(f"{overrides} {directory(tmp_path)}", start=start):
         pass
     assert monitor() == timeouts
     assert (f"{tmp_path}/ft_state.json is not used" in capsys.readouterr().out) == (kept is not KEPT)
-
-
-@pytest.mark.integration
-def test_a_rank_whose_monitor_is_gone_fails_so_that_the_launcher_starts_it_again(start_monitor):
-    gone = start_monitor(rank_heartbeat_timeout=300)
-    with opened(ON[0]) as rank:
-        rank.iteration_done()
-        gone.kill()
-        gone.join()
-        with pytest.raises(resiliency.RankMonitorClientError):
-            rank.iteration_done()
-
-
-def live(last_words):
-    """Beats, leaves, comes back and falls silent, for longer each time than the 3 s after which a heartbeat is due."""
-    with opened(ON[0]) as rank:
-        for _ in range(20):
-            time.sleep(0.2)
-            rank.iteration_done()
-    time.sleep(4)
-    with opened(ON[0]) as rank:
-        rank.iteration_done()
-        last_words.write_text("still there")
-        time.sleep(300)
-
-
-@pytest.mark.integration
-def test_a_rank_lives_while_it_beats_or_has_left_and_is_killed_when_it_falls_silent(start_monitor, tmp_path):
-    start_monitor(initial_rank_heartbeat_timeout=60, rank_heartbeat_timeout=3, workload_check_interval=0.2)
-    rank = torch.multiprocessing.get_context("fork").Process(target=live, args=(tmp_path / "last words",))
-    rank.start()
-    rank.join(120)
-    assert rank.exitcode == -signal.SIGKILL
-    assert (tmp_path / "last words").read_text() == "still there"

@@ -44,7 +44,7 @@ CASES = [
 
 @pytest.fixture
 def check(tmp_path, monkeypatch):
-    """Compares the script that NeMo-Run would submit, with what differs between machines and runs replaced, to the golden one."""
+    """Compares the script that NeMo-Run would submit to the golden one, without what differs between machines and runs."""
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdin", io.StringIO())  # what NeMo-Run starts reads from it
 

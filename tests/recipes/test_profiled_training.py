@@ -11,11 +11,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.needs("megatron")]
 #: name: (overrides, iterations in the trace, status)
 CASES = {
     "from_the_start": (window(0, 3), [0, 1, 2], "complete"),
-    "around_an_evaluation": ([*window(2, 4), "train.eval_interval=3"], [2, 3], "complete"),
+    "around_an_evaluation": (f"{window(2, 4)} train.eval_interval=3", [2, 3], "complete"),
     "to_the_end": (window(4, 6), [4, 5], "complete"),
-    "started_at_it": ([*window(3, 5), "train.start_iteration=3"], [3, 4], "complete"),
-    "started_inside": ([*window(2, 5), "train.start_iteration=4"], [4], "partial"),
-    "started_past_it": ([*window(1, 3), "train.start_iteration=4"], [], "missed"),
+    "started_at_it": (f"{window(3, 5)} train.start_iteration=3", [3, 4], "complete"),
+    "started_inside": (f"{window(2, 5)} train.start_iteration=4", [4], "partial"),
+    "started_past_it": (f"{window(1, 3)} train.start_iteration=4", [], "missed"),
 }
 
 

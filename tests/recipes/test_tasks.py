@@ -11,6 +11,7 @@ import nemo_run as run
 import pytest
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
+from bridge_profiling.doctor.request import SETTINGS_KEY
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
 from launch.tasks import pretrain_partial, pretrain_script
@@ -42,6 +43,7 @@ def test_only_fields_that_differ_are_kept_and_sections_stay_editable():
     assert config.__arguments__ == {"width": 3, "inner": run.Config(Inner, name="b")}
     config.inner.sizes = [2]
     assert fdl.build(config).inner == Inner(sizes=[2], name="b")
+    assert fdl.build(as_config(Model(width=3, other=Inner()))).other == Inner()
 
 
 def test_what_post_init_derives_is_derived_again_unless_it_was_given():
@@ -49,11 +51,6 @@ def test_what_post_init_derives_is_derived_again_unless_it_was_given():
     config.width = 5
     assert fdl.build(config).hidden == 20
     assert as_config(Model(width=3, hidden=7)).hidden == 7
-
-
-@pytest.mark.parametrize("other", [None, Inner()])
-def test_a_section_that_is_none_by_default_stays_what_it_is(other):
-    assert fdl.build(as_config(Model(width=3, other=other))).other == other
 
 
 @pytest.mark.needs("megatron")
@@ -99,4 +96,14 @@ def test_a_partial_and_a_script_end_in_the_same_training(names):
     for name in names.split():
         for task in (partial, script):
             copy.deepcopy(PLUGINS[name]).setup(task, run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"))
-    assert fdl.build(partial.config) == tiny(*script.args[2:])
+    assert fdl.build(partial.config) == tiny(" ".join(script.args[2:]))
+
+
+@pytest.mark.needs("megatron")
+def test_doctor_finds_the_settings_of_the_recipe_in_both_kinds_of_task():
+    from recipes.catalog import known_settings
+    from tests.recipes.builders import recipe
+
+    assert pretrain_script("gpt_125m").metadata[SETTINGS_KEY].split() == known_settings(recipe("gpt_125m"))
+    lengths = pretrain_partial("gpt_125m").config.train.__arguments__
+    assert lengths.items() >= {"train_iters": 50, "micro_batch_size": 2, "global_batch_size": 32}.items()
