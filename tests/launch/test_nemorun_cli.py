@@ -22,20 +22,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "nemorun_cli.py"
 def home(tmp_path, monkeypatch):
     """A NEMORUN_HOME of its own, and no environment is activated."""
     monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     return tmp_path
-
-
-@pytest.fixture
-def run(home, monkeypatch):
-    """Runs the command in this process."""
-    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(home))
-
-    def command(arguments: str) -> None:
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--yes", *arguments.split()])
-        main()
-
-    return command
 
 
 def cli(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -73,16 +62,19 @@ def test_a_job_that_fails_exits_with_1(home):
         ("--factory=gpt_tiny run.executor=local train.train_iters=4", "Type config.train.train_iters=4"),
     ],
 )
-def test_a_usage_error_exits_with_2_before_anything_runs(home, run, capsys, arguments, named):
+def test_a_usage_error_exits_with_2_before_anything_runs(home, monkeypatch, capsys, arguments, named):
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--yes", *arguments.split()])
     with pytest.raises(SystemExit) as ended:
-        run(arguments)
+        main()
     assert ended.value.code == 2
     assert named in capsys.readouterr().err
     assert not list(home.glob("experiments/**/*"))
 
 
-def test_a_dry_run_applies_the_plugins(run, capfd):
-    run("--dryrun --factory=gpt_tiny run.executor=local run.plugins=fault_tolerance")
+def test_a_dry_run_applies_the_plugins(home, monkeypatch, capfd):
+    arguments = ["--dryrun", "--factory=gpt_tiny", "run.executor=local", "run.plugins=fault_tolerance"]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+    main()
     assert "ft_launcher" in capfd.readouterr().out
 
 

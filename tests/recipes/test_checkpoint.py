@@ -17,22 +17,17 @@ pytest.importorskip("megatron.core")
 
 from recipes.megatron.checkpoint import none_left_behind  # noqa: E402
 
-TP_PP = "model.tensor_model_parallel_size=2 model.pipeline_model_parallel_size=2"
-DISTRIBUTED_OPTIMIZER = "ddp.use_distributed_optimizer=true"
+TENSORS, PIPELINE = "model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"
+VIRTUAL = f"{PIPELINE} model.virtual_pipeline_model_parallel_size=2 model.num_layers=4"
+DISTRIBUTED = "ddp.use_distributed_optimizer=true"
+OVERLAPPED = f"{DISTRIBUTED} ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true"
 
 #: Ranks, and a layout's settings. Dropout and the schedule are there to show that generators and learning rate go on.
 LAYOUTS = {
     "dp": (2, "model.hidden_dropout=0.1 scheduler.lr_decay_style=cosine scheduler.lr_warmup_iters=2"),
-    "bf16_overlapped": (
-        2,
-        f"model.bf16=true {DISTRIBUTED_OPTIMIZER} ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true",
-    ),
-    "vpp_distributed_optimizer": (
-        2,
-        "model.pipeline_model_parallel_size=2 model.virtual_pipeline_model_parallel_size=2 model.num_layers=4"
-        f" {DISTRIBUTED_OPTIMIZER}",
-    ),
-    "tp_pp_distributed_optimizer": (4, f"{TP_PP} {DISTRIBUTED_OPTIMIZER}"),
+    "bf16_overlapped": (2, f"model.bf16=true {OVERLAPPED}"),
+    "vpp_distributed_optimizer": (2, f"{VIRTUAL} {DISTRIBUTED}"),
+    "tp_pp_distributed_optimizer": (4, f"{TENSORS} {PIPELINE} {DISTRIBUTED}"),
 }
 
 #: The run stops after iteration 2. name: (window, captured and status of the first run, of the resumed one).

@@ -56,16 +56,11 @@ def test_the_distributed_optimizer_is_on_in_both_sections_or_in_none(section):
     assert (config.ddp.use_distributed_optimizer, config.optimizer.use_distributed_optimizer) == (True, True)
 
 
-@pytest.mark.parametrize(("mapping", "coordinate"), [("false", ("dp", (1, 2))), ("true", ("pp", (1, 2)))])
-def test_the_layout_is_megatron_cores(mapping, coordinate):
-    layout = tiny(f"model.tensor_model_parallel_size=2 {PIPELINE} dist.use_tp_pp_dp_mapping={mapping}").layout(8)
-    assert (layout.tp, layout.pp, layout.dp) == (2, 2, 2)
-    assert coordinate in layout.coordinates(2).items()
-
-
-def test_microbatches_divide_the_global_batch_among_data_parallel_ranks():
-    assert (tiny().num_microbatches(1), tiny().num_microbatches(2)) == (4, 2)
-    assert tiny("model.tensor_model_parallel_size=2").num_microbatches(2) == 4
+def test_the_layout_is_megatron_cores():
+    config = tiny(f"model.tensor_model_parallel_size=2 {PIPELINE}")
+    assert (config.layout(8).coordinates(2)["dp"], config.num_microbatches(8)) == ((1, 2), 2)
+    config.dist.use_tp_pp_dp_mapping = True
+    assert config.layout(8).coordinates(2)["pp"] == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -115,23 +115,13 @@ def test_tp_communication_overlap_gets_its_buffers(monkeypatch, modes, overrides
     assert given == {}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "engines", "capturable"),
-    [
-        ("", False, False),
-        ("model.cuda_graph_impl=local", True, True),
-        ("model.cuda_graph_impl=local model.transformer_impl=local", False, True),
-    ],
-)
-def test_cuda_graphs_get_a_tracker_of_random_states_that_the_layers_accept(monkeypatch, overrides, engines, capturable):
+@pytest.mark.parametrize(("layers_of", "engines"), [("transformer_engine", True), ("local", False)])
+def test_cuda_graphs_get_a_tracker_of_random_states_that_the_layers_accept(monkeypatch, layers_of, engines):
     given = {}
     monkeypatch.setattr(setup, "model_parallel_cuda_manual_seed", lambda seed, **arguments: given.update(arguments))
     monkeypatch.setattr(setup.parallel_state, "get_pipeline_model_parallel_rank", lambda: 0)
-    monkeypatch.setattr(layers, "HAVE_TE", True)
-    config = tiny(overrides)
-    layers.choose_transformer_impl(config, GPU)
-    setup._seed(config)
-    assert (given["te_rng_tracker"], given["use_cudagraphable_rng"]) == (engines, capturable)
+    setup._seed(tiny(f"model.cuda_graph_impl=local model.transformer_impl={layers_of}"))
+    assert (given["te_rng_tracker"], given["use_cudagraphable_rng"]) == (engines, True)
 
 
 @pytest.mark.parametrize(("graphs", "teardown"), [("none", None), ("local", "0")])
