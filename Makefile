@@ -12,12 +12,13 @@ export TMPDIR         := $(CURDIR)/.cache/tmp
 export NEMORUN_HOME   ?= $(CURDIR)/.runs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup setup-dev profile test test-system test-versions test-gpu lint docs bench clean
+.PHONY: help setup setup-dev profile test test-integration test-system test-versions test-gpu lint docs bench clean
 
 help:
 	@echo "make profile      train gpt_tiny on 2 CPU ranks under the torch profiler, and show what was captured"
 	@echo "make setup        build .venv with everything a training and its analysis need"
-	@echo "make test         unit and integration tests (REQUIRE=a,b fails what would be skipped for want of a or b)"
+	@echo "make test         unit tests, all in one process (REQUIRE=a,b fails what would be skipped for want of a or b)"
+	@echo "make test-integration  tests that start ranks, launchers, trainings and commands"
 	@echo "make test-system  fresh environments and clones, resumes of every layout, a real Slurm and nsys (root on Debian)"
 	@echo "make test-versions  the recipes and Megatron Bridge with each supported megatron-core (VERSIONS='0.16.1 0.19.2' for some)"
 	@echo "make test-gpu     the whole chain on this machine's GPUs, in the Python you name: GPU_PYTHON=python3 (nothing is installed)"
@@ -57,16 +58,21 @@ profile: $(VENV)/.installed
 
 # When it is loaded, megatron-core decorates functions with torch.compile, which loads the compiler: 3 s of a rank's start
 # for nothing, since a training on a CPU compiles none.
-test test-system: export TORCHDYNAMO_DISABLE := 1
+test test-integration test-system: export TORCHDYNAMO_DISABLE := 1
 
+# Shuffled. The first lines name the seed; PYTEST_ARGS=--randomly-seed=N repeats it.
 test: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not system" --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not integration and not system" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
-# One process more than `test`: these wait for Slurm, nsys and launchers much of their time.
+test-integration: $(VENV)/.installed-dev
+	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "integration and not system" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
+
+# One process more than `test`: these wait for Slurm, nsys and launchers much of their time. In their order, the longest first.
 test-system: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m system --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -p no:randomly -n 3 --dist loadfile --no-loadscope-reorder -m system --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
 # Environments of their own, with Python 3.11 and 3.12, in .cache/versions.
 VERSIONS ?=

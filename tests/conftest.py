@@ -1,4 +1,9 @@
-"""What a test needs of the machine: `@pytest.mark.needs("cuda")` skips with the reason; REQUIRE makes that an error."""
+"""Rules for all tests.
+
+- Three tiers: unit tests stay in their process; `integration` and `system` mark those that start others.
+- `@pytest.mark.needs("cuda")` names what a test needs of the machine and skips it with the reason; REQUIRE makes that an error.
+- A run leaves no process and no file outside of the checkout.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,7 @@ import pytest
 
 from recipes.releases import hide_old_async_checkpoints
 from tests.integrations.bridge_environment import why_no_bridge
+from tests.leftovers import Leftovers
 from tests.system.browser import why_no_browser
 from tests.system.debian import why_no_packages
 from tests.system.nsys_install import why_no_nsys
@@ -91,6 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
         missing = NEEDS[name]()
         if missing:
             raise pytest.UsageError(f"REQUIRE names {name}, and {missing}")
+    if not hasattr(config, "workerinput"):
+        config.stash[_LEFTOVERS] = Leftovers()
 
 
 #: What takes longest in `make test-system`. Dealt out last, it would be waited for with nothing else left to do.
@@ -108,6 +116,31 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             missing = NEEDS[name]()
             if missing:
                 pytest.skip(missing)
+
+
+_LEFTOVERS = pytest.StashKey[Leftovers]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that leaves processes, or files where only CI knows that nobody else writes."""
+    leftovers = session.config.stash.get(_LEFTOVERS, None)
+    if leftovers is None or session.config.option.collectonly:
+        return
+    lines = [f"a process is left: {text}" for text in leftovers.processes()]
+    # Tests of a system install it.
+    files = [] if _runs_system_tests(session.config) else leftovers.files()
+    lines += [f"a file is left: {path}" for path in files]
+    session.config.stash[_LEFT] = lines
+    if session.exitstatus == 0 and (len(lines) > len(files) or (files and "CI" in os.environ)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+_LEFT = pytest.StashKey[list[str]]()
+
+
+def _runs_system_tests(config: pytest.Config) -> bool:
+    return "not system" not in config.getoption("markexpr")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -131,9 +164,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for report in terminalreporter.stats.get("passed", ()):
         for text in (value for name, value in report.user_properties if name == "told"):
             terminalreporter.write_line(str(text))
+    for line in config.stash.get(_LEFT, []):
+        terminalreporter.write_line(line, red=True)
     if "not system" in config.getoption("markexpr"):
         missing = [f"{name}: {why}" for name in ("slurm", "nsys") if (why := NEEDS[name]())]
-        terminalreporter.write_line("the system tests were left out; `make test-system` runs them")
+        terminalreporter.write_line("`make test-integration` and `make test-system` run the other tests")
         terminalreporter.write_line(f"of what they need, this machine lacks: {'; '.join(missing) or 'nothing'}")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import NEEDS
 from tests.gpu.catalog import JOBS
-from tests.gpu.jobs import Job, Jobs, devices
+from tests.gpu.jobs import Job, Jobs, JobSpec, devices
 
 #: Where the session's figures go as JSON, when it is set.
 RESULTS_VARIABLE = "BRIDGE_PROFILING_GPU_RESULTS"
@@ -24,12 +24,11 @@ _ENDED = pytest.StashKey[list[Job]]()
 @pytest.fixture(scope="session")
 def jobs(request, tmp_path_factory):
     """The jobs of every test that will run, started together."""
-    gpus = devices()
     named = [
         value for item in request.session.items if _runs(item) for value in getattr(item, "callspec", _NoCall).params.values()
     ]
-    fitting = {name for name in named if isinstance(name, str) and name in JOBS and JOBS[name].gpus <= len(gpus)}
-    with Jobs(JOBS, tmp_path_factory.mktemp("jobs"), gpus) as running:
+    fitting = {name for name in named if isinstance(name, str) and name in JOBS and _why_not(JOBS[name]) is None}
+    with Jobs(JOBS, tmp_path_factory.mktemp("jobs"), devices()) as running:
         running.start(fitting)
         yield running
         request.config.stash[_ENDED] = running.ended
@@ -62,10 +61,17 @@ def reference(request, jobs) -> Job:
 
 
 def _ended(jobs: Jobs, name: str) -> Job:
-    wanted, found = JOBS[name].gpus, len(devices())
-    if wanted > found:
-        pytest.skip(f"it takes {wanted} GPUs, and there are {found}")
+    missing = _why_not(JOBS[name])
+    if missing is not None:
+        pytest.skip(missing)
     return jobs.result(name)
+
+
+def _why_not(spec: JobSpec) -> str | None:
+    """Why a job cannot run on this machine, or None."""
+    if spec.gpus > len(devices()):
+        return f"it takes {spec.gpus} GPUs, and there are {len(devices())}"
+    return NEEDS["nsys_on_path"]() if spec.profiler == "nsys" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -31,6 +31,12 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Without it, Transformer Engine's userbuffers use NVLink multicast.
 NO_MULTICAST = "UB_SKIPMC"
 
+#: With it set to 1, NCCL 2.30 and newer let the ranks of a communicator share a GPU.
+SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
+
+#: After the name of a machine's only GPU: the place of a second rank on it.
+_SECOND_RANK = "+"
+
 #: On PYTHONPATH, it plants a fault in a rank.
 PLANTED = ROOT / "tests" / "system" / "planted"
 
@@ -47,13 +53,17 @@ _AFTERMATH_SECONDS = 20
 
 
 def devices() -> list[str]:
-    """This machine's GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    """This machine's GPUs, as CUDA_VISIBLE_DEVICES names them; a single one twice where two ranks may share it."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return [name for name in named.split(",") if name]
-    import torch
+        found = [name for name in named.split(",") if name]
+    else:
+        import torch
 
-    return [str(index) for index in range(torch.cuda.device_count())]
+        found = [str(index) for index in range(torch.cuda.device_count())]
+    if len(found) == 1 and os.environ.get(SHARED_GPU) == "1":
+        found.append(found[0] + _SECOND_RANK)
+    return found
 
 
 @dataclass(frozen=True)
@@ -328,8 +338,12 @@ class Jobs:
         if spec.resumes_at is not None:
             _as_it_was(self._folder / str(spec.needs) / "checkpoints", folder / "checkpoints", spec.resumes_at)
         kept = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
+        visible = list(dict.fromkeys(device.removesuffix(_SECOND_RANK) for device in devices))
+        if len(visible) < spec.gpus:
+            # Each rank's first GPU is then the one that they share.
+            kept["PLANTED_LOCAL_RANK"] = "0"
         environment = kept | {
-            "CUDA_VISIBLE_DEVICES": ",".join(devices),
+            "CUDA_VISIBLE_DEVICES": ",".join(visible),
             "NEMORUN_HOME": str(folder / "nemo_run"),
             "PYTHONPATH": os.pathsep.join(filter(None, (str(PLANTED), str(ROOT), os.environ.get("PYTHONPATH")))),
             "PYTHONUNBUFFERED": "1",

@@ -8,7 +8,7 @@ from tests.gpu.jobs import left_running
 from tests.gpu.kernels import COMPUTE, kernels_of, launched_outside, matrix_products
 
 pytestmark = [
-    pytest.mark.needs("cuda", "megatron", "nsys_on_path", "transformer_engine", "megatron_bridge"),
+    pytest.mark.needs("cuda", "megatron", "transformer_engine", "megatron_bridge"),
     pytest.mark.timeout(900),
 ]
 

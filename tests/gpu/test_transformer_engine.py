@@ -12,7 +12,7 @@ from tests.gpu.jobs import NO_MULTICAST, check_multicast
 from tests.gpu.kernels import COMMUNICATION, COMPUTE, difference, kernels_of, launched_by, launched_outside, matrix_products
 
 pytestmark = pytest.mark.timeout(900)
-on_gpus = pytest.mark.needs("cuda", "megatron", "nemo_run", "nsys_on_path", "transformer_engine")
+on_gpus = pytest.mark.needs("cuda", "megatron", "nemo_run", "transformer_engine")
 
 WINDOW = [8, 9, 10, 11]
 UNDER_TORCH = [f"{name}-torch" for name in TRANSFORMER_ENGINE]

@@ -23,6 +23,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 _EXTENSION = "te_torch_ext.tar.xz"
 
+#: Among a kit's packages: an NCCL for ranks that share a GPU. It is loaded before torch's.
+SHARED_NCCL = "shared_gpu/libnccl.so.2"
+
+#: Loaded with it. Userbuffers asks CUDA whether a rank's GPU can access its peer's. For the same GPU, CUDA answers no.
+_SAME_GPU = "int cudaDeviceCanAccessPeer(int *can, int device, int peer) { *can = 1; return 0; }"
+
 #: Imported by the packages, and not in the kit: every machine that trains with torch has them.
 _EXPECTED = (
     "torch", "numpy", "pyarrow", "psutil", "pytest", "pytest_timeout", "rich", "typer", "jinja2", "networkx", "httpx",
@@ -96,6 +102,12 @@ def write_environment(dest: Path) -> dict[str, str]:
     )
     if toolkit is not None:
         settings |= {"CUDA_HOME": str(toolkit), "NVTE_CUDA_INCLUDE_DIR": str(toolkit / "include")}
+    shared = dest / "site" / SHARED_NCCL
+    if shared.is_file():
+        same_gpu = dest / "same_gpu.so"
+        command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(same_gpu)]
+        subprocess.run(command, input=_SAME_GPU, text=True, check=True)
+        settings |= {"LD_PRELOAD": f"{shared} {same_gpu}", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in settings.items()]
     lines += [f'export {name}="{":".join(paths)}${{{name}:+:${name}}}"' for name, paths in in_front.items()]
     (dest / "env.sh").write_text("\n".join(lines) + "\n")

@@ -1,12 +1,14 @@
 """Packs Transformer Engine, Megatron Bridge and NeMo-Run for a GPU machine without a network.
 
-    python tests/gpu/te/make_kit.py 0.6.2 KIT [--architecture 90] [--without-nsys]
+    python tests/gpu/te/make_kit.py 0.6.2 KIT [--architecture 90] [--without-nsys] [--shared-gpu]
 
 0.6.2 or 0.3.1: the release of Megatron Bridge; `stacks.py` names all that goes with it. Run it where pip reaches a package
 index, with a Python that has a CUDA build of torch, setuptools and wheel (Transformer Engine's source package asks for them
 before pip downloads it; no GPU is needed). The kit is for Python 3.12 on x86-64 Linux, torch with CUDA 13. On that machine:
 
     python3 tests/gpu/te/install.py KIT DEST && . DEST/env.sh
+
+--shared-gpu adds an NCCL that lets two ranks share a GPU: the cases with two ranks then run on a machine with one.
 
 KIT holds site.tar.xz (the packages), transformer_engine_torch-*.tar.gz (the torch extension's source, compiled there) and
 nsys.tar.xz (from Debian's packages, where apt can get them).
@@ -27,11 +29,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
+from tests.gpu.te.install import SHARED_NCCL  # noqa: E402
 from tests.gpu.te.keep_architecture import keep_architecture  # noqa: E402
-from tests.gpu.te.stacks import COMMON, FROM_SOURCE, STACKS  # noqa: E402
+from tests.gpu.te.stacks import COMMON, FROM_SOURCE, NCCL, STACKS  # noqa: E402
 
 _TARGET = ("--python-version=3.12", "--implementation=cp", "--only-binary=:all:")
-_PLATFORMS = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17)]
+_PLATFORMS = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 18, 17)]
 _PLATFORMS += ["--platform=manylinux2014_x86_64", "--platform=manylinux1_x86_64"]
 
 #: Parts of nsys that record other things than CUDA, NVTX and the operating system, and its reports; a third of its size.
@@ -49,6 +52,7 @@ def main() -> None:
     parser.add_argument("kit", type=Path)
     parser.add_argument("--architecture", type=int, default=90, help="of the GPUs: 90 is Hopper")
     parser.add_argument("--without-nsys", action="store_true")
+    parser.add_argument("--shared-gpu", action="store_true")
     arguments = parser.parse_args()
     _check_python()
     stack, kit = STACKS[arguments.bridge], arguments.kit.absolute()
@@ -61,6 +65,8 @@ def main() -> None:
         _pip("install", "--no-deps", "--no-compile", "--target", site, *_TARGET, *_PLATFORMS, *packages)
         _pip("install", "--no-deps", "--no-compile", "--target", site, "--no-binary=:all:", *FROM_SOURCE)
         _add_core_library(site, engine, arguments.architecture, Path(folder))
+        if arguments.shared_gpu:
+            _add_nccl(site / SHARED_NCCL, arguments.architecture, Path(folder))
         # It would import JAX, where that is installed, in every rank.
         shutil.rmtree(site / "transformer_engine" / "jax")
         shutil.copytree(Path(__file__).parent / "stand_ins", site, dirs_exist_ok=True)
@@ -105,6 +111,16 @@ def _add_core_library(site: Path, release: str, architecture: int, folder: Path)
     libraries = site / "transformer_engine" / "wheel_lib"
     shutil.copytree(core / "transformer_engine" / "wheel_lib", libraries, dirs_exist_ok=True)
     print(keep_architecture(libraries / "libtransformer_engine.so", architecture), flush=True)
+
+
+def _add_nccl(place: Path, architecture: int, folder: Path) -> None:
+    """Put an NCCL that knows shared GPUs where `install.py` has programs load it before torch's."""
+    _pip("install", "--no-deps", "--no-compile", "--target", folder / "nccl", *_TARGET, *_PLATFORMS, NCCL)
+    place.parent.mkdir()
+    shutil.copy(folder / "nccl" / "nvidia" / "nccl" / "lib" / place.name, place)
+    if shutil.which("strip"):
+        subprocess.run(["strip", "--strip-debug", str(place)], check=True)
+    print(keep_architecture(place, architecture), flush=True)
 
 
 def _nsys(folder: Path) -> Path:
