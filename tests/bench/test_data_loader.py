@@ -124,6 +124,8 @@ def test_results_of_fewer_workers_are_kept_when_more_workers_fail(measure, monke
     assert result["rows"][1]["batches_per_s"] is None
     assert result["recommendation"]["workers"] == 0
     gc.collect()
+    for worker in multiprocessing.active_children():
+        worker.join(60)
     assert not multiprocessing.active_children()
 
 
