@@ -11,9 +11,11 @@ import functools
 import gc
 import importlib.util
 import logging
+import multiprocessing.process
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -97,6 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
         missing = NEEDS[name]()
         if missing:
             raise pytest.UsageError(f"REQUIRE names {name}, and {missing}")
+    _watch_for_processes()
     if not hasattr(config, "workerinput"):
         config.stash[_LEFTOVERS] = Leftovers()
 
@@ -116,6 +119,38 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             missing = NEEDS[name]()
             if missing:
                 pytest.skip(missing)
+    _processes.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a unit test that has started a process, its fixtures included."""
+    result = yield
+    if _processes and not any(item.get_closest_marker(tier) for tier in ("integration", "system")):
+        pytest.fail(f"this unit test started {_processes[0]}: mark it integration, or stay in the process", pytrace=False)
+    return result
+
+
+#: Processes that the running test has started.
+_processes: list[str] = []
+
+
+def _watch_for_processes() -> None:
+    events = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+
+    def watch(event: str, arguments: tuple) -> None:
+        if event in events:
+            _processes.append(f"{event} {arguments[:2]}")
+
+    sys.addaudithook(watch)
+    start = multiprocessing.process.BaseProcess.start
+
+    # Processes of multiprocessing's fork server come from elsewhere.
+    def watched(self: multiprocessing.process.BaseProcess) -> None:
+        _processes.append(repr(self))
+        start(self)
+
+    multiprocessing.process.BaseProcess.start = watched  # type: ignore[method-assign]
 
 
 _LEFTOVERS = pytest.StashKey[Leftovers]()
