@@ -37,15 +37,15 @@ def test_a_directory_without_a_job_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pid", "age", "message"),
+    ("runs", "age", "message"),
     [
-        (NO_PROCESS, 0, f"the job was killed: its rank 0, process {NO_PROCESS}, is not running"),
-        (os.getpid(), 300, "does not respond: its last status is 300 s old"),
-        (os.getpid(), 0, r"did not read the request .*withdrawn"),
+        (False, 0, f"the job was killed: its rank 0, process {NO_PROCESS}, is not running"),
+        (True, 300, "does not respond: its last status is 300 s old"),
+        (True, 0, r"did not read the request .*withdrawn"),
     ],
 )
-def test_a_job_that_was_killed_is_distinguished_from_one_that_does_not_respond(tmp_path, pid, age, message):
-    directory = published(tmp_path, pid=pid, pid_space=pid_space())
+def test_a_job_that_was_killed_is_distinguished_from_one_that_does_not_respond(tmp_path, runs, age, message):
+    directory = published(tmp_path, pid=os.getpid() if runs else NO_PROCESS, pid_space=pid_space())
     os.utime(directory.path / "progress.json", (time.time() - age,) * 2)
     with pytest.raises(ProfilingConfigError, match=message):
         trigger(directory, requested(), wait=0.1)
