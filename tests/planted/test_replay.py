@@ -113,10 +113,15 @@ def test_memory_grows_by_what_is_kept_to_the_byte(run_of: RunOf, name: str, allo
     for column, growth in (("allocated_bytes", allocated), ("reserved_bytes", reserved)):
         (values,) = by_rank(run_of(name), "memory_growth", column).values()
         assert {after - before for before, after in pairwise(values)} == {growth}
-    (row,), (clean,) = (run_of(each).memory().to_pylist() for each in (name, "memory_clean_2"))
-    assert row["growth_bytes_per_iteration"] == allocated
-    sites = [each["site"] for each in run_of(name).memory_sites().to_pylist() if each["growth_bytes_per_iteration"]]
-    assert all(site.startswith("before_microbatch /checkout/tests/gpu/planted/plants.py:") for site in sites)
-    needless = row["needlessly_reserved_bytes"] - clean["needlessly_reserved_bytes"]
+    assert run_of(name).memory()["growth_bytes_per_iteration"].to_pylist() == [allocated]
+
+
+def test_a_leak_has_its_line_and_fragmentation_its_size(run_of: RunOf) -> None:
+    sites = run_of("memory_leak_2").memory_sites().to_pylist()
+    (site,) = [each["site"] for each in sites if each["growth_bytes_per_iteration"]]
+    assert site.startswith("before_microbatch /checkout/tests/gpu/planted/plants.py:")
+    needless, clean = (
+        run_of(name).memory()["needlessly_reserved_bytes"][0].as_py() for name in ("memory_fragmentation_2", "memory_clean_2")
+    )
     # In each iteration from the run's first.
-    assert needless == approx(CASES[name].window[1] * max(reserved - allocated, 0), rel=0.05)
+    assert needless - clean == approx(CASES["memory_fragmentation_2"].window[1] * (510 << 20), rel=0.05)

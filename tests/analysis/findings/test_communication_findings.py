@@ -146,26 +146,21 @@ def test_what_exposed_communication_saves_is_not_saved_twice(communication: Find
     assert savings == {"exposed_communication": approx(10_000, rel=0.02), "low_overlap": 0}
 
 
-@pytest.mark.parametrize(
-    ("group", "dimension"),
-    [
-        ("DATA_PARALLEL_GROUP_WITH_CP", "dp"),
-        ("INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", "dp"),
-        ("EXPERT_DATA_PARALLEL_GROUP", "dp"),
-        ("TENSOR_MODEL_PARALLEL_GROUP", "tp"),
-        ("CONTEXT_PARALLEL_GROUP", "cp"),
-        ("EXPERT_MODEL_PARALLEL_GROUP", "ep"),
-        ("PIPELINE_MODEL_PARALLEL_GROUP", "pp"),
-        ("7", "dp"),  # by the coordinates of its ranks
-    ],
-)
-def test_the_dimension_of_a_group_follows_from_megatrons_name_or_its_ranks(
-    tmp_path: Path, run_of: RunOf, group: str, dimension: str
-) -> None:
-    run = run_of(SimulatedJob(lambda job, _: job.meet(1 * MS, group=group), 2, iterations=3).write(tmp_path))
-    for info in run.infos if group == "7" else ():
+def test_the_dimension_of_a_group_follows_from_megatrons_name_or_its_ranks(tmp_path: Path, run_of: RunOf) -> None:
+    dimensions = {
+        "DATA_PARALLEL_GROUP_WITH_CP": "dp",
+        "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "dp",
+        "EXPERT_DATA_PARALLEL_GROUP": "dp",
+        "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+        "CONTEXT_PARALLEL_GROUP": "cp",
+        "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+        "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+        "7": "dp",  # by the coordinates of its ranks
+    }
+    run = run_of(SimulatedJob(lambda job, _: [job.meet(1 * MS, group=name) for name in dimensions], 2).write(tmp_path))
+    for info in run.infos:
         info.coordinates = {"tp": (0, 1), "dp": (info.rank, 2)}
-    assert {each.dimension for each in transfers(run.evidence())} == {dimension}
+    assert {each.group: each.dimension for each in transfers(run.evidence())} == dimensions
 
 
 @pytest.mark.parametrize("capture", ["kineto/tp2_dp2", "kineto/tp2_dp2_overlap", "nsys/tp2_dp2"])
