@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.findings import Confidence, Finding
+from bridge_profiling.analysis.findings import Confidence
 from bridge_profiling.analysis.findings.communication import exposed_communication, low_overlap, transfers
 from tests.analysis.findings.conftest import Findings, RunOf
-from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob, found_by
+from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
 
 approx = pytest.approx
 
@@ -161,9 +159,3 @@ def test_the_dimension_of_a_group_follows_from_megatrons_name_or_its_ranks(tmp_p
     for info in run.infos:
         info.coordinates = {"tp": (0, 1), "dp": (info.rank, 2)}
     assert {each.group: each.dimension for each in transfers(run.evidence())} == dimensions
-
-
-@pytest.mark.parametrize("capture", ["kineto/tp2_dp2", "kineto/tp2_dp2_overlap", "nsys/tp2_dp2"])
-def test_real_captures_whose_ranks_wait_are_not_bound_by_communication(real: Callable[[str], Run], capture: str) -> None:
-    found: list[Finding] = found_by(real(capture), exposed_communication, low_overlap)
-    assert found == []

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Confidence, Finding
 from bridge_profiling.analysis.findings.ranks import pipeline_bubble
 from tests.analysis.findings.conftest import RunOf
@@ -90,7 +89,3 @@ def test_without_a_pipeline_there_is_nothing_to_find(tmp_path: Path, run_of: Run
     run.iterate(3, lambda _: [run.compute(0, 5 * MS), run.compute(1, 9 * MS), run.meet([0, 1])])
     run.write(tmp_path)
     assert found_by(run_of(), pipeline_bubble) == []
-
-
-def test_real_stages_that_differ_by_less_than_a_layer_are_as_even_as_can_be(real: Callable[[str], Run]) -> None:
-    assert found_by(real("kineto/pp2_dp2"), pipeline_bubble) == []
