@@ -251,6 +251,7 @@ def test_savings_of_all_findings_are_no_more_than_the_time_without_compute(tmp_p
 
     run = run_of(SimulatedJob(step, 2, pause_ns=30 * US).write(tmp_path))
     without_compute = [row["non_compute_us"] for row in run.idle_gaps().to_pylist()]
+    assert {"data_loading", "host_sync", "pageable_copy"} <= {*run.idle_causes()["cause"].to_pylist()}
     savings = [finding.recoverable_us_per_iteration or 0.0 for finding in run.findings()]
     assert len([saving for saving in savings if saving > 0]) >= 4
     assert 0.9 * min(without_compute) <= sum(savings) <= max(without_compute)
