@@ -89,9 +89,10 @@ def test_a_run_of_which_nothing_can_be_read_leaves_the_last_page(typed: Typed, f
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["bridge-profiling", "analyze", "run"])
-    with monkeypatch.context() as own, pytest.raises(ModuleNotFoundError, match="bridge_profiling"):
+    with monkeypatch.context() as own:
         own.setitem(sys.modules, "bridge_profiling.run", None)
-        cli.main()
+        with pytest.raises(ModuleNotFoundError, match="bridge_profiling"):
+            cli.main()
 
     def missing(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'duckdb'", name="duckdb")
