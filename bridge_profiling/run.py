@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge_profiling import analysis
+from bridge_profiling.errors import TraceError
 from bridge_profiling.report.words import counted
 from bridge_profiling.traces.discover import Capture
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
     from bridge_profiling.analysis.findings import Thresholds
+    from bridge_profiling.analysis.session import OnProgress
 
 
 class Run(analysis.Run):
@@ -41,8 +43,11 @@ class Run(analysis.Run):
             thresholds: limits at which a number becomes a finding; None for the defaults.
 
         Raises:
+            TraceError: no capture could be read.
             ProfilingConfigError: the file cannot be written.
         """
+        if not self.readable:
+            raise TraceError("; ".join(self.errors))
         from bridge_profiling.report.page import write_page
         from bridge_profiling.report.run_view import page_view
         from bridge_profiling.report.verdict import summarize
@@ -50,26 +55,40 @@ class Run(analysis.Run):
         write_page(page_view(self, summarize(self, thresholds), Path(output)), Path(output))
         return Path(output)
 
-    def merge(self, output: str | Path = "all_ranks.json.gz", *, host: bool = True, findings: bool = True) -> int:
+    def merge(
+        self,
+        output: str | Path = "all_ranks.json.gz",
+        *,
+        host: bool = True,
+        findings: bool = True,
+        on_progress: OnProgress | None = None,
+    ) -> int:
         """Write one trace of all ranks on one clock, for https://ui.perfetto.dev.
 
         Args:
             output: the file, compressed if its name ends with .gz.
             host: include the hosts' ranges in addition to the devices' work.
             findings: annotate the findings.
+            on_progress: called with the number of ranks that are done, and their total number.
 
         Returns:
             The number of device and host events.
 
         Raises:
+            TraceError: no trace could be read.
             ProfilingConfigError: the file cannot be written.
         """
         from bridge_profiling.report.merged_trace import write_merged_trace
 
         # Findings first: one pass over the captures then reads everything.
         found = self.findings() if findings else []
-        offsets = self.clock_offsets() if len(self.entries()) > 1 else None
-        return write_merged_trace(self.entries(), Path(output), clock_offsets=offsets, host=host, findings=found)
+        entries = self.entries()
+        if not entries:
+            raise TraceError("; ".join([*self.errors, f"{self.path} holds no trace to merge"]))
+        offsets = self.clock_offsets() if len(entries) > 1 else None
+        return write_merged_trace(
+            entries, Path(output), clock_offsets=offsets, host=host, findings=found, on_progress=on_progress
+        )
 
     def figure(self, name: str, **options: Any) -> Figure:
         """An answer as a Plotly figure.

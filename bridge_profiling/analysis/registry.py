@@ -93,10 +93,7 @@ QUESTIONS = {
         Question("transfers_by_size", "run", bench.transfers_by_size, (_WAITING, Given.DATABASE)),
         Question("copies_by_size", "run", bench.copies_by_size, (Given.DATABASE,)),
         Question("memory", "run", _recorded("summary"), (_MEMORY,)),
-        Question("memory_timeline", "run", _recorded("timeline"), (_MEMORY,)),
-        Question("memory_sites", "run", _recorded("sites"), (_MEMORY,)),
-        Question("memory_at_peak", "run", _recorded("at_peak"), (_MEMORY,)),
-        Question("memory_growth", "run", _recorded("growth"), (_MEMORY,)),
+        *(Question(f"memory_{of}", "run", _recorded(of), (_MEMORY,)) for of in ("timeline", "sites", "at_peak", "growth")),
         Question("memory_over_time", "run", tables.memory_over_time, (_MEMORY,)),
         Question("out_of_memory", "run", tables.out_of_memory, (Given.DATABASE,)),
     )

@@ -73,6 +73,7 @@ class Run:
         self._bench, self._bench_found, self._bench_caveats = _results(self.path, bench)
         if isinstance(engine, str):
             engine = engine_named(engine, workers, ray_address)
+        self._findings: dict[Thresholds, list[Finding]] = {}
         self._session = Session(self.path, engine, None if parquet is None else Path(parquet), on_progress)
 
     def __enter__(self) -> Self:
@@ -111,6 +112,11 @@ class Run:
     def errors(self) -> list[str]:
         """A sentence for each capture that could not be read completely; it names the file."""
         return self._session.errors
+
+    @property
+    def readable(self) -> bool:
+        """Whether anything could be read. A page of nothing would replace a good one."""
+        return bool(self.infos or self.memory().num_rows or not self.errors)
 
     def caveats(self, *names: str) -> list[Caveat]:
         """What the captures cannot show, or what was read differently than written.
@@ -310,9 +316,12 @@ class Run:
         Args:
             thresholds: limits beyond which a number becomes a finding; None for the defaults.
         """
-        from bridge_profiling.analysis.findings import find_all
+        from bridge_profiling.analysis.findings import Thresholds, find_all
 
-        return find_all(self.evidence(thresholds), thresholds)
+        chosen = thresholds or Thresholds()
+        if chosen not in self._findings:
+            self._findings[chosen] = find_all(self.evidence(chosen), chosen)
+        return list(self._findings[chosen])
 
     def evidence(self, thresholds: Thresholds | None = None) -> Evidence:
         """The answers that findings are made from.

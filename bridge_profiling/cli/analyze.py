@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from bridge_profiling.cli import common
@@ -10,19 +12,13 @@ from bridge_profiling.cli import common
 def analyze(
     run: common.RunArgument,
     as_json: common.JsonOption = False,
-    bench: common.BenchOption = None,
-    parquet: common.ParquetOption = None,
-    engine: common.EngineOption = common.EngineName.process,
-    ray_address: common.RayAddressOption = None,
-    workers: common.WorkersOption = None,
+    **reading: Any,
 ) -> None:
     """Show where each rank's time goes: device, iterations, kernels, communication, memory.
 
     Exit code 1: a capture could not be read, or only in part; the others are analyzed. 2: invalid request.
     """
-    with common.open_runs(run, engine=engine.value, ray_address=ray_address, bench=bench, parquet=parquet, workers=workers) as (
-        found,
-    ):
+    with common.open_runs(run, **reading) as (found,):
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
         if as_json:
             text = found.to_json()

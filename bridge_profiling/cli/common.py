@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bridge_profiling.analysis.session import OnProgress
+    from bridge_profiling.report.views import PageView
     from bridge_profiling.run import Run
 
 #: Exit codes.
@@ -53,6 +54,15 @@ BenchOption = Annotated[
     Option(metavar="FILE", help="Results of `bridge-profiling bench`. Default: bench.json in RUN."),
 ]
 WorkersOption = Annotated[int | None, Option(min=1, help="Captures to read at once. Default: one per CPU.")]
+
+#: Options of `Run` that a command takes with `**reading`, and their defaults.
+_READING = {
+    "bench": (BenchOption, None),
+    "parquet": (ParquetOption, None),
+    "engine": (EngineOption, EngineName.process),
+    "ray_address": (RayAddressOption, None),
+    "workers": (WorkersOption, None),
+}
 QuietOption = Annotated[bool, Option("--quiet", "-q", help="Print only the answer and errors.")]
 NoColorOption = Annotated[bool, Option("--no-color", help="Print without colors, as NO_COLOR=1 does.")]
 
@@ -65,20 +75,22 @@ def apply_flags(quiet: bool, no_color: bool) -> None:
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options --quiet and --no-color."""
+    """The command with the options --quiet and --no-color; `**reading` becomes the options of `_READING`."""
     signature = inspect.signature(command, eval_str=True)
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    shared = _READING if len(own) < len(signature.parameters) else {}
 
     @functools.wraps(command)
     def run(*, quiet: bool, no_color: bool, **given: Any) -> None:
         apply_flags(quiet, no_color)
         command(**given)
 
-    flags = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
-        for name, option in (("quiet", QuietOption), ("no_color", NoColorOption))
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
+        for name, (option, default) in {**shared, "quiet": (QuietOption, False), "no_color": (NoColorOption, False)}.items()
     ]
     # Typer reads either of the two, depending on its release.
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *flags])  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     run.__annotations__ = {name: parameter.annotation for name, parameter in run.__signature__.parameters.items()}  # type: ignore[attr-defined]
     return run
 
@@ -107,6 +119,29 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
+
+
+def show(view: PageView, output: Path | None, as_json: str | None, lines: Iterable[str] = ()) -> None:
+    """Print the answer of a command that can write it as a page: its JSON text if wanted, else the page's content.
+
+    Args:
+        view: the page.
+        output: value of `-o`.
+        as_json: the JSON text, if --json is given.
+        lines: to print under the verdict.
+    """
+    if output is not None:
+        from bridge_profiling.report.page import write_page
+
+        write_page(view, output)
+    if as_json is not None:
+        typer.echo(as_json)
+        return
+    from bridge_profiling.report.terminal import print_answer
+
+    print_answer(view, console(), lines)
+    if output is not None:
+        note(f"page: {output}")
 
 
 @contextmanager

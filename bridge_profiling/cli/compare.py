@@ -42,19 +42,7 @@ def compare(
         errors = [error for run in runs for error in run.errors]
     from bridge_profiling.report.comparison_view import comparison_view
 
-    view = comparison_view(found)
-    if output is not None:
-        from bridge_profiling.report.page import write_page
-
-        write_page(view, output)
-    if as_json:
-        typer.echo(found.to_json())
-    else:
-        from bridge_profiling.report.terminal import print_answer
-
-        print_answer(view, common.console())
-        if output is not None:
-            common.note(f"page: {output}")
+    common.show(comparison_view(found), output, found.to_json() if as_json else None)
     common.finish(errors)
     if limit is not None:
         _judge(found, limit, fail_over or "")

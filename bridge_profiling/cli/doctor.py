@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import socket
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,7 +65,9 @@ def doctor(
             request.elsewhere = ""  # Inside an allocation, this machine is like the job's.
     diagnoses = [(request, diagnose(request, machine)) for request in requests]
     if as_json:
-        print(json.dumps(_document(diagnoses), indent=1))
+        runs = [{"name": request.name or None, "checks": list(map(asdict, verdicts))} for request, verdicts in diagnoses]
+        document = {"schema_version": 1, "machine": socket.gethostname(), "runs": runs, "counts": _counts(diagnoses)}
+        print(json.dumps(document, indent=1))
     else:
         _print(diagnoses)
     if any(verdict.status == "fails" for _, verdicts in diagnoses for verdict in verdicts):
@@ -87,18 +89,6 @@ def _requests(arguments: Sequence[str], files: Sequence[Path]) -> list[Request]:
             apply_file(request, file)
         apply_arguments(request, settings)
     return requests
-
-
-def _document(diagnoses: Sequence[tuple[Request, list[Verdict]]]) -> dict[str, object]:
-    return {
-        "schema_version": 1,
-        "machine": socket.gethostname(),
-        "runs": [
-            {"name": request.name or None, "checks": [dataclasses.asdict(verdict) for verdict in verdicts]}
-            for request, verdicts in diagnoses
-        ],
-        "counts": _counts(diagnoses),
-    }
 
 
 def _counts(diagnoses: Sequence[tuple[Request, list[Verdict]]]) -> dict[str, int]:

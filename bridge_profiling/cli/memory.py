@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument
 
 from bridge_profiling.cli import common
@@ -32,17 +31,6 @@ def memory(
     if empty:
         remedy = "profiling.record_memory_history=true, or with profiling.pytorch_profiler_profile_memory=true for totals only"
         common.finish([*errors, *(f"{path} records no memory. Profile with {remedy}." for path in empty)])
-    view = memory_view.memory_view(answer)
-    if output is not None:
-        from bridge_profiling.report.page import write_page
-
-        write_page(view, output)
-    if as_json:
-        typer.echo(memory_view.dumps(answer))
-    else:
-        from bridge_profiling.report.terminal import print_answer
-
-        print_answer(view, common.console(), memory_view.picture_lines(answer))
-        if output is not None:
-            common.note(f"page: {output}")
+    text = memory_view.dumps(answer) if as_json else None
+    common.show(memory_view.memory_view(answer), output, text, memory_view.picture_lines(answer))
     common.finish(errors)

@@ -25,21 +25,17 @@ def merge(
     """
     with open_runs(run, output=output, workers=workers) as (found,):
         from bridge_profiling.analysis.caveats import sentences
-        from bridge_profiling.report.merged_trace import write_merged_trace
 
         # Findings first: one pass over the captures then reads everything that is needed.
         judged = found.findings() if findings else []
-        offsets = found.clock_offsets() if len(found.entries()) > 1 else None
-        errors, aligned = found.errors, () if offsets is None else found.caveats("clock_offsets")
+        errors, ranks = found.errors, len(found.entries())
+        if not ranks:
+            finish([*errors, f"{run} holds no trace to merge"])
+        aligned = found.caveats("clock_offsets") if ranks > 1 else ()
         # Findings have evaluated everything else already.
         limitations = found.limitations if findings else sentences([*found.capture_caveats, *aligned])
-        if not found.entries():
-            finish([*errors, f"{run} holds no trace to merge"])
         with progress("merging", "ranks") as on_merged:
-            count = write_merged_trace(
-                found.entries(), output, clock_offsets=offsets, host=host, findings=judged, on_progress=on_merged
-            )
-        ranks = len(found.entries())
+            count = found.merge(output, host=host, findings=findings, on_progress=on_merged)
     annotated = f" and {len(judged)} findings" if judged else ""
     note(f"{output}: {count} events of {ranks} ranks{annotated}. Open it at https://ui.perfetto.dev")
     for sentence in limitations:

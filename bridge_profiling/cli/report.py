@@ -28,11 +28,7 @@ def report(
         list[str] | None,
         Option(metavar="NAME=VALUE", help="Limit of a finding, such as data_loading=0.05."),
     ] = None,
-    bench: common.BenchOption = None,
-    parquet: common.ParquetOption = None,
-    engine: common.EngineOption = common.EngineName.process,
-    ray_address: common.RayAddressOption = None,
-    workers: common.WorkersOption = None,
+    **reading: Any,
 ) -> None:
     """Show where an iteration's time goes, which ranks are responsible, and what to change, here and on one page.
 
@@ -43,21 +39,17 @@ def report(
     if not page:
         output = None
     thresholds = _thresholds(threshold or [])
-    with common.open_runs(
-        run, output=output, engine=engine.value, ray_address=ray_address, bench=bench, parquet=parquet, workers=workers
-    ) as (found,):
+    with common.open_runs(run, output=output, **reading) as (found,):
         from bridge_profiling.report import run_view
         from bridge_profiling.report.page import write_page
         from bridge_profiling.report.verdict import summarize
 
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
         summary = summarize(found, thresholds)
-        # A page of nothing would replace a good one.
-        readable = bool(summary.infos or summary.snapshots or not found.errors)
+        readable, errors = found.readable, found.errors
         if output is not None and readable:
             write_page(run_view.page_view(found, summary, output), output)
         text = found.to_json(thresholds) if as_json else None
-        errors = found.errors
     if text is not None:
         typer.echo(text)
     elif readable:

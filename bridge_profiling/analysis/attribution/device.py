@@ -18,11 +18,15 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
-from bridge_profiling.traces.tables import to_int64
+from bridge_profiling.traces.tables import fields, to_int64
 from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
     import duckdb
+
+
+#: Number of the window that is the whole capture, where no iteration is marked.
+WHOLE_CAPTURE = -1
 
 
 @dataclass(frozen=True)
@@ -68,21 +72,23 @@ class DeviceWork:
 
 @dataclass(frozen=True)
 class Windows:
-    """Iterations of one rank, ascending, with their windows on the device."""
+    """Iterations of one rank, ascending, with their windows on the device; or its whole capture, as `WHOLE_CAPTURE`."""
 
     iteration: NDArray[np.int32]
     boundary: NDArray[np.bool_]
     start_ns: Nanoseconds
     end_ns: Nanoseconds
 
+    @property
+    def numbers(self) -> pa.Array:
+        """The iterations as a column; null for a whole capture."""
+        return pa.array(self.iteration, pa.int32(), mask=self.iteration == WHOLE_CAPTURE)
 
-@dataclass(frozen=True)
-class Spans:
-    """The windows of a rank's iterations; the capture's span, with a null iteration, if no iteration is marked."""
-
-    iteration: pa.Array
-    start_ns: Nanoseconds
-    end_ns: Nanoseconds
+    @classmethod
+    def whole(cls, span: Intervals) -> Windows:
+        """The whole capture, by its span; no window if that is empty."""
+        number, boundary = np.full(len(span), WHOLE_CAPTURE, np.int32), np.zeros(len(span), bool)
+        return cls(number, boundary, span.start_ns, span.end_ns)
 
 
 @dataclass(frozen=True)
@@ -135,11 +141,9 @@ def windows(iterations: pa.Table, device_events: pa.Table) -> Windows:
     return Windows(number, boundary, np.maximum(start, np.concatenate((start[:1], ends[:-1]))), ends)
 
 
-def spans(windows: Windows, work: DeviceWork) -> Spans:
+def spans(windows: Windows, work: DeviceWork) -> Windows:
     """The windows, or the whole capture if there are none."""
-    if len(windows.iteration):
-        return Spans(pa.array(windows.iteration, pa.int32()), windows.start_ns, windows.end_ns)
-    return Spans(pa.nulls(len(work.span), pa.int32()), work.span.start_ns, work.span.end_ns)
+    return windows if len(windows.iteration) else Windows.whole(work.span)
 
 
 def breakdown(work: DeviceWork) -> Answer:
@@ -169,7 +173,7 @@ def iterations(windows: Windows, work: DeviceWork, gaps: IdleGaps) -> pa.Table:
     start, end = windows.start_ns, windows.end_ns
     return pa.table(
         {
-            "iteration": pa.array(windows.iteration, pa.int32()),
+            "iteration": windows.numbers,
             "boundary": pa.array(windows.boundary, pa.bool_()),
             "start_ns": start,
             "end_ns": end,
@@ -181,7 +185,7 @@ def iterations(windows: Windows, work: DeviceWork, gaps: IdleGaps) -> pa.Table:
     )
 
 
-def launch_statistics(device_events: pa.Table, spans: Spans) -> pa.Table:
+def launch_statistics(device_events: pa.Table, spans: Windows) -> pa.Table:
     """One row per window: its compute kernels, by their start, and the calls that launched them. Null where there are none.
 
     `launch_count`: calls that launched one kernel; `launch_call_us`: their median duration; `graph_kernel_count`: kernels
@@ -206,14 +210,13 @@ def launch_statistics(device_events: pa.Table, spans: Spans) -> pa.Table:
                 "graph_kernel_count": int(together[together > 1].sum()),
             }
         )
-    return pa.Table.from_pylist(rows, schema=_LAUNCH_STATISTICS).add_column(0, "iteration", spans.iteration)
+    return pa.Table.from_pylist(rows, schema=_LAUNCH_STATISTICS).add_column(0, "iteration", spans.numbers)
 
 
 _LAUNCH_STATISTICS = pa.schema(
     [
         ("kernel_count", pa.int64()),
-        ("mean_kernel_us", pa.float64()),
-        ("median_kernel_us", pa.float64()),
+        *fields(pa.float64(), "mean_kernel_us", "median_kernel_us"),
         ("launch_count", pa.int64()),
         ("launch_call_us", pa.float64()),
         ("graph_kernel_count", pa.int64()),

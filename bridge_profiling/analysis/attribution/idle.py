@@ -40,7 +40,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.device import DeviceWork, IdleGaps, Spans, Windows
+from bridge_profiling.analysis.attribution.device import DeviceWork, IdleGaps, Windows
 from bridge_profiling.analysis.attribution.host import (
     CHECKPOINT,
     DATA_LOADING,
@@ -53,7 +53,7 @@ from bridge_profiling.analysis.attribution.host import (
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.traces.joins import taken
-from bridge_profiling.traces.tables import NULL, to_int64
+from bridge_profiling.traces.tables import NULL, fields, to_int64
 from bridge_profiling.traces.types import Caveat
 
 #: A kernel that waited starts this soon after what it waited for; 2 to 4 µs are usual on an H200.
@@ -135,12 +135,12 @@ def gaps(
     )
 
 
-def idle_gaps(gaps: IdleGaps, spans: Spans) -> Answer:
+def idle_gaps(gaps: IdleGaps, spans: Windows) -> Answer:
     """One row per window: its time without compute, and the three parts that add up to it."""
     start, end = spans.start_ns, spans.end_ns
     table = pa.table(
         {
-            "iteration": spans.iteration,
+            "iteration": spans.numbers,
             "duration_us": (end - start) / 1e3,
             "non_compute_us": gaps.gaps.within_ns(start, end) / 1e3,
             **{name: part.within_ns(start, end) / 1e3 for name, part in gaps.by_reason.items()},
@@ -159,7 +159,7 @@ def idle_causes(
     gaps: IdleGaps,
     device_events: pa.Table,
     host_events: pa.Table,
-    spans: Spans,
+    spans: Windows,
     *,
     data_loading: str = DATA_LOADING,
     checkpoint: str = CHECKPOINT,
@@ -181,7 +181,7 @@ def idle_causes(
         Cause.host_sync: host.synchronizing.lasting(HELD_NS),
         Cause.pageable_copy: host.pageable,
     }
-    numbers, begins, ends = spans.iteration.to_pylist(), spans.start_ns.tolist(), spans.end_ns.tolist()
+    numbers, begins, ends = spans.numbers.to_pylist(), spans.start_ns.tolist(), spans.end_ns.tolist()
     windows = [(number, False, begin, end) for number, begin, end in zip(numbers, begins, ends, strict=True)]
     windows += [(number, True, end, begin) for number, end, begin in zip(numbers[:-1], ends[:-1], begins[1:], strict=True)]
     names, launched_by = _launchers(gaps, device_events, host_events)
@@ -204,10 +204,8 @@ _IDLE_CAUSES = pa.schema(
     [
         ("iteration", pa.int32()),
         ("between", pa.bool_()),
-        ("cause", pa.string()),
-        ("name", pa.string()),
-        ("count", pa.int64()),
-        ("start_ns", pa.int64()),
+        *fields(pa.string(), "cause", "name"),
+        *fields(pa.int64(), "count", "start_ns"),
         ("lost_us", pa.float64()),
         ("calls", pa.int64()),
         ("host_us", pa.float64()),

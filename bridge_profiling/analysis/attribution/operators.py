@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.intervals import parents, rows_of, self_times_ns
 from bridge_profiling.traces.tables import NULL, to_int64
 
-#: Categories of host ranges that `operators` accepts.
-CATEGORIES = ("operator", "annotation", "runtime", "python")
-
 #: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.
 #: With several parameter groups in a module, fully_shard appends the group's size.
 _STEP = re.compile(r"(?:FSDP|ZeRO)::(all_gather|post_backward_reduce|reduce)(?: \((.*?)\))?(?: \[pg=\d+\])?")

@@ -213,12 +213,8 @@ def changed(table: pa.Table) -> list[dict[str, Any]]:
 
 def changed_memory(table: pa.Table) -> list[dict[str, Any]]:
     """Rows of devices with a change of the peak or the growth beyond rounding."""
-    return [
-        row
-        for row in table.to_pylist()
-        if abs(row["change_peak_bytes"] or 0) >= _LEAST_BYTES
-        or abs(row["change_growth_bytes_per_iteration"] or 0) >= _LEAST_BYTES
-    ]
+    names = ("change_peak_bytes", "change_growth_bytes_per_iteration")
+    return [row for row in table.to_pylist() if any(abs(row[name] or 0) >= _LEAST_BYTES for name in names)]
 
 
 def _table(rows: list[dict[str, Any]], *names: str) -> pa.Table:

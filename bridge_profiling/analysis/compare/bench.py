@@ -227,13 +227,8 @@ def _differences(
     same_size = pairwise or size in (None, measured[0])
     yield None if same_size else f"{measured[0]} ranks were measured, but the group has {size}"
     same_hosts = hosts is None or (measured[1] == 1) == (hosts == 1) if pairwise else hosts in (None, measured[1])
-    yield (
-        None if same_hosts else f"ranks on {_on_hosts(measured[1])} were measured, but the group is on {_on_hosts(hosts or 1)}"
-    )
-
-
-def _on_hosts(hosts: int) -> str:
-    return "one host" if hosts == 1 else f"{hosts} hosts"
+    mine, theirs = ("one host" if count == 1 else f"{count} hosts" for count in (measured[1], hosts or 1))
+    yield None if same_hosts else f"ranks on {mine} were measured, but the group is on {theirs}"
 
 
 def _hosts(infos: Sequence[RankInfo], group_ranks: str | None) -> int | None:

@@ -314,11 +314,9 @@ def _chosen(ways: list[Fit], apart_ns: float | None) -> int | None:
         return min(near, key=lambda way: abs(way.apart_ns - apart_ns)).offset if near else None
     # A few operations fit in several places, so their iterations or the hosts' clocks must agree.
     trusted = [way for way in ways if way.overlap > _FEW or way.marked or abs(way.apart_ns) <= _HOSTS_NS]
-    return (
-        min(trusted, key=lambda way: (-way.overlap, way.spread_ns // _SCATTER_NS, abs(way.apart_ns))).offset
-        if trusted
-        else None
-    )
+    if not trusted:
+        return None
+    return min(trusted, key=lambda way: (-way.overlap, way.spread_ns // _SCATTER_NS, abs(way.apart_ns))).offset
 
 
 def fitting(reference: Sequence, other: Sequence) -> list[Fit]:

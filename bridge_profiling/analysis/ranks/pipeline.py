@@ -295,15 +295,9 @@ def _bubble(events: pa.Table, waiting: Intervals, exchange: _Exchange, place: _P
     bubble = ((waiting & whole) | window(begin_ns, first) | window(final, end_ns)) - work
     filled, drained = _phases(exchange, place, begin_ns, end_ns)
     parts = [bubble & window(*part) for part in ((begin_ns, filled), (filled, drained), (drained, end_ns))]
-    return {
-        "pipeline_us": whole.total_ns / 1e3,
-        "compute_us": compute.total_ns / 1e3,
-        "bubble_us": bubble.total_ns / 1e3,
-        "warm_up_us": parts[0].total_ns / 1e3,
-        "steady_us": parts[1].total_ns / 1e3,
-        "cool_down_us": parts[2].total_ns / 1e3,
-        "other_idle_us": (whole.total_ns - bubble.total_ns - work.total_ns) / 1e3,
-    }
+    times_ns = [each.total_ns for each in (whole, compute, bubble, *parts)]
+    times_ns.append(whole.total_ns - bubble.total_ns - work.total_ns)
+    return {name: time_ns / 1e3 for name, time_ns in zip(_TIMES, times_ns, strict=True)}
 
 
 def _phases(exchange: _Exchange, place: _Place, begin_ns: int, end_ns: int) -> tuple[int, int]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.attribution.device import Windows
+from bridge_profiling.analysis.attribution.device import WHOLE_CAPTURE, Windows
 from bridge_profiling.analysis.attribution.device import windows as device_windows
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS, steady_iterations
 from bridge_profiling.analysis.caveats import caveat
-from bridge_profiling.analysis.intervals import grouped, rows_of, union
+from bridge_profiling.analysis.intervals import Intervals, grouped, rows_of, union
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.ranks.communication import rank_by_rank
 from bridge_profiling.traces.tables import fields
@@ -63,9 +63,6 @@ from began join offsets using (rank) left join lateness using (rank) order by be
 _MARKED = """
 select rank, iteration, start_ns, end_ns, coalesce(boundary, false) as boundary from iterations order by rank, start_ns
 """
-
-#: Number of a capture without iterations.
-_NONE = -1
 
 _RANKS = pa.schema(
     [
@@ -214,10 +211,14 @@ def verdict(stragglers: pa.Table) -> str:
 def _iterations(rank: int, marked: pa.Table | None, events: pa.Table, waiting: pa.Table) -> list[dict[str, Any]]:
     computing = rows_of(events["kind"], "compute")
     start, end = events["start_ns"].to_numpy()[computing], events["end_ns"].to_numpy()[computing]
-    of_event = events["iteration"].fill_null(_NONE).to_numpy()[computing]
-    of_wait = waiting["iteration"].fill_null(_NONE).to_numpy()
+    of_event = events["iteration"].fill_null(WHOLE_CAPTURE).to_numpy()[computing]
+    of_wait = waiting["iteration"].fill_null(WHOLE_CAPTURE).to_numpy()
     compute = union(start, end)
-    windows = device_windows(marked, events) if marked is not None else _whole(events)
+    if marked is not None:
+        windows = device_windows(marked, events)
+    else:
+        begins, ends = (events[name].to_numpy() for name in ("start_ns", "end_ns"))
+        windows = Windows.whole(Intervals(begins.min(keepdims=True), ends.max(keepdims=True)))
     rows = []
     for iteration, boundary, start_ns, end_ns in zip(
         windows.iteration.tolist(), windows.boundary.tolist(), windows.start_ns.tolist(), windows.end_ns.tolist(), strict=True
@@ -228,7 +229,7 @@ def _iterations(rank: int, marked: pa.Table | None, events: pa.Table, waiting: p
         alone_ns = waited.total_ns - int(compute.within_ns(waited.start_ns, waited.end_ns).sum())
         rows.append(
             {
-                "iteration": None if iteration == _NONE else iteration,
+                "iteration": None if iteration == WHOLE_CAPTURE else iteration,
                 "rank": rank,
                 "boundary": boundary,
                 "duration_us": (end_ns - start_ns) / 1e3,
@@ -238,16 +239,6 @@ def _iterations(rank: int, marked: pa.Table | None, events: pa.Table, waiting: p
             }
         )
     return rows
-
-
-def _whole(events: pa.Table) -> Windows:
-    """The whole capture as one iteration."""
-    return Windows(
-        np.array([_NONE], np.int32),
-        np.array([False]),
-        np.array([events["start_ns"].to_numpy().min()]),
-        np.array([events["end_ns"].to_numpy().max()]),
-    )
 
 
 def _place(rows: list[dict[str, Any]]) -> None:
