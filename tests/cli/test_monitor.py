@@ -58,3 +58,9 @@ def test_without_a_gpu_it_says_so_and_monitors_processes(typed: Typed) -> None:
 def test_it_prints_the_dashboard(typed: Typed) -> None:
     done = typed("monitor", "--grafana")
     assert (done.returncode, json.loads(done.stdout)["title"]) == (0, "bridge_profiling")
+
+
+def test_an_interval_of_nothing_is_refused(typed: Typed) -> None:
+    done = typed("monitor", "--interval", "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "interval=0.0 is not a valid time" in done.stderr
