@@ -126,3 +126,7 @@ def test_half_a_place_is_refused(environ: dict[str, str]) -> None:
 )
 def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
+
+
+def test_the_device_of_an_unknown_local_rank_is_the_first() -> None:
+    assert LaunchEnv.read({"RANK": "9", "WORLD_SIZE": "16"}).device_index == 0
