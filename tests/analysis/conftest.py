@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from bridge_profiling.analysis.workers import Outcome, ProcessEngine, call
 from bridge_profiling.run import Run
 from bridge_profiling.traces import cache
 from tests.traces.conftest import captures, write_trace
@@ -27,17 +25,6 @@ settings.load_profile("untimed")
 def _cached_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captures lie in read-only folders, and tests leave nothing in the user's cache."""
     monkeypatch.setenv(cache.DIRECTORY_VARIABLE, str(tmp_path_factory.getbasetemp() / "analysis-cache"))
-
-
-@pytest.fixture(autouse=True)
-def _ranks_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unit tests read captures in this process: starting workers takes longer than reading ranks this small."""
-
-    def read_here(engine: ProcessEngine, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Outcome[Any]]:
-        yield from (Outcome(place, *call(function, task)) for place, task in enumerate(tasks))
-
-    if request.node.get_closest_marker("integration") is None:
-        monkeypatch.setattr(ProcessEngine, "map", read_here)
 
 
 @pytest.fixture

@@ -8,15 +8,13 @@ import pty
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 
 from bridge_profiling import cli
-from bridge_profiling.analysis.workers import Outcome, ProcessEngine, call
 from tests.cli.ranks import write
 from tests.traces.conftest import captures
 
@@ -37,11 +35,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def typed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
     """Runs a command in this process, which also reads the captures."""
-
-    def read_here(engine: ProcessEngine, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Outcome[Any]]:
-        yield from (Outcome(place, *call(function, task)) for place, task in enumerate(tasks))
-
-    monkeypatch.setattr(ProcessEngine, "map", read_here)
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["bridge-profiling", *arguments])

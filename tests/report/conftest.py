@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from bridge_profiling.run import Run
-from tests.analysis.conftest import _cached_elsewhere, captures, write_trace
-from tests.analysis.findings.conftest import real, run_of
+from tests.analysis.conftest import _cached_elsewhere, captures, real, run_of, write_trace
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import call, complete, kernel
 
