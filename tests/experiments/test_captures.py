@@ -19,6 +19,9 @@ from bridge_profiling.experiments.jobs import Built, experiment_of, read_jobs
 
 run = pytest.importorskip("nemo_run")
 
+# Tunnels and NeMo-Run's experiments start shells.
+pytestmark = pytest.mark.integration
+
 from bridge_profiling.plugins import PyTorchProfilerPlugin  # noqa: E402
 
 TRACE, REPORT, EXPORT = "torch/{}/rank-0.pt.trace.json.gz", "nsys/{}/rank-0.nsys-rep", "nsys/{}/rank-0.sqlite"
@@ -87,7 +90,6 @@ def _attempt(root: Path, folder: str, content: str, age: float = 0, elsewhere: t
         os.utime(root / path, (time.time() - age, time.time() - age))
 
 
-@pytest.mark.integration
 def test_the_files_of_the_newest_attempt_come_once_and_no_others(far: Path, tmp_path: Path) -> None:
     here, progress, snapshot = tmp_path / "here", [], tmp_path / "snapshot_0.pickle"
     snapshot.write_text("memory")
@@ -106,7 +108,6 @@ def test_the_files_of_the_newest_attempt_come_once_and_no_others(far: Path, tmp_
     assert fetch(FarSide(), str(far), here) == [here / newest[-1]]
 
 
-@pytest.mark.integration
 def test_without_manifests_files_named_like_captures_come(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     for name in ("rank0.pt.trace.json.gz", "snapshot_0.pickle", "model.pt", "train.log", ".hidden.json.gz", "config.json"):
@@ -115,14 +116,12 @@ def test_without_manifests_files_named_like_captures_come(tmp_path: Path) -> Non
     assert sorted(path.name for path in copied) == ["rank0.pt.trace.json.gz", "snapshot_0.pickle"]
 
 
-@pytest.mark.integration
 def test_a_copy_that_breaks_off_leaves_no_capture(far: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="gone"):
         fetch(FarSide(breaks_at=".gz"), str(far), tmp_path / "here")
     assert not list((tmp_path / "here").rglob("rank-0.pt.trace.json.gz"))
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(("name", "message"), [("nowhere", "has written no captures"), ("empty", "holds no captures")])
 def test_a_directory_that_is_not_there_or_empty_is_one_error(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
@@ -143,7 +142,6 @@ def test_each_job_says_where_it_writes(home: Path) -> None:
     assert jobs[0].ssh_tunnel.get("host") == "login"
 
 
-@pytest.mark.integration
 def test_a_jobs_captures_come_below_the_experiment(home: Path) -> None:
     experiment, job = experiment_of(Path("far/contained"), {"NEMORUN_HOME": str(home)})
     _attempt(home.parent / "far" / "far" / experiment.name / "contained" / "profiles", "iter-2-4", "content")

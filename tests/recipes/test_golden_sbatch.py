@@ -20,6 +20,9 @@ from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchPr
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY
 from recipes import executors
 
+# NeMo-Run starts a shell for each experiment.
+pytestmark = pytest.mark.integration
+
 GOLDEN = Path(__file__).with_name("golden_sbatch")
 WINDOW = {"profile_step_start": 10, "profile_step_end": 12, "profile_ranks": [0, 3]}
 OURS, THEIRS = "launch/pretrain.py", "train.py"
@@ -95,7 +98,6 @@ def test_through_ssh_every_path_is_one_of_the_cluster(check):
     check("ssh", executor)
 
 
-@pytest.mark.integration
 def test_every_golden_script_is_one_of_a_case_and_bash_reads_it():
     assert {path.stem for path in GOLDEN.iterdir()} == {"-".join(case) for case in CASES} | {"environment", "ssh"}
     for path in GOLDEN.iterdir():
