@@ -11,11 +11,14 @@ import functools
 import gc
 import importlib.util
 import logging
+import multiprocessing.process
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -97,6 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
         missing = NEEDS[name]()
         if missing:
             raise pytest.UsageError(f"REQUIRE names {name}, and {missing}")
+    _watch_for_processes()
     if not hasattr(config, "workerinput"):
         config.stash[_LEFTOVERS] = Leftovers()
 
@@ -105,8 +109,12 @@ def pytest_configure(config: pytest.Config) -> None:
 _FIRST = ("tests/system/test_slurm.py", "tests/system/test_fault_tolerance.py", "tests/system/test_nsys.py")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first."""
+    """Mark what needs a GPU, and put the longest files first."""
+    for item in items:
+        if any(name == "cuda" or name.startswith("gpus") for marker in item.iter_markers("needs") for name in marker.args):
+            item.add_marker("gpu")
     items.sort(key=lambda item: item.nodeid.partition("::")[0] not in _FIRST)
 
 
@@ -116,6 +124,43 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             missing = NEEDS[name]()
             if missing:
                 pytest.skip(missing)
+    _processes.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a unit test that has started a process, its fixtures included."""
+    result = yield
+    if _processes and _tier(item) is None:
+        pytest.fail(f"this unit test started {_processes[0]}: mark it integration, or stay in the process", pytrace=False)
+    return result
+
+
+def _tier(item: pytest.Item) -> str | None:
+    """The tier of a test that may start processes; None for a unit test."""
+    return next((tier for tier in ("integration", "system", "gpu") if item.get_closest_marker(tier)), None)
+
+
+#: Processes that the running test has started.
+_processes: list[str] = []
+
+
+def _watch_for_processes() -> None:
+    events = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+
+    def watch(event: str, arguments: tuple) -> None:
+        if event in events:
+            _processes.append(f"{event} {arguments[:2]}")
+
+    sys.addaudithook(watch)
+    start = multiprocessing.process.BaseProcess.start
+
+    # Processes of multiprocessing's fork server come from elsewhere.
+    def watched(self: multiprocessing.process.BaseProcess) -> None:
+        _processes.append(repr(self))
+        start(self)
+
+    multiprocessing.process.BaseProcess.start = watched  # type: ignore[method-assign]
 
 
 _LEFTOVERS = pytest.StashKey[Leftovers]()
@@ -141,6 +186,18 @@ _LEFT = pytest.StashKey[list[str]]()
 
 def _runs_system_tests(config: pytest.Config) -> bool:
     return "not system" not in config.getoption("markexpr")
+
+
+@pytest.fixture(autouse=True)
+def _captures_are_read_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unit tests start no workers, which takes longer than reading captures this small."""
+    if _tier(request.node) is None and importlib.util.find_spec("pyarrow") is not None:
+        from bridge_profiling.analysis import workers
+
+        def read_here(engine: object, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[workers.Outcome[Any]]:
+            yield from (workers.Outcome(place, *workers.call(function, task)) for place, task in enumerate(tasks))
+
+        monkeypatch.setattr(workers.ProcessEngine, "map", read_here)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import tempfile
 import time
@@ -28,6 +30,9 @@ class Leftovers:
 
     def processes(self) -> list[str]:
         """Processes of this run that still exist after some seconds: process id and command line."""
+        # These two live as long as pytest's own process, if that runs the tests.
+        multiprocessing.forkserver._forkserver._stop()
+        multiprocessing.resource_tracker._resource_tracker._stop()
         deadline = time.monotonic() + _PATIENCE_S
         while (found := self._running()) and time.monotonic() < deadline:
             time.sleep(0.1)

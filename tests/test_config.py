@@ -13,15 +13,12 @@ def test_the_defaults_are_megatron_bridges():
     assert (config.profile_step_start, config.profile_step_end, config.profile_ranks) == (10, 12, [0])
     assert config.memory_snapshot_path == "snapshot.pickle"
     config.finalize()
-
-
-def test_fields_are_keyword_only():
     with pytest.raises(TypeError):
         ProfilingConfig(True)
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         ({"use_nsys_profiler": True, "use_pytorch_profiler": True}, "Keep one of them"),
         ({"profile_step_start": -1}, "profile_step_start=0 or more"),
@@ -45,17 +42,32 @@ def test_fields_are_keyword_only():
         ({"slow_iteration_factor": 2, "on_demand": False}, "Leave profiling.on_demand out"),
     ],
 )
-def test_a_contradiction_is_refused_before_anything_runs(asked, told):
+def test_a_contradiction_is_refused_before_anything_runs(asked, message):
     config = ProfilingConfig(**asked)
-    with pytest.raises(ProfilingConfigError, match=told):
+    with pytest.raises(ProfilingConfigError, match=message):
         config.finalize()
 
 
-def test_a_window_past_the_end_of_training_is_refused():
-    config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=8, profile_step_end=11)
-    config.finalize(train_iters=11)
-    with pytest.raises(ProfilingConfigError, match=r"train_iters=10.*at most 10"):
-        config.finalize(train_iters=10)
+@pytest.mark.parametrize(
+    ("asked", "holds", "refused", "message"),
+    [
+        ({"profile_step_start": 8, "profile_step_end": 11}, {"train_iters": 11}, {"train_iters": 10}, r"=10.*at most 10"),
+        ({"profile_ranks": [0, 4, 7]}, {"world_size": 8}, {"world_size": 4}, "names 4, 7, but the job has 4 ranks"),
+    ],
+)
+def test_a_window_and_ranks_must_be_inside_the_training(asked, holds, refused, message):
+    config = ProfilingConfig(use_pytorch_profiler=True, **asked)
+    config.finalize(**holds)
+    with pytest.raises(ProfilingConfigError, match=message):
+        config.finalize(**refused)
+    ProfilingConfig().finalize(train_iters=3, world_size=1)  # no profiler: a short run may keep the default window
+
+
+@pytest.mark.parametrize(("given", "kept"), [("all", "all"), ("pp", "pp"), (3, [3]), ((0, 1), [0, 1]), ([1, 1, 0], [1, 0])])
+def test_ranks_take_one_form(given, kept):
+    config = ProfilingConfig(profile_ranks=given)
+    config.finalize(world_size=4)
+    assert config.profile_ranks == kept
 
 
 def test_of_repeated_windows_only_the_first_must_lie_inside_the_training():
@@ -63,31 +75,6 @@ def test_of_repeated_windows_only_the_first_must_lie_inside_the_training():
     config.finalize(train_iters=6)
     assert [str(window) for window in config.windows[:3]] == ["4-6", "14-16", "24-26"]
     assert len(config.windows) == 10
-
-
-def test_ranks_outside_the_world_are_refused():
-    config = ProfilingConfig(use_pytorch_profiler=True, profile_ranks=[0, 4, 7])
-    config.finalize(world_size=8)
-    with pytest.raises(ProfilingConfigError, match="names 4, 7, but the job has 4 ranks"):
-        config.finalize(world_size=4)
-
-
-def test_without_a_profiler_a_short_run_may_keep_the_default_window():
-    ProfilingConfig().finalize(train_iters=3, world_size=1)
-
-
-@pytest.mark.parametrize("ranks", ["all", "pp"])
-def test_words_for_ranks_stay(ranks):
-    config = ProfilingConfig(profile_ranks=ranks)
-    config.finalize(world_size=2)
-    assert config.profile_ranks == ranks
-
-
-def test_ranks_take_one_form():
-    for given, kept in ((3, [3]), ((0, 1), [0, 1]), ([1, 1, 0], [1, 0])):
-        config = ProfilingConfig(profile_ranks=given)
-        config.finalize()
-        assert config.profile_ranks == kept
 
 
 def test_an_error_keeps_its_parts_across_processes():

@@ -30,11 +30,6 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "16", "OMPI_COM
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}
 
 
-def _place(environ: dict[str, str]) -> tuple[str, int, int, int | None]:
-    env = LaunchEnv.read(environ)
-    return env.launcher, env.rank, env.world_size, env.local_rank
-
-
 @pytest.mark.parametrize(
     ("environ", "place"),
     [
@@ -53,25 +48,27 @@ def _place(environ: dict[str, str]) -> tuple[str, int, int, int | None]:
         (STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, ("none", 0, 1, None)),
         (TORCHRUN | {"RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": "17"}, ("ray", 3, 8, 1)),
         ({"RANK": "x", "WORLD_SIZE": "8"}, ("none", 0, 1, None)),
+        # An unknown local rank is not derived from the rank.
+        ({"RANK": "9", "WORLD_SIZE": "16"}, ("torchrun", 9, 16, None)),
     ],
 )
 def test_each_launcher_names_a_place(environ: dict[str, str], place: tuple[str, int, int, int | None]) -> None:
-    assert _place(environ) == place
+    env = LaunchEnv.read(environ)
+    assert (env.launcher, env.rank, env.world_size, env.local_rank) == place
 
 
-def test_an_unknown_local_rank_is_not_derived_from_the_rank() -> None:
-    env = LaunchEnv.read({"RANK": "9", "WORLD_SIZE": "16"})
-    assert env.local_rank is None
-    assert env.device_index == 0
-
-
-def test_node_restarts_job_and_rendezvous() -> None:
-    env = LaunchEnv.read(TORCHRUN)
-    assert (env.node_rank, env.restarts, env.job_id, env.rendezvous) == (1, 2, "run", ("gpu01", 1234))
-    env = LaunchEnv.read(STEP | {"SLURM_RESTART_COUNT": "3"})
-    assert (env.node_rank, env.restarts, env.job_id, env.rendezvous) == (1, 3, "4711", ("gpu07", 24711))
-    env = LaunchEnv.read({})
-    assert (env.node_rank, env.restarts, env.job_id, env.rendezvous) == (None, None, None, None)
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        (TORCHRUN, (1, 2, "run", ("gpu01", 1234), None)),
+        (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, (1, 2, "run", ("gpu01", 1234), ("gpu01", 1234))),
+        (STEP | {"SLURM_RESTART_COUNT": "3"}, (1, 3, "4711", ("gpu07", 24711), None)),
+        ({"RANK": "9", "WORLD_SIZE": "16"}, (None, None, None, None, None)),
+    ],
+)
+def test_node_restarts_job_rendezvous_and_agent_store(environ: dict[str, str], found: tuple[object, ...]) -> None:
+    env = LaunchEnv.read(environ)
+    assert (env.node_rank, env.restarts, env.job_id, env.rendezvous, env.agent_store) == found
 
 
 def test_two_launches_differ_and_the_ranks_of_one_agree() -> None:
@@ -95,14 +92,20 @@ def test_torch_finds_the_ranks_of_srun_and_mpirun(environ: dict[str, str]) -> No
     assert after.rendezvous == (before.rendezvous or ("localhost", 29500))
 
 
-def test_variables_that_are_set_stay() -> None:
-    exported = STEP | {"MASTER_ADDR": "here", "MASTER_PORT": "1"}
+@pytest.mark.parametrize(
+    ("environ", "added"),
+    [
+        (STEP | {"MASTER_ADDR": "here", "MASTER_PORT": "1"}, {"RANK", "WORLD_SIZE", "LOCAL_RANK"}),
+        (STEP | TORCHRUN, set()),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, set()),
+        ({}, set()),
+    ],
+)
+def test_variables_that_are_set_stay(environ: dict[str, str], added: set[str]) -> None:
+    exported = dict(environ)
     export_for_torch(exported)
-    assert LaunchEnv.read(exported).rendezvous == ("here", 1)
-    for untouched in (STEP | TORCHRUN, STEP | {"SLURM_STEP_NUM_TASKS": "1"}, {}):
-        exported = dict(untouched)
-        export_for_torch(exported)
-        assert exported == untouched
+    assert exported.keys() - environ.keys() == added
+    assert exported | environ == exported
 
 
 @pytest.mark.parametrize("environ", [{"RANK": "0"}, {"RANK": "8", "WORLD_SIZE": "8"}, {"RANK": "", "WORLD_SIZE": "8"}])
@@ -125,6 +128,5 @@ def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
 
 
-def test_only_a_torchrun_with_a_store_of_its_own_has_an_agent_store() -> None:
-    assert LaunchEnv.read(TORCHRUN).agent_store is None
-    assert LaunchEnv.read(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).agent_store == ("gpu01", 1234)
+def test_the_device_of_an_unknown_local_rank_is_the_first() -> None:
+    assert LaunchEnv.read({"RANK": "9", "WORLD_SIZE": "16"}).device_index == 0

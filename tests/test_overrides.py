@@ -131,26 +131,32 @@ def test_a_formatted_override_is_read_back(value, text):
     assert overridden(override).train.anything == value
 
 
-def test_profile_ranks_may_be_a_list_or_a_word():
-    assert overridden("profiling.profile_ranks=[0,1]").profiling.profile_ranks == [0, 1]
-    assert overridden("profiling.profile_ranks=all").profiling.profile_ranks == "all"
-
-
-def test_of_two_settings_the_later_wins():
-    assert overridden("train.iterations=5", "train.iterations=7").train.iterations == 7
-
-
-def test_interpolations_of_the_environment_are_resolved(monkeypatch):
-    monkeypatch.setenv("SCRATCH", "/scratch")
-    assert overridden("profiling.output_dir=${oc.env:SCRATCH}/run").profiling.output_dir == "/scratch/run"
-
-
 @pytest.mark.parametrize(
-    "argument",
-    ["'profiling.profile_ranks=[0,1]'", '"profiling.profile_ranks=[0,1]"', "'++profiling.profile_ranks=[0,1]'"],
+    ("overrides", "expected"),
+    [
+        (["train.iterations=5", "train.iterations=7", "", "''"], {"train": {"iterations": 7}}),
+        (["train.labels={a: 1}", "train.labels.b=2"], {"train": {"labels": {"a": 1, "b": 2}}}),
+        (["ft.enable_ft_package=true"], {"ft": {"enable_ft_package": True}}),
+        (["ft.enable_ft_package=true", "ft=null"], {"ft": None}),
+        (["profiling={use_pytorch_profiler: true}"], {"profiling": {"use_pytorch_profiler": True}}),
+        (["profiling.profile_ranks=all"], {"profiling": {"profile_ranks": "all"}}),
+        (["profiling.output_dir=${oc.env:SCRATCH}/run"], {"profiling": {"output_dir": "/scratch/run"}}),
+        # Quotes that a launcher left around an argument are taken off.
+        (["'profiling.profile_ranks=[0,1]'"], {"profiling": {"profile_ranks": [0, 1]}}),
+        (['"profiling.profile_ranks=[0,1]"'], {"profiling": {"profile_ranks": [0, 1]}}),
+        (["'++profiling.profile_ranks=[0,1]'"], {"profiling": {"profile_ranks": [0, 1]}}),
+    ],
 )
-def test_quotes_that_a_launcher_left_around_an_argument_are_taken_off(argument):
-    assert overridden(argument).profiling.profile_ranks == [0, 1]
+def test_settings_are_made_merged_and_replaced_in_order(overrides, expected, monkeypatch):
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    config, default = Config(), Config()
+    section = config.train
+    apply_overrides(config, overrides)
+    assert config.train is section
+    sections = {"train": Train, "profiling": ProfilingConfig, "ft": FaultToleranceConfig}
+    for name, fields in expected.items():
+        setattr(default, name, fields and sections[name](**fields))
+    assert config == default
 
 
 def test_shell_quoted_quotes_come_back_as_they_were():
@@ -159,25 +165,8 @@ def test_shell_quoted_quotes_come_back_as_they_were():
     assert unquote("'unbalanced") == "'unbalanced"
 
 
-def test_the_empty_argument_that_nemo_run_appends_is_passed_over():
-    assert overridden("train.iterations=5", "", "''") == overridden("train.iterations=5")
-
-
-def test_a_section_that_is_none_is_made_when_a_setting_inside_it_is_given():
-    assert overridden("ft.enable_ft_package=true").ft == FaultToleranceConfig(enable_ft_package=True)
-    assert overridden("ft.enable_ft_package=true", "ft=null").ft is None
-
-
-def test_a_section_may_be_given_as_a_mapping():
-    assert overridden("profiling={use_pytorch_profiler: true}").profiling.use_pytorch_profiler
-
-
-def test_entries_are_merged_into_a_dict_field():
-    assert overridden("train.labels={a: 1}", "train.labels.b=2").train.labels == {"a": 1, "b": 2}
-
-
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("profiling.profile_step_strt=1", "profiling has no field 'profile_step_strt'.*Type profiling.profile_step_start=1"),
         ("profilling.profile_step_start=1", "Type profiling.profile_step_start=1"),
@@ -215,8 +204,8 @@ def test_entries_are_merged_into_a_dict_field():
         ("~train.iterations", "removes a setting"),
     ],
 )
-def test_what_cannot_be_set_is_refused_with_what_to_type_instead(override, told):
-    with pytest.raises(ProfilingConfigError, match=told) as caught:
+def test_what_cannot_be_set_is_refused_with_what_to_type_instead(override, message):
+    with pytest.raises(ProfilingConfigError, match=message) as caught:
         overridden(override)
     assert "\n" not in str(caught.value)
 
@@ -228,65 +217,44 @@ def test_one_wrong_setting_leaves_all_of_them_undone():
     assert config == Config()
 
 
-def test_overrides_work_on_the_objects_that_are_there():
-    config = Config()
-    section = config.train
-    apply_overrides(config, ["train.iterations=5"])
-    assert config.train is section
-
-
-def test_yaml_settings_apply_like_overrides(tmp_path):
-    file = tmp_path / "run.yaml"
-    file.write_text("train:\n  iterations: 5\n  rate: 1e-3\n  sizes: [1, 2]\nft:\n  enable_ft_package: true\n")
-    config = Config()
-    apply_yaml(config, file)
-    assert (config.train.iterations, config.train.rate, config.train.sizes) == (5, 0.001, [1, 2])
-    assert config.ft == FaultToleranceConfig(enable_ft_package=True)
-
-
-def test_an_empty_yaml_file_changes_nothing(tmp_path):
-    file = tmp_path / "run.yaml"
-    file.write_text("# nothing yet\n")
-    config = Config()
-    apply_yaml(config, file)
-    assert config == Config()
-
-
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
+        (
+            "train:\n  iterations: 5\n  rate: 1e-3\n  sizes: [1, 2]\nft:\n  enable_ft_package: true\n",
+            Config(Train(iterations=5, rate=0.001, sizes=[1, 2]), ft=FaultToleranceConfig(enable_ft_package=True)),
+        ),
+        ("# nothing yet\n", Config()),
         ("train: [", "is not valid YAML.*line"),
         ("- train\n", "holds a list"),
         ("5\n", "run.yaml"),
-        ("train\n", "run.yaml"),
         ("a: 1\na: 2\n", "is not valid YAML.*duplicate"),
         ("train:\n  iteration: 5\n", "run.yaml: train.iteration does not exist.*train.iterations"),
         ("train:\n  iterations: many\n", "run.yaml: train.iterations=many.*expected int"),
         ("train: 5\n", "run.yaml: train is a section"),
         ("train:\n  name: ${nothing.here}\n", "run.yaml"),
+        (b"\xff\xfe\x00train", r"run\.yaml"),
     ],
 )
-def test_a_wrong_yaml_file_is_refused_and_named(tmp_path, text, told):
-    file = tmp_path / "run.yaml"
-    file.write_text(text)
-    config = Config()
-    with pytest.raises(ProfilingConfigError, match=told):
+def test_a_yaml_file_applies_like_overrides_or_is_refused_and_named(tmp_path, text, expected):
+    file, config = tmp_path / "run.yaml", Config()
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    if isinstance(expected, Config):
+        apply_yaml(config, file)
+        assert config == expected
+        return
+    with pytest.raises(ProfilingConfigError, match=expected):
         apply_yaml(config, file)
     assert config == Config()
 
 
-def test_a_missing_yaml_file_is_named_with_where_it_was_looked_for(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("path", "message"), [("no.yaml", "no.yaml does not exist; the working directory is "), (".", "cannot be read")]
+)
+def test_a_path_without_a_yaml_file_is_refused(tmp_path, monkeypatch, path, message):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ProfilingConfigError, match=f"no.yaml does not exist; the working directory is {tmp_path}"):
-        load_yaml("no.yaml")
-
-
-def test_a_folder_or_bytes_in_place_of_a_yaml_file_are_refused(tmp_path):
-    with pytest.raises(ProfilingConfigError, match="cannot be read"):
-        load_yaml(tmp_path)
-    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00train")
-    with pytest.raises(ProfilingConfigError, match=r"run\.yaml"):
-        load_yaml(tmp_path / "run.yaml")
+    with pytest.raises(ProfilingConfigError, match=message + (str(tmp_path) if path == "no.yaml" else "")):
+        load_yaml(path)
 
 
 @pytest.mark.needs("megatron")

@@ -14,6 +14,7 @@ from bridge_profiling import processes
 from bridge_profiling.processes import InactivityTimer, cpu_seconds, is_running
 
 
+@pytest.mark.integration
 def test_processor_time_is_what_a_process_has_used_until_it_ends():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         while cpu_seconds(busy.pid) < 0.5:
@@ -34,43 +35,35 @@ def used(monkeypatch):
     return values
 
 
-def after(timer: InactivityTimer, used: SimpleNamespace, seconds: float, **changes: float) -> bool:
-    """Whether the timer has expired this many seconds later, when the processes have used this."""
-    used.now += seconds
-    vars(used).update(changes)
-    return timer.expired()
-
-
-def test_idle_processes_expire_after_a_while(used):
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # Earlier use is not activity, but starts the while.
+        [(10, {}, False), (110, {}, False), (20, {}, True)],
+        # A second of work starts the while again.
+        [(10, {}, False), (119, {"first": 1.0}, False), (119, {"first": 1.5}, False), (10, {}, True)],
+        # So does the end of a process.
+        [(10, {}, False), (119, {"second": 0.0}, False), (119, {}, False)],
+    ],
+)
+def test_idle_processes_expire_after_a_while(used, steps):
     timer = InactivityTimer(lambda: ["first", "second"], 120)
-    assert not after(timer, used, 10)
-    assert not after(timer, used, 110)  # earlier use is no activity, but starts the while
-    assert after(timer, used, 20)
+    for seconds, changes, expired in steps:
+        vars(used).update(changes, now=used.now + seconds)
+        assert timer.expired() is expired
 
 
-def test_a_second_of_work_starts_the_while_again(used):
-    timer = InactivityTimer(lambda: ["first", "second"], 120)
-    after(timer, used, 10)
-    assert not after(timer, used, 119, first=1.0)
-    assert not after(timer, used, 119, first=1.5)
-    assert after(timer, used, 10)
-
-
-def test_so_does_the_end_of_a_process(used):
-    timer = InactivityTimer(lambda: ["first", "second"], 120)
-    after(timer, used, 10)
-    assert not after(timer, used, 119, second=0.0)
-    assert not after(timer, used, 119)
-
-
-def test_so_does_a_reset(used):
+def test_a_reset_starts_the_while_again(used):
     timer = InactivityTimer(lambda: [], 120)
     used.now = 119.0
     timer.reset()
-    assert not after(timer, used, 119)
-    assert after(timer, used, 2)
+    expired = []
+    for used.now in (238.0, 240.0):
+        expired.append(timer.expired())
+    assert expired == [False, True]
 
 
+@pytest.mark.integration
 def test_a_process_runs_until_it_has_ended_even_if_nobody_has_waited_for_it():
     assert is_running(os.getpid())
     child = subprocess.Popen([sys.executable, "-c", ""])

@@ -31,9 +31,8 @@ PARTS = {
     "main job": ["tests/launch/test_experiment.py", "tests/launch/test_pretrain.py"],
     "recipes and layouts": [
         "tests/recipes/test_config.py",
-        "tests/recipes/test_cpu.py",
         "tests/recipes/test_data.py",
-        "tests/recipes/test_layer_spec.py",
+        "tests/recipes/test_devices.py",
         "tests/recipes/test_megatron_loop.py",
         "tests/recipes/test_profiled_training.py",
         "tests/recipes/test_recipes.py",

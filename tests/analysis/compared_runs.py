@@ -27,6 +27,7 @@ class WrittenRun:
         unprofiled_ms: durations of iterations outside the window, for a manifest; none for no manifest.
         manifest: more of the manifest.
         seed: of the scatter.
+        marked: whether iterations are.
     """
 
     iterations: int = 6
@@ -39,6 +40,7 @@ class WrittenRun:
     unprofiled_ms: Sequence[float] = ()
     manifest: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 1
+    marked: bool = True
 
     def write(self, root: Path) -> Path:
         """Write it under a directory, which is returned."""
@@ -54,52 +56,45 @@ class WrittenRun:
     def _events(self, rank: int) -> list[dict[str, Any]]:
         chance = random.Random(self.seed * 1000 + rank)
         events: list[dict[str, Any]] = []
-        now, correlation = 1000.0, 1
+        now, correlation, dims = 1000.0, 1, json.loads(self.shapes)
         for place in range(self.iterations):
             begin = now
             launch = begin + self.host_us + self.slow.get(place, 0.0) + chance.uniform(0, self.noise_us)
-            dims = json.loads(self.shapes)
             events.append(complete("cpu_op", "aten::mm", launch, 5, **{"Input Dims": dims, "External id": correlation}))
             device = launch + 10
-            for name, times in self.kernels.items():
-                for time in times:
-                    events.append(call("cudaLaunchKernel", launch + 1, 2, correlation))
-                    lasts = time + chance.uniform(0, self.noise_us)
-                    events.append(kernel(name, device, lasts, correlation=correlation))
-                    device += lasts
-                    correlation += 1
+            for name, time in ((name, time) for name, times in self.kernels.items() for time in times):
+                lasts = time + chance.uniform(0, self.noise_us)
+                events.append(call("cudaLaunchKernel", launch + 1, 2, correlation))
+                events.append(kernel(name, device, lasts, correlation=correlation))
+                device += lasts
+                correlation += 1
             now = device + 20
-            events.append(complete("user_annotation", f"ProfilerStep#{10 + place}", begin, now - begin - 1))
+            if self.marked:
+                events.append(complete("user_annotation", f"ProfilerStep#{10 + place}", begin, now - begin - 1))
         return events
 
     def _write_manifest(self, root: Path, rank: int, trace: Path) -> None:
-        window = {"start": 10, "end": 10 + self.iterations}
-        captured = list(range(window["start"], window["end"]))
+        end = 10 + self.iterations
+        captured = list(range(10, end))
+        artifact = {"path": str(trace.relative_to(root)), "bytes": trace.stat().st_size}
+        profiler = {"name": "torch", "status": "complete", "reason": None, "artifacts": [artifact], "notes": []}
         # The first of the run counts to nothing; these come after the window and what it costs.
-        outside = [0, *range(window["end"] + 1, window["end"] + 1 + len(self.unprofiled_ms))]
+        outside = [0, *range(end + 1, end + 1 + len(self.unprofiled_ms))]
         durations = [round(each * 1e6) for each in (999.0, *self.unprofiled_ms)]
         manifest = {
             "status": "complete",
             "reason": None,
-            "window": window,
+            "window": {"start": 10, "end": end},
             "captured": {"first": captured[0], "last": captured[-1], "iterations": captured},
-            "profilers": [
-                {
-                    "name": "torch",
-                    "status": "complete",
-                    "reason": None,
-                    "artifacts": [{"path": str(trace.relative_to(root)), "bytes": trace.stat().st_size}],
-                    "notes": [],
-                }
-            ],
+            "profilers": [profiler],
             "rank": rank,
             "world_size": self.ranks,
-            "coordinates": {"tp": [0, 1], "pp": [0, 1], "dp": [rank, self.ranks], "cp": [0, 1], "ep": [0, 1]},
+            "coordinates": dict.fromkeys(("tp", "pp", "cp", "ep"), (0, 1)) | {"dp": (rank, self.ranks)},
             "host": "node1",
             "config": {"record_shapes": True},
             "versions": {"torch": "2.13.0"},
             "durations_ns": {"iteration": outside, "duration_ns": durations},
-        } | dict(self.manifest)
+        }
         path = root / "manifest" / trace.parent.name / f"rank-{rank}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(manifest))
+        path.write_text(json.dumps(manifest | dict(self.manifest)))

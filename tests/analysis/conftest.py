@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from bridge_profiling.run import Run
 from bridge_profiling.traces import cache
 from tests.traces.conftest import captures, write_trace
 
 __all__ = ["captures", "write_trace"]
+
+# A loaded machine is slow, and nothing is wrong.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)
@@ -21,14 +28,16 @@ def _cached_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
 
 
 @pytest.fixture
-def run_of(tmp_path: Path) -> Iterator[object]:
+def run_of(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Opens runs, and closes them."""
-    opened: list[Run] = []
+    with ExitStack() as opened:
+        yield lambda path=tmp_path, **options: opened.enter_context(Run(path, **options))
 
-    def open_run(path: Path = tmp_path, **options: object) -> Run:
-        opened.append(Run(path, **options))  # type: ignore[arg-type]
-        return opened[-1]
 
-    yield open_run
-    for run in opened:
-        run.close()
+@pytest.fixture(scope="session")
+def real(captures: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Run]]:
+    """Opens each folder of real captures once: all tests share its answers."""
+    with ExitStack() as opened:
+        yield functools.cache(
+            lambda folder: opened.enter_context(Run(captures / folder, parquet=tmp_path_factory.mktemp(Path(folder).name)))
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from bridge_profiling.traces.types import RankInfo, RankTables
 _DEFAULTS = {"device_events": {"stream": 7, "device": 0}, "host_events": {"process": 1, "thread": 1}}
 
 
-def table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
+def table(name: str, rows: Sequence[dict[str, Any]], rank: int = 0) -> pa.Table:
     """A table of a schema from rows that name what they know; the rest is null."""
     if not rows:
         return SCHEMAS[name].empty_table()
@@ -23,18 +24,23 @@ def table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
         if any(column.name in row for row in filled):
             kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
             columns[column.name] = pa.array([row.get(column.name) for row in filled], kind)
-    return build(name, 0, columns)
+    return build(name, rank, columns)
 
 
-def rank(**tables: list[dict[str, Any]]) -> RankTables:
+def rank(*, source: str = "kineto", **tables: list[dict[str, Any]]) -> RankTables:
     """One rank's tables, from rows."""
-    info = RankInfo(rank=0, rank_source="trace", source="kineto", files=["rank-0.json"])
+    info = RankInfo(rank=0, rank_source="trace", source=source, files=["rank-0.json"])
     return RankTables(info, {name: table(name, rows) for name, rows in tables.items()})
 
 
 def answer(tables: RankTables, question: str, **options: Any) -> pa.Table:
     """The answer to a question about one rank."""
     return RankQuestions(tables).answer(question, **options).table
+
+
+def values(found: pa.Table, *names: str) -> list[tuple[Any, ...]]:
+    """Some columns of an answer, row by row."""
+    return list(zip(*(found[name].to_pylist() for name in names), strict=True))
 
 
 def work(kind: str, start_ns: int, end_ns: int, launched_ns: int | None = None, **known: Any) -> dict[str, Any]:

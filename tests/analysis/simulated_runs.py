@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.session import connect
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.tables import SCHEMAS, build
 from bridge_profiling.traces.types import RankInfo, RankTables
+from tests.analysis.ranks_in_hand import table
 
 US = 1_000
 MS = 1_000_000
 
 #: A moment in the epoch: a double cannot hold nanoseconds of it exactly.
 EPOCH_NS = 1_795_178_166_680_430_505
+
+Rows = dict[int, list[dict[str, Any]]]
 
 
 @dataclass
@@ -31,87 +33,82 @@ class SimulatedRun:
     Args:
         ranks: how many.
         offsets_ns: how much each rank's clock is ahead of real time.
-        transfer_ns: what moving data takes, unless said otherwise.
+        transfer_ns: what moving data takes.
         communication_stream: where communication runs; on stream 7 what is computed after it waits for it.
+        kernels: the proportions of the kernels in which a rank computes; one kernel if it is not named.
     """
 
     ranks: int
-    offsets_ns: dict[int, int] = field(default_factory=dict)
+    offsets_ns: Mapping[int, int] = field(default_factory=dict)
     transfer_ns: int = 20 * US
     communication_stream: int = 20
+    kernels: dict[int, list[int]] = field(default_factory=dict)
+    iteration: int | None = None
+    device: Rows = field(default_factory=lambda: defaultdict(list))
+    operations: Rows = field(default_factory=lambda: defaultdict(list))
+    iterations: Rows = field(default_factory=lambda: defaultdict(list))
+    happened: int = 0
 
     def __post_init__(self) -> None:
         self.now_ns = dict.fromkeys(range(self.ranks), EPOCH_NS)
-        self.kernels: dict[int, list[int]] = {}
-        self.iteration: int | None = None
-        self.device: dict[int, list[dict[str, Any]]] = defaultdict(list)
-        self.operations: dict[int, list[dict[str, Any]]] = defaultdict(list)
-        self.iterations: dict[int, list[dict[str, Any]]] = defaultdict(list)
-        self.happened = 0
 
     def compute(self, rank: int, duration_ns: int) -> None:
-        """The rank computes, in as many kernels as it is told to, in the proportions given."""
+        """The rank computes."""
         shares = self.kernels.get(rank, [1])
         for share in shares:
             begin = self.now_ns[rank]
             self.now_ns[rank] += duration_ns * share // sum(shares)
-            self._device(rank, "compute", begin, self.now_ns[rank], None)
+            self.ran(rank, "compute", begin, self.now_ns[rank])
 
-    def meet(
-        self, members: Sequence[int], operation: str = "all_reduce", size: int = 1 << 20, group: str = "TP", **how: Any
-    ) -> None:
+    def meet(self, members: Sequence[int], operation: str = "all_reduce", size: int = 1 << 20, group: str = "TP") -> None:
         """A collective: all end it when the last of them has come and the data has moved."""
         end = max(self.now_ns[rank] for rank in members) + self.transfer_ns
         for rank in members:
-            self._operation(rank, operation, members, size, group, self.now_ns[rank], end, None)
+            self._operation(rank, operation, members, size, group, (self.now_ns[rank], end))
             self.now_ns[rank] = end
         self.happened += 1
 
-    def send(
-        self, source: int, target: int, members: Sequence[int], size: int = 1 << 23, *, ready_ns: int | None = None
-    ) -> None:
+    def send(self, source: int, target: int, members: Sequence[int], *, ready_ns: int | None = None) -> None:
         """Data goes from one rank to another: the sender goes on at once, the receiver waits from when it is ready."""
-        size = 1 << 23
         begin = self.now_ns[source] if ready_ns is None else ready_ns
         came = max(begin, self.now_ns[target]) + self.transfer_ns
-        self._operation(source, "send", members, size, "PIPELINE", begin, begin + self.transfer_ns, target)
-        self._operation(target, "recv", members, size, "PIPELINE", self.now_ns[target], came, source)
+        self._operation(source, "send", members, 1 << 23, "PIPELINE", (begin, begin + self.transfer_ns), target)
+        self._operation(target, "recv", members, 1 << 23, "PIPELINE", (self.now_ns[target], came), source)
         self.now_ns[target] = came
         self.happened += 1
 
-    def exchange(self, one: int, other: int, members: Sequence[int]) -> None:
+    def exchange(self, one: int, other: int) -> None:
         """Two ranks send and receive in one kernel each."""
-        size = 1 << 23
         end = max(self.now_ns[one], self.now_ns[other]) + self.transfer_ns
         for rank, peer in ((one, other), (other, one)):
-            self._operation(rank, "send_recv", members, size, "PIPELINE", self.now_ns[rank], end, peer)
+            self._operation(rank, "send_recv", (one, other), 1 << 23, "PIPELINE", (self.now_ns[rank], end), peer)
             self.now_ns[rank] = end
         self.happened += 1
 
-    def iterate(self, count: int, step: Callable[[int], None], *, first: int = 10, boundary: Iterable[int] = ()) -> None:
+    def iterate(self, count: int, step: Callable[[int], object], *, first: int = 10) -> SimulatedRun:
         """Iterations, each of which every rank begins when it has ended the one before."""
-        for number in range(first, first + count):
-            self.iteration = number
+        for self.iteration in range(first, first + count):
             begins = dict(self.now_ns)
-            step(number)
-            for rank in range(self.ranks):
+            step(self.iteration)
+            for rank, begin in begins.items():
                 clock = self.offsets_ns.get(rank, 0)
-                self.iterations[rank].append(
-                    {
-                        "iteration": number,
-                        "start_ns": begins[rank] + clock,
-                        "end_ns": self.now_ns[rank] + clock,
-                        "boundary": number in set(boundary),
-                    }
-                )
+                marks = {"start_ns": begin + clock, "end_ns": self.now_ns[rank] + clock, "boundary": False}
+                self.iterations[rank].append({"iteration": self.iteration, **marks})
         self.iteration = None
+        return self
+
+    def change_operations(self, ranks: Iterable[int] | None = None, **known: Any) -> None:
+        """Record something else about all operations of some ranks, or of all."""
+        for rank in range(self.ranks) if ranks is None else ranks:
+            for row in self.operations[rank]:
+                row |= known
 
     def write(
         self,
         folder: Path,
         *,
         ranks: Iterable[int] | None = None,
-        skip: dict[int, int] | None = None,
+        skip: Mapping[int, int] = {},
         marked: bool = True,
         **info: Any,
     ) -> list[Path]:
@@ -125,22 +122,29 @@ class SimulatedRun:
             info: more of every RankInfo.
         """
         entries = []
-        for rank in sorted(range(self.ranks) if ranks is None else ranks):
-            kept = _ordered(self.operations[rank])[(skip or {}).get(rank, 0) :]
-            begin = kept[0]["start_ns"] if skip and skip.get(rank) and kept else 0
-            device = [row for row in self.device[rank] if row["start_ns"] >= begin]
-            tables = {
-                "collectives": _table("collectives", rank, [_captured(row, place) for place, row in enumerate(kept)]),
-                "device_events": _table("device_events", rank, _renumbered(device, kept)),
-                "iterations": _table("iterations", rank, self.iterations[rank] if marked else []),
+        unmarked = {} if marked else {"iteration": None}
+        for rank in range(self.ranks) if ranks is None else ranks:
+            operations = self._captured(rank, skip)
+            numbers = {row["truth"]: number for number, row in enumerate(operations)}
+            begin = operations[0]["start_ns"] if skip.get(rank) and operations else 0
+            events = [row for row in sorted(self.device[rank], key=itemgetter("start_ns")) if row["start_ns"] >= begin]
+            sequence: dict[str, Iterable[int]] = defaultdict(itertools.count)
+            rows = {
+                "collectives": [
+                    row | unmarked | {"collective": numbers[row["truth"]], "sequence": next(sequence[row["group_name"]])}
+                    for row in operations
+                ],
+                "device_events": [
+                    row | unmarked | {"collective": numbers.get(row["truth"])}
+                    for row in events
+                    if row["truth"] is None or row["truth"] in numbers
+                ],
+                "iterations": self.iterations[rank] if marked else [],
             }
-            if not marked:
-                tables = {name: _without_iterations(table) for name, table in tables.items()}
-            known = RankInfo(
-                rank=rank, rank_source="trace", source="kineto", files=[f"rank-{rank}.json"], **{"clock": "unix", **info}
-            )
-            cache.write(RankTables(known, tables), folder / f"{rank:05d}")
+            known = {"rank_source": "trace", "source": "kineto", "files": [f"rank-{rank}.json"], "clock": "unix", **info}
             entries.append(folder / f"{rank:05d}")
+            tables = {name: table(name, each, rank) for name, each in rows.items()}
+            cache.write(RankTables(RankInfo(rank=rank, **known), tables), entries[-1])
         return entries
 
     def connected(self, folder: Path, **how: Any) -> Any:
@@ -152,79 +156,33 @@ class SimulatedRun:
         self.write(folder, **how)
         return Run(folder)
 
-    def truth(self, rank: int, skipped: int = 0) -> list[int]:
+    def truths(self, skip: Mapping[int, int] = {}) -> dict[int, list[int]]:
         """Of each operation a rank's capture holds, by its number there, which one it really was."""
-        return [row["truth"] for row in _ordered(self.operations[rank])[skipped:]]
+        return {rank: [row["truth"] for row in self._captured(rank, skip)] for rank in range(self.ranks)}
 
-    def _device(self, rank: int, kind: str, begin: int, end: int, truth: int | None) -> None:
+    def ran(self, rank: int, kind: str, begin: int, end: int, truth: int | None = None) -> None:
+        """The rank's device ran something, in real time."""
         clock = self.offsets_ns.get(rank, 0)
-        row = {"kind": kind, "name": kind, "start_ns": begin + clock, "end_ns": end + clock, "iteration": self.iteration}
-        self.device[rank].append(row | {"truth": truth, "stream": 7 if kind == "compute" else self.communication_stream})
+        stream = 7 if kind == "compute" else self.communication_stream
+        times = {"start_ns": begin + clock, "end_ns": end + clock, "iteration": self.iteration}
+        self.device[rank].append({"kind": kind, "name": kind, "stream": stream, "truth": truth, **times})
+
+    def _captured(self, rank: int, skip: Mapping[int, int]) -> list[dict[str, Any]]:
+        return sorted(self.operations[rank], key=itemgetter("start_ns"))[skip.get(rank, 0) :]
 
     def _operation(
-        self, rank: int, operation: str, members: Sequence[int], size: int, group: str, begin: int, end: int, peer: int | None
+        self, rank: int, operation: str, members: Sequence[int], size: int, group: str, times: tuple[int, int], peer: int = -1
     ) -> None:
-        clock = self.offsets_ns.get(rank, 0)
-        self.operations[rank].append(
-            {
-                "truth": self.happened,
-                "operation": operation,
-                "group_name": f"{group}-{members[0]}",
-                "group": group,
-                "group_ranks": json.dumps(list(members), separators=(",", ":")),
-                "group_size": len(members),
-                "message_bytes": size,
-                "peer": peer,
-                "start_ns": begin + clock,
-                "end_ns": end + clock,
-                "iteration": self.iteration,
-            }
-        )
-        self._device(rank, "communication", begin, end, self.happened)
-
-
-def _ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: row["start_ns"])
-
-
-def _captured(row: dict[str, Any], place: int) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "truth"} | {"collective": place}
-
-
-def _renumbered(device: list[dict[str, Any]], operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    numbers = {row["truth"]: place for place, row in enumerate(operations)}
-    rows = [
-        {name: value for name, value in row.items() if name != "truth"} | {"collective": numbers.get(row["truth"])}
-        for row in device
-        if row["truth"] is None or row["truth"] in numbers
-    ]
-    return _ordered(rows)
-
-
-def _table(name: str, rank: int, rows: list[dict[str, Any]]) -> pa.Table:
-    if not rows:
-        return SCHEMAS[name].empty_table()
-    if name == "collectives":
-        counts: dict[str, int] = defaultdict(int)
-        for row in rows:
-            row["sequence"] = counts[row["group_name"]]
-            counts[row["group_name"]] += 1
-    names = [column.name for column in SCHEMAS[name] if column.name in rows[0]]
-    kinds = {column.name: column.type for column in SCHEMAS[name]}
-    columns = {
-        each: pa.array(
-            [row[each] for row in rows], kinds[each].value_type if pa.types.is_dictionary(kinds[each]) else kinds[each]
-        )
-        for each in names
-    }
-    return build(name, rank, columns)
-
-
-def _without_iterations(table: pa.Table) -> pa.Table:
-    if "iteration" not in table.column_names:
-        return table
-    place = table.column_names.index("iteration")
-    return table.set_column(place, "iteration", pa.nulls(table.num_rows, pa.int32()))
+        self.ran(rank, "communication", *times, self.happened)
+        known = {name: self.device[rank][-1][name] for name in ("truth", "start_ns", "end_ns", "iteration")}
+        known |= {
+            "operation": operation,
+            "group": group,
+            "group_name": f"{group}-{members[0]}",
+            "peer": None if peer < 0 else peer,
+        }
+        ranks = {"group_ranks": json.dumps(list(members), separators=(",", ":")), "group_size": len(members)}
+        self.operations[rank].append({**known, **ranks, "message_bytes": size})
 
 
 def one_forward_one_backward(
@@ -239,26 +197,22 @@ def one_forward_one_backward(
         forward_ns: what a forward pass takes on each stage.
         backward_ns: what a backward pass takes on each stage.
     """
-    count = len(stages)
-    waiting = []
-    for stage in range(count):
-        ahead = min(count - 1 - stage, microbatches)
-        plan = [("F", number) for number in range(ahead)]
-        for number in range(microbatches - ahead):
-            plan += [("F", ahead + number), ("B", number)]
-        plan += [("B", number) for number in range(microbatches - ahead, microbatches)]
-        waiting.append(plan)
+    plans = []
+    for stage in range(len(stages)):
+        ahead = min(len(stages) - 1 - stage, microbatches)
+        steady = [(("F", ahead + number), ("B", number)) for number in range(microbatches - ahead)]
+        last = [("B", number) for number in range(microbatches - ahead, microbatches)]
+        plans.append([*(("F", number) for number in range(ahead)), *itertools.chain(*steady), *last])
     done: dict[tuple[str, int, int], int] = {}
-    while any(waiting):
-        for stage, plan in enumerate(waiting):
+    while any(plans):
+        for stage, plan in enumerate(plans):
             if not plan:
                 continue
             kind, number = plan[0]
             source = stage - 1 if kind == "F" else stage + 1
-            first = (kind == "F" and stage == 0) or (kind == "B" and stage == count - 1)
-            if not first and (kind, source, number) not in done:
-                continue
-            if not first:
+            if 0 <= source < len(stages):
+                if (kind, source, number) not in done:
+                    continue
                 run.send(stages[source], stages[stage], stages, ready_ns=done[kind, source, number])
             run.compute(stages[stage], (forward_ns if kind == "F" else backward_ns)[stage])
             done[kind, stage, number] = run.now_ns[stages[stage]]

@@ -1,12 +1,10 @@
 """Interval arithmetic agrees with a naive implementation that counts nanoseconds one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, parents, self_times_ns, union, window
+from bridge_profiling.analysis.intervals import EMPTY, parents, self_times_ns, union, window
 
 _BOUND = 40
 _RANGES = st.lists(st.tuples(st.integers(-_BOUND, _BOUND), st.integers(-_BOUND, _BOUND)), max_size=12)
@@ -14,67 +12,45 @@ _RANGES = st.lists(st.tuples(st.integers(-_BOUND, _BOUND), st.integers(-_BOUND, 
 _OFFSETS = st.sampled_from([0, 1_795_177_822_134_345_236])
 
 
-def _arrays(ranges: list[tuple[int, int]], offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(ranges, offset=0):
     pairs = np.array(ranges, np.int64).reshape(-1, 2) + offset
     return pairs[:, 0], pairs[:, 1]
 
 
-def _points(ranges: list[tuple[int, int]]) -> set[int]:
+def _points(ranges):
     return {point for start, end in ranges for point in range(start, end)}
 
 
-def _members(intervals: Intervals, offset: int = 0) -> set[int]:
-    return {
-        point - offset
-        for start, end in zip(intervals.start_ns.tolist(), intervals.end_ns.tolist(), strict=True)
-        for point in range(start, end)
-    }
-
-
-@given(_RANGES, _OFFSETS)
-def test_union_holds_every_point_of_its_intervals_once(ranges: list[tuple[int, int]], offset: int) -> None:
-    found = union(*_arrays(ranges, offset))
-    assert _members(found, offset) == _points(ranges)
-    assert found.total_ns == len(_points(ranges))
-    assert (found.end_ns > found.start_ns).all()
-    assert (found.start_ns[1:] > found.end_ns[:-1]).all()
+def _members(intervals, offset=0):
+    return _points(list(zip((intervals.start_ns - offset).tolist(), (intervals.end_ns - offset).tolist(), strict=True)))
 
 
 @given(_RANGES, _RANGES, _OFFSETS)
-def test_intersection_difference_and_union_of_sets(mine: list, theirs: list, offset: int) -> None:
+def test_sets_of_intervals_are_sets_of_their_points(mine, theirs, offset):
     a, b = union(*_arrays(mine, offset)), union(*_arrays(theirs, offset))
+    assert _members(a, offset) == _points(mine)
+    assert a.total_ns == len(_points(mine))
+    # In order, without empty ones, and those that touch are one.
+    assert (a.end_ns > a.start_ns).all()
+    assert (a.start_ns[1:] > a.end_ns[:-1]).all()
     assert _members(a & b, offset) == _points(mine) & _points(theirs)
     assert _members(a - b, offset) == _points(mine) - _points(theirs)
     assert _members(a | b, offset) == _points(mine) | _points(theirs)
-    assert (a & b).total_ns + (a - b).total_ns == a.total_ns
+    assert a.within_ns(*_arrays(theirs, offset)).tolist() == [len(_points(mine) & _points([each])) for each in theirs]
 
 
-@given(_RANGES, _RANGES, _OFFSETS)
-def test_time_within_windows(ranges: list, windows: list, offset: int) -> None:
-    found = union(*_arrays(ranges, offset)).within_ns(*_arrays(windows, offset))
-    assert found.tolist() == [len(_points(ranges) & _points([each])) for each in windows]
-
-
-def test_touching_intervals_are_one() -> None:
-    found = union(np.array([5, 0]), np.array([9, 5]))
-    assert (found.start_ns.tolist(), found.end_ns.tolist()) == ([0], [9])
-
-
-def test_nothing_has_no_length() -> None:
-    assert EMPTY.total_ns == 0
-    assert len(window(3, 3)) == 0
-    assert (EMPTY & window(0, 5)).total_ns == 0
+def test_nothing_has_no_length():
+    assert EMPTY.total_ns == len(window(3, 3)) == (EMPTY & window(0, 5)).total_ns == 0
     assert (window(0, 5) - EMPTY).total_ns == 5
     assert EMPTY.within_ns(np.array([0]), np.array([9])).tolist() == [0]
 
 
-def _naive_parents(threads: list[int], ranges: list[tuple[int, int]]) -> list[int]:
+def _naive_parents(threads, ranges):
     """Walk each thread with a stack of open ranges."""
     order = sorted(range(len(ranges)), key=lambda row: (threads[row], ranges[row][0], -ranges[row][1], row))
     found, stack = [-1] * len(ranges), []
     for row in order:
-        start = ranges[row][0]
-        while stack and (threads[stack[-1]] != threads[row] or ranges[stack[-1]][1] <= start):
+        while stack and (threads[stack[-1]] != threads[row] or ranges[stack[-1]][1] <= ranges[row][0]):
             stack.pop()
         found[row] = stack[-1] if stack else -1
         stack.append(row)
@@ -82,33 +58,23 @@ def _naive_parents(threads: list[int], ranges: list[tuple[int, int]]) -> list[in
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, _BOUND), st.integers(0, 20)), max_size=30))
-def test_parents_of_any_ranges_are_the_innermost_open_ones(rows: list[tuple[int, int, int]]) -> None:
+def test_parents_of_any_ranges_are_the_innermost_open_ones(rows):
     threads, ranges = [row[0] for row in rows], [(row[1], row[1] + row[2]) for row in rows]
     assert parents(np.array(threads, np.int64), *_arrays(ranges)).tolist() == _naive_parents(threads, ranges)
 
 
 @st.composite
-def _nested(draw: st.DrawFn) -> list[tuple[int, int]]:
+def _nested(draw, start=0, end=60, depth=3):
     """Ranges that nest, as a call stack's do."""
-    ranges: list[tuple[int, int]] = []
-
-    def fill(start: int, end: int, depth: int) -> None:
-        if depth == 4:
-            return
-        cuts = sorted(draw(st.lists(st.integers(start, end), max_size=4)))
-        for low, high in zip(cuts[::2], cuts[1::2], strict=False):
-            ranges.append((low, high))
-            fill(low, high, depth + 1)
-
-    fill(0, 60, 0)
-    return ranges
+    cuts = sorted(draw(st.lists(st.integers(start, end), max_size=4)))
+    ranges = list(zip(cuts[::2], cuts[1::2], strict=False))
+    inside = [draw(_nested(low, high, depth - 1)) for low, high in ranges if depth]
+    return [*ranges, *(each for found in inside for each in found)]
 
 
 @given(_nested())
-def test_own_times_of_nested_ranges_add_up_to_the_time_covered(ranges: list[tuple[int, int]]) -> None:
+def test_own_times_of_nested_ranges_add_up_to_the_time_covered(ranges):
     start, end = _arrays(ranges)
-    parent = parents(np.zeros(len(ranges), np.int64), start, end)
-    assert parent.tolist() == _naive_parents([0] * len(ranges), ranges)
-    own = self_times_ns(parent, start, end)
+    own = self_times_ns(parents(np.zeros(len(ranges), np.int64), start, end), start, end)
     assert own.sum() == len(_points(ranges))
     assert (own >= 0).all()

@@ -1,23 +1,18 @@
 """Memory over time: peaks, growth, sites, fragmentation, what changed."""
 
-from __future__ import annotations
-
+import pickle
 import random
-from pathlib import Path
-from typing import Any
+from collections import Counter
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.memory.series import UNRECORDED, site
-from bridge_profiling.analysis.memory.tables import MemoryTables, difference, memory_tables
+from bridge_profiling.analysis.memory.tables import MOST_SITES, difference, memory_tables
 from bridge_profiling.analysis.session import connect
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.tables import SCHEMAS, build
-from bridge_profiling.traces.types import RankInfo, RankTables
+from tests.analysis.ranks_in_hand import rank, values
 
 MIB = 1 << 20
 S = 1_000_000_000
@@ -27,27 +22,20 @@ _LAYER = "forward /opt/venv/lib/python3.11/site-packages/megatron/core/tensor_pa
 _TORCH = "linear /opt/venv/lib/python3.11/site-packages/torch/nn/functional.py:2319"
 
 
-def _allocation(size: int, begin: int | None, end: int | None, stack: str | None = _TRAIN) -> dict[str, Any]:
+def _allocation(size, begin, end, stack=_TRAIN):
     return {"device": 0, "bytes": size, "allocated_ns": begin, "free_requested_ns": end, "freed_ns": end, "stack": stack}
 
 
-def _recorded(folder: Path, *, points: int = 2000, **tables: list[dict[str, Any]]) -> MemoryTables:
-    filled = {}
-    for name, rows in tables.items():
-        kinds = {column.name: column.type for column in SCHEMAS[name]}
-        columns = {
-            each: pa.array(
-                [row.get(each) for row in rows], kinds[each].value_type if pa.types.is_dictionary(kinds[each]) else kinds[each]
-            )
-            for each in rows[0]
-        }
-        filled[name] = build(name, 0, columns)
-    info = RankInfo(rank=0, rank_source="file name", source="memory", files=["snapshot_0.pickle"])
-    cache.write(RankTables(info, filled), folder / "0")
+def _recorded(folder, *, points=2000, **tables):
+    cache.write(rank(source="memory", **tables), folder / "0")
     return memory_tables(connect([folder / "0"]), points=points)
 
 
-def test_the_peak_is_the_most_that_lived_at_once_with_what_was_there_before(tmp_path: Path) -> None:
+def _codes(found):
+    return [caveat.code for caveat in found.caveats]
+
+
+def test_the_peak_is_the_most_that_lived_at_once_with_what_was_there_before(tmp_path):
     found = _recorded(
         tmp_path,
         allocations=[
@@ -55,6 +43,8 @@ def test_the_peak_is_the_most_that_lived_at_once_with_what_was_there_before(tmp_
             _allocation(10, 1 * S, 3 * S),
             _allocation(20, 2 * S, None),
             _allocation(1000, 6 * S, 7 * S),
+            # Freed and taken at once: it counts once.
+            _allocation(1000, 7 * S, 8 * S),
             _allocation(25, None, None),
         ],
         segments=[
@@ -62,92 +52,71 @@ def test_the_peak_is_the_most_that_lived_at_once_with_what_was_there_before(tmp_
             {"device": 0, "bytes": 2048, "allocated_ns": 6 * S, "active_bytes": 0, "largest_free_bytes": 2048},
         ],
     )
-    (row,) = found.summary.to_pylist()
-    assert (row["peak_bytes"], row["peak_ns"], row["end_bytes"]) == (1045, 6 * S, 45)
-    assert (row["peak_reserved_bytes"], row["end_reserved_bytes"], row["largest_free_bytes"]) == (6144, 6144, 2048)
-    assert row["fragmentation"] == pytest.approx(1 - 2048 / (6144 - 45))
-    live = found.at_peak.to_pylist()
-    assert [(each["bytes"], each["allocated_ns"]) for each in live] == [(1000, 6 * S), (25, None), (20, 2 * S)]
+    names = ("peak_bytes", "peak_ns", "end_bytes", "peak_reserved_bytes", "end_reserved_bytes", "largest_free_bytes")
+    expected = (1045, 6 * S, 45, 6144, 6144, 2048, pytest.approx(1 - 2048 / (6144 - 45)))
+    assert values(found.summary, *names, "fragmentation") == [expected]
+    assert values(found.at_peak, "bytes", "allocated_ns") == [(1000, 6 * S), (25, None), (20, 2 * S)]
 
 
-def test_a_block_that_is_freed_and_taken_at_once_counts_once(tmp_path: Path) -> None:
-    found = _recorded(tmp_path, allocations=[_allocation(64, 1 * S, 2 * S), _allocation(64, 2 * S, 3 * S)])
-    assert found.summary["peak_bytes"].to_pylist() == [64]
+_TIMES = st.one_of(st.none(), st.integers(0, 12)), st.one_of(st.none(), st.integers(1, 9))
 
 
-_ROWS = st.lists(
-    st.tuples(
-        st.integers(1, 9), st.one_of(st.none(), st.integers(0, 12)), st.one_of(st.none(), st.integers(1, 9)), st.integers(0, 2)
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(_ROWS)
-def test_amounts_agree_with_counting_moment_by_moment(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
+@settings(max_examples=15)
+@given(st.lists(st.tuples(st.integers(1, 9), *_TIMES, st.integers(0, 2)), min_size=1, max_size=12))
+def test_amounts_agree_with_counting_moment_by_moment(tmp_path_factory, rows):
     made = [
         _allocation(size, begin, None if lasts is None else (begin or 0) + lasts, f"f /me/a.py:{line}")
         for size, begin, lasts, line in rows
     ]
     found = _recorded(tmp_path_factory.mktemp("m"), allocations=made)
 
-    def lives(row: dict[str, Any], time: float) -> bool:
+    def lives(row, time):
         begun = row["allocated_ns"] is None or row["allocated_ns"] <= time
         return begun and (row["freed_ns"] is None or row["freed_ns"] > time)
 
     held = [sum(row["bytes"] for row in made if lives(row, time)) for time in (-1, *range(30))]
-    (row,) = found.summary.to_pylist()
-    assert row["peak_bytes"] == max(held)
-    assert row["end_bytes"] == held[-1]
-    assert sum(found.at_peak["bytes"].to_pylist()) == max(held)
-    assert sum(found.sites["bytes_at_peak"].to_pylist()) == max(held)
+    assert values(found.summary, "peak_bytes", "end_bytes") == [(max(held), held[-1])]
+    assert sum(found.at_peak["bytes"].to_pylist()) == sum(found.sites["bytes_at_peak"].to_pylist()) == max(held)
     assert sum(found.sites["end_bytes"].to_pylist()) == held[-1]
 
 
-def _leaking(iterations: int, leak: int) -> list[dict[str, Any]]:
+def _leaking(iterations, leak):
     """Microbatches that allocate and free, an optimizer that stays, and a line that forgets to free."""
     made = [_allocation(500 * MIB, 1, None, "step /home/me/optimizer.py:7")]
-    for number in range(iterations):
-        begin = (1 + number) * 10 * S
+    for begin in range(10 * S, (iterations + 1) * 10 * S, 10 * S):
         made += [_allocation(1 * MIB, begin, begin + 9 * S), _allocation(3 * MIB, begin + 5, begin + 6 * S)]
         made.append(_allocation(2 * MIB, begin + 7, begin + 8 * S))
-        for batch in range(4):
-            at = begin + batch * S
+        for at in range(begin, begin + 4 * S, S):
             made += [_allocation((8 + each) * MIB, at + each, at + S // 2, _LAYER) for each in range(2)]
             made.append(_allocation(leak, at + 9, None, "keep /home/me/train.py:77"))
     return made
 
 
-def test_a_leak_shows_as_growth_and_at_its_site(tmp_path: Path) -> None:
+def test_a_leak_shows_as_growth_and_at_its_site(tmp_path):
     marks = [
         {"iteration": number, "start_ns": (1 + number) * 10 * S, "end_ns": (2 + number) * 10 * S - 1} for number in range(5)
     ]
     found = _recorded(tmp_path, allocations=_leaking(5, 2 * MIB), iterations=marks)
-    (row,) = found.summary.to_pylist()
-    assert row["growth_bytes_per_iteration"] == 4 * 2 * MIB
+    assert found.summary["growth_bytes_per_iteration"].to_pylist() == [4 * 2 * MIB]
     assert found.growth["change_bytes"].to_pylist() == [None, *[8 * MIB] * 4]
-    grown = {each["site"]: each["growth_bytes_per_iteration"] for each in found.sites.to_pylist()}
+    grown = dict(values(found.sites, "site", "growth_bytes_per_iteration"))
     assert grown.pop("keep /home/me/train.py:77") == 8 * MIB
     assert set(grown.values()) == {0}
     assert found.caveats == ()
 
 
-def test_iterations_that_nothing_marks_are_inferred_from_what_recurs(tmp_path: Path) -> None:
+def test_iterations_that_nothing_marks_are_inferred_from_what_recurs(tmp_path):
     found = _recorded(tmp_path, allocations=_leaking(6, 1 * MIB))
-    (row,) = found.summary.to_pylist()
-    assert (row["iterations"], row["growth_bytes_per_iteration"]) == (5, 4 * MIB)
-    assert [caveat.code for caveat in found.caveats] == ["memory_iterations_inferred"]
+    assert values(found.summary, "iterations", "growth_bytes_per_iteration") == [(5, 4 * MIB)]
+    assert _codes(found) == ["memory_iterations_inferred"]
 
 
-def test_without_order_in_the_allocations_growth_is_unknown(tmp_path: Path) -> None:
+def test_without_order_in_the_allocations_growth_is_unknown(tmp_path):
     chance = random.Random(5)
     made = [_allocation(chance.randrange(1, 1 << 30), chance.randrange(S), None) for _ in range(200)]
     found = _recorded(tmp_path, allocations=made)
-    (row,) = found.summary.to_pylist()
-    assert row["growth_bytes_per_iteration"] is None
-    assert [caveat.code for caveat in found.caveats] == ["memory_growth_unknown"]
+    assert found.summary["growth_bytes_per_iteration"].to_pylist() == [None]
+    assert _codes(found) == ["memory_growth_unknown"]
 
 
 @pytest.mark.parametrize(
@@ -164,71 +133,84 @@ def test_without_order_in_the_allocations_growth_is_unknown(tmp_path: Path) -> N
         ("", UNRECORDED),
     ],
 )
-def test_the_site_is_the_innermost_line_of_the_programs_own(stack: str | None, expected: str) -> None:
+def test_the_site_is_the_innermost_line_of_the_programs_own(stack, expected):
     assert site(stack) == expected
 
 
-def test_a_timeline_is_thinned_without_losing_its_peak(tmp_path: Path) -> None:
+def test_a_timeline_is_thinned_without_losing_its_peak(tmp_path):
     chance = random.Random(2)
-    made = [_allocation(chance.randrange(1, 1000), begin, begin + chance.randrange(1, 400)) for begin in range(1, 4000)]
-    full, thin = (_recorded(tmp_path / str(points), points=points, allocations=made).timeline for points in (100_000, 200))
-    assert full.num_rows == 2 * len(made)
-    assert thin.num_rows <= 200
-    assert max(thin["allocated_bytes"].to_pylist()) == max(full["allocated_bytes"].to_pylist())
-    assert thin["time_ns"].to_pylist() == sorted(thin["time_ns"].to_pylist())
-    assert thin["reserved_bytes"].null_count == thin.num_rows
+    made = [
+        _allocation(chance.randrange(1, 1000), begin, begin + chance.randrange(1, 400), f"f /me/a.py:{begin % 20}")
+        for begin in range(1, 1000)
+    ]
+    full, thin = (_recorded(tmp_path / str(points), points=points, allocations=made) for points in (100_000, 200))
+    assert full.timeline.num_rows == 2 * len(made)
+    assert thin.timeline.num_rows <= 200
+    peak = max(full.timeline["allocated_bytes"].to_pylist())
+    assert max(thin.timeline["allocated_bytes"].to_pylist()) == peak
+    assert thin.timeline["time_ns"].to_pylist() == sorted(thin.timeline["time_ns"].to_pylist())
+    assert thin.timeline["reserved_bytes"].null_count == thin.timeline.num_rows
+    # The sites of a device, the smallest of them together, add up to its amount.
+    held = Counter()
+    for time_ns, size in values(full.over_time, "time_ns", "bytes"):
+        held[time_ns] += size
+    assert max(held.values()) == peak
+    assert len(set(full.over_time["site"].to_pylist())) == MOST_SITES + 1
 
 
-def test_a_traces_memory_events_have_totals_and_no_sites(tmp_path: Path) -> None:
-    totals = [(1, 10, 64), (2, 50, 64), (3, 20, 128), (4, 30, 128)]
+def test_a_traces_memory_events_have_totals_and_no_sites(tmp_path):
     events = [
         {"time_ns": time, "device_type": kind, "device": 0, "total_allocated_bytes": amount, "total_reserved_bytes": reserved}
-        for time, amount, reserved in totals
+        for time, amount, reserved in ((1, 10, 64), (2, 50, 64), (3, 20, 128), (4, 30, 128))
         for kind in ("cuda", "cpu")
     ]
     marks = [{"iteration": number, "start_ns": 2 * number + 1, "end_ns": 2 * number + 2} for number in range(2)]
     found = _recorded(tmp_path, memory_events=events, iterations=marks)
-    (row,) = found.summary.to_pylist()
-    assert (row["source"], row["peak_bytes"], row["peak_ns"], row["end_bytes"]) == ("kineto", 50, 2, 30)
-    assert (row["peak_reserved_bytes"], row["fragmentation"], row["growth_bytes_per_iteration"]) == (128, None, -20)
-    assert found.sites.num_rows == 0
-    assert found.at_peak.num_rows == 0
-    assert [caveat.code for caveat in found.caveats] == ["memory_without_snapshot"]
+    names = ("source", "peak_bytes", "peak_ns", "end_bytes", "peak_reserved_bytes", "fragmentation")
+    expected = [("kineto", 50, 2, 30, 128, None, -20)]
+    assert values(found.summary, *names, "growth_bytes_per_iteration") == expected
+    assert found.sites.num_rows == found.at_peak.num_rows == 0
+    assert _codes(found) == ["memory_without_snapshot"]
 
 
-def test_the_difference_of_two_names_what_grew_what_went_and_what_came(tmp_path: Path) -> None:
-    before = [_allocation(100, 1, None, "a /me/x.py:1"), _allocation(50, 1, None, "b /me/x.py:2")]
-    after = [_allocation(100, 1, None, "a /me/x.py:1")] * 4 + [_allocation(20, 1, None, "c /me/x.py:3")]
+def test_the_difference_of_two_names_what_grew_what_went_and_what_came(tmp_path):
+    sizes = {"before": {1: [100], 2: [50]}, "after": {1: [100] * 4, 3: [20]}}
     first, second = (
-        _recorded(tmp_path / name, allocations=rows).sites for name, rows in (("before", before), ("after", after))
+        _recorded(
+            tmp_path / name,
+            allocations=[_allocation(size, 1, None, f"f /me/x.py:{line}") for line in made for size in made[line]],
+        ).sites
+        for name, made in sizes.items()
     )
-    rows = difference(first, second).to_pylist()
-    assert [
-        (row["site"], row["change_bytes_at_peak"], row["before_allocations"], row["after_allocations"]) for row in rows
-    ] == [
-        ("a /me/x.py:1", 300, 1, 4),
-        ("b /me/x.py:2", -50, 1, 0),
-        ("c /me/x.py:3", 20, 0, 1),
+    names = ("site", "change_bytes_at_peak", "change_end_bytes", "before_allocations", "after_allocations")
+    assert values(difference(first, second), *names) == [
+        ("f /me/x.py:1", 300, 300, 1, 4),
+        ("f /me/x.py:2", -50, -50, 1, 0),
+        ("f /me/x.py:3", 20, 20, 0, 1),
     ]
 
 
-def test_nothing_recorded_is_an_empty_answer(tmp_path: Path) -> None:
-    found = memory_tables(connect([]))
-    for name in ("summary", "timeline", "growth", "sites", "at_peak", "over_time"):
-        assert getattr(found, name).num_rows == 0
+def test_nothing_recorded_is_an_empty_answer():
+    found = vars(memory_tables(connect([])))
+    assert found.pop("caveats") == ()
+    assert {table.num_rows for table in found.values()} == {0}
 
 
-def test_a_real_snapshot_has_six_even_iterations_and_megatrons_own_sites(captures: Path) -> None:
-    """Recorded from before the model was built, six iterations of four micro-batches, without a leak."""
-    with Run(captures / "memory" / "tp2_dp2") as run:
-        (row,), found, caveats = run.memory().to_pylist(), run.memory_sites().to_pylist(), run.caveats("memory")
-    assert (row["rank"], row["iterations"], row["growth_bytes_per_iteration"]) == (0, 5, 0)
-    assert 5.9e9 < row["peak_bytes"] <= row["peak_reserved_bytes"] < 6.5e9
-    assert 0 < row["fragmentation"] < 1
-    assert sum(each["bytes_at_peak"] for each in found) == row["peak_bytes"]
-    largest = found[0]["site"]
-    assert "/megatron/core/fusions/fused_softmax.py" in largest
-    buffers = [each for each in found if "param_and_grad_buffer.py" in each["site"]]
-    # Gradients in fp32 and weights in bf16 of the same parameters.
-    assert sorted(each["end_bytes"] for each in buffers)[-1] == pytest.approx(1.068e9, rel=1e-3)
-    assert "memory_iterations_inferred" in {caveat.code for caveat in caveats}
+def test_requests_that_failed_come_by_rank_and_time_with_the_line_that_made_them(tmp_path, run_of):
+    t0_us = 1_795_178_470_000_000
+    torch = {"name": "linear", "filename": "/venv/site-packages/torch/nn/functional.py", "line": 2319}
+    frames = [torch, {"name": "forward_step", "filename": "/home/me/train.py", "line": 40}]
+    refused = {"rank-1": [(7, 2, []), (8, 3, [])], "oom-rank-0-1": [(1 << 30, 5, frames)], "rank-2": []}
+    for name, requests in refused.items():
+        history = [{"action": "alloc", "addr": 1 << 40, "size": 512, "stream": 0, "time_us": t0_us, "frames": frames}]
+        for size, at, stack in requests:
+            request = {"action": "oom", "size": size, "device_free": 5000, "stream": 0}
+            history.append(request | {"time_us": t0_us + at, "frames": stack})
+        (tmp_path / f"{name}.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [history]}))
+    found = run_of().out_of_memory()
+    assert values(found, "rank", "device", "time_ns", "requested_bytes", "free_bytes", "site") == [
+        (0, 0, (t0_us + 5) * 1000, 1 << 30, 5000, _TRAIN),
+        (1, 0, (t0_us + 2) * 1000, 7, 5000, UNRECORDED),
+        (1, 0, (t0_us + 3) * 1000, 8, 5000, UNRECORDED),
+    ]
+    assert [each and each.split()[0] for each in found["stack"].to_pylist()] == ["linear", None, None]

@@ -1,84 +1,120 @@
-"""What operators cost, and how fast copies are."""
-
-from __future__ import annotations
-
-from typing import Any
+"""What operators and the units of a sharded model cost, and how fast copies are."""
 
 import pytest
 
 from bridge_profiling.analysis.attribution.device import copies
-from bridge_profiling.analysis.attribution.operators import operators
-from tests.analysis.ranks_in_hand import answer, rank, table, work
+from bridge_profiling.analysis.attribution.operators import operators, units
+from tests.analysis.ranks_in_hand import answer, rank, table, values, work
+
+US = 1000
+COLUMNS = ("unit", "step", "count", "host_us", "communication_count", "device_us")
 
 
-def _operator(name: str, start_ns: int, end_ns: int, **known: Any) -> dict[str, Any]:
-    return {"category": "operator", "name": name, "start_ns": start_ns, "end_ns": end_ns, **known}
+def _range(name, start_ns, end_ns, category="operator", **known):
+    return {"category": category, "name": name, "start_ns": start_ns, "end_ns": end_ns, **known}
 
 
-def test_own_time_is_without_operators_inside() -> None:
+def test_own_time_is_without_operators_inside():
     events = [
-        _operator("aten::linear", 0, 10_000, operator=1),
-        _operator("aten::mm", 2000, 8000, operator=2),
-        _operator("aten::mm", 0, 1000, operator=3, thread=2),
-        {"category": "runtime", "name": "cudaLaunchKernel", "start_ns": 3000, "end_ns": 4000, "operator": 2},
+        _range("aten::linear", 0, 10_000, operator=1),
+        _range("aten::mm", 2000, 8000, operator=2),
+        _range("aten::mm", 0, 1000, operator=3, thread=2),
+        _range("cudaLaunchKernel", 3000, 4000, "runtime", operator=2),
     ]
     launched = [work("compute", 5000, 9000, operator=2), work("compute", 9000, 9500, operator=3), work("compute", 9500, 9600)]
-    rows = answer(rank(host_events=events, device_events=launched), "operators").to_pylist()
-    found = {row["name"]: (row["count"], row["self_us"], row["total_us"], row["device_us"]) for row in rows}
-    assert found == {"aten::mm": (2, 7, 7, 4.5), "aten::linear": (1, 4, 10, 0)}
-    assert [row["name"] for row in rows] == ["aten::mm", "aten::linear"]
+    found = answer(rank(host_events=events, device_events=launched), "operators")
+    expected = [("aten::mm", 2, 7, 7, 4.5), ("aten::linear", 1, 4, 10, 0)]
+    assert values(found, "name", "count", "self_us", "total_us", "device_us") == expected
 
 
-def test_shapes_and_call_stacks_tell_calls_apart_when_asked() -> None:
+def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_when_asked():
     shapes, stack = "[[2,3],[3,4]]", "forward model.py:7\nmain train.py:3"
     events = [
-        _operator("aten::mm", 0, 1000, shapes=shapes, stack=stack),
-        _operator("aten::mm", 2000, 3000, shapes="[[9,9],[9,9]]", stack=stack),
-        _operator("aten::mm", 4000, 5000),
+        _range("aten::mm", 0, 1000, shapes=shapes, stack=stack),
+        _range("aten::mm", 2000, 3000, shapes="[[9,9],[9,9]]", stack=stack),
+        _range("aten::mm", 4000, 5000),
+        _range("dataloader", 6000, 11_000, "annotation"),
+        _range("cudaLaunchKernel", 4200, 4500, "runtime"),
     ]
     host, device = table("host_events", events), table("device_events", [])
     assert operators(host, device)["count"].to_pylist() == [3]
-    by_shape = operators(host, device, shapes=True).to_pylist()
-    assert {row["shapes"]: row["count"] for row in by_shape} == {shapes: 1, "[[9,9],[9,9]]": 1, None: 1}
-    by_stack = operators(host, device, stacks=True).to_pylist()
-    assert {row["stack"]: row["count"] for row in by_stack} == {stack: 2, None: 1}
+    by_shape, by_stack = operators(host, device, shapes=True), operators(host, device, stacks=True)
+    assert dict(values(by_shape, "shapes", "count")) == {shapes: 1, "[[9,9],[9,9]]": 1, None: 1}
+    assert dict(values(by_stack, "stack", "count")) == {stack: 2, None: 1}
+    others = [values(operators(host, device, category=each), "name", "self_us") for each in ("annotation", "runtime", "python")]
+    assert others == [[("dataloader", 5)], [("cudaLaunchKernel", 0.3)], []]
 
 
-def test_annotations_and_calls_can_be_asked_for() -> None:
-    events = [
-        {"category": "annotation", "name": "dataloader", "start_ns": 0, "end_ns": 5000},
-        _operator("aten::mm", 1000, 2000),
-        {"category": "runtime", "name": "cudaLaunchKernel", "start_ns": 1200, "end_ns": 1500},
-    ]
-    host, device = table("host_events", events), table("device_events", [])
-    assert operators(host, device, category="annotation")["self_us"].to_pylist() == [5]
-    assert operators(host, device, category="runtime")["name"].to_pylist() == ["cudaLaunchKernel"]
-    assert operators(host, device, category="python").num_rows == 0
-
-
-def test_copies_by_direction_and_memory_with_their_bandwidth() -> None:
-    def copy(direction: str, source: str, target: str, start_ns: int, size: int | None) -> dict[str, Any]:
-        known = {"direction": direction, "from_memory": source, "to_memory": target, "bytes": size}
+def test_copies_by_direction_and_memory_with_their_bandwidth():
+    def copy(direction, source, start_ns, size):
+        known = {"direction": direction, "from_memory": source, "to_memory": "device", "bytes": size}
         return work("memcpy", start_ns, start_ns + 1000, **known)
 
     events = [
-        copy("HtoD", "pageable", "device", 0, 4000),
-        copy("HtoD", "pageable", "device", 2000, 6000),
-        copy("HtoD", "pageable", "device", 3000, None),
-        copy("HtoD", "pinned", "device", 4000, 50_000),
-        copy("DtoD", "device", "device", 6000, 900_000),
+        copy("HtoD", "pageable", 0, 4000),
+        copy("HtoD", "pageable", 2000, 6000),
+        # Its bytes are unknown: it takes no part in the bandwidth.
+        copy("HtoD", "pageable", 3000, None),
+        copy("HtoD", "pinned", 4000, 50_000),
+        copy("DtoD", "device", 6000, 900_000),
         work("compute", 0, 500),
         work("memset", 0, 500, bytes=7),
     ]
-    found = {(row["direction"], row["from_memory"]): row for row in copies(table("device_events", events)).to_pylist()}
-    assert set(found) == {("HtoD", "pageable"), ("HtoD", "pinned"), ("DtoD", "device")}
-    pageable = found["HtoD", "pageable"]
-    assert (pageable["count"], pageable["bytes"], pageable["total_us"], pageable["host_memory"]) == (3, 10_000, 3, "pageable")
-    # The copy whose bytes are unknown takes no part in the bandwidth.
-    assert pageable["bandwidth_gbs"] == pytest.approx(5.0)
-    assert found["HtoD", "pinned"]["bandwidth_gbs"] == pytest.approx(50.0)
-    assert found["DtoD", "device"]["host_memory"] is None
-
-
-def test_no_copies_are_an_empty_table() -> None:
+    names = ("direction", "from_memory", "host_memory", "count", "bytes", "total_us", "bandwidth_gbs")
+    assert sorted(values(copies(table("device_events", events)), *names)) == [
+        ("DtoD", "device", None, 1, 900_000, 1, pytest.approx(900)),
+        ("HtoD", "pageable", "pageable", 3, 10_000, 3, pytest.approx(5)),
+        ("HtoD", "pinned", "pinned", 1, 50_000, 1, pytest.approx(50)),
+    ]
     assert copies(table("device_events", [])).num_rows == 0
+
+
+def host(thread, name, start_us, end_us, category="annotation"):
+    return {"category": category, "thread": thread, "name": name, "start_ns": start_us * US, "end_ns": end_us * US}
+
+
+def device(thread, launched_us, start_us, end_us, kind="communication"):
+    launch = {} if thread is None else {"launch_thread": thread, "launch_start_ns": launched_us * US}
+    return {"kind": kind, "start_ns": start_us * US, "end_ns": end_us * US, **launch}
+
+
+def found(ranges, events):
+    return values(units(table("host_events", ranges), table("device_events", events)), *COLUMNS)
+
+
+def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
+    ranges = [
+        host(1, "FSDP::all_gather (layers.0)", 0, 10),
+        host(1, "FSDP::all_gather (layers.1)", 20, 30),
+        host(1, "FSDP::all_gather_copy_out (layers.1)", 40, 50),
+        # The backward pass of a device has a thread of its own.
+        host(2, "FSDP::all_gather (layers.1) [pg=4]", 100, 110),
+        host(2, "FSDP::post_backward_reduce (layers.1)", 120, 135),
+        host(1, "FSDP::all_gather (layers.0)", 0, 10, "operator"),
+    ]
+    events = [
+        device(1, 5, 100, 140),
+        device(1, 25, 140, 150),
+        device(1, 26, 150, 900, "compute"),
+        device(1, 45, 160, 900),
+        device(2, 105, 200, 300),
+        device(2, 125, 300, 307),
+        # Launched before any of the thread's ranges, and one whose launch was not recorded.
+        device(2, 50, 0, 900),
+        device(None, 0, 0, 900),
+    ]
+    assert found(ranges, events) == [
+        ("layers.1", "all_gather", 2, 20, 2, 110),
+        ("layers.0", "all_gather", 1, 10, 1, 40),
+        ("layers.1", "reduce", 1, 15, 1, 7),
+    ]
+
+
+def test_without_a_device_the_hosts_time_is_known_and_the_devices_is_not_zero():
+    ranges = [host(1, "ZeRO::reduce", 0, 3), host(1, "FSDP::all_gather", 5, 6)]
+    assert found(ranges, []) == [("", "reduce", 1, 3, 0, None), ("", "all_gather", 1, 1, 0, None)]
+
+
+@pytest.mark.parametrize("ranges", [[], [host(1, "forward", 0, 3)]])
+def test_a_model_that_is_not_sharded_has_no_units(ranges):
+    assert found(ranges, []) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import time
 from collections import UserDict
 
@@ -15,15 +17,17 @@ from bridge_profiling.bench.results import MeasurementError
 from bridge_profiling.errors import ProfilingConfigError
 
 
-class Squares(Dataset):
-    """64 samples, each of which takes two milliseconds."""
+class Samples(Dataset):
+    """64 samples, made by a function of their index."""
+
+    def __init__(self, sample):
+        self.sample = sample
 
     def __len__(self):
         return 64
 
     def __getitem__(self, index):
-        time.sleep(0.002)
-        return {"x": torch.full((3,), float(index)), "y": index}
+        return self.sample(index)
 
 
 class Stream(IterableDataset):
@@ -31,98 +35,53 @@ class Stream(IterableDataset):
         return iter(torch.arange(32.0))
 
 
-class Greedy(Squares):
-    """Fails only in workers, as with too little shared memory."""
-
-    def __getitem__(self, index):
-        if get_worker_info() is not None:
-            raise OSError("no shared memory")
-        return float(index)
+def two_milliseconds(index):
+    time.sleep(0.002)
+    return {"x": torch.full((3,), float(index)), "y": index}
 
 
-class Stubborn(Squares):
-    """Retries after any exception, as datasets on a network do."""
-
-    def __getitem__(self, index):
-        while True:
-            try:
-                time.sleep(30)
-            except Exception:
-                continue
+def fails(index):
+    raise OSError("disk on fire")
 
 
-class Broken(Squares):
-    def __getitem__(self, index):
-        raise OSError("disk on fire")
+def fails_in_workers(index):
+    """As with too little shared memory."""
+    if get_worker_info() is not None:
+        raise OSError("no shared memory")
+    return float(index)
 
 
-made: list[dict] = []
+def retries_forever(index):
+    """After any exception, as datasets on a network do."""
+    while True:
+        try:
+            time.sleep(30)
+        except Exception:
+            continue
 
 
-def dataset():
-    return Squares()
-
-
-def loader():
-    return DataLoader(Squares(), batch_size=4, shuffle=True, collate_fn=_first)
-
-
-def stream():
-    return DataLoader(Stream(), batch_size=8)
-
-
-def chosen(num_workers, pin_memory, prefetch_factor, batch_size=2):
-    made.append({"num_workers": num_workers, "prefetch_factor": prefetch_factor})
-    return DataLoader(Squares(), batch_size=batch_size, num_workers=num_workers, prefetch_factor=prefetch_factor)
-
-
-def batches():
-    return [torch.zeros(5, 2)] * 3
-
-
-def once():
-    return iter([torch.zeros(2)])
-
-
-def broken():
-    return Broken()
-
-
-def greedy():
-    return Greedy()
-
-
-def stubborn():
-    return Stubborn()
-
-
-def kept():
-    return DataLoader(Squares(), num_workers=1, persistent_workers=True)
-
-
-def nothing_at_all():
-    return None
-
-
-def leaves():
-    raise SystemExit("usage: train.py --data PATH")
-
-
-def needy(path):
-    return path
-
-
-def _first(samples):
+def only_x(samples):
     return torch.stack([sample["x"] for sample in samples])
 
 
-def measure(name, **settings):
-    chosen_settings = {"workers": (0,), "pin_memory": (False,), "seconds": 0.15} | settings
-    return data_loader.measure(DataLoaderRequest(f"{__name__}:{name}", **chosen_settings))
+def exits():
+    raise SystemExit("usage: train.py --data PATH")
 
 
-def test_a_dataset_is_batched_and_its_rate_is_plausible():
-    row = measure("dataset", batch_size=4)["rows"][0]
+@pytest.fixture
+def measure(monkeypatch):
+    """Measures what a factory returns."""
+
+    def measure(factory, **settings):
+        monkeypatch.setattr(f"{__name__}.factory", factory, raising=False)
+        settings = {"workers": (0,), "pin_memory": (False,), "seconds": 0.1} | settings
+        return data_loader.measure(DataLoaderRequest(f"{__name__}:factory", **settings))
+
+    return measure
+
+
+def test_a_dataset_is_batched_and_its_rate_is_plausible(measure):
+    (row,) = measure(lambda: Samples(two_milliseconds), batch_size=4)["rows"]
     assert (row["status"], row["samples_per_batch"], row["prefetch"]) == ("measured", 4, None)
     # Four samples of 2 ms each: at most 125 batches per second on any machine.
     assert 0 < row["batches_per_s"]["mean"] <= 125
@@ -130,108 +89,104 @@ def test_a_dataset_is_batched_and_its_rate_is_plausible():
     assert row["batches"] >= 2
 
 
-def test_a_loader_keeps_its_batches_and_gets_the_settings_of_the_grid():
-    result = measure("loader", workers=(0, 2), pin_memory=(False, True), prefetch=(2, 3))
+@pytest.mark.integration
+def test_a_loader_keeps_its_batches_and_gets_the_settings_of_the_grid(measure):
+    grid = {"workers": (0, 2), "pin_memory": (False, True), "prefetch": (2, 3)}
+    result = measure(lambda: DataLoader(Samples(two_milliseconds), batch_size=4, shuffle=True, collate_fn=only_x), **grid)
     cells = [(row["workers"], row["pin_memory"], row["prefetch"]) for row in result["rows"]]
     assert cells == [(0, False, None), (0, True, None), *((2, pin, ahead) for pin in (False, True) for ahead in (2, 3))]
-    measured = [row for row in result["rows"] if row["status"] == "measured"]
-    assert {row["samples_per_batch"] for row in measured} == {4}
+    assert {row["samples_per_batch"] for row in result["rows"] if row["status"] == "measured"} == {4}
     if not torch.cuda.is_available():
         assert all("CUDA device" in row["status"] for row in result["rows"] if row["pin_memory"])
-    chosen_cell = result["recommendation"]
-    assert (chosen_cell["workers"], chosen_cell["pin_memory"], chosen_cell["prefetch"]) in cells
-    assert "batches/s" in chosen_cell["reason"]
+    assert tuple(result["recommendation"][name] for name in ("workers", "pin_memory", "prefetch")) in cells
 
 
-def test_a_stream_is_rebuilt_too():
-    assert measure("stream", workers=(1,))["rows"][0]["samples_per_batch"] == 8
+@pytest.mark.integration
+def test_a_stream_is_rebuilt_and_a_factory_that_takes_the_settings_makes_each_loader_itself(measure):
+    made = []
+
+    def factory(num_workers, pin_memory, prefetch_factor):
+        made.append((num_workers, prefetch_factor))
+        return DataLoader(Stream(), batch_size=2, num_workers=num_workers, prefetch_factor=prefetch_factor)
+
+    rows = measure(factory, workers=(0, 1), prefetch=(4,))["rows"]
+    assert [row["samples_per_batch"] for row in rows] == [2, 2]
+    assert made == [(0, None), (1, 4)]
+    assert measure(lambda: DataLoader(Stream(), batch_size=8), workers=(1,))["rows"][0]["samples_per_batch"] == 8
 
 
-def test_a_factory_that_takes_the_settings_makes_each_loader_itself():
-    made.clear()
-    rows = measure("chosen", workers=(0, 1), prefetch=(4,))["rows"]
-    assert made == [{"num_workers": 0, "prefetch_factor": None}, {"num_workers": 1, "prefetch_factor": 4}]
-    assert {row["samples_per_batch"] for row in rows} == {2}
+@pytest.mark.integration
+def test_results_of_fewer_workers_are_kept_when_more_workers_fail(measure, monkeypatch):
+    # How long torch waits for a worker that has failed before it ends it.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+    result = measure(lambda: Samples(fails_in_workers), workers=(0, 1))
+    assert [row["status"].partition(" (")[0] for row in result["rows"]] == ["measured", "failed: OSError: no shared memory"]
+    assert result["rows"][1]["batches_per_s"] is None
+    assert result["recommendation"]["workers"] == 0
+    gc.collect()
+    for worker in multiprocessing.active_children():
+        worker.join(60)
+    assert not multiprocessing.active_children()
 
 
-def test_a_list_of_batches_is_measured_as_a_dataset():
-    result = measure("batches")
-    # A list is a dataset whose samples are the batches.
-    assert result["rows"][0]["status"] == "measured"
+def test_a_list_of_batches_is_measured_as_a_dataset(measure):
+    assert measure(lambda: [torch.zeros(5, 2)] * 3)["rows"][0]["status"] == "measured"
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "said"),
+    ("factory", "error", "said"),
     [
-        ("broken", MeasurementError, "num_workers=0.*OSError: disk on fire.*test_data_loader.py"),
-        ("once", MeasurementError, "no batch, or can be iterated over only once"),
-        ("greedy", MeasurementError, r"OSError: no shared memory \(.*test_data_loader.py:\d+\)$"),
-        ("leaves", MeasurementError, "SystemExit: usage: train.py"),
-        ("nothing_at_all", ProfilingConfigError, "returns NoneType, which cannot be iterated over"),
-        ("needy", ProfilingConfigError, "missing a required argument: 'path'"),
-        ("nothing", ProfilingConfigError, "has no function nothing"),
+        (lambda: Samples(fails), MeasurementError, r"num_workers=0.*OSError: disk on fire \(.*test_data_loader.py:\d+\)$"),
+        (lambda: iter([torch.zeros(2)]), MeasurementError, "no batch, or can be iterated over only once"),
+        (exits, MeasurementError, "SystemExit: usage: train.py"),
+        (lambda: None, ProfilingConfigError, "returns NoneType, which cannot be iterated over"),
+        (lambda path: path, ProfilingConfigError, "missing a required argument: 'path'"),
     ],
 )
-def test_an_error_says_what_failed_and_where(name, error, said):
+def test_an_error_says_what_failed_and_where(measure, factory, error, said):
     with pytest.raises(error, match=said):
-        measure(name, workers=(1,) if name == "greedy" else (0,))
+        measure(factory)
 
 
-def test_a_missing_module_and_a_failing_import_have_different_errors(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (f"{__name__}:nothing", "has no function nothing"),
+        ("nowhere_to_be_found:make", "module nowhere_to_be_found not found"),
+        ("fails_when_imported:make", "importing fails_when_imported fails: .*surely_no_such_module"),
+    ],
+)
+def test_a_factory_that_cannot_be_imported_is_named(tmp_path, monkeypatch, name, said):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "fails_when_imported.py").write_text("import surely_no_such_module\n")
-    with pytest.raises(ProfilingConfigError, match="module nowhere_to_be_found not found"):
-        step.load_factory("nowhere_to_be_found:make", "--loader")
-    with pytest.raises(ProfilingConfigError, match=r"importing fails_when_imported fails: .*surely_no_such_module"):
-        step.load_factory("fails_when_imported:make", "--loader")
+    with pytest.raises(ProfilingConfigError, match=said):
+        step.load_factory(name, "--loader")
 
 
-def test_a_batch_that_never_arrives_ends_the_measurement_of_its_settings(monkeypatch):
-    monkeypatch.setattr(data_loader, "_MIN_START_S", 0.2)
-    monkeypatch.setattr(Squares, "__getitem__", lambda self, index: time.sleep(30))
-    assert measure("dataset", seconds=0.05)["rows"][0]["status"].startswith("too slow")
-
-
-def test_a_dataset_that_retries_forever_is_interrupted_too(monkeypatch):
-    monkeypatch.setattr(data_loader, "_MIN_START_S", 0.2)
-    assert measure("stubborn", seconds=0.05)["rows"][0]["status"].startswith("too slow")
-
-
-def test_results_of_fewer_workers_are_kept_when_more_workers_fail():
-    result = measure("greedy", workers=(0, 1))
-    first, second = result["rows"]
-    assert first["status"] == "measured"
-    assert second["status"].startswith("failed: OSError: no shared memory (")
-    assert second["batches_per_s"] is None
-    assert result["recommendation"]["workers"] == 0
+@pytest.mark.parametrize("sample", [lambda index: time.sleep(30), retries_forever])
+def test_a_batch_that_never_arrives_ends_the_measurement_of_its_settings(measure, monkeypatch, sample):
+    monkeypatch.setattr(data_loader, "_MIN_START_S", 0.1)
+    assert measure(lambda: Samples(sample), seconds=0.02)["rows"][0]["status"].startswith("too slow")
 
 
 def test_persistent_workers_are_kept_in_all_settings_with_workers():
-    cell = {"pin_memory": False, "prefetch_factor": None}
-    assert data_loader._rebuilt(kept(), num_workers=2, **cell).persistent_workers
-    assert not data_loader._rebuilt(kept(), num_workers=0, **cell).persistent_workers
+    kept = DataLoader(Samples(float), num_workers=1, persistent_workers=True)
+    for workers in (0, 2):
+        rebuilt = data_loader._rebuilt(kept, num_workers=workers, pin_memory=False, prefetch_factor=None)
+        assert rebuilt.persistent_workers == bool(workers)
 
 
-def row(workers, rate, *, pin=False, prefetch=2):
-    return {
-        "workers": workers,
-        "pin_memory": pin,
-        "prefetch": prefetch if workers else None,
-        "status": "measured",
-        "batches_per_s": {"mean": rate},
-    }
+def row(workers, rate, *, pin=False, prefetch=2, status="measured"):
+    settings = {"workers": workers, "pin_memory": pin, "prefetch": prefetch if workers else None}
+    return settings | {"status": status, "batches_per_s": {"mean": rate}}
 
 
 def test_the_cheapest_of_the_fastest_settings_is_recommended_with_reasons():
     found = data_loader.recommendation([row(0, 10.0), row(2, 39.0), row(4, 40.0), row(4, 40.5, pin=True), row(8, 20.0)])
     assert (found["workers"], found["pin_memory"], found["prefetch"]) == (2, False, 2)
-    assert "39 batches/s" in found["reason"]
-    assert "gives 40.5: less than 5% more" in found["reason"]
-    assert "num_workers=0, pin_memory=False gives 10" in found["reason"]
-
-
-def test_without_a_measured_row_nothing_is_recommended():
-    assert data_loader.recommendation([row(0, 1.0) | {"status": "unavailable: why"}]) is None
+    for reason in ("39 batches/s", "gives 40.5: less than 5% more", "num_workers=0, pin_memory=False gives 10"):
+        assert reason in found["reason"]
+    assert data_loader.recommendation([row(0, 1.0, status="unavailable: why")]) is None
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
-"""Timing of a step: the number of calls, and the statistics of their times."""
+"""Timing of a step: the number of calls, and the statistics of repeated measurements, compared with tables and simulations."""
 
 from __future__ import annotations
 
 import itertools
+import math
+import random
 
 import pytest
 
 from bridge_profiling.bench import step as bench_step
+from bridge_profiling.bench.results import LEVEL, estimate
 from bridge_profiling.bench.step import measure_step
 
 
@@ -23,12 +26,13 @@ def clock(monkeypatch):
     return step
 
 
-def test_warm_up_iterations_do_not_count(clock):
-    timing = measure_step(clock, warmup=2, iterations=8, samples_per_iteration=6)
+@pytest.mark.parametrize("samples", [6, None])
+def test_warm_up_iterations_do_not_count(clock, samples):
+    timing = measure_step(clock, warmup=2, iterations=8, samples_per_iteration=samples)
     assert (timing.warmup, timing.iterations, timing.device) == (2, 8, "cpu")
     assert (timing.seconds.median, timing.seconds.mean, timing.seconds.low, timing.seconds.high) == (2, 2, 1, 3)
     assert timing.iterations_per_s.median == 0.5
-    assert timing.samples_per_s.median == 3
+    assert timing.samples_per_s is None if samples is None else timing.samples_per_s.median == 3
 
 
 def test_it_stops_at_the_time_limit_and_counts_at_least_one(clock):
@@ -41,5 +45,29 @@ def test_an_exception_of_the_step_is_passed_on():
         measure_step(lambda: 1 / 0)
 
 
-def test_an_unknown_number_of_samples_gives_no_rate(clock):
-    assert measure_step(clock, iterations=2).samples_per_s is None
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        # n = 10: the second smallest and the second largest hold the median with 97.9%, the third with 89.1% only.
+        ([10, 1, 9, 2, 8, 3, 7, 4, 6, 5], (10, 5.5, 5.5, 2, 9)),
+        ([4, 2, 6, 1, 5, 3], (6, 3.5, 3.5, 1, 6)),
+        # Fewer than six have no bounds.
+        ([1, 1, 2, 2, 4], (5, 2, 2, None, None)),
+        ([3], (1, 3, 3, None, None)),
+    ],
+)
+def test_median_mean_and_bounds_agree_with_tables(samples, expected):
+    found = estimate(samples)
+    assert (found.count, found.median, found.mean, found.low, found.high) == expected
+
+
+def test_bounds_hold_the_true_median_as_often_as_promised():
+    # A skewed distribution, as for times; its median is ln 2.
+    draws = random.Random(7)
+    found = [estimate([draws.expovariate(1.0) for _ in range(25)]) for _ in range(2000)]
+    assert sum(one.low <= math.log(2) <= one.high for one in found) / 2000 >= LEVEL - 0.01
+
+
+def test_a_rate_is_the_inverse_with_swapped_bounds():
+    rate = estimate([0.1, 0.1, 0.2, 0.2, 0.4, 0.5]).inverted(8)
+    assert (rate.median, rate.mean, rate.low, rate.high) == pytest.approx((40, 8 / 0.25, 16, 80))

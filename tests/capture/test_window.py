@@ -1,134 +1,132 @@
 """The trace holds exactly the iterations that the window and the run have in common, read back from the trace itself."""
 
-import sys
+from contextlib import suppress
 
 import pytest
 import torch
 
+from bridge_profiling.capture import ProfilingHook
+from tests.capture.conftest import at, raising
+
 
 @pytest.mark.parametrize(
-    ("start", "end", "train_iters"),
-    [(0, 1, 4), (0, 3, 4), (4, 6, 8), (2, 3, 8), (5, 8, 8), (1, 4, 6), (0, 4, 4)],
+    ("window", "ran", "status", "captured", "reason"),
+    [
+        ((0, 1), range(4), "complete", [0], None),
+        ((0, 4), range(4), "complete", [0, 1, 2, 3], None),
+        ((4, 6), range(10), "complete", [4, 5], None),
+        ((5, 8), range(8), "complete", [5, 6, 7], None),
+        # A resume; with iteration 3 the profiler warms up before the window.
+        ((4, 7), range(3, 10), "complete", [4, 5, 6], None),
+        ((4, 7), range(4, 10), "complete", [4, 5, 6], None),
+        ((4, 7), range(5, 10), "partial", [5, 6], "the run's first iteration was 5, inside the window 4-7"),
+        ((4, 7), range(6, 8), "partial", [6], "the run's first iteration was 6, inside the window 4-7"),
+        ((4, 7), range(7, 10), "missed", None, "training started at iteration 7, past the window 4-7"),
+        ((105, 107), range(100, 110), "complete", [105, 106], None),
+        # The end of training
+        ((4, 6), range(0), "missed", None, "training ended before its first iteration, before the window 4-6"),
+        ((4, 6), range(4), "missed", None, "training ended after iteration 3, before the window 4-6"),
+        ((4, 9), range(6), "partial", [4, 5], "training ended after iteration 5, inside the window 4-9"),
+        # Loops that skip iterations
+        ((4, 7), [3, 5, 6, 7], "partial", [5, 6], "the training skipped iteration 4"),
+        ((4, 7), [3, 4, 9], "partial", [4], "iteration 9 came before the window 4-7 was complete"),
+    ],
 )
-def test_a_window_is_captured_exactly(run, start, end, train_iters):
-    run.train(run.config(start, end), range(train_iters))
-    folder = f"iter-{start}-{end}"
-    assert run.iterations(folder) == list(range(start, end))
+def test_a_capture_is_what_the_window_and_the_run_have_in_common(run, window, ran, status, captured, reason):
+    run.train(run.config(*window), ran)
+    [folder] = run.folders()
+    assert folder == f"iter-{window[0]}-{window[1]}"
+    assert (*run.outcome(folder), run.manifest(folder)["reason"]) == (status, captured, reason)
+    if captured is not None:
+        assert sum(event["name"] == "aten::linear" for event in run.trace(folder)) == len(captured)
+
+
+@pytest.mark.parametrize(
+    ("window", "strikes_in", "error", "status", "captured", "reason"),
+    [
+        ((4, 8), 6, ZeroDivisionError("injected"), "partial", [4, 5], "training raised ZeroDivisionError: injected"),
+        ((0, 2), 0, ValueError("injected"), "partial", [], "training raised ValueError: injected before its first iteration"),
+        ((2, 6), 4, SystemExit(143), "partial", [2, 3], "the process exited (code 143)"),
+        ((2, 6), 4, KeyboardInterrupt(), "partial", [2, 3], "training was interrupted from the keyboard"),
+        ((4, 6), 3, ValueError("injected"), "missed", None, "training raised ValueError: injected"),
+    ],
+)
+def test_an_exception_propagates_and_leaves_the_iterations_done(run, window, strikes_in, error, status, captured, reason):
+    with pytest.raises(type(error)):
+        run.train(run.config(*window), range(10), on_iteration=at(strikes_in, raising(error)))
+    [folder] = run.folders()
     manifest = run.manifest(folder)
-    assert manifest["status"] == "complete"
-    assert manifest["reason"] is None
-    assert (manifest["captured"]["first"], manifest["captured"]["last"]) == (start, end - 1)
-
-
-def test_operators_of_other_iterations_are_not_in_the_trace(run):
-    run.train(run.config(4, 6), range(10))
-    operators = [event for event in run.trace("iter-4-6")["traceEvents"] if event.get("name") == "aten::linear"]
-    assert len(operators) == 2
+    after = f" after iteration {strikes_in - 1}" if strikes_in else ""
+    where = "before" if captured is None else "inside"
+    assert run.outcome(folder) == (status, captured)
+    assert manifest["reason"] == f"{reason}{after}, {where} the window {window[0]}-{window[1]}"
+    assert manifest["interrupted"] == ([] if captured is None else [strikes_in])
+    if captured is not None:
+        names = {event["name"] for event in run.trace(folder)}
+        assert f"interrupted ProfilerStep#{strikes_in}" in names
 
 
 @pytest.mark.parametrize(
-    ("first", "captured", "status"),
-    [(2, [4, 5, 6], "complete"), (3, [4, 5, 6], "complete"), (4, [4, 5, 6], "complete"), (5, [5, 6], "partial")],
+    ("end", "breaks_in", "captured", "reason"),
+    [
+        (4, None, [2, 3], "iteration 1 was interrupted"),
+        (5, 3, [2, 3], "training ended after iteration 3, inside the window 1-5"),
+    ],
 )
-def test_a_resumed_run_captures_what_it_shares_with_the_window(run, first, captured, status):
-    run.train(run.config(4, 7), range(first, 10))
-    assert run.iterations("iter-4-7") == captured
-    manifest = run.manifest("iter-4-7")
-    assert manifest["status"] == status
-    assert manifest["captured"]["iterations"] == captured
-    if status == "partial":
-        assert "first iteration was 5" in manifest["reason"]
+def test_a_loop_that_skips_a_batch_or_breaks_off_inside_an_iteration_keeps_its_capture(run, end, breaks_in, captured, reason):
+    with ProfilingHook(run.config(1, end), rank=0, output_dir=run.root) as hook:
+        for iteration in range(6):
+            with suppress(ValueError), hook.iteration(iteration):
+                if iteration == 1:
+                    raise ValueError("skipped batch")
+                if iteration == breaks_in:
+                    break
+    [folder] = run.folders()
+    assert (*run.outcome(folder), run.manifest(folder)["reason"]) == ("partial", captured, reason)
 
 
-@pytest.mark.parametrize("first", [7, 8, 105])
-def test_a_run_resumed_past_the_window_says_so(run, first):
-    run.train(run.config(4, 7), range(first, first + 3))
-    manifest = run.manifest("iter-4-7")
-    assert manifest["status"] == "missed"
-    assert manifest["captured"] is None
-    assert f"started at iteration {first}" in manifest["reason"]
-    assert not (run.root / "torch").exists()
-
-
-def test_a_resume_far_into_training_keeps_global_iteration_numbers(run):
-    run.train(run.config(105, 107), range(100, 110))
-    assert run.iterations("iter-105-107") == [105, 106]
-
-
-@pytest.mark.parametrize("train_iters", [0, 2, 4])
-def test_a_training_that_ends_before_the_window_says_so(run, train_iters):
-    run.train(run.config(4, 6), range(train_iters))
-    manifest = run.manifest("iter-4-6")
-    assert manifest["status"] == "missed"
-    assert "training ended" in manifest["reason"]
-    assert manifest["captured"] is None
-
-
-def test_an_evaluation_between_two_captured_iterations_is_in_the_trace_and_one_after_the_window_is_not(run):
+def test_phases_lie_inside_their_iterations_and_an_evaluation_between_two_is_in_the_trace(run):
     def evaluate(iteration, hook):
-        if iteration in (4, 5):
-            with hook.range("evaluation"):
-                torch.ones(3).sum()
+        with hook.range("evaluation"):
+            torch.ones(3).sum()
 
     run.train(run.config(4, 6), range(8), between=evaluate)
-    assert run.iterations("iter-4-6") == [4, 5]
-    evaluations = [event for event in run.trace("iter-4-6")["traceEvents"] if event.get("name") == "evaluation"]
-    assert len(evaluations) == 1
+    events = [event for event in run.trace("iter-4-6") if event.get("cat") == "user_annotation"]
+    spans = sorted((event["ts"], event["ts"] + event["dur"], event["name"]) for event in events)
+    # torch's own ranges of its optimizer are inside ours.
+    spans = [span for span in spans if not span[2].startswith("Optimizer.")]
+    steps, phases = ([span for span in spans if span[2].startswith("ProfilerStep#") is step] for step in (True, False))
+    inside = [[name for begin, end, name in phases if step[0] <= begin and end <= step[1]] for step in steps]
+    assert inside == [["forward-backward", "optimizer"]] * 2
+    assert [name for begin, _, name in phases if steps[0][1] <= begin <= steps[1][0]] == ["evaluation"]
+    assert len(phases) == 5
 
 
-def test_phases_lie_inside_their_iterations(run):
-    run.train(run.config(4, 6), range(8))
-    events = [event for event in run.trace("iter-4-6")["traceEvents"] if event.get("cat") == "user_annotation"]
-    steps = {event["name"]: event for event in events if event["name"].startswith("ProfilerStep#")}
-    for phase in ("forward-backward", "optimizer"):
-        phases = sorted((event for event in events if event["name"] == phase), key=lambda event: event["ts"])
-        assert len(phases) == 2
-        for event, step in zip(phases, (steps["ProfilerStep#4"], steps["ProfilerStep#5"]), strict=True):
-            assert step["ts"] <= event["ts"]
-            assert event["ts"] + event["dur"] <= step["ts"] + step["dur"]
-
-
-def test_losses_are_bit_identical_with_and_without_profiling(run, tmp_path):
+def test_losses_are_bit_identical_with_and_without_profiling(run):
     run.train(None, range(8))
     plain, run.losses = run.losses, []
     run.train(run.config(2, 5, record_shapes=True, pytorch_profiler_collect_callstack=True), range(8))
     assert run.losses == plain
 
 
-def test_only_the_ranks_asked_for_write(run):
-    config = run.config(1, 2, profile_ranks=[1])
+@pytest.mark.parametrize(("ranks", "expected"), [([1], [1]), ("all", [0, 1]), ("pp", [0])])
+def test_only_the_ranks_asked_for_write(run, ranks, expected):
     for rank in (0, 1):
-        run.train(config, range(3), rank=rank, world_size=2)
-    assert sorted(path.name for path in run.root.rglob("rank-*")) == ["rank-1.json", "rank-1.pt.trace.json.gz"]
+        run.train(run.config(1, 2, profile_ranks=ranks), range(3), rank=rank, world_size=2)
+    written = [f"rank-{rank}.{kind}" for rank in expected for kind in ("json", "pt.trace.json.gz")]
+    assert sorted(path.name for path in run.root.rglob("rank-*")) == written
 
 
-def test_no_profiler_asked_for_writes_nothing(run, tmp_path, monkeypatch):
+def test_without_a_profiler_nothing_is_written_but_where_a_directory_is_named_that_requests_are_accepted(
+    run, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BRIDGE_PROFILING_DIR", raising=False)
+    root, run.root = run.root, None
+    run.train(run.config(1, 2, use_pytorch_profiler=False), range(3))
+    run.root = root
     run.train(None, range(3))
     run.train(run.config(1, 2, use_pytorch_profiler=False, on_demand=False), range(3))
-    run.root = None
-    run.train(run.config(1, 2, use_pytorch_profiler=False), range(3))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_training_that_names_a_directory_and_no_profiler_only_says_there_that_it_can_be_asked(run):
     run.train(run.config(1, 2, use_pytorch_profiler=False), range(3))
     assert [path.relative_to(run.root).as_posix() for path in run.root.rglob("*.*")] == ["on-demand/progress.json"]
-
-
-def test_from_the_loop_to_the_profiler_it_is_four_calls(run, monkeypatch):
-    """As CONTRIBUTING.md says: a reader who debugs the start of a window steps through three functions of ours."""
-    seen = []
-    real = torch.profiler.profile.start_trace
-
-    def start_trace(self):
-        frame = sys._getframe(1)
-        while frame.f_code.co_name != "train":
-            seen.append(frame.f_code.co_qualname)
-            frame = frame.f_back
-        real(self)
-
-    monkeypatch.setattr(torch.profiler.profile, "start_trace", start_trace)
-    run.train(run.config(1, 3), range(4))
-    assert seen == ["TorchProfiler.start", "CaptureWindow.advance", "ProfilingHook.iteration"]

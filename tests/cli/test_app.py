@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,120 +11,142 @@ import pytest
 
 from bridge_profiling import __version__, cli
 from bridge_profiling.run import Run
-from tests.cli.test_analyze import on_a_terminal, write
+from tests.cli.conftest import Typed
 
-Typed = Callable[..., subprocess.CompletedProcess]
+USAGE_ERRORS = [
+    ("repor", "no such command 'repor'"),
+    ("bench step", "missing option '--step'"),
+    ("analyze", "missing argument 'RUN'. Type "),
+    ("analyze nowhere", "nowhere does not exist. Type "),
+    ("analyze run --workers 0", "invalid value for '--workers'"),
+    ("analyze run --engine dask", "invalid value for '--engine'"),
+    ("analyze run --ray-address auto", "--ray-address needs the ray engine. Type --engine ray"),
+    ("analyze run --parquet run/rank-0.json.gz", "invalid value for '--parquet': .* is a file"),
+    ("analyze run --no-such-option", "no such option:? '?--no-such-option"),
+    ("report nowhere", "nowhere does not exist"),
+    ("report run -o nowhere/page.html", "nowhere/page.html cannot be written. Type "),
+    ("report run --threshold luck=1", "--threshold 'luck' is unknown"),
+    ("report run --threshold device_busy=much", ".*device_busy takes a number"),
+    ("merge nowhere -o all.json", "nowhere does not exist"),
+    ("merge run -o no/such/folder/all.json", "no/such/folder/all.json cannot be written. Type -o"),
+    ("merge run -o run", "run cannot be written. Type -o"),
+    ("memory nowhere", "nowhere does not exist"),
+    ("compare run", "missing argument 'OTHER'"),
+    ("compare run nowhere", "nowhere does not exist"),
+    ("compare run run --fail-over five", ".*Type for example 5%"),
+    ("compare run run --fail-over -5%", ".*Type for example 5%"),
+    ("compare run run --also-base run", ".*2 base runs against 1"),
+    ("compare run run -o nowhere/page.html", "nowhere/page.html cannot be written"),
+    ("monitor --pids 1,x", ".*'x' is not a process id"),
+    ("monitor --jsonl /proc/nowhere/file", "/proc/nowhere/file cannot be written"),
+    ("monitor --port 99999", "invalid value for '--port'"),
+    ("monitor --duration inf", ".*inf is not a valid number of seconds"),
+    ("bench copies -o nowhere/bench.json", "nowhere/bench.json cannot be written"),
+    ("bench collectives --sizes huge", ".*'huge' is not a size"),
+    ("bench collectives --operations all-red", ".*unknown operation 'all-red'"),
+    ("bench step --step mine", ".*does not name a factory"),
+    ("bench data-loader --loader mine:Data --workers many", ".*'many' is not a list of numbers"),
+    ("bench copies -o text", "text is not a result file of bridge-profiling bench.*another file with -o, or remove this one"),
+    ("doctor profiling.use_nsys=true", ".*Type profiling.use_nsys_profiler"),
+    ("doctor --config nowhere.yaml", ".*nowhere.yaml does not exist"),
+    ("doctor no_such_experiment", "the experiment 'no_such_experiment' does not exist"),
+    ("doctor --nodes 0", "invalid value for '--nodes'"),
+    ("doctor --launcher mpi", "invalid value for '--launcher'"),
+    ("doctor train.train_iters=x", ".*train.train_iters"),
+]
 
 
-@pytest.fixture
-def typed(tmp_path: Path) -> Typed:
-    """Runs the command in a fresh process, in a directory with one good rank."""
-    write(tmp_path / "run" / "rank-0.json.gz", 0)
-
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "bridge_profiling.cli", *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True, timeout=120)
-
-    return run
+@pytest.mark.parametrize(("line", "message"), USAGE_ERRORS)
+def test_a_usage_error_is_one_line_with_what_to_type(typed: Typed, folder: Path, line: str, message: str) -> None:
+    (folder / "text").write_text("no result")
+    done = typed(*line.split())
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert re.match(f"error: {message}", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("line", "message"),
     [
-        (["repor"], "error: no such command 'repor'"),
-        (["bench", "step"], "error: missing option '--step'"),
-        (["analyze"], "error: missing argument 'RUN'. Type "),
-        (["analyze", "nowhere"], "error: nowhere does not exist. Type "),
-        (["report", "run", "-o", "nowhere/page.html"], "error: nowhere/page.html cannot be written. Type "),
-        (["analyze", "--workers", "0", "run"], "error: invalid value for '--workers'"),
+        ("analyze empty", "empty holds no capture: no Kineto trace, nsys report or memory snapshot is under it\n"),
+        ("report text", "text is not a Kineto trace"),
+        ("report broken", ".*rank-0.json.gz"),
+        ("merge text -o all.json", "text is not a Kineto trace"),
+        ("memory run", "run records no memory. Profile with profiling.record_memory_history=true"),
     ],
 )
-def test_a_usage_error_is_one_line_with_what_to_type(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["bridge-profiling", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    printed = capsys.readouterr()
-    assert (ended.value.code, printed.out) == (2, "")
-    assert printed.err.startswith(message)
-    assert printed.err.count("\n") == 1
+def test_a_run_of_which_nothing_can_be_read_leaves_the_last_page(typed: Typed, folder: Path, line: str, message: str) -> None:
+    for path in ("empty/notes", "text", "broken/rank-0.json.gz", "report.html"):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text("text")
+    done = typed(*line.split())
+    # merge says as well that nothing is left to write.
+    assert (done.returncode, done.stdout, done.stderr.count("error: ")) == (1, "", 1 + line.startswith("merge"))
+    assert re.match(f"error: {message}", done.stderr), done.stderr
+    assert (folder / "report.html").read_text() == "text"
+    assert not (folder / "all.json").exists()
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "bridge_profiling.run", None)
-    monkeypatch.setattr(sys, "argv", ["bridge-profiling", "analyze", str(tmp_path)])
-    with pytest.raises(ModuleNotFoundError, match="bridge_profiling"):
-        cli.main()
+def test_a_missing_package_is_named_with_the_command_that_installs_it(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bridge-profiling", "analyze", "run"])
+    with monkeypatch.context() as own:
+        own.setitem(sys.modules, "bridge_profiling.run", None)
+        with pytest.raises(ModuleNotFoundError, match="bridge_profiling"):
+            cli.main()
 
     def missing(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'duckdb'", name="duckdb")
 
     monkeypatch.setattr("bridge_profiling.experiments.jobs.experiment_of", missing)
-    with pytest.raises(SystemExit, match="2"):
-        cli.main()
-    assert "needs duckdb, which is not installed. Type pip install '.[analysis]'" in capsys.readouterr().err
+    done = typed("analyze", "run")
+    assert done.returncode == 2
+    assert "needs duckdb, which is not installed. Type pip install '.[analysis]'" in done.stderr
 
 
 def test_the_version_is_printed(typed: Typed) -> None:
     assert typed("--version").stdout == f"bridge-profiling {__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [("--quiet", "report", "run"), ("report", "run", "-q")])
-def test_quiet_prints_the_answer_without_notes(typed: Typed, arguments: tuple[str, ...], tmp_path: Path) -> None:
-    done = typed(*arguments)
+@pytest.mark.parametrize(
+    ("line", "page"), [("--quiet report run", True), ("report run -q", True), ("report run --no-page", False)]
+)
+def test_the_answer_stands_alone_when_quiet_or_without_a_page(typed: Typed, folder: Path, line: str, page: bool) -> None:
+    done = typed(*line.split())
     assert done.returncode == 0, done.stderr
     assert "0.9 ms" in done.stdout
     assert "page:" not in done.stdout
-    assert (tmp_path / "report.html").exists()
+    assert (folder / "report.html").exists() is page
 
 
-def test_without_a_page_only_the_verdict_is_printed(typed: Typed, tmp_path: Path) -> None:
-    done = typed("report", "run", "--no-page")
-    assert "0.9 ms" in done.stdout
-    assert "page:" not in done.stdout
-    assert not (tmp_path / "report.html").exists()
+def test_colors_are_for_terminals_and_can_be_turned_off(typed: Typed) -> None:
+    forced = {"FORCE_COLOR": "1"}
+    colored = [
+        "\x1b" in done.stdout
+        for done in (
+            typed("report", "run"),
+            typed("report", "run", **forced),
+            typed("report", "run", "--no-color", **forced),
+            typed("report", "run", **forced, NO_COLOR="1"),
+        )
+    ]
+    assert colored == [False, True, False, False]
 
 
-def test_colors_are_for_terminals_and_can_be_turned_off(typed: Typed, tmp_path: Path) -> None:
-    assert "\x1b" not in typed("report", "run").stdout
-    assert "\x1b" in typed("report", "run", FORCE_COLOR="1").stdout
-    assert "\x1b" not in typed("report", "run", "--no-color", FORCE_COLOR="1").stdout
-    assert "\x1b" not in typed("report", "run", FORCE_COLOR="1", NO_COLOR="1").stdout
-    code, shown = on_a_terminal(["report", "run", "--no-color"], tmp_path)
+@pytest.mark.integration
+def test_a_terminal_without_colors_shows_the_answer(on_a_terminal: Callable[..., tuple[int, str]]) -> None:
+    code, shown = on_a_terminal("report", "run", "--no-color")
     assert code == 0
     assert re.search(r"\x1b\[[0-9;]*m", shown) is None
     assert "0.9 ms" in shown
 
 
-def test_shells_complete_commands(typed: Typed) -> None:
-    done = typed(_PYTHON__M_BRIDGE_PROFILING_CLI_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="bridge-profiling comp")
+@pytest.mark.integration
+def test_shells_complete_commands_and_see_the_exit_code(process: Typed) -> None:
+    done = process(_PYTHON__M_BRIDGE_PROFILING_CLI_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="bridge-profiling comp")
     assert "compare" in done.stdout
+    done = process("analyze", "nowhere")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: nowhere does not exist")
 
 
-def test_a_report_of_unreadable_captures_leaves_the_page(typed: Typed, tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text("good")
-    (tmp_path / "x.txt").write_text("text")
-    done = typed("report", "x.txt")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: x.txt is not a Kineto trace")
-    assert (tmp_path / "report.html").read_text() == "good"
-    done = typed("merge", "x.txt")
-    assert done.returncode == 1
-    assert not (tmp_path / "all_ranks.json.gz").exists()
-
-
-def test_of_several_windows_the_report_names_the_one_shown_first(typed: Typed, tmp_path: Path) -> None:
-    for window in ("iter-2-4", "iter-5-7"):
-        write(tmp_path / "several" / "torch" / window / "rank-0.pt.trace.json.gz", 0)
-    os.utime(tmp_path / "several" / "torch" / "iter-2-4" / "rank-0.pt.trace.json.gz", (1, 1))
-    assert "iter-5-7" in typed("report", "several").stdout.splitlines()[0]
-    assert json.loads(typed("report", "several", "--json").stdout)["schema_version"] == 1
-
-
-def test_a_run_shows_its_ranks_without_reading_them(tmp_path: Path) -> None:
-    write(tmp_path / "rank-0.json.gz", 0)
-    assert repr(Run(tmp_path)) == f"Run({str(tmp_path)!r}, 1 rank, kineto)"
+def test_a_run_shows_its_ranks_without_reading_them(folder: Path) -> None:
+    assert repr(Run(folder / "run")) == f"Run({str(folder / 'run')!r}, 1 rank, kineto)"

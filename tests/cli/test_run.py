@@ -26,20 +26,20 @@ class Child:
     """Stands for the started process: what it was started with, which signals it gets, and how it ends."""
 
     #: Signals that come to `bridge-profiling run` meanwhile.
-    told: tuple[int, ...] = ()
+    signals: tuple[int, ...] = ()
 
     def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
         Child.started = arguments[1:]
         Child.environment = env
-        Child.heard = []
+        Child.received = []
 
     def wait(self) -> int:
-        for number in Child.told:
+        for number in Child.signals:
             signal.raise_signal(number)
         return -9
 
     def send_signal(self, number: int) -> None:
-        Child.heard.append(number)
+        Child.received.append(number)
 
 
 @pytest.fixture(autouse=True)
@@ -62,20 +62,20 @@ def typed(*arguments: str) -> object:
 def test_one_rank_needs_no_launcher_and_what_follows_the_script_is_the_scripts(started: type[Child]) -> None:
     result = typed(SCRIPT, "--steps", "9", "-m", "--help")
     assert started.started == ["-m", "bridge_profiling.easy.start", *OPTIONS, SCRIPT, "--steps", "9", "-m", "--help"]
-    # As a shell tells of a process that SIGKILL ended.
+    # A shell's exit code of a process that SIGKILL ended.
     assert result.exit_code == 137
 
 
 def test_a_signal_that_the_script_may_handle_is_the_scripts(started: type[Child], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(started, "told", (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
+    monkeypatch.setattr(started, "signals", (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert typed(SCRIPT).exit_code == 137
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
-    # Ctrl-C comes to both from the terminal, and nohup's child is told by nohup.
-    assert started.heard == [signal.SIGUSR1, signal.SIGTERM]
+    # Ctrl-C comes to both from the terminal, and nohup has its child ignore SIGHUP.
+    assert started.received == [signal.SIGUSR1, signal.SIGTERM]
 
 
 def test_a_report_that_cannot_be_made_leaves_the_scripts_exit_code(
@@ -109,7 +109,7 @@ def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started: 
         ({"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]"}, []),
     ],
 )
-def test_machines_meet_where_they_are_told_or_where_slurm_says(
+def test_machines_meet_at_the_given_endpoint_or_where_slurm_says(
     started: type[Child], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], options: list[str]
 ) -> None:
     for name, value in environment.items():

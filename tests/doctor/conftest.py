@@ -11,56 +11,34 @@ import pytest
 from bridge_profiling.doctor.checks import Machine, Process, Unavailable
 from bridge_profiling.doctor.request import Request, apply_arguments
 
-RECORDED = Path(__file__).parent / "recorded"
-
 
 @dataclass(frozen=True)
 class RecordedMachine(Machine):
-    """Files by path, commands by what is typed; whatever was not recorded is not there."""
+    """Files and targets of links by path, outputs by command, versions by package; whatever was not recorded is not there."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
-    commands: Mapping[str, str] = field(default_factory=dict)
+    recorded: Mapping[str, str] = field(default_factory=dict)
     running: tuple[Process, ...] = ()
-    links: Mapping[str, str] = field(default_factory=dict)
     free: int = 10**15
-    packages: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, path: str) -> str:
-        if path not in self.files:
+        if path not in self.recorded:
             raise Unavailable(f"{path} was not recorded")
-        return self.files[path]
+        return self.recorded[path]
+
+    link = package_version = read
 
     def which(self, program: str) -> str | None:
-        return f"/usr/bin/{program}" if any(command.split()[0] == program for command in self.commands) else None
+        return next((f"/usr/bin/{program}" for command in self.recorded if command.split()[0] == program), None)
 
     def run(self, *command: str, seconds: float = 1.0) -> str:
-        typed = " ".join(command)
-        if typed not in self.commands:
-            raise Unavailable(f"{command[0]} is not on this machine's PATH")
-        return self.commands[typed]
-
-    def package_version(self, name: str) -> str:
-        if name not in self.packages:
-            raise Unavailable(f"{name} is not installed")
-        return self.packages[name]
+        return self.read(" ".join(command))
 
     def processes(self) -> list[Process]:
         return list(self.running)
 
-    def link(self, path: str) -> str:
-        if path not in self.links:
-            raise Unavailable(f"{path} was not recorded")
-        return self.links[path]
-
     def free_bytes(self, directory: Path) -> int:
         return self.free
-
-
-@pytest.fixture
-def recorded() -> Callable[[str], str]:
-    """The text of a recording."""
-    return lambda name: (RECORDED / name).read_text()
 
 
 @pytest.fixture

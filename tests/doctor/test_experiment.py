@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,43 +13,36 @@ from bridge_profiling.doctor import find_experiment, read_experiment
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.experiments.jobs import load
 
-pytestmark = pytest.mark.needs("nemo_run")
+pytestmark = [pytest.mark.integration, pytest.mark.needs("nemo_run")]
 
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Its classes are needed to write the experiment, and gone when doctor reads it.
 SUBMIT = """
-import sys
-from dataclasses import dataclass, field
 import nemo_run as run
-from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 
 if __name__ == "__main__":
     from containers import Container, Model, Train, pretrain
 
     slurm = run.SlurmExecutor(
-        account="team", partition="gpu", nodes=2, ntasks_per_node=4, launcher="torchrun",
-        packager=run.Packager(), container_image="image.sqsh", tunnel=run.LocalTunnel(job_dir=""),
-        env_vars={"NCCL_P2P_DISABLE": "1"},
+        account="team", partition="gpu", nodes=2, ntasks_per_node=4, launcher="torchrun", packager=run.Packager(),
+        container_image="image.sqsh", tunnel=run.LocalTunnel(job_dir=""), env_vars={"NCCL_P2P_DISABLE": "1"},
     )
-    config = run.Config(
-        Container,
-        train=run.Config(Train, train_iters=20, micro_batch_size=1, global_batch_size=8),
-        model=run.Config(Model, num_layers=4, tensor_model_parallel_size=2),
+    train, model = run.Config(Train, train_iters=20), run.Config(Model, num_layers=4, tensor_model_parallel_size=2)
+    script = run.Script(
+        "train.py", entrypoint="python", args=["--recipe", "big", "train.train_iters=25", "--flag"],
+        metadata={"bridge_profiling.settings": "model.num_layers=7 train.train_iters=9 train.micro_batch_size=3"},
     )
+    window = {"profile_step_start": 4, "profile_step_end": 6}
     with run.Experiment("study") as experiment:
         experiment.add(
-            run.Partial(pretrain, config=config), executor=slurm, name="nsys",
-            plugins=[NsysPlugin(profile_step_start=4, profile_step_end=6, profile_ranks=[0, 3], nsys_gpu_metrics=True)],
+            run.Partial(pretrain, config=run.Config(Container, train=train, model=model)), executor=slurm, name="nsys",
+            plugins=[NsysPlugin(**window, profile_ranks=[0, 3], nsys_gpu_metrics=True)],
         )
         experiment.add(
-            run.Script(
-                "train.py", entrypoint="python", args=["--recipe", "big", "train.train_iters=25", "--flag"],
-                metadata={"bridge_profiling.settings": "model.num_layers=7 train.train_iters=9 train.micro_batch_size=3"},
-            ),
-            executor=run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"), name="torch",
-            plugins=[PyTorchProfilerPlugin(profile_step_start=4, profile_step_end=6, profile_ranks=[0, 1])],
+            script, executor=run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"), name="torch",
+            plugins=[PyTorchProfilerPlugin(**window, profile_ranks=[0, 1])],
         )
         experiment.add([run.Script("a.py", entrypoint="python"), run.Script(inline="echo")], executor=slurm, name="group")
         experiment.dryrun(delete_exp_dir=False)
@@ -59,22 +51,19 @@ CONTAINERS = """
 from dataclasses import dataclass, field
 from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
 
-@dataclass(kw_only=True)
+@dataclass
 class Train:
     train_iters: int = 100
-    micro_batch_size: int = 1
-    global_batch_size: int = 8
 
-@dataclass(kw_only=True)
+@dataclass
 class Model:
     num_layers: int = 2
     tensor_model_parallel_size: int = 1
-    something_else: str = "kept out"
 
-@dataclass(kw_only=True)
+@dataclass
 class Container:
-    train: Train = field(default_factory=Train)
-    model: Model = field(default_factory=Model)
+    train: Train
+    model: Model
     profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
     ft: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
 
@@ -87,8 +76,8 @@ def pretrain(config: Container) -> None:
 def home(tmp_path_factory) -> Path:
     """A NEMORUN_HOME with an experiment that was never submitted."""
     folder = tmp_path_factory.mktemp("submit")
-    (folder / "containers.py").write_text(textwrap.dedent(CONTAINERS))
-    (folder / "submit.py").write_text(textwrap.dedent(SUBMIT))
+    (folder / "containers.py").write_text(CONTAINERS)
+    (folder / "submit.py").write_text(SUBMIT)
     home = folder / "home"
     environment = os.environ | {"NEMORUN_HOME": str(home), "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     done = subprocess.run([sys.executable, "submit.py"], cwd=folder, env=environment, capture_output=True, text=True)
@@ -103,33 +92,23 @@ def requests(home):
 
 def test_a_partial_on_slurm_is_read_with_its_config_and_its_executor(requests, home):
     request = requests["nsys"]
-    assert request.profiling.window.start == 4
-    assert request.profiling.profile_ranks == [0, 3]
-    assert request.wants_nsys
-    assert request.wants_gpu_metrics
-    assert request.integer("train.train_iters") == 20
-    assert request.parallel_size("tensor_model") == 2
+    assert (request.profiling.window.start, request.profiling.profile_ranks) == (4, [0, 3])
+    assert (request.wants_nsys, request.wants_gpu_metrics) == (True, True)
+    assert (request.integer("train.train_iters"), request.parallel_size("tensor_model")) == (20, 2)
     assert (request.world_size, request.nodes, request.launcher) == (8, 2, "torchrun")
     assert request.environment["NCCL_P2P_DISABLE"] == "1"
     assert "image.sqsh" in request.elsewhere
     assert request.srun == ("srun", "--account=team", "--partition=gpu", "--container-image=image.sqsh")
     # The job sees /nemo_run/profiles; this machine knows that place by the job's directory.
-    assert request.output_dir is not None
     assert request.output_dir.is_relative_to(home / "experiments" / "study")
 
 
-def test_a_script_under_torchrun_is_read_with_its_overrides(requests):
+def test_scripts_are_read_with_their_overrides_and_each_task_of_a_group_is_a_run_of_its_own(requests):
     request = requests["torch"]
-    assert request.profiling.use_pytorch_profiler
-    assert request.profiling.profile_ranks == [0, 1]
-    assert request.integer("train.train_iters") == 25
+    assert (request.profiling.use_pytorch_profiler, request.profiling.profile_ranks) == (True, [0, 1])
     # What the recipe behind its options sets is in the script's metadata; its arguments win over that.
-    assert (request.integer("model.num_layers"), request.integer("train.micro_batch_size")) == (7, 3)
-    assert (request.world_size, request.nodes, request.launcher) == (2, 1, "torchrun")
-    assert request.elsewhere == ""
-
-
-def test_every_task_of_a_group_is_a_run_of_its_own(requests):
+    assert request.settings == {"train.train_iters": 25, "model.num_layers": 7, "train.micro_batch_size": 3}
+    assert (request.world_size, request.nodes, request.launcher, request.elsewhere) == (2, 1, "torchrun", "")
     assert {"group[0]", "group[1]"} <= set(requests)
     assert not requests["group[0]"].profiling.enabled
 
@@ -137,10 +116,8 @@ def test_every_task_of_a_group_is_a_run_of_its_own(requests):
 def test_an_experiment_is_found_by_directory_id_and_title(home):
     (directory,) = (home / "experiments" / "study").iterdir()
     environ = {"NEMORUN_HOME": str(home)}
-    assert find_experiment(str(directory), {}) == directory
-    assert find_experiment(str(directory / "nsys"), {}) == directory
-    assert find_experiment(directory.name, environ) == directory
-    assert find_experiment("study", environ) == directory
+    for name in (str(directory), str(directory / "nsys"), directory.name, "study"):
+        assert find_experiment(name, environ) == directory
     with pytest.raises(ProfilingConfigError, match="the experiment 'studyy' does not exist"):
         find_experiment("studyy", environ)
 
@@ -148,12 +125,7 @@ def test_an_experiment_is_found_by_directory_id_and_title(home):
 def test_reading_one_needs_neither_nemo_run_nor_the_tasks_modules(home):
     code = f"""
 import sys
-from importlib.abc import MetaPathFinder
-class Refuse(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "megatron", "nemo_run", "fiddle", "containers"):
-            raise ModuleNotFoundError(name, name=name)
-sys.meta_path.insert(0, Refuse())
+sys.modules |= dict.fromkeys(("torch", "megatron", "nemo_run", "fiddle", "containers"))  # importing them is an error
 from bridge_profiling.doctor import read_experiment, find_experiment
 print(len(read_experiment(find_experiment("study", {{"NEMORUN_HOME": {str(home)!r}}}))))
 """
@@ -168,9 +140,7 @@ def test_what_nemo_run_did_not_write_is_refused(text):
 
 
 def test_a_damaged_experiment_is_one_error(tmp_path):
-    (tmp_path / "_TASKS").write_text('[["abc", "def"]]')
-    with pytest.raises(ProfilingConfigError):
-        read_experiment(tmp_path)
-    (tmp_path / "_TASKS").write_text("{")
-    with pytest.raises(ProfilingConfigError, match="_TASKS cannot be read"):
-        read_experiment(tmp_path)
+    for text, why in {'[["abc", "def"]]': None, "{": "_TASKS cannot be read"}.items():
+        (tmp_path / "_TASKS").write_text(text)
+        with pytest.raises(ProfilingConfigError, match=why):
+            read_experiment(tmp_path)

@@ -13,7 +13,9 @@ from bridge_profiling.doctor.checks import Machine
 from bridge_profiling.doctor.profiling import check_output_dir
 from bridge_profiling.doctor.trace_size import estimate
 
-TORCH = ("profiling.use_pytorch_profiler=true", "train.train_iters=50")
+PROFILED = "profiling.use_pytorch_profiler=true"
+TORCH = (PROFILED, "train.train_iters=50")
+MODEL = ("model.num_layers=12", "train.micro_batch_size=2", "train.global_batch_size=8")
 #: As /proc/mounts is laid out: the later of two mounts on one point is seen, and a space is written \040.
 MOUNTS = """/dev/vda / ext4 rw,relatime 0 0
 server:/export {place}/nfs nfs4 rw,relatime,vers=4.2 0 0
@@ -26,12 +28,19 @@ b {place}/two\\040words gpfs rw 0 0
 """
 
 
-def by_check(verdicts):
-    return {verdict.check: verdict for verdict in verdicts}
+@pytest.fixture
+def verdicts(tmp_path, machine, request_for):
+    """Verdicts by check on a run whose output directory is below the test's own, on a machine, or on one with these fields."""
+
+    def check(*arguments, place="", here=None, fields=None, **request):
+        request = request_for(*arguments, output_dir=tmp_path / place, **request)
+        return {verdict.check: verdict for verdict in check_output_dir(request, here or machine(**fields or {}))}
+
+    return check
 
 
 @pytest.mark.parametrize(
-    ("folder", "nodes", "status", "told"),
+    ("folder", "nodes", "status", "said"),
     [
         ("nfs", 2, "ok", "on nfs4, a network file system"),
         ("lustre", None, "ok", "on lustre"),
@@ -45,85 +54,72 @@ def by_check(verdicts):
         ("shm", 1, "warning", "lost with the container or the machine"),
     ],
 )
-def test_the_file_system_tells_who_sees_it(tmp_path, machine, request_for, folder, nodes, status, told):
-    place = tmp_path / folder
-    place.mkdir()
-    here = machine(files={"/proc/mounts": MOUNTS.format(place=tmp_path)})
-    verdicts = by_check(check_output_dir(request_for(*TORCH, nodes=nodes, output_dir=place), here))
-    found = verdicts.get("shared by the nodes", verdicts.get("lasting"))
-    if status is None:
-        assert found is None
-        return
-    assert (found.status, told in found.found) == (status, True), found
+def test_the_file_system_decides_who_sees_it(tmp_path, verdicts, folder, nodes, status, said):
+    (tmp_path / folder).mkdir()
+    mounts = {"/proc/mounts": MOUNTS.format(place=tmp_path)}
+    found = verdicts(*TORCH, place=folder, nodes=nodes, fields={"recorded": mounts})
+    shared = found.get("lasting" if nodes == 1 else "shared by the nodes")
+    assert (shared and shared.status, said in (shared.found if shared else "")) == (status, True), shared
 
 
-def test_a_directory_still_to_be_made_is_looked_for_above(tmp_path, machine, request_for):
-    verdict = next(check_output_dir(request_for(*TORCH, output_dir=tmp_path / "a" / "b"), machine()))
-    assert verdict.status == "ok"
-    assert f"will be created in {tmp_path}" in verdict.found
+def test_a_directory_still_to_be_made_is_looked_for_above_and_nothing_is_left_in_it(tmp_path, verdicts):
+    verdict = verdicts(*TORCH, place="a/b", here=Machine(environ=dict(os.environ)))["output directory"]
+    assert (verdict.status, f"will be created in {tmp_path}" in verdict.found) == ("ok", True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_in_its_place_fails(tmp_path, machine, request_for):
+def test_a_file_in_its_place_fails(tmp_path, verdicts):
     (tmp_path / "profiles").write_text("")
-    (verdict,) = check_output_dir(request_for(*TORCH, output_dir=tmp_path / "profiles"), machine())
+    verdict = verdicts(*TORCH, place="profiles")["output directory"]
     assert (verdict.status, "Not a directory" in verdict.found) == ("fails", True)
 
 
+@pytest.mark.integration
 @pytest.mark.needs("mount")
-def test_a_read_only_place_fails(tmp_path, request_for):
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(tmp_path)], check=True)
+@pytest.mark.parametrize(
+    ("options", "check", "said"), [("ro", "output directory", "Read-only file system"), ("size=64k", "free space", " needed")]
+)
+def test_a_read_only_place_and_a_disk_too_small_fail(tmp_path, verdicts, options, check, said):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], check=True)
     try:
-        (verdict,) = check_output_dir(request_for(*TORCH, output_dir=tmp_path), Machine())
+        verdict = verdicts(*TORCH, nodes=1, here=Machine())[check]
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
-    assert (verdict.status, "Read-only file system" in verdict.found) == ("fails", True)
+    assert (verdict.status, said in verdict.found) == ("fails", True)
 
 
-@pytest.mark.needs("mount")
-def test_a_disk_too_small_fails(tmp_path, request_for):
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], check=True)
-    try:
-        verdicts = by_check(check_output_dir(request_for(*TORCH, output_dir=tmp_path, nodes=1), Machine()))
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-    assert verdicts["free space"].status == "fails"
-    assert verdicts["lasting"].status == "warning"
-
-
-def test_little_room_is_a_warning_and_much_is_ok(tmp_path, machine, request_for):
-    request = request_for(*TORCH, output_dir=tmp_path, nodes=1)
-    needed = estimate(request).peak
-    for free, status in ((needed * 2, "warning"), (needed * 100, "ok"), (needed // 100, "fails")):
-        assert by_check(check_output_dir(request, machine(free=free)))["free space"].status == status
+@pytest.mark.parametrize("profiler", [PROFILED, "profiling.use_nsys_profiler=true"])
+def test_little_room_is_a_warning_and_much_is_ok(verdicts, request_for, profiler):
+    """In the output directory, and in the directory where nsys collects, which is checked last."""
+    arguments = (*MODEL, profiler, "profiling.profile_ranks=[0,1]")
+    needed = 2 * estimate(request_for(*arguments, world_size=2)).peak
+    for free, status in ((needed * 3, "ok"), (needed * 1.9, "warning"), (needed * 0.6, "warning"), (needed * 0.4, "fails")):
+        found = verdicts(*arguments, world_size=2, nodes=1, fields={"free": free})
+        assert found["free space"].status == status
+        assert ("nsys" in found["free space"].found) == (profiler != PROFILED)
+        assert (found["trace size"].status, "factor of 2" in found["trace size"].found) == ("ok", True)
 
 
 def test_the_environment_says_where_when_the_settings_do_not(tmp_path, machine, request_for):
-    named = {"BRIDGE_PROFILING_DIR": str(tmp_path / "named")}
+    here = machine(environ={"BRIDGE_PROFILING_DIR": str(tmp_path / "named")})
     (tmp_path / "set").mkdir()
-    first = next(check_output_dir(request_for(*TORCH), machine(environ=named)))
-    assert f"{tmp_path}/named can be written" in first.found
-    second = next(check_output_dir(request_for(*TORCH, f"profiling.output_dir={tmp_path}/set"), machine(environ=named)))
-    assert f"{tmp_path}/set can be written" in second.found
+    for arguments, place in (((), "named"), ((f"profiling.output_dir={tmp_path}/set",), "set")):
+        assert f"{tmp_path}/{place} can be written" in next(check_output_dir(request_for(*TORCH, *arguments), here)).found
+    (elsewhere,) = check_output_dir(request_for(*TORCH, elsewhere="other machines"), here)
+    assert elsewhere.status == "unknown"
 
 
-def test_a_job_elsewhere_decides_for_itself(machine, request_for):
-    (verdict,) = check_output_dir(request_for(*TORCH, elsewhere="other machines"), machine())
-    assert verdict.status == "unknown"
-
-
-MODEL = ("model.num_layers=12", "train.micro_batch_size=2", "train.global_batch_size=8")
-PROFILED = "profiling.use_pytorch_profiler=true"
 CAPTURES = json.loads((Path(__file__).parents[2] / "benchmarks" / "trace_sizes.json").read_text())
 
 
-@pytest.mark.parametrize("capture", CAPTURES, ids=lambda capture: f"{capture['what']} {capture['options']}")
-def test_no_estimate_is_farther_off_than_said_from_what_was_measured_on_h200s(request_for, capture):
-    arguments = f"{capture['settings']} {capture['options']}".split()
-    size = estimate(request_for(*arguments, world_size=capture["world_size"]))
-    assert (size.uncertainty, size.caveat) == (2, "")
-    for kind, measured in capture["bytes"].items():
-        assert measured / 2 < size.files[kind] < measured * 2
+def test_no_estimate_is_farther_off_than_said_from_what_was_measured_on_h200s(request_for):
+    assert len(CAPTURES) > 50
+    for capture in CAPTURES:
+        arguments = f"{capture['settings']} {capture['options']}".split()
+        size = estimate(request_for(*arguments, world_size=capture["world_size"]))
+        assert (size.uncertainty, size.caveat) == (2, "")
+        for kind, measured in capture["bytes"].items():
+            assert measured / 2 < size.files[kind] < measured * 2, capture
 
 
 def test_what_is_kept_is_every_file_but_the_json_that_is_compressed(request_for):
@@ -155,47 +151,27 @@ def test_pipeline_and_data_parallel_ranks_share_the_model(request_for):
         "profiling.record_shapes=true",
     ],
 )
-def test_what_has_more_operators_or_says_more_of_them_is_larger(request_for, more):
-    plain = estimate(request_for(*MODEL, PROFILED, world_size=1))
-    assert estimate(request_for(*MODEL, PROFILED, more, world_size=1)).kept > 1.1 * plain.kept
+def test_more_operators_or_more_said_of_them_make_it_larger(request_for, more):
+    plain, larger = (estimate(request_for(*MODEL, PROFILED, *extra, world_size=1)).kept for extra in ((), (more,)))
+    assert larger > 1.1 * plain
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("arguments", "world_size", "uncertainty", "said"),
     [
-        ("model.num_moe_experts=8", "experts"),
-        ("model.transformer_impl=transformer_engine", "Transformer Engine"),
-        ("model.torch_compile=true", "compiled"),
-        ("model.cuda_graph_impl=local", "CUDA graphs"),
+        ((*MODEL, "model.num_moe_experts=8"), 1, 4, "experts"),
+        ((*MODEL, "model.transformer_impl=transformer_engine"), 1, 4, "Transformer Engine"),
+        ((*MODEL, "model.torch_compile=true"), 1, 4, "compiled"),
+        ((*MODEL, "model.cuda_graph_impl=local"), 1, 4, "CUDA graphs"),
+        (MODEL[:1], 1, 30, "assuming 8 micro-batches,"),
+        (MODEL[1:], 1, 30, "assuming 12 layers,"),
+        (MODEL, None, 30, "assuming 8 micro-batches,"),
+        ((), None, 30, "assuming 12 layers and 8 micro-batches,"),
     ],
 )
-def test_what_was_never_measured_is_said(request_for, more, told):
-    size = estimate(request_for(*MODEL, PROFILED, more, world_size=1))
-    assert (size.uncertainty, told in size.caveat) == (4, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "world_size", "told"),
-    [
-        (["model.num_layers=12"], 1, "8 micro-batches"),
-        (MODEL[1:], 1, "12 layers"),
-        (MODEL, None, "8 micro-batches"),
-        ([], None, "12 layers and 8 micro-batches"),
-    ],
-)
-def test_a_model_of_unknown_size_is_unknown_and_says_what_to_type(tmp_path, machine, request_for, arguments, world_size, told):
-    request = request_for(PROFILED, *arguments, world_size=world_size, output_dir=tmp_path, nodes=1)
-    verdict = by_check(check_output_dir(request, machine()))["trace size"]
-    assert (verdict.status, told in verdict.found, "factor of 30" in verdict.found) == ("unknown", True, True)
-    assert "model.num_layers" in verdict.instead
-
-
-def test_a_model_that_is_known_has_a_size(tmp_path, machine, request_for):
-    request = request_for(*MODEL, PROFILED, world_size=1, output_dir=tmp_path, nodes=1)
-    verdict = by_check(check_output_dir(request, machine()))["trace size"]
-    assert (verdict.status, "factor of 2" in verdict.found) == ("ok", True)
-
-
-def test_nothing_is_left_in_the_directory(tmp_path, request_for):
-    list(check_output_dir(request_for(*TORCH, output_dir=tmp_path), Machine(environ=dict(os.environ))))
-    assert list(tmp_path.iterdir()) == []
+def test_features_never_measured_and_models_of_unknown_size_are_named(verdicts, arguments, world_size, uncertainty, said):
+    verdict = verdicts(PROFILED, *arguments, world_size=world_size, nodes=1)["trace size"]
+    assert (f"within a factor of {uncertainty}, " in verdict.found, said in verdict.found) == (True, True)
+    assert (verdict.status, "model.num_layers" in verdict.instead) == (
+        ("unknown", True) if uncertainty == 30 else ("ok", False)
+    )

@@ -1,16 +1,19 @@
-"""`@auto_profile` profiles some calls of a function, and changes nothing that it does."""
+"""`@auto_profile` profiles some calls of a function and changes nothing that it does; `phase` names and times its parts."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
-from bridge_profiling import ProfilingConfigError
-from bridge_profiling.easy import auto_profile
+from bridge_profiling import ProfilingConfigError, easy, monitor
+from bridge_profiling.easy import auto_profile, phase, phase_times, reset_phase_times
+from bridge_profiling.easy.steps import PhaseTime
 from bridge_profiling.launch_env import LAUNCH_VARIABLE
 from tests.easy.scripts import manifest, python, ranges
 from tests.forked_ranks import run_ranks
@@ -37,13 +40,13 @@ class Trainer:
 
 
 def outcomes(trainer: Trainer) -> list[str]:
-    told = []
+    found = []
     for _ in range(8):
         try:
-            told.append(trainer.step(torch.ones(2, 4), scale=0.5))
+            found.append(trainer.step(torch.ones(2, 4), scale=0.5))
         except ArithmeticError as error:
-            told.append(f"raised {error}")
-    return told
+            found.append(f"raised {error}")
+    return found
 
 
 def test_a_method_returns_and_raises_what_it_does_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,21 +61,19 @@ def test_a_method_returns_and_raises_what_it_does_without(tmp_path: Path, capsys
     written = manifest(tmp_path, folder="iter-2-5")
     assert (written["status"], written["captured"]["iterations"], written["interrupted"]) == ("partial", [2, 4], [3])
     found = ranges(tmp_path, folder="iter-2-5")
-    assert [name for name in found if "ProfilerStep" in name] == [
-        "ProfilerStep#2",
-        "interrupted ProfilerStep#3",
-        "ProfilerStep#4",
-    ]
+    steps = ["ProfilerStep#2", "interrupted ProfilerStep#3", "ProfilerStep#4"]
+    assert [name for name in found if "ProfilerStep" in name] == steps
     assert found.count("backward") == found.count("optimizer") == 3
     printed = capsys.readouterr().out
     assert "partial" in printed
     assert f"bridge-profiling report {tmp_path}" in printed
 
 
-def test_only_calls_of_the_first_caller_count(tmp_path: Path) -> None:
+def test_only_calls_of_the_first_caller_count_and_phases_in_them_are_ranges(tmp_path: Path) -> None:
     @auto_profile(warmup=1, iterations=2, output_dir=tmp_path, summary=False)
     def fold(depth: int) -> int:
-        return depth and 1 + fold(depth - 1)
+        with phase("evaluation") if depth == 0 else nullcontext():
+            return depth and 1 + fold(depth - 1)
 
     assert fold(5) == 5
     thread = threading.Thread(target=lambda: [fold(3) for _ in range(5)])
@@ -83,62 +84,49 @@ def test_only_calls_of_the_first_caller_count(tmp_path: Path) -> None:
     assert fold.capture_dir == tmp_path
     assert LAUNCH_VARIABLE not in os.environ
     assert manifest(tmp_path, folder="iter-1-3")["captured"]["iterations"] == [1, 2]
+    assert ranges(tmp_path, folder="iter-1-3") == ["ProfilerStep#1", "evaluation", "ProfilerStep#2", "evaluation"]
 
 
+@pytest.mark.integration
 def test_ranks_need_not_call_it_together(tmp_path: Path) -> None:
     ended = run_ranks(_uneven, folder=tmp_path, ranks=2)
     assert ended.exit_codes == [0, 0], ended.stderr
-    assert manifest(tmp_path / "out", 0, "iter-1-3")["status"] == "complete"
-    assert manifest(tmp_path / "out", 1, "iter-1-3")["status"] == "missed"
+    statuses = [manifest(tmp_path / "out", rank, "iter-1-3")["status"] for rank in (0, 1)]
+    assert statuses == ["complete", "missed"]
 
 
 def _uneven() -> None:
-    @auto_profile(warmup=1, iterations=2, output_dir="out", summary=False)
-    def step() -> None:
-        torch.ones(2).sum()
-
+    step = auto_profile(warmup=1, iterations=2, output_dir="out", summary=False)(torch.ones(2).sum)
     # Rank 1 ends after one call; rank 0 waits for nobody.
     for _ in range(4 if torch.distributed.get_rank() == 0 else 1):
         step()
 
 
+async def _coroutine() -> None: ...
+
+
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("ask", "said"),
     [
-        ({"iterations": 0}, "the window is empty"),
-        ({"warmup": -1}, "is not an integer of at least 0"),
-        ({"ranks": []}, "names no rank"),
-        ({"profile_stack": True}, "profile_stack"),
+        (lambda: auto_profile(iterations=0), "the window is empty"),
+        (lambda: auto_profile(warmup=-1), "is not an integer of at least 0"),
+        (lambda: auto_profile(ranks=[]), "names no rank"),
+        (lambda: auto_profile(profile_stack=True), "profile_stack"),
+        (lambda: auto_profile(_coroutine), "coroutine or generator"),
+        (lambda: auto_profile(5), "5, which is not a function. Name what you set"),
     ],
 )
-def test_an_unusable_request_is_refused_when_the_function_is_decorated(asked: dict, said: str) -> None:
+def test_an_unusable_request_is_refused_when_the_function_is_decorated(ask: Callable[[], object], said: str) -> None:
     with pytest.raises(ProfilingConfigError, match=said):
-        auto_profile(**asked)
-
-
-def test_what_returns_before_its_work_is_done_is_refused() -> None:
-    async def step() -> None:
-        pass
-
-    with pytest.raises(ProfilingConfigError, match="coroutine or generator"):
-        auto_profile(step)
-    with pytest.raises(ProfilingConfigError, match=r"5, which is not a function. Name what you set"):
-        auto_profile(5)  # type: ignore[call-overload]
+        ask()
 
 
 def test_of_two_that_want_the_same_calls_one_is_captured_and_both_functions_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     profiled = auto_profile(warmup=1, iterations=2, output_dir=tmp_path, summary=False)
-
-    @profiled
-    def inner(x: int) -> int:
-        return int(torch.ones(x).sum())
-
-    @profiled
-    def outer(x: int) -> int:
-        return inner(x) + 1
-
+    inner = profiled(lambda x: int(torch.ones(x).sum()))
+    outer = profiled(lambda x: inner(x) + 1)
     assert [outer(x) for x in range(5)] == [1, 2, 3, 4, 5]
     statuses = [manifest(tmp_path, folder=folder)["status"] for folder in ("iter-1-3", "iter-1-3.1")]
     assert sorted(statuses) == ["complete", "failed"]
@@ -148,11 +136,7 @@ def test_of_two_that_want_the_same_calls_one_is_captured_and_both_functions_run(
 
 def test_a_directory_that_cannot_be_written_costs_the_capture_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-
-    @auto_profile(warmup=0, iterations=1, output_dir=tmp_path / "file" / "out")
-    def step() -> int:
-        return 7
-
+    step = auto_profile(warmup=0, iterations=1, output_dir=tmp_path / "file" / "out")(lambda: 7)
     assert [step(), step()] == [7, 7]
     assert step.capture_dir is None
 
@@ -168,3 +152,66 @@ def test_the_example_says_where_its_capture_is_and_what_it_tells(tmp_path: Path)
     assert "no device work" in ended.stdout.lower()
     assert "samples/s (" in ended.stdout
     assert len(EXAMPLE.read_text().splitlines()) <= 30
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import bridge_profiling.easy as easy; assert {*easy.__all__} <= {*dir(easy)}; easy.phase, easy.auto_profile",
+        "import bridge_profiling.cli",
+    ],
+)
+def test_torch_is_not_loaded_before_the_script_loads_it(tmp_path: Path, statement: str) -> None:
+    ended = python(tmp_path, "-c", f"{statement}; import sys; sys.exit('torch' in sys.modules)")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_everything_is_found_in_one_place() -> None:
+    assert {name: getattr(easy, name).__name__ for name in easy.__all__} == {name: name for name in easy.__all__}
+    assert easy.GPUMonitor is monitor.GPUMonitor
+    with pytest.raises(AttributeError, match="no attribute 'profile'"):
+        easy.profile  # noqa: B018
+
+
+class TestPhases:
+    @pytest.fixture(autouse=True)
+    def forgotten(self) -> Iterator[None]:
+        reset_phase_times()
+        yield
+        reset_phase_times()
+
+    def test_times_are_added_up_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Two phases "forward" of 10 and 3 ns, each with "attention" of 2 and 1 ns inside, which ends first.
+        clock = iter([0, 5, 7, 10, 20, 21, 22, 23])
+        monkeypatch.setattr("bridge_profiling.easy.steps.perf_counter_ns", lambda: next(clock))
+        for _ in range(2):
+            with phase("forward"), phase("attention"):
+                pass
+        times = phase_times()
+        assert times == {"attention": PhaseTime(2, 3, 1, 2), "forward": PhaseTime(2, 13, 3, 10)}
+        assert times["forward"].mean_ns == 6.5
+        assert str(times).splitlines()[1].startswith("forward    2 times, ")
+
+    def test_it_decorates_a_function_and_a_phase_that_raised_counts(self) -> None:
+        @phase("logging")
+        def log(x: int) -> float:
+            return 7 / x
+
+        assert log(1) == 7
+        with pytest.raises(ZeroDivisionError):
+            log(0)
+        assert phase_times()["logging"].count == 2
+
+    def test_threads_lose_no_count(self) -> None:
+        def work() -> None:
+            for _ in range(500):
+                with phase("data-loading", synchronize=True):
+                    pass
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert phase_times()["data-loading"].count == 4000

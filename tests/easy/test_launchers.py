@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.easy.scripts import bridge_profiling, manifest, python, ranges
+from tests.easy.scripts import HEAD, bridge_profiling, manifest, python, ranges
 from tests.ports import free_port
 
 pytestmark = pytest.mark.system
@@ -25,28 +25,26 @@ def two_machines(folder: Path, *options: str) -> list[subprocess.CompletedProces
     meeting = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "bridge_profiling.cli", "run", "--nodes", "2", "--rdzv-endpoint", meeting]
     halves = [
-        subprocess.Popen(
-            [*command, "--steps", "3:6", "--node-rank", str(number), *options, PLAIN_LOOP],
-            cwd=folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in (0, 1)
+        started([*command, "--steps", "3:6", "--node-rank", str(number), *options, PLAIN_LOOP], folder) for number in (0, 1)
     ]
-    return [_ended(half) for half in halves]
+    return [ended(half) for half in halves]
 
 
-def _ended(half: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """How it ended; one that is late is killed, so that what both have said can be read."""
+def started(command: list[str], folder: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams)
+
+
+def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """How it ended; one that is late is killed with all that it started, so that what it has said can be read."""
     try:
-        stdout, stderr = half.communicate(timeout=240)
+        stdout, stderr = process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
-        for process in (*psutil.Process(half.pid).children(recursive=True), half):
-            process.kill()
-        stdout, stderr = half.communicate()
-    return subprocess.CompletedProcess(half.args, half.returncode, stdout, stderr)
+        for each in (*psutil.Process(process.pid).children(recursive=True), process):
+            each.kill()
+        stdout, stderr = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def test_machines_share_a_folder_and_launches_do_not(tmp_path: Path) -> None:
@@ -72,25 +70,13 @@ def test_torchrun_may_start_the_ranks_itself(tmp_path: Path) -> None:
 
 
 def test_a_script_that_starts_its_ranks_itself_runs_and_is_told_what_to_type(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        """
-import torch
-def rank(number):
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(8):
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-    print("rank done")
-if __name__ == "__main__":
-    torch.multiprocessing.spawn(rank, nprocs=2)
-"""
-    )
-    ended = bridge_profiling(tmp_path, "run", "train.py")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("rank done") == 2
-    assert "no optimizer stepped in this process" in ended.stderr
-    assert "Then let --nproc start them" in ended.stderr
+    lines = f'{HEAD}if __name__ == "__main__":\n    torch.multiprocessing.spawn(rank, nprocs=2)\n'
+    (tmp_path / "train.py").write_text(f'def rank(number):\n    train(8)\n    print("rank done")\n{lines}')
+    done = bridge_profiling(tmp_path, "run", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rank done") == 2
+    assert "no optimizer stepped in this process" in done.stderr
+    assert "Then let --nproc start them" in done.stderr
     assert not list(tmp_path.glob("profiles/torch/*/*"))
 
 
@@ -98,41 +84,28 @@ def test_a_rank_that_fails_ends_the_others_and_both_leave_what_they_captured(tmp
     text = Path(PLAIN_LOOP).read_text().replace("    optimizer.zero_grad()\n", "    fail(step)\n    optimizer.zero_grad()\n")
     fail = "def fail(step):\n    if step == 5 and os.environ['RANK'] == '1':\n        raise OSError('no more data')\n"
     (tmp_path / "train.py").write_text(text.replace("import torch\n", f"import torch\n{fail}", 1))
-    ended = bridge_profiling(tmp_path, "run", "--nproc", "2", "--steps", "3:8", "train.py")
-    assert ended.returncode == 1
-    failed = manifest(tmp_path / "profiles", 1, "iter-3-8")
-    assert (failed["status"], failed["captured"]["iterations"]) == ("partial", [3, 4])
-    assert "no more data" in failed["reason"]
-    other = manifest(tmp_path / "profiles", 0, "iter-3-8")
-    assert (other["status"], other["captured"]["iterations"]) == ("partial", [3, 4])
+    done = bridge_profiling(tmp_path, "run", "--nproc", "2", "--steps", "3:8", "train.py")
+    assert done.returncode == 1
+    for rank in (0, 1):
+        written = manifest(tmp_path / "profiles", rank, "iter-3-8")
+        assert (written["status"], written["captured"]["iterations"]) == ("partial", [3, 4])
+    assert "no more data" in written["reason"]
 
 
 def test_sigterm_inside_the_window_leaves_what_was_captured(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        """
-import pathlib, time, torch
-model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for i in range(1000):
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    if i == 5:
-        pathlib.Path("inside").touch()
-    time.sleep(0.05 if i > 4 else 0)
-"""
-    )
-    command = [sys.executable, "-m", "bridge_profiling.cli", "run", "--steps", "3:900", "train.py"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    loop = "train(6)\npathlib.Path('inside').touch()\nwhile True:\n    train(1)\n    time.sleep(0.05)\n"
+    (tmp_path / "train.py").write_text(f"import pathlib, time\n{HEAD}{loop}")
+    process = started([sys.executable, "-m", "bridge_profiling.cli", "run", "--steps", "3:900", "train.py"], tmp_path)
     while not (tmp_path / "inside").exists():
         assert process.poll() is None
         time.sleep(0.05)
     # As `timeout` and Slurm do: to each process, so that the script gets it twice, the second time from its launcher.
     os.killpg(process.pid, signal.SIGTERM)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 143
+    done = ended(process)
+    assert done.returncode == 143
     written = manifest(tmp_path / "profiles", folder="iter-3-900")
     assert written["status"] == "partial"
     assert written["captured"]["iterations"][:3] == [3, 4, 5]
     assert "the process exited (code" in written["reason"]
     assert "ProfilerStep#5" in ranges(tmp_path / "profiles", folder="iter-3-900")
-    assert "partial" in stderr
+    assert "partial" in done.stderr

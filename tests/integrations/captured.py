@@ -27,9 +27,16 @@ class Captured:
             events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
         return sorted(events, key=lambda event: event["ts"])
 
+    def ranges(self, rank: int = 0) -> list[str]:
+        """Names of the ranges in a trace, in order."""
+        return [event["name"] for event in self._ranges(rank)]
+
+    def _ranges(self, rank: int) -> list[dict]:
+        return [event for event in self.events(rank) if event.get("cat") == "user_annotation"]
+
     def phases(self, rank: int = 0) -> dict[int | None, list[str]]:
         """The phases of each iteration in a trace, in order; under None those between iterations."""
-        ranges = [event for event in self.events(rank) if event.get("cat") == "user_annotation"]
+        ranges = self._ranges(rank)
         steps = [event for event in ranges if event["name"].startswith("ProfilerStep#")]
         found: dict[int | None, list[str]] = {int(step["name"].removeprefix("ProfilerStep#")): [] for step in steps}
         for event in ranges:

@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from bridge_profiling.cli import app
 from tests.integrations import with_and_without
 from tests.integrations.captured import Captured
 
@@ -22,13 +25,8 @@ class ExampleRun:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         environment.pop("BRIDGE_PROFILING_DIR", None)
-        done = subprocess.run(
-            [*command, with_and_without.__file__, str(self.script), str(folder)],
-            capture_output=True,
-            text=True,
-            timeout=180,
-            env=environment,
-        )
+        command += [with_and_without.__file__, str(self.script), str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
         assert done.returncode == 0, done.stderr
         self.captured = Captured(folder / "with" / "profiles", "iter-3-5")
 
@@ -39,16 +37,14 @@ class ExampleRun:
 
     def analysis(self) -> dict:
         """What `bridge-profiling analyze --json` says of the capture."""
-        command = [sys.executable, "-m", "bridge_profiling.cli", "analyze", str(self.captured.root), "--json"]
-        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        return json.loads(CliRunner().invoke(app, ["analyze", str(self.captured.root), "--json"]).stdout)
 
     def check(self, name: str, phases: list[str]) -> None:
         """What holds for every framework: the window, whole, on each rank; each phase in its place; the same training."""
         assert len(self.script.read_text().splitlines()) <= 30
         for rank in (0, 1):
             manifest = self.captured.manifest(rank)
-            assert (manifest["status"], manifest["reason"]) == ("complete", None)
-            assert manifest["captured"]["iterations"] == [3, 4]
+            assert (manifest["status"], manifest["reason"], manifest["captured"]["iterations"]) == ("complete", None, [3, 4])
             assert manifest["coordinates"]["dp"] == [rank, 2]
             assert (manifest["framework"]["name"], manifest["framework"]["iteration"]) == (name, "optimizer step")
             found = self.captured.phases(rank)

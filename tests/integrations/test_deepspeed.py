@@ -18,24 +18,23 @@ PARAMETERS = (32 * 64 + 64) + (64 * 4 + 4)
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory):
+def on_cpu():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DS_ACCELERATOR", "cpu")
-        return ExampleRun("deepspeed_zero.py", tmp_path_factory.mktemp("example"))
+        yield
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory):
+def example(tmp_path_factory, on_cpu):
+    return ExampleRun("deepspeed_zero.py", tmp_path_factory.mktemp("example"))
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory, on_cpu):
     folder = tmp_path_factory.mktemp("cases")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DS_ACCELERATOR", "cpu")
-        ended = run_ranks(deepspeed_cases.every_case, folder, folder=folder, ranks=2)
+    ended = run_ranks(deepspeed_cases.every_case, folder, folder=folder, ranks=2)
     assert ended.exit_codes == [0, 0], ended.stderr
     return folder
-
-
-def names(captured: Captured, rank: int) -> list[str]:
-    return [event["name"] for event in captured.events(rank) if event.get("cat") == "user_annotation"]
 
 
 def test_the_example_is_captured_whole_and_trains_as_without(example):
@@ -45,7 +44,7 @@ def test_the_example_is_captured_whole_and_trains_as_without(example):
 
 def test_zero_2_reduces_each_micro_batch_and_gathers_once(example):
     for rank in (0, 1):
-        found = names(example.captured, rank)
+        found = example.captured.ranges(rank)
         # Of two iterations with two micro-batches each.
         assert (found.count("ZeRO::reduce"), found.count("ZeRO::all_gather")) == (4, 2)
         framework = example.captured.manifest(rank)["framework"]
@@ -78,14 +77,14 @@ def test_zero_3_is_captured_with_deepspeeds_own_ranges(cases):
     captured = Captured(cases / "zero3", "iter-3-5")
     for rank in (0, 1):
         assert captured.manifest(rank)["framework"]["zero_stage"] == 3
-        found = names(captured, rank)
+        found = captured.ranges(rank)
         assert any("all_gather" in name for name in found)
         assert "DeepSpeedZeroOptimizer_Stage3.step" in found
         step = ["forward", "backward", "optimizer"]
         assert captured.phases(rank) == {3: [*step, "data-loading"], 4: [*step, "checkpoint", "data-loading"]}
 
 
-def test_a_flops_profiler_inside_the_window_is_told(cases):
+def test_a_flops_profiler_inside_the_window_is_noted(cases):
     notes = Captured(cases / "zero3", "iter-3-5").manifest()["framework"]["notes"]
     assert "FLOPs profiler runs in iteration 3, inside the window 3-5" in notes[0]
     assert "Set flops_profiler.profile_step outside" in notes[0]

@@ -17,13 +17,13 @@ from tests.forked_ranks import run_ranks
 from tests.integrations.captured import Captured
 
 
-def driver_of(folder: Path) -> ProfilingDriver:
+@pytest.fixture
+def driver(tmp_path: Path) -> ProfilingDriver:
     window = {"use_pytorch_profiler": True, "profile_step_start": 3, "profile_step_end": 5}
-    return ProfilingDriver(config_from("Test", window), folder)
+    return ProfilingDriver(config_from("Test", window), tmp_path)
 
 
-def test_a_phase_of_the_easy_package_is_a_range_in_any_integrations_capture(tmp_path: Path) -> None:
-    driver = driver_of(tmp_path)
+def test_a_phase_of_the_easy_package_is_a_range_in_any_integrations_capture(driver: ProfilingDriver, tmp_path: Path) -> None:
     assert current_hook() is None
     assert driver.open()
     for iteration in range(6):
@@ -35,9 +35,13 @@ def test_a_phase_of_the_easy_package_is_a_range_in_any_integrations_capture(tmp_
     assert Captured(tmp_path, "iter-3-5").phases() == {3: ["logging"], 4: ["logging"]}
 
 
-def test_an_iteration_that_is_open_at_the_end_does_not_count(tmp_path: Path) -> None:
-    driver = driver_of(tmp_path)
-    driver.open()
+def test_a_failure_of_an_adapter_is_logged_and_an_iteration_that_is_open_at_the_end_does_not_count(
+    driver: ProfilingDriver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert driver.open(watch=lambda phases: phases.function(None, "missing", "forward"))
+    assert "AttributeError" in caplog.text
+    copied = copy.deepcopy(driver)
+    assert (copied.config, copied.hook) == (driver.config, None)
     for iteration in range(5):
         driver.begin_iteration(iteration)
     driver.close()
@@ -45,25 +49,7 @@ def test_an_iteration_that_is_open_at_the_end_does_not_count(tmp_path: Path) -> 
     assert (manifest["captured"]["iterations"], manifest["interrupted"]) == ([3], [4])
 
 
-def test_a_copy_has_the_settings_and_no_hook(tmp_path: Path) -> None:
-    driver = driver_of(tmp_path)
-    driver.open()
-    copied = copy.deepcopy(driver)
-    assert (copied.config, copied.hook) == (driver.config, None)
-    driver.close()
-
-
-def test_a_failure_of_an_adapter_is_logged_and_the_capture_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    driver = driver_of(tmp_path)
-    assert driver.open(watch=lambda phases: phases.function(None, "missing", "forward"))
-    assert "AttributeError" in caplog.text
-    for iteration in range(6):
-        with driver.step(iteration):
-            pass
-    driver.close()
-    assert Captured(tmp_path, "iter-3-5").manifest()["status"] == "complete"
-
-
+@pytest.mark.integration
 def test_ranks_of_one_launch_agree_and_launches_differ(tmp_path: Path) -> None:
     """Also when rank 1 asks long before rank 0, and rank 0 never waits for it: nothing is collective."""
     for _ in range(2):
@@ -76,9 +62,9 @@ def test_ranks_of_one_launch_agree_and_launches_differ(tmp_path: Path) -> None:
 
 
 def test_a_slurm_step_has_its_name_already() -> None:
-    told = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
-    name_launch(told)
-    assert LAUNCH_VARIABLE not in told
+    given = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
+    name_launch(given)
+    assert LAUNCH_VARIABLE not in given
 
 
 def _choose() -> None:
@@ -93,9 +79,9 @@ def _choose() -> None:
     manifest = Path(f"out/manifest/iter-3-6{f'.{attempt}' if attempt else ''}/rank-{rank}.json")
     manifest.write_text("{}")
     launch = len(list(Path().glob("*.meeting"))) - 1
-    for name, told in (("names", os.environ[LAUNCH_VARIABLE]), ("attempts", attempt)):
+    for name, chosen in (("names", os.environ[LAUNCH_VARIABLE]), ("attempts", attempt)):
         with Path(f"{launch}.{name}").open("a") as file:
-            file.write(f"{told}\n")
+            file.write(f"{chosen}\n")
     if rank == 1:
         torch.distributed.send(torch.zeros(1), dst=0)
     torch.distributed.barrier()

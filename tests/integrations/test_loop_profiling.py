@@ -7,44 +7,11 @@ import io
 import pytest
 import torch
 
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.integrations.ddp_fsdp import Profiling
 from tests.integrations.captured import Captured
+from tests.integrations.trainings import Loop
 
-WINDOW = {"use_pytorch_profiler": True, "profile_step_start": 3, "profile_step_end": 5}
 STEP = ["forward", "backward", "optimizer"]
-
-
-class Loop:
-    """A small training that writes below `folder`."""
-
-    def __init__(self, folder):
-        self.folder = folder / "profiles"
-        self.captured = Captured(self.folder, "iter-3-5")
-        torch.manual_seed(0)
-        self.model = torch.nn.Linear(8, 8)
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.losses = []
-
-    def profiling(self, **settings):
-        return Profiling(self.model, self.optimizer, output_dir=self.folder, **WINDOW | settings)
-
-    def step(self, batch):
-        loss = self.model(batch).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.losses.append(loss.item().hex())
-
-    def train(self, after=lambda number: None, batches=8, **asked):
-        """Eight iterations or as many as asked for; `after` is called with the number of the batch."""
-        with self.profiling() as profiling:
-            for number, batch in enumerate(profiling.steps(self.batches(batches), **asked)):
-                self.step(batch)
-                after(number)
-
-    def batches(self, count=8):
-        return torch.utils.data.DataLoader(torch.randn(count, 8), batch_size=1)
+LOADED = [*STEP, "data-loading"]
 
 
 @pytest.fixture
@@ -53,9 +20,9 @@ def loop(tmp_path, monkeypatch):
     return Loop(tmp_path)
 
 
-def test_each_phase_is_a_range_of_its_iteration_once(loop):
-    loop.train()
-    assert loop.captured.phases() == {3: [*STEP, "data-loading"], 4: [*STEP, "data-loading"]}
+def test_each_phase_is_a_range_of_its_iteration_once_and_losses_stay_the_same(loop):
+    assert loop.same_losses_with_and_without()
+    assert loop.captured.phases() == {3: LOADED, 4: LOADED}
     assert loop.captured.manifest()["framework"]["name"] == "torch"
 
 
@@ -64,7 +31,7 @@ def test_a_loop_of_its_own_form_has_the_same_ranges(loop):
         for iteration in range(8):
             with profiling.step(iteration):
                 with profiling.phase("data-loading"):
-                    batch = torch.randn(1, 8)
+                    batch = torch.randn(1, 16)
                 loop.step(batch)
                 if iteration == 4:
                     torch.save(loop.model.state_dict(), io.BytesIO())
@@ -77,54 +44,32 @@ def test_batches_that_are_accumulated_share_an_iteration(loop):
             loop.model(batch).sum().backward()
             if number % 2:
                 loop.optimizer.step()
-    micro = ["forward", "backward"]
-    one = [*micro, "data-loading", *micro, "optimizer", "data-loading"]
+    one = [*STEP[:2], "data-loading", *LOADED]
     assert loop.captured.phases() == {3: one, 4: one}
-    durations = loop.captured.manifest()["durations_ns"]["iteration"]
-    assert durations == [0, 1, 2, 3, 4, 5]
+    assert loop.iterations() == [0, 1, 2, 3, 4, 5]
 
 
-def test_epochs_count_on(loop):
+@pytest.mark.parametrize(("epochs", "ending"), [(3, ("complete", [3, 4], [])), (2, ("partial", [3], []))])
+def test_epochs_count_on_and_batches_that_run_out_make_no_iteration(loop, epochs, ending):
     with loop.profiling() as profiling:
-        for _ in range(3):
+        for _ in range(epochs):
             for batch in profiling.steps(loop.batches(2)):
                 loop.step(batch)
-    manifest = loop.captured.manifest()
-    assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [3, 4])
-    assert manifest["durations_ns"]["iteration"] == list(range(6))
-
-
-def test_a_resumed_loop_captures_what_it_shares_with_the_window(loop):
-    loop.train(start=4)
-    manifest = loop.captured.manifest()
-    assert (manifest["status"], manifest["captured"]["iterations"]) == ("partial", [4])
-
-
-def test_an_exception_in_the_body_leaves_a_partial_capture_and_is_passed_on(loop):
-    def fail(number):
-        if number == 4:
-            raise ValueError("no such token")
-
-    with pytest.raises(ValueError, match="no such token"):
-        loop.train(after=fail)
-    manifest = loop.captured.manifest()
-    assert (manifest["status"], manifest["captured"]["iterations"], manifest["interrupted"]) == ("partial", [3], [4])
-    assert "ValueError: no such token" in manifest["reason"]
-    assert loop.captured.phases()[3] == [*STEP, "data-loading"]
+    assert loop.ending() == ending
+    assert loop.iterations() == list(range(2 * epochs))
 
 
 def test_an_exception_in_a_phase_ends_its_range(loop):
     def fail(number):
-        # Raises when the phase has begun, and no hook tells that it has ended.
+        # Raises when the phase has begun, and no hook says that it has ended.
         if number == 3:
             loop.optimizer.register_step_pre_hook(lambda *_: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
-        loop.train(after=fail)
-    assert loop.captured.manifest()["interrupted"] == [4]
-    loop.optimizer = torch.optim.AdamW(loop.model.parameters())
+        loop.train(fail)
+    assert loop.ending() == ("partial", [3], [4])
     loop.train()
-    assert Captured(loop.folder, "iter-3-5.1").phases() == {3: [*STEP, "data-loading"], 4: [*STEP, "data-loading"]}
+    assert Captured(loop.captured.root, "iter-3-5.1").phases() == {3: LOADED, 4: LOADED}
 
 
 def test_a_break_in_the_window_keeps_what_is_complete(loop):
@@ -133,34 +78,17 @@ def test_a_break_in_the_window_keeps_what_is_complete(loop):
             loop.step(batch)
             if number == 3:
                 break
-    manifest = loop.captured.manifest()
-    assert (manifest["status"], manifest["captured"]["iterations"], manifest["interrupted"]) == ("partial", [3], [])
-
-
-def test_batches_that_run_out_in_the_window_make_no_iteration_of_their_own(loop):
-    loop.train(batches=4)
-    manifest = loop.captured.manifest()
-    assert (manifest["status"], manifest["captured"]["iterations"], manifest["interrupted"]) == ("partial", [3], [])
-    assert manifest["durations_ns"]["iteration"] == [0, 1, 2, 3]
-
-
-def test_losses_are_the_same_to_the_last_bit(tmp_path):
-    losses = []
-    for settings in ({}, {"use_pytorch_profiler": False}):
-        loop = Loop(tmp_path / str(len(losses)))
-        with loop.profiling(**settings) as profiling:
-            for batch in profiling.steps(loop.batches()):
-                loop.step(batch)
-        losses.append(loop.losses)
-        assert len(loop.losses) == 8
-    assert losses[0] == losses[1]
+    assert loop.ending() == ("partial", [3], [])
 
 
 def test_torch_is_left_as_it_was(loop):
-    before = (torch.autograd.backward, torch.save, torch.utils.data.dataloader._BaseDataLoaderIter.__next__)
+    def patched():
+        return torch.autograd.backward, torch.save, torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+
+    before = patched()
     with loop.profiling():
-        assert torch.autograd.backward is not before[0]
-    assert (torch.autograd.backward, torch.save, torch.utils.data.dataloader._BaseDataLoaderIter.__next__) == before
+        assert patched()[0] is not before[0]
+    assert patched() == before
     assert not loop.model._forward_pre_hooks
     assert not loop.model._forward_hooks
     assert not loop.optimizer._optimizer_step_pre_hooks
@@ -172,9 +100,4 @@ def test_without_a_profiler_nothing_is_watched_and_nothing_written(loop):
         assert len(list(profiling.steps(loop.batches()))) == 8
         with profiling.step(3), profiling.phase("forward"):
             pass
-    assert not loop.folder.exists()
-
-
-def test_a_setting_that_does_not_exist_is_refused(loop):
-    with pytest.raises(ProfilingConfigError, match="profile_steps"):
-        loop.profiling(profile_steps=3)
+    assert not loop.captured.root.exists()

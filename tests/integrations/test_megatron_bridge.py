@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -30,35 +29,39 @@ class Section:
     of_a_later_release: list[str] = field(default_factory=list)
 
 
-class Training:
-    """A config, and the calls that `pretrain` makes."""
+def config_of(section: Section | None, **train: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        profiling=section,
+        train=SimpleNamespace(train_iters=8, **train),
+        model=SimpleNamespace(tensor_model_parallel_size=1, pipeline_model_parallel_size=1),
+        dist=SimpleNamespace(use_tp_pp_dp_mapping=False),
+    )
 
-    def __init__(self, section: Section | None, first: int = 0, skipped: int | None = None, **train: Any) -> None:
-        sizes = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
-        self.config = SimpleNamespace(
-            profiling=section,
-            train=SimpleNamespace(train_iters=8, **train),
-            model=SimpleNamespace(**sizes),
-            dist=SimpleNamespace(use_tp_pp_dp_mapping=False),
-        )
-        self._first, self._skipped = first, skipped
-        self.handlers: list[Any] = []
 
-    def run(self, callback: ProfilingCallback) -> None:
-        state = SimpleNamespace(cfg=self.config, train_state=SimpleNamespace(step=self._first))
-        context = SimpleNamespace(state=state)
+@pytest.fixture
+def run(tmp_path):
+    """Makes the calls of `pretrain`; returns the handler of SIGTERM in each iteration."""
+
+    def run(section, *, settings=None, trained_with=None, first=0, skipped=None, **train):
+        config = config_of(section, **train)
+        callback = ProfilingCallback(config, output_dir=tmp_path, **settings or {})
+        state = SimpleNamespace(cfg=trained_with or config, train_state=SimpleNamespace(step=first))
+        context, handlers = SimpleNamespace(state=state), []
         callback.on_train_start(context)
-        while state.train_state.step < self.config.train.train_iters:
-            if state.train_state.step != self._skipped:
+        for state.train_state.step in range(first, 8):
+            if state.train_state.step != skipped:
                 callback.on_train_step_start(context)
-                self.handlers.append(signal.getsignal(signal.SIGTERM))
+                handlers.append(signal.getsignal(signal.SIGTERM))
                 callback.on_train_step_end(context)
-            state.train_state.step += 1
         callback.on_train_end(context)
+        return handlers
+
+    return run
 
 
-def captured(tmp_path) -> Captured:
-    return Captured(tmp_path, "iter-4-6")
+@pytest.fixture
+def manifest(tmp_path):
+    return lambda: Captured(tmp_path, "iter-4-6").manifest()
 
 
 @pytest.mark.parametrize(
@@ -73,54 +76,39 @@ def captured(tmp_path) -> Captured:
 )
 def test_a_request_that_cannot_work_is_refused_and_changes_nothing(section, settings, message):
     with pytest.raises(ProfilingConfigError, match=message):
-        ProfilingCallback(Training(section).config, **settings)
+        ProfilingCallback(config_of(section), **settings)
     assert section.use_pytorch_profiler
-
-
-def test_the_built_in_profiling_is_switched_off_and_settings_win(tmp_path):
-    section = Section(record_shapes=True)
-    callback = ProfilingCallback(Training(section).config, output_dir=tmp_path, profile_ranks="all", record_shapes=False)
-    assert not section.use_pytorch_profiler
-    Training(section).run(callback)
-    config = captured(tmp_path).manifest()["config"]
-    assert (config["use_pytorch_profiler"], config["profile_ranks"], config["record_shapes"]) == (True, "all", False)
 
 
 @pytest.mark.parametrize(
     ("path", "taken"),
     [("/nemo_run/snapshot.pickle", "snapshot.pickle"), ("/data/mine.pickle", "/data/mine.pickle")],
 )
-def test_a_snapshots_path_is_taken_over_where_the_user_has_set_it(tmp_path, path, taken):
-    section = Section(memory_snapshot_path=path)
-    Training(section).run(ProfilingCallback(Training(section).config, output_dir=tmp_path))
-    assert captured(tmp_path).manifest()["config"]["memory_snapshot_path"] == taken
+def test_the_built_in_profiling_is_switched_off_and_settings_win(run, manifest, path, taken):
+    """A snapshot's path is taken over where the user has set it."""
+    section = Section(record_shapes=True, memory_snapshot_path=path)
+    run(section, settings={"profile_ranks": "all", "record_shapes": False})
+    assert not section.use_pytorch_profiler
+    expected = {"use_pytorch_profiler": True, "profile_ranks": "all", "record_shapes": False, "memory_snapshot_path": taken}
+    assert expected.items() <= manifest()["config"].items()
 
 
 def test_a_field_that_is_set_and_not_known_is_named(tmp_path, caplog):
-    ProfilingCallback(Training(Section()).config, output_dir=tmp_path)
-    assert "has no effect" not in caplog.text
-    ProfilingCallback(Training(Section(of_a_later_release=["x"])).config, output_dir=tmp_path)
+    for later in ([], ["x"]):
+        assert "has no effect" not in caplog.text
+        ProfilingCallback(config_of(Section(of_a_later_release=later)), output_dir=tmp_path)
     assert "profiling.of_a_later_release=['x'] has no effect" in caplog.text
 
 
-def test_a_config_that_is_not_the_trainings_own_is_an_error_in_the_log(tmp_path, caplog):
-    callback = ProfilingCallback(Training(Section()).config, output_dir=tmp_path / "profiles")
-    Training(Section()).run(callback)
+def test_a_config_that_is_not_the_trainings_own_is_an_error_in_the_log(run, tmp_path, caplog):
+    run(Section(), trained_with=config_of(Section()))
     assert "profiling.use_pytorch_profiler is on in the config that Megatron Bridge trains with" in caplog.text
-    assert not (tmp_path / "profiles").exists()
+    assert not (tmp_path / "torch").exists()
 
 
-def test_ranks_outside_the_world_end_the_profile_and_not_the_training(tmp_path, caplog):
-    training = Training(Section(profile_ranks=[7]))
-    training.run(ProfilingCallback(training.config, output_dir=tmp_path))
+def test_ranks_outside_the_world_end_the_profile_and_not_the_training(run, caplog):
+    assert len(run(Section(profile_ranks=[7]))) == 8
     assert "names 7, but the job has 1 ranks" in caplog.text
-    assert len(training.handlers) == 8
-
-
-def test_a_window_that_the_training_resumed_past_is_missed(tmp_path):
-    training = Training(Section(), first=6)
-    training.run(ProfilingCallback(training.config, output_dir=tmp_path))
-    assert captured(tmp_path).manifest()["status"] == "missed"
 
 
 @pytest.mark.parametrize(
@@ -131,43 +119,33 @@ def test_a_window_that_the_training_resumed_past_is_missed(tmp_path):
         ({"first": 5}, [5], "the run's first iteration was 5, inside the window 4-6"),
     ],
 )
-def test_the_manifest_says_why_a_part_of_the_window_is_missing(tmp_path, case, iterations, reason):
-    training = Training(Section(), **case)
-    training.run(ProfilingCallback(training.config, output_dir=tmp_path))
-    manifest = captured(tmp_path).manifest()
-    assert (manifest["captured"]["iterations"], manifest["reason"]) == (iterations, reason)
-
-
-def test_sigterm_has_a_handler_in_the_training_and_its_default_after_it(tmp_path):
-    training = Training(Section())
-    training.run(ProfilingCallback(training.config, output_dir=tmp_path))
-    assert signal.SIG_DFL not in training.handlers
+def test_the_manifest_says_why_a_part_of_the_window_is_missing(run, manifest, case, iterations, reason):
+    handlers = run(Section(), **case)
+    assert (manifest()["captured"]["iterations"], manifest()["reason"]) == (iterations, reason)
+    # In the training alone.
+    assert signal.SIG_DFL not in handlers
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_a_window_that_the_training_resumed_past_is_missed(run, manifest):
+    run(Section(), first=6)
+    assert manifest()["status"] == "missed"
+
+
 @pytest.mark.parametrize("exit_signal_handler", [False, True])
-def test_a_handler_of_someone_else_is_left_alone(tmp_path, exit_signal_handler):
+def test_a_handler_of_someone_else_is_left_alone(run, exit_signal_handler):
     """Megatron Bridge 0.6's own, for one, which it installs itself."""
-
-    def mine(number, frame):
-        raise AssertionError
-
+    mine = lambda number, frame: None  # noqa: E731
     previous = signal.signal(signal.SIGTERM, mine)
     try:
-        training = Training(Section(), exit_signal_handler=exit_signal_handler)
-        training.run(ProfilingCallback(training.config, output_dir=tmp_path))
-        assert set(training.handlers) == {mine}
-        assert signal.getsignal(signal.SIGTERM) is mine
+        assert {*run(Section(), exit_signal_handler=exit_signal_handler), signal.getsignal(signal.SIGTERM)} == {mine}
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
 @pytest.mark.parametrize("section", [None, Section(use_pytorch_profiler=False)])
-def test_without_a_profiler_nothing_is_captured_and_no_signal_touched(tmp_path, caplog, section):
-    caplog.set_level(logging.WARNING)
-    training = Training(section)
-    training.run(ProfilingCallback(training.config, output_dir=tmp_path))
-    assert set(training.handlers) == {signal.SIG_DFL}
+def test_without_a_profiler_nothing_is_captured_and_no_signal_touched(run, tmp_path, caplog, section):
+    assert {*run(section)} == {signal.SIG_DFL}
     # A directory was named, so the job says there that it may be asked for captures.
     assert [path.name for path in tmp_path.iterdir()] == ["on-demand"]
-    assert caplog.text == ""
+    assert not [record for record in caplog.records if record.levelname != "INFO"]

@@ -1,4 +1,4 @@
-"""Phases found by hooks: in which order, nested, compiled, on other threads."""
+"""Phases found by hooks (in which order, nested, compiled, on other threads), and their memory."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ import copy
 import pickle
 import threading
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.utils.checkpoint
 
-from bridge_profiling.integrations.phases import PhaseWatch, watch_phases
+from bridge_profiling.integrations.phases import PhaseMemory, PhaseWatch, watch_phases
 
-
-class Recorded:
-    """Begins and ends of ranges, in order."""
-
-    def __init__(self):
-        self.seen = []
-
-    @contextmanager
-    def range(self, name):
-        self.seen.append(name)
-        yield
-        self.seen.append(f"/{name}")
+FORWARD = ["forward", "/forward"]
+STEP = [*FORWARD, "backward", "/backward"]
 
 
 @pytest.fixture
-def recorded():
-    return Recorded()
+def seen():
+    """Begins and ends of ranges, in order."""
+    return []
 
 
-class Scaled(torch.nn.Module):
-    """torch.compile traces a module that is not torch's own."""
+@pytest.fixture
+def range_of(seen):
+    @contextmanager
+    def range_of(name):
+        seen.append(name)
+        yield
+        seen.append(f"/{name}")
 
-    def forward(self, batch):
-        return batch * 2
+    return range_of
+
+
+@pytest.fixture
+def model():
+    return torch.nn.Linear(4, 4)
 
 
 def train_once(model, optimizer=None):
@@ -45,87 +46,74 @@ def train_once(model, optimizer=None):
         optimizer.step()
 
 
-STEP = ["forward", "/forward", "backward", "/backward"]
-
-
-def test_a_backward_inside_a_backward_is_part_of_it(recorded):
+def test_a_backward_inside_a_backward_is_part_of_it(seen, range_of):
     class Recomputed(torch.nn.Linear):
         def forward(self, batch):
             return torch.utils.checkpoint.checkpoint(super().forward, batch.requires_grad_(), use_reentrant=True)
 
-    watch = watch_phases(recorded.range, model := Recomputed(4, 4))
+    watch = watch_phases(range_of, model := Recomputed(4, 4))
     train_once(model)
     watch.detach()
-    assert recorded.seen == STEP
+    assert seen == STEP
 
 
-def test_any_optimizer_is_watched_where_none_is_named(recorded):
-    model = torch.nn.Linear(4, 4)
-    watch = watch_phases(recorded.range, model)
+def test_any_optimizer_is_watched_where_none_is_named_and_other_threads_are_left_alone(seen, range_of, model):
+    watch = watch_phases(range_of, model)
+    thread = threading.Thread(target=train_once, args=(model, torch.optim.SGD(model.parameters())))
+    thread.start()
+    thread.join()
+    assert seen == []
     train_once(model, torch.optim.SGD(model.parameters()))
     watch.detach()
     train_once(model, torch.optim.SGD(model.parameters()))
-    assert recorded.seen == [*STEP, "optimizer", "/optimizer"]
+    assert seen == [*STEP, "optimizer", "/optimizer"]
 
 
-def test_an_optimizer_that_raised_is_ended_with_the_iteration(recorded):
-    model = torch.nn.Linear(4, 4)
+def test_an_optimizer_that_raised_is_ended_with_the_iteration(seen, range_of, model):
     optimizer = torch.optim.LBFGS(model.parameters())
-    watch = watch_phases(recorded.range, model, optimizer)
+    watch = watch_phases(range_of, model, optimizer)
     with pytest.raises(ZeroDivisionError):
         optimizer.step(lambda: 1 / 0)
-    assert recorded.seen == ["optimizer"]
+    assert seen == ["optimizer"]
     watch.end_open()
-    assert recorded.seen == ["optimizer", "/optimizer"]
     train_once(model)
     watch.detach()
-    assert recorded.seen[2:] == STEP
+    assert seen == ["optimizer", "/optimizer", *STEP]
 
 
-def test_a_forward_that_raises_is_ended(recorded):
-    watch = watch_phases(recorded.range, model := torch.nn.Linear(4, 4))
+def test_a_forward_that_raises_is_ended(seen, range_of, model):
+    watch = watch_phases(range_of, model)
     with pytest.raises(RuntimeError):
         model(torch.randn(2, 5))
     watch.detach()
-    assert recorded.seen == ["forward", "/forward"]
+    assert seen == FORWARD
 
 
-@pytest.mark.parametrize("watched_first", [False, True])
-def test_a_model_compiled_in_place_has_no_hook_in_its_graph(recorded, watched_first, monkeypatch):
+# Hooks that were there when it was compiled are compiled as well, to nothing.
+@pytest.mark.parametrize(("watched_first", "expected"), [(False, FORWARD), (True, [])])
+def test_a_model_compiled_in_place_has_no_hook_in_its_graph(seen, range_of, watched_first, expected, monkeypatch):
     # `make test` switches compiling off, for what megatron-core's import costs.
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     graphs = []
 
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
+    # torch.compile traces a module that is not torch's own.
+    class Scaled(torch.nn.Module):
+        def forward(self, batch):
+            return batch * 2
 
-    model = Scaled()
-    watch = PhaseWatch(recorded.range)
-    if watched_first:
-        watch.model(model)
-    model.compile(backend=backend, fullgraph=True)
-    if not watched_first:
-        watch.model(model)
+    model, watch = Scaled(), PhaseWatch(range_of)
+    steps = [
+        lambda: model.compile(backend=lambda graph, _: graphs.append(graph) or graph.forward, fullgraph=True),
+        lambda: watch.model(model),
+    ]
+    for step in reversed(steps) if watched_first else steps:
+        step()
     model(torch.randn(2, 4))
     watch.detach()
-    assert len(graphs) == 1
-    # Hooks that were there when it was compiled are compiled as well, to nothing.
-    assert recorded.seen == ([] if watched_first else ["forward", "/forward"])
+    assert (len(graphs), seen) == (1, expected)
 
 
-def test_other_threads_are_left_alone(recorded):
-    model = torch.nn.Linear(4, 4)
-    watch = watch_phases(recorded.range, model)
-    thread = threading.Thread(target=train_once, args=(model,))
-    thread.start()
-    thread.join()
-    watch.detach()
-    assert recorded.seen == []
-
-
-def test_where_there_is_no_range_nothing_is_kept_open():
-    model = torch.nn.Linear(4, 4)
+def test_where_there_is_no_range_nothing_is_kept_open(model):
     watch = watch_phases(nullcontext, model)
     train_once(model)
     assert not watch._open
@@ -133,38 +121,79 @@ def test_where_there_is_no_range_nothing_is_kept_open():
     watch.detach()
 
 
-def test_a_model_is_copied_and_saved_whole_without_what_watches_it(recorded):
-    watch = PhaseWatch(recorded.range)
-    watch.model(model := torch.nn.Linear(4, 4))
+def test_a_model_is_copied_and_saved_whole_without_what_watches_it(seen, range_of, model):
+    watch = PhaseWatch(range_of)
+    watch.model(model)
     saved = pickle.dumps(model)
     assert b"bridge_profiling" not in saved, "it is to be loaded where this package is not"
     for copied in (pickle.loads(saved), copy.deepcopy(model)):
         copied(torch.randn(2, 4))
-    assert recorded.seen == []
+    assert seen == []
     train_once(model)
     watch.detach()
-    assert recorded.seen == ["forward", "/forward"]
+    assert seen == FORWARD
 
 
-def test_replicas_of_data_parallel_compute_with_their_own_weights(recorded):
+def test_replicas_of_data_parallel_compute_with_their_own_weights(range_of, model):
     """DataParallel copies the model's `__dict__` for each device, as the Hugging Face Trainer does on several GPUs."""
-    watch = PhaseWatch(recorded.range)
-    watch.model(model := torch.nn.Linear(4, 1))
+    watch = PhaseWatch(range_of)
+    watch.model(model)
     replica = model._replicate_for_data_parallel()
     replica.weight, replica.bias = torch.zeros(1, 4), torch.full((1,), 7.0)
     assert replica(torch.ones(2, 4)).tolist() == [[7.0], [7.0]]
     watch.detach()
 
 
-def test_two_watches_come_off_in_any_order(recorded):
+def test_two_watches_come_off_in_any_order(seen, range_of, model, monkeypatch):
     original = torch.autograd.backward
-    model = torch.nn.Linear(4, 4)
-    first, second = PhaseWatch(recorded.range), PhaseWatch(nullcontext)
-    first.backward()
-    second.backward()
-    first.detach()
-    second.detach()
+    monkeypatch.setattr(torch.autograd, "backward", original)
+    first, second = PhaseWatch(range_of), PhaseWatch(nullcontext)
+    for watch in (first, second):
+        watch.backward()
+    for watch in (first, second):
+        watch.detach()
     train_once(model)
-    assert recorded.seen == []
+    assert seen == []
     assert getattr(torch.autograd.backward, "__wrapped__", original) is original
-    torch.autograd.backward = original
+
+
+def test_each_phase_has_its_own_peak_and_an_outer_one_the_highest_inside():
+    # Counts as torch's caching allocator does: what is allocated, and the most since the last reset.
+    count = SimpleNamespace(current=0, peak=0)
+
+    def take(*amounts):
+        for amount in amounts:
+            count.current += amount
+            count.peak = max(count.peak, count.current)
+
+    def current_and_peak():
+        found, count.peak = (count.current, count.peak), count.current
+        return found
+
+    memory = PhaseMemory(current_and_peak)
+    take(100, 900, -900)
+    with memory.around(3, "forward", nullcontext()):
+        take(50)
+    with memory.around(3, "optimizer", nullcontext()):
+        take(10)
+        with memory.around(3, "backward", nullcontext()):
+            take(400, -450)
+        take(5)
+    assert memory.table == {
+        "device": "cuda",
+        "iteration": [3, 3, 3],
+        "phase": ["forward", "backward", "optimizer"],
+        "before_bytes": [100, 160, 150],
+        "after_bytes": [150, 110, 115],
+        "peak_bytes": [150, 560, 560],
+    }
+
+
+def test_counters_that_cannot_be_read_cost_the_row_and_not_the_training():
+    def gone():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    memory = PhaseMemory(gone)
+    with memory.around(3, "forward", nullcontext(7)):
+        pass
+    assert memory.table["phase"] == []

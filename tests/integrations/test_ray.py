@@ -19,7 +19,7 @@ from bridge_profiling.manifest import find_captures
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, PATTERNS = "NRL_NSYS_PROFILE_STEP_RANGE", "NRL_NSYS_WORKER_PATTERNS"
-EXTRA_OPTIONS = "NRL_NSYS_EXTRA_OPTIONS"
+OWN_PATH = f"{os.path.dirname(sys.executable)}:${{PATH}}"
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def options(monkeypatch):
     """Returns the `nsight` options of a policy worker; keywords in snake case are the variable's extra options."""
 
     def of_worker(*, rank=0, cuda=True, given=None, **extra):
-        monkeypatch.setenv(EXTRA_OPTIONS, json.dumps({name.replace("_", "-"): value for name, value in extra.items()}))
+        monkeypatch.setenv("NRL_NSYS_EXTRA_OPTIONS", json.dumps({name.replace("_", "-"): extra[name] for name in extra}))
         return worker_runtime_env("policy_worker", rank=rank, runtime_env={"nsight": given}, cuda=cuda)["nsight"]
 
     return of_worker
@@ -51,7 +51,6 @@ def options(monkeypatch):
 def test_a_worker_that_is_not_selected_gets_what_was_given(monkeypatch):
     given = {"env_vars": {"A": "1"}, "nsight": "default"}
     assert worker_runtime_env("reward_worker", runtime_env=given) == given
-    assert worker_runtime_env("reward_worker") == {}
     monkeypatch.delenv(STEPS)
     monkeypatch.delenv(PATTERNS)
     assert worker_runtime_env("policy_worker") == {}
@@ -60,41 +59,35 @@ def test_a_worker_that_is_not_selected_gets_what_was_given(monkeypatch):
 def test_what_a_worker_is_started_with_anyway_stays(tmp_path):
     given = {"env_vars": {"A": "1", "PATH": "/theirs"}, "working_dir": "/code", "py_executable": "/venv/bin/python"}
     made = worker_runtime_env("policy_worker", rank=1, runtime_env=given, output_dir=tmp_path / "out", cuda=True)
-    assert made["working_dir"] == "/code"
-    assert made["env_vars"]["A"] == "1"
+    assert (made["working_dir"], made["env_vars"]["A"]) == ("/code", "1")
     assert made["env_vars"]["PATH"] == "/venv/bin:/theirs", "Ray starts `python` from PATH, whatever py_executable says"
     assert given["env_vars"] == {"A": "1", "PATH": "/theirs"}, "what was given is not changed"
     assert made["nsight"]["capture-range"] == "cudaProfilerApi"
 
 
-def test_a_worker_is_told_what_the_driver_was_asked_and_where_captures_go(tmp_path, monkeypatch):
+@pytest.mark.parametrize("given", [None, "uv run --locked --directory /code", "python3"])
+def test_a_worker_gets_what_the_driver_was_asked_and_its_interpreter(tmp_path, monkeypatch, given):
     monkeypatch.setenv("BRIDGE_PROFILING_DIR", "out")
-    variables = worker_runtime_env("policy_worker", cuda=False)["env_vars"]
+    runtime_env = {"py_executable": given} if given else None
+    variables = worker_runtime_env("policy_worker", runtime_env=runtime_env, cuda=False)["env_vars"]
     assert variables["BRIDGE_PROFILING_DIR"] == str(tmp_path / "out"), "absolute: a worker runs in another directory"
-    assert (variables[STEPS], variables[PATTERNS]) == ("2:8", "*policy*")
-    assert variables["PATH"] == f"{os.path.dirname(sys.executable)}:${{PATH}}"
+    assert (variables[STEPS], variables[PATTERNS], variables["PATH"]) == ("2:8", "*policy*", OWN_PATH)
 
 
-def test_reports_go_to_the_output_directory_where_one_is_chosen_and_stay_with_ray_otherwise(tmp_path):
-    chosen = worker_runtime_env("policy_worker", rank=3, output_dir=tmp_path / "out", cuda=True)
-    assert chosen["nsight"]["o"] == str(tmp_path / "out/nsight/policy_worker_rank-3_2-8_%p")
+def test_reports_go_to_the_output_directory_where_one_can_be_made_and_stay_with_ray_otherwise(tmp_path, caplog, monkeypatch):
+    def report_in(folder):
+        return worker_runtime_env("policy_worker", rank=3, output_dir=folder, cuda=True)["nsight"]["o"]
+
+    assert report_in(tmp_path / "out") == str(tmp_path / "out/nsight/policy_worker_rank-3_2-8_%p")
     assert (tmp_path / "out/nsight").is_dir(), "nsys writes elsewhere when its directory is missing"
-    assert worker_runtime_env("policy_worker", rank=3, cuda=True)["nsight"]["o"] == "policy_worker_rank-3_2-8_%p"
-
-
-@pytest.mark.parametrize("command", ["uv run --locked --directory /code", "python3"])
-def test_a_command_that_names_no_interpreter_s_place_leaves_the_driver_s(command):
-    path = worker_runtime_env("policy_worker", runtime_env={"py_executable": command}, cuda=True)["env_vars"]["PATH"]
-    assert path == f"{os.path.dirname(sys.executable)}:${{PATH}}"
-
-
-def test_a_directory_that_nsys_cannot_be_told_of_is_refused_and_one_that_cannot_be_made_is_left_to_ray(tmp_path, caplog):
-    with pytest.raises(ProfilingConfigError, match="through a shell"):
-        worker_runtime_env("policy_worker", output_dir=tmp_path / "two words", cuda=True)
     (tmp_path / "file").touch()
-    made = worker_runtime_env("policy_worker", output_dir=tmp_path / "file", cuda=True)
-    assert made["nsight"]["o"] == "policy_worker_rank-0_2-8_%p"
-    assert "Ray's session directory" in caplog.text
+    for folder, logged in ((None, False), (tmp_path / "file", True)):
+        assert report_in(folder) == "policy_worker_rank-3_2-8_%p"
+        assert ("Ray's session directory" in caplog.text) == logged
+    with pytest.raises(ProfilingConfigError, match="through a shell"):
+        report_in(tmp_path / "two words")
+    monkeypatch.setenv(PATTERNS, "*")
+    assert worker_runtime_env("a b/c:0", cuda=True)["nsight"]["o"] == "a_b_c_0_rank-0_2-8_%p"
 
 
 def test_the_torch_profiler_needs_no_nsight(monkeypatch):
@@ -131,11 +124,7 @@ def test_a_place_of_the_user_s_keeps_the_workers_apart(options, tmp_path, monkey
     assert options(rank=1, output="/runs/%p")["o"] == "/runs/%p_policy_worker_rank-1_2-8"
 
 
-def test_names_of_workers_become_names_of_files(monkeypatch):
-    monkeypatch.setenv(PATTERNS, "*")
-    assert worker_runtime_env("a b/c:0", cuda=True)["nsight"]["o"] == "a_b_c_0_rank-0_2-8_%p"
-
-
+@pytest.mark.integration
 def test_a_shell_reads_ray_s_command_as_nsys_is_given_it(options):
     """Ray joins the options with spaces, and starts them with bash."""
     made = options(cuda=False, output="/r/%h_%q{HOSTNAME}_%p")
@@ -144,6 +133,7 @@ def test_a_shell_reads_ray_s_command_as_nsys_is_given_it(options):
     assert read.stdout.splitlines() == words == shlex.split(" ".join(words))
 
 
+@pytest.mark.integration
 def test_the_driver_needs_no_torch():
     code = "import sys; from bridge_profiling.integrations.ray import worker_runtime_env; worker_runtime_env('policy_worker')"
     done = subprocess.run([sys.executable, "-c", f"{code}; print('torch' in sys.modules)"], capture_output=True, text=True)
@@ -154,8 +144,10 @@ def test_the_driver_needs_no_torch():
 
 
 @pytest.fixture
-def torch_profiler(monkeypatch):
+def policy_worker(monkeypatch, tmp_path):
+    """Makes a policy worker that captures with torch."""
     monkeypatch.setenv("BRIDGE_PROFILING_RAY_PROFILER", "torch")
+    return lambda **settings: WorkerProfiling("policy_worker", output_dir=tmp_path, **settings)
 
 
 def captured(root, worker="policy_worker"):
@@ -171,8 +163,8 @@ def train(profiling, *steps, fails_in=None):
                 raise ValueError("the step failed")
 
 
-def test_a_worker_that_starts_inside_the_window_captures_the_rest_of_it(torch_profiler, tmp_path):
-    with WorkerProfiling("policy_worker", rank=1, world_size=2, output_dir=tmp_path) as profiling:
+def test_a_worker_that_starts_inside_the_window_captures_the_rest_of_it(policy_worker, tmp_path):
+    with policy_worker(rank=1, world_size=2) as profiling:
         train(profiling, 5, 6, 7, 8, 9)
     capture = captured(tmp_path)
     assert (capture.rank, capture.captured, capture.manifest.status) == (1, [5, 6, 7], "partial")
@@ -180,8 +172,8 @@ def test_a_worker_that_starts_inside_the_window_captures_the_rest_of_it(torch_pr
     assert (capture.manifest.framework or {})["worker"] == "policy_worker"
 
 
-def test_an_exception_inside_the_window_writes_what_was_captured_at_once(torch_profiler, tmp_path):
-    profiling = WorkerProfiling("policy_worker", output_dir=tmp_path)
+def test_an_exception_inside_the_window_writes_what_was_captured_at_once(policy_worker, tmp_path):
+    profiling = policy_worker()
     with pytest.raises(ValueError, match="the step failed"):
         train(profiling, 1, 2, 3, fails_in=3)
     manifest = captured(tmp_path).manifest
@@ -192,16 +184,16 @@ def test_an_exception_inside_the_window_writes_what_was_captured_at_once(torch_p
     assert captured(tmp_path).captured == [2], "steps after it run unprofiled"
 
 
-def test_an_exception_before_the_window_costs_no_capture(torch_profiler, tmp_path):
-    with WorkerProfiling("policy_worker", output_dir=tmp_path) as profiling:
+def test_an_exception_before_the_window_costs_no_capture(policy_worker, tmp_path):
+    with policy_worker() as profiling:
         with pytest.raises(ValueError, match="the step failed"):
             train(profiling, 1, fails_in=1)
         train(profiling, *range(1, 9))
     assert captured(tmp_path).manifest.status == "complete"
 
 
-def test_steps_that_are_several_calls_begin_and_end_by_calls(torch_profiler, tmp_path):
-    profiling = WorkerProfiling("policy_worker", output_dir=tmp_path)
+def test_steps_that_are_several_calls_begin_and_end_by_calls(policy_worker, tmp_path):
+    profiling = policy_worker()
     for step in range(1, 9):
         profiling.begin_step(step)
         torch.ones(4).sum()
@@ -220,21 +212,19 @@ def test_a_worker_that_is_not_selected_writes_nothing_whatever_its_settings(tmp_
 def test_settings_alone_ask_for_a_profile_where_the_variables_do_not(monkeypatch, tmp_path):
     monkeypatch.delenv(STEPS)
     monkeypatch.delenv(PATTERNS)
-    window = {"profile_step_start": 1, "profile_step_end": 3}
-    with WorkerProfiling("any", output_dir=tmp_path, use_pytorch_profiler=True, **window) as profiling:
-        train(profiling, 1, 2, 3)
+    window = {"profile_step_start": 1, "profile_step_end": 3, "use_pytorch_profiler": True, "output_dir": tmp_path}
+    for worker, settings in (("any", window), ("none", {})):
+        with WorkerProfiling(worker, **settings) as profiling:
+            train(profiling, 1, 2, 3)
     assert captured(tmp_path, "any").captured == [1, 2]
-    with WorkerProfiling("none") as profiling:
-        train(profiling, 1)
     assert not (tmp_path / "profiles").exists()
 
 
-def test_settings_win_over_the_variables(torch_profiler, tmp_path):
-    with WorkerProfiling("policy_worker", output_dir=tmp_path, profile_step_end=3, record_shapes=True) as profiling:
+def test_settings_win_over_the_variables(policy_worker, tmp_path):
+    with policy_worker(profile_step_end=3, record_shapes=True) as profiling:
         train(profiling, 1, 2, 3)
     manifest = captured(tmp_path).manifest
-    assert (manifest.window.start, manifest.window.end) == (2, 3)
-    assert manifest.config["record_shapes"] is True
+    assert (manifest.window.start, manifest.window.end, manifest.config["record_shapes"]) == (2, 3, True)
 
 
 def test_a_worker_without_nsys_around_it_trains_and_says_so(tmp_path):

@@ -10,55 +10,27 @@ import runpy
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
 
+class Nothing(nullcontext):
+    """Stands in for every integration's class, and does nothing."""
+
+    phase = nullcontext
+    steps = batches = staticmethod(iter)
+
+    def __init__(self, *objects: object, **settings: object) -> None:
+        super().__init__(self)
+
+
 def take_profiling_out() -> None:
     """Put something that does nothing in the place of each integration that the example has imported."""
-    integrations = {name.rpartition(".")[2]: module for name, module in sys.modules.items() if ".integrations." in name}
-    stand_ins = {
-        "lightning": _no_lightning,
-        "hugging_face": _no_hugging_face,
-        "accelerate": _no_accelerate,
-        "ddp_fsdp": _no_loop,
-        "deepspeed": _no_loop,
-    }
-    for name, stand_in in stand_ins.items():
-        if name in integrations:
-            stand_in(integrations[name])
-
-
-def _no_lightning(module: ModuleType) -> None:
-    from lightning.pytorch import Callback
-
-    module.ProfilingCallback = lambda **settings: Callback()
-
-
-def _no_hugging_face(module: ModuleType) -> None:
-    module.ProfilingCallback = lambda trainer, **settings: nullcontext()
-
-
-def _no_accelerate(module: ModuleType) -> None:
-    class Loop(nullcontext):
-        def __enter__(self):
-            return self
-
-        batches = staticmethod(iter)
-
-    module.AccelerateProfiling = lambda accelerator, **settings: Loop()
-
-
-def _no_loop(module: ModuleType) -> None:
-    class Loop(nullcontext):
-        def __enter__(self):
-            return self
-
-        steps = staticmethod(iter)
-        phase = nullcontext
-
-    module.Profiling = lambda *model_and_optimizer, **settings: Loop()
+    for module in [module for name, module in sys.modules.items() if ".integrations." in name]:
+        for name in {"ProfilingCallback", "AccelerateProfiling", "Profiling"} & vars(module).keys():
+            setattr(module, name, Nothing)
+        if module.__name__.endswith(".lightning"):
+            module.ProfilingCallback = lambda **settings: sys.modules["lightning.pytorch"].Callback()
 
 
 def leave_deepspeed_uncompiled() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_ranks import LAUNCHER_VARIABLES
+
 SCRIPT = str(Path(__file__).parents[2] / "launch" / "pretrain.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--nproc-per-node")
 
@@ -32,3 +34,10 @@ def _start(folder: Path, *arguments: str, ranks: int | None = None) -> subproces
 def start():
     """Starts the script in a process of its own, from elsewhere, with no path to the checkout; or `ranks` of them."""
     return _start
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    """This process was started by no launcher."""
+    for name in (*LAUNCHER_VARIABLES, "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)

@@ -1,11 +1,12 @@
 """A fake driver with GPUs: a table answers pynvml's functions. Errors and constants are pynvml's own."""
 
-from __future__ import annotations
-
+import functools
 from types import SimpleNamespace
 
 import pynvml
 import pytest
+
+from bridge_profiling.monitor import gpus, training
 
 #: What an H100 at work answers.
 ANSWERS = {
@@ -34,56 +35,54 @@ class Driver:
         self.shut_down = 0
 
     def add(self, **answers: object) -> dict:
-        gpu = ANSWERS | {"nvlink": {}} | answers
-        self.gpus.append(gpu)
-        return gpu
+        self.gpus.append(ANSWERS | {"nvlink": {}} | answers)
+        return self.gpus[-1]
 
     def ask(self, function: str, gpu: dict, *arguments: object, **_: object) -> object:
         answer = gpu[function]
-        if isinstance(answer, dict):
-            answer = answer[arguments]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return raised(answer[arguments] if isinstance(answer, dict) else answer)
 
     def handle(self, index: int) -> dict:
-        if isinstance(self.gpus[index].get("handle"), Exception):
-            raise self.gpus[index]["handle"]
+        raised(self.gpus[index].get("handle"))
         return self.gpus[index]
 
     @staticmethod
     def part(gpu: dict, index: int) -> dict:
-        parts = gpu.get("parts", [])
-        if index >= len(parts):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return parts[index]
+        return raised(dict(enumerate(gpu.get("parts", []))).get(index, pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)))
 
     @staticmethod
     def fields(gpu: dict, asked: list) -> list:
         found = []
         for number, _ in asked:
-            counted = gpu["nvlink"].get(number, pynvml.NVML_ERROR_NOT_SUPPORTED)
-            wrong = counted if number not in gpu["nvlink"] else pynvml.NVML_SUCCESS
-            value = SimpleNamespace(ullVal=counted)
-            found.append(SimpleNamespace(nvmlReturn=wrong, valueType=pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value=value))
+            status = pynvml.NVML_SUCCESS if number in gpu["nvlink"] else pynvml.NVML_ERROR_NOT_SUPPORTED
+            value = SimpleNamespace(ullVal=gpu["nvlink"].get(number, 0))
+            found.append(SimpleNamespace(nvmlReturn=status, valueType=pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value=value))
         return found
 
     def stop(self) -> None:
         self.shut_down += 1
 
 
+def raised(answer: object) -> object:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
 @pytest.fixture
 def driver(monkeypatch) -> Driver:
     one = Driver()
-    for function in ANSWERS:
-        monkeypatch.setattr(pynvml, function, lambda *asked, function=function, **named: one.ask(function, *asked, **named))
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", one.stop)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(one.gpus))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", one.handle)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", one.fields)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetMaxMigDeviceCount", lambda gpu: 7)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigDeviceHandleByIndex", one.part)
+    functions = {function: functools.partial(one.ask, function) for function in ANSWERS} | {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": one.stop,
+        "nvmlDeviceGetCount": lambda: len(one.gpus),
+        "nvmlDeviceGetHandleByIndex": one.handle,
+        "nvmlDeviceGetFieldValues": one.fields,
+        "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 7,
+        "nvmlDeviceGetMigDeviceHandleByIndex": one.part,
+    }
+    for name, function in functions.items():
+        monkeypatch.setattr(pynvml, name, function)
     return one
 
 
@@ -91,8 +90,19 @@ def driver(monkeypatch) -> Driver:
 def no_driver(monkeypatch) -> str:
     """Simulates a machine without NVIDIA's driver; returns the library's error message."""
 
-    def refuse() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    error = pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: raised(error))
+    return str(error)
 
-    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
-    return str(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock of the GPUs' counters and of the loop; `clock(seconds)` advances it."""
+    now = [100.0]
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(gpus, "monotonic", lambda: now[0])
+    monkeypatch.setattr(training, "perf_counter_ns", lambda: round(now[0] * 1e9))
+    return wait

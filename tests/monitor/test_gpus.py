@@ -1,35 +1,30 @@
 """GPU readings: a metric that the driver refuses is unavailable with the reason, never zero."""
 
-from __future__ import annotations
-
 import sys
 from time import sleep
 
 import pynvml
 import pytest
 
-from bridge_profiling.monitor import GPUMonitor, gpus
+from bridge_profiling.monitor import GPUMonitor
 from bridge_profiling.monitor.gpus import Gpus
 from bridge_profiling.monitor.metrics import GPU_METRICS
 
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 REFUSED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 SENT, RECEIVED = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
+LINKS = ("nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second")
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """The clock of the counter readings, in seconds; tests advance it."""
-    now = [100.0]
-    monkeypatch.setattr(gpus, "monotonic", lambda: now[0])
-    return now
+def identities(found: Gpus) -> list[tuple]:
+    return [(gpu.identity["gpu"], gpu.identity["uuid"]) for gpu in found.read()]
 
 
 def test_every_metric_has_its_unit(driver, clock):
     gpu = driver.add(nvlink={SENT: 1000, RECEIVED: 5000})
     found = Gpus()
     found.read()
-    clock[0] += 2
+    clock(2)
     gpu["nvlink"] = {SENT: 3000, RECEIVED: 5000}
     (readings,) = found.read()
     assert readings.identity == {"gpu": "0", "uuid": "GPU-aaaaaaaa", "name": "NVIDIA H100 80GB HBM3"}
@@ -53,45 +48,37 @@ def test_every_metric_has_its_unit(driver, clock):
 
 
 @pytest.mark.parametrize(
-    ("function", "metrics"),
+    ("answers", "metrics"),
     [
-        ("nvmlDeviceGetPowerUsage", {"power_watts"}),
-        ("nvmlDeviceGetUtilizationRates", {"utilization_ratio", "memory_utilization_ratio"}),
-        ("nvmlDeviceGetMemoryInfo", {"memory_used_bytes", "memory_total_bytes"}),
-        ("nvmlDeviceGetClockInfo", {"sm_clock_hertz", "memory_clock_hertz"}),
-        ("nvmlDeviceGetPcieThroughput", {"pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"}),
+        ({"nvmlDeviceGetPowerUsage": REFUSED}, {"power_watts"}),
+        ({"nvmlDeviceGetUtilizationRates": REFUSED}, {"utilization_ratio", "memory_utilization_ratio"}),
+        ({"nvlink": {}}, set(LINKS)),
     ],
 )
-def test_a_metric_that_the_driver_refuses_is_unavailable_and_the_others_are_read(driver, clock, function, metrics):
-    driver.add(nvlink={SENT: 1, RECEIVED: 1}, **{function: REFUSED})
+def test_a_metric_that_the_driver_refuses_is_unavailable_and_the_others_are_read(driver, clock, answers, metrics):
+    driver.add(**{"nvlink": {SENT: 1, RECEIVED: 1}} | answers)
     found = Gpus()
     found.read()
-    clock[0] += 1
+    clock(1)
     (readings,) = found.read()
     assert readings.unavailable == dict.fromkeys(metrics, "the driver says: Not Supported")
     assert readings.values.keys() == GPU_METRICS.keys() - metrics
     assert {readings.as_json()[metric] for metric in metrics} == {None}
 
 
-def test_a_gpu_without_nvlink_says_so(driver):
-    driver.add()
-    (readings,) = Gpus().read()
-    assert readings.unavailable["nvlink_transmit_bytes_per_second"] == "the driver says: Not Supported"
-
-
 def test_a_link_has_no_rate_in_the_first_sample_or_after_its_counter_is_reset(driver, clock):
     gpu = driver.add(nvlink={SENT: 1000, RECEIVED: 1000})
     found = Gpus()
     (first,) = found.read()
-    assert first.unavailable["nvlink_transmit_bytes_per_second"] == "needs two samples"
-    clock[0] += 1
+    clock(1)
     gpu["nvlink"] = {SENT: 10, RECEIVED: 2000}
     (second,) = found.read()
-    assert second.unavailable == {"nvlink_transmit_bytes_per_second": "the driver's counter was reset"}
-    clock[0] += 1
+    clock(1)
     gpu["nvlink"] = {SENT: 20, RECEIVED: 2000}
     (third,) = found.read()
-    assert third.values["nvlink_transmit_bytes_per_second"] == 10 * 1024
+    assert first.unavailable == dict.fromkeys(LINKS, "needs two samples")
+    assert second.unavailable == {LINKS[0]: "the driver's counter was reset"}
+    assert third.values[LINKS[0]] == 10 * 1024
 
 
 def test_a_lost_gpu_is_unavailable_as_a_whole_and_the_others_are_read(driver, caplog):
@@ -103,8 +90,7 @@ def test_a_lost_gpu_is_unavailable_as_a_whole_and_the_others_are_read(driver, ca
     for _ in range(3):
         well, gone = found.read()
         assert well.values["temperature_celsius"] == 61
-        assert gone.values == {}
-        assert gone.identity["uuid"] == "GPU-bbbbbbbb"
+        assert (gone.values, gone.identity["uuid"]) == ({}, "GPU-bbbbbbbb")
         assert gone.unavailable == dict.fromkeys(GPU_METRICS, "the GPU does not respond: GPU is lost")
     assert [record.getMessage() for record in caplog.records] == ["GPU 1 (GPU-bbbbbbbb) stopped responding: GPU is lost"]
     lost["nvmlDeviceGetTemperature"] = 50
@@ -121,76 +107,55 @@ def test_a_gpu_lost_before_the_start_is_listed_and_does_not_hide_the_others(driv
 
 
 def test_mig_devices_are_listed_after_their_gpu_with_their_own_memory(driver):
-    parts = [
-        driver.add(nvmlDeviceGetUUID=f"MIG-{part}", nvmlDeviceGetUtilizationRates=REFUSED, nvmlDeviceGetPowerUsage=REFUSED)
-        for part in "ab"
-    ]
+    refused = {"nvmlDeviceGetUtilizationRates": REFUSED}
+    parts = [driver.add(nvmlDeviceGetUUID=f"MIG-{part}", nvmlDeviceGetPowerUsage=REFUSED, **refused) for part in "ab"]
     driver.gpus.clear()
-    whole = driver.add(nvmlDeviceGetUtilizationRates=REFUSED, nvmlDeviceGetMigMode=(pynvml.NVML_DEVICE_MIG_ENABLE, 1))
-    whole["parts"] = parts
+    driver.add(nvmlDeviceGetMigMode=(pynvml.NVML_DEVICE_MIG_ENABLE, 1), parts=parts, **refused)
     found = Gpus().read()
-    assert [(gpu.identity["gpu"], gpu.identity["uuid"]) for gpu in found] == [
-        ("0", "GPU-aaaaaaaa"),
-        ("0:0", "MIG-a"),
-        ("0:1", "MIG-b"),
-    ]
     assert found[0].unavailable["utilization_ratio"] == "the driver says: Not Supported"
     assert found[1].values["memory_used_bytes"] == 60 << 30
     assert "power_watts" in found[1].unavailable
-    assert [gpu.identity["gpu"] for gpu in Gpus(["MIG-b"]).read()] == ["0:1"]
+    assert identities(Gpus()) == [("0", "GPU-aaaaaaaa"), ("0:0", "MIG-a"), ("0:1", "MIG-b")]
+    assert identities(Gpus(["MIG-b"])) == [("0:1", "MIG-b")]
 
 
 def test_gpus_are_selected_by_index_or_uuid(driver):
+    assert Gpus().unavailable == "the driver reports no GPU"
     for letter in "abc":
         driver.add(nvmlDeviceGetUUID=f"GPU-{letter}")
-    assert [gpu.identity["uuid"] for gpu in Gpus([2, "GPU-a"]).read()] == ["GPU-a", "GPU-c"]
+    assert identities(Gpus([2, "GPU-a"])) == [("0", "GPU-a"), ("2", "GPU-c")]
     assert Gpus(["GPU-z"]).unavailable == "the driver reports no GPU GPU-z"
 
 
-def test_without_a_driver_no_gpu_is_read_and_the_reason_is_given(no_driver):
+def test_without_a_driver_or_its_library_no_gpu_is_read_and_the_reason_is_given(no_driver, monkeypatch):
     found = Gpus()
-    assert found.read() == ()
-    assert found.unavailable == f"NVIDIA's driver does not respond: {no_driver}"
+    assert (found.read(), found.unavailable) == ((), f"NVIDIA's driver does not respond: {no_driver}")
     found.close()
-
-
-def test_a_driver_without_gpus_says_so(driver):
-    assert Gpus().unavailable == "the driver reports no GPU"
-
-
-def test_without_the_library_the_reason_says_what_to_install(monkeypatch):
+    with GPUMonitor() as monitor:
+        pass
+    assert (monitor.samples, monitor.summary()["gpus"]) == ([], None)
+    assert monitor.summary()["unavailable"] == found.unavailable
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Gpus().unavailable == "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
 
 
-def test_a_block_is_summarized_by_gpu_and_metric(driver):
+def test_a_block_is_summarized_by_gpu_and_metric_also_when_it_raises(driver):
     gpu = driver.add()
-    with GPUMonitor(interval=60) as monitor:
-        while not monitor.samples:
-            sleep(0.001)
-        gpu["nvmlDeviceGetPowerUsage"] = 300_000
+    monitor = GPUMonitor(interval=60)
+
+    def train() -> None:
+        with monitor:
+            while not monitor.samples:
+                sleep(0.001)
+            gpu["nvmlDeviceGetPowerUsage"] = 300_000
+            raise KeyError("theirs")
+
+    with pytest.raises(KeyError):
+        train()
     (summary,) = monitor.summary()["gpus"]
     assert summary["uuid"] == "GPU-aaaaaaaa"
     # One at the beginning of the block and one at its end.
     assert summary["metrics"]["power_watts"] == {"mean": 406.0, "min": 300.0, "max": 512.0, "samples": 2}
-    assert summary["unavailable"].keys() == {"nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second"}
+    assert summary["unavailable"].keys() == set(LINKS)
     assert [readings[0].values["power_watts"] for _, readings in monitor.samples] == [512.0, 300.0]
     assert driver.shut_down == 1
-
-
-def test_a_block_without_a_gpu_runs_and_gives_the_reason(no_driver):
-    with GPUMonitor() as monitor:
-        worked = True
-    assert worked
-    assert monitor.samples == []
-    summary = monitor.summary()
-    assert summary["gpus"] is None
-    assert no_driver in summary["unavailable"]
-
-
-def test_an_exception_in_the_block_is_passed_on(driver):
-    driver.add()
-    with pytest.raises(KeyError), GPUMonitor() as monitor:
-        raise KeyError("theirs")
-    assert driver.shut_down == 1
-    assert monitor.summary()["gpus"]

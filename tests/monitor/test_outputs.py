@@ -1,18 +1,23 @@
-"""JSON lines, TensorBoard events and terminal lines; test_prometheus.py covers Prometheus."""
+"""JSON lines, TensorBoard events, terminal lines, and Prometheus metrics with the dashboard that queries them."""
 
-from __future__ import annotations
-
+import errno
 import io
 import json
 import os
-import signal
-import subprocess
+import re
+import socket
 import sys
+from importlib.resources import files
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.monitor import Alert, JsonLines, Readings, Sample, TensorBoard
+from bridge_profiling.monitor import Alert, JsonLines, Monitor, Prometheus, Readings, Sample, TensorBoard
+from bridge_profiling.monitor.alerts import ALERTS
+from bridge_profiling.monitor.metrics import GPU_METRICS, PROCESS_METRICS, TRAINING_METRICS
 from bridge_profiling.monitor.outputs import Terminal
 
 GPU = Readings({"gpu": "0", "uuid": "GPU-a", "name": "H100"}, {"power_watts": 500.0}, {"utilization_ratio": "refused"})
@@ -22,16 +27,6 @@ SAMPLE = Sample(1_700_000_000.25, "node1", 3, (GPU,), (PROCESS,), TRAINING, {"sk
 BARE = Sample(1_700_000_000.25, "node1", unavailable={"gpus": "no driver", "processes": "no psutil"})
 ALERT = Alert("slow_iteration", "iteration 41 took long", {"iteration": 41})
 
-WRITER = """
-import sys
-from bridge_profiling.monitor import JsonLines, Sample
-log = JsonLines(sys.argv[1])
-for second in range(10**9):
-    log.write(Sample(float(second), "node1"))
-    if second == 200:
-        print(flush=True)
-"""
-
 
 def test_each_line_is_a_complete_sample(tmp_path):
     log = JsonLines(tmp_path / "logs" / "monitor.jsonl")
@@ -39,42 +34,14 @@ def test_each_line_is_a_complete_sample(tmp_path):
         log.write(one)
     log.alert(ALERT, SAMPLE)
     sample, bare, alert = map(json.loads, (tmp_path / "logs" / "monitor.jsonl").read_text().splitlines())
-    assert (sample["kind"], sample["schema_version"], sample["host"], sample["rank"]) == ("sample", 1, "node1", 3)
-    assert (sample["time"], sample["unix_seconds"]) == ("2023-11-14T22:13:20.250Z", 1_700_000_000.25)
-    assert sample["gpus"] == [
-        {
-            "gpu": "0",
-            "uuid": "GPU-a",
-            "name": "H100",
-            "power_watts": 500.0,
-            "utilization_ratio": None,
-            "unavailable": {"utilization_ratio": "refused"},
-        }
-    ]
+    head = {"kind": "sample", "schema_version": 1, "host": "node1", "rank": 3}
+    head |= {"time": "2023-11-14T22:13:20.250Z", "unix_seconds": 1_700_000_000.25, "counters": {"skipped": 2}}
+    assert {key: sample[key] for key in head} == head
+    unread = {"utilization_ratio": None, "unavailable": {"utilization_ratio": "refused"}}
+    assert sample["gpus"] == [{"gpu": "0", "uuid": "GPU-a", "name": "H100", "power_watts": 500.0, **unread}]
     assert sample["training"]["loss"] is None
-    assert sample["counters"] == {"skipped": 2}
-    assert bare["gpus"] is None
-    assert bare["processes"] is None
-    assert bare["unavailable"] == {"gpus": "no driver", "processes": "no psutil"}
-    assert (alert["kind"], alert["alert"], alert["evidence"]) == ("alert", "slow_iteration", {"iteration": 41})
-
-
-def test_a_killed_process_loses_at_most_its_last_line_and_the_next_one_appends(tmp_path):
-    path = tmp_path / "monitor.jsonl"
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    with open(path, "a") as file:
-        file.write('{"kind": "sam')  # as after a power failure
-    JsonLines(path).write(SAMPLE)
-    *lines, torn, last = path.read_text().splitlines()
-    assert [json.loads(line)["unix_seconds"] for line in lines] == list(range(len(lines)))
-    assert len(lines) > 200
-    assert torn == '{"kind": "sam'
-    assert json.loads(last)["host"] == "node1"
+    assert [bare[key] for key in ("gpus", "processes", "unavailable")] == [None, None, BARE.unavailable]
+    assert [alert[key] for key in ("kind", "alert", "evidence")] == ["alert", "slow_iteration", {"iteration": 41}]
 
 
 def test_the_size_of_the_file_is_bounded(tmp_path):
@@ -97,33 +64,27 @@ def test_tensorboard_reads_the_event_file(tmp_path):
     board.close()
     events = accumulators.EventAccumulator(str(tmp_path))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {
-        "gpu/0/power_watts",
-        "process/7/cpu_ratio",
-        "process/7/resident_memory_bytes",
-        "training/iteration_seconds",
-        "counter/skipped",
-        *(f"alerts/{kind}" for kind in ("device_memory_leak", "host_memory_leak", "slow_iteration", "sustained_slowdown")),
-    }
+    scalars = {"gpu/0/power_watts", "process/7/cpu_ratio", "process/7/resident_memory_bytes", "counter/skipped"}
+    assert set(events.Tags()["scalars"]) == scalars | {"training/iteration_seconds", *(f"alerts/{kind}" for kind in ALERTS)}
     (first, _) = events.Scalars("gpu/0/power_watts")
     assert (first.step, first.wall_time, first.value) == (41, 1_700_000_000.25, 500.0)
     assert [event.value for event in events.Scalars("alerts/slow_iteration")] == [0.0, 1.0]
 
 
-@pytest.mark.parametrize(("package", "output"), [("tensorboard", TensorBoard)])
+@pytest.mark.parametrize(("package", "output"), [("tensorboard", TensorBoard), ("prometheus_client", Prometheus)])
 def test_an_output_whose_package_is_missing_says_what_to_type(tmp_path, monkeypatch, package, output):
     for module in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ProfilingConfigError, match=f"Type pip install {package}"):
-        output(tmp_path)
+        output(tmp_path if output is TensorBoard else 0)
 
 
 def test_the_terminal_shows_unavailable_for_a_missing_value():
     stream = io.StringIO()
     lines = Terminal(stream)
-    lines.write(SAMPLE)
-    lines.write(BARE)
+    for sample in (SAMPLE, BARE):
+        lines.write(sample)
     gpu, process, no_gpus, no_processes = stream.getvalue().splitlines()
     assert "GPU 0  H100  unavailable" in gpu
     assert "500 W" in gpu
@@ -131,3 +92,112 @@ def test_the_terminal_shows_unavailable_for_a_missing_value():
     assert "process 7 python    50% of a core    3.00 GiB" in process
     assert no_gpus.endswith("GPUs unavailable: no driver")
     assert no_processes.endswith("processes unavailable: no psutil")
+
+
+# -- Prometheus --------------------------------------------------------------------------------------------------------
+
+BUSY = Readings(GPU.identity, dict.fromkeys(GPU_METRICS, 0.5))
+LOST = Readings({"gpu": "1", "uuid": None, "name": None}, {}, dict.fromkeys(GPU_METRICS, "the GPU does not answer"))
+RUNNING, LOOP = (
+    Readings(PROCESS.identity, dict.fromkeys(PROCESS_METRICS, 1.0)),
+    Readings({}, dict.fromkeys(TRAINING_METRICS, 41.0)),
+)
+EVERYTHING = Sample(1_700_000_000.0, "node1", 3, (BUSY, LOST), (RUNNING,), LOOP, {"skipped": 2})
+
+
+def scrape(port: int) -> dict[str, list[tuple[dict, float]]]:
+    """Labels and values that Prometheus would read, by name."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    found: dict[str, list] = {}
+    for family in families:
+        assert family.documentation
+        for sample in family.samples:
+            found.setdefault(sample.name.removeprefix("bridge_profiling_"), []).append((sample.labels, sample.value))
+    return found
+
+
+@pytest.fixture
+def server():
+    with_port = Prometheus(0)
+    yield with_port
+    with_port.close()
+
+
+def test_every_value_is_served_with_host_rank_and_gpu_until_it_is_gone(server):
+    server.write(EVERYTHING)
+    found = scrape(server.port)
+    where = {"host": "node1", "rank": "3"}
+    # A lost GPU has no values.
+    assert found["gpu_power_watts"] == [(where | {"gpu": "0", "uuid": "GPU-a", "name": "H100"}, 0.5)]
+    assert found["process_cpu_ratio"] == [(where | {"pid": "7", "name": "python"}, 1.0)]
+    assert found["training_iteration_seconds"] == [(where, 41.0)]
+    assert found["counter_total"] == [(where | {"name": "skipped"}, 2.0)]
+    assert found["sample_timestamp_seconds"][0][1] == 1_700_000_000.0
+    available = {(labels["gpu"], labels["metric"]): value for labels, value in found["gpu_metric_available"]}
+    assert available == {(gpu, metric): float(gpu == "0") for gpu in "01" for metric in GPU_METRICS}
+    server.write(Sample(1_700_000_001.0, "node1", unavailable={"gpus": "no driver"}))
+    gpus = {name: samples for name, samples in scrape(server.port).items() if name.startswith("gpu")}
+    assert gpus == {"gpu_available": [({"host": "node1", "rank": ""}, 0)]}
+
+
+def test_alert_counters_start_at_zero(server):
+    server.write(EVERYTHING)
+    for raised in (0, 1):
+        alerts = {labels["alert"]: value for labels, value in scrape(server.port)["alerts_total"]}
+        assert alerts == dict.fromkeys(ALERTS, 0) | {"slow_iteration": raised}
+        server.alert(ALERT, EVERYTHING)
+
+
+def test_a_running_training_is_served(no_driver):
+    server = Prometheus(0)
+    with Monitor(sinks=[server], interval=0.05, rank=0) as monitor:
+        for _ in range(5):
+            monitor.training.record_step(tokens=100)
+        found = {}
+        while "training_iteration" not in found:
+            found = scrape(server.port)
+        values = {name: samples[0][1] for name, samples in found.items()}
+        assert values["training_iteration"] == 4
+        assert values["training_tokens_per_second"] > 0
+        assert values["process_resident_memory_bytes"] > 1 << 20
+        # Without a GPU no idle GPU is reported.
+        assert values["gpu_available"] == 0
+        assert not {"gpu_utilization_ratio", "training_allocated_bytes"} & values.keys()
+    with pytest.raises(URLError):
+        scrape(server.port)
+
+
+def test_only_the_loopback_address_is_served_by_default_and_a_port_in_use_is_refused(server):
+    # Another address of this machine; a server at 0.0.0.0 would accept this connection.
+    with socket.socket() as one:
+        assert one.connect_ex(("127.0.0.2", server.port)) == errno.ECONNREFUSED
+        assert socket.create_connection(("127.0.0.1", server.port), timeout=10).close() is None
+    with pytest.raises(ProfilingConfigError, match=f"port {server.port} of 127.0.0.1 cannot be served.*Use another port"):
+        Prometheus(server.port)
+
+
+def test_every_query_of_the_dashboard_uses_metrics_and_labels_that_are_served(server):
+    server.write(EVERYTHING)
+    served = {f"bridge_profiling_{name}": set(samples[0][0]) for name, samples in scrape(server.port).items()}
+    dashboard = json.loads(files("bridge_profiling.monitor").joinpath("grafana.json").read_text(encoding="utf-8"))
+    targets = [target for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    asked = set()
+    for target in targets:
+        names = set(re.findall(r"bridge_profiling_\w+", target["expr"]))
+        labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]) + re.findall(r"(\w+)=~", target["expr"]))
+        assert names, target
+        assert [name for name in names if not labels <= served.get(name, set())] == [], target
+        asked |= names
+    sources = [panel["datasource"] for panel in dashboard["panels"] if panel.get("targets")]
+    sources += [target["datasource"] for target in targets]
+    assert [each for each in sources if each != {"type": "prometheus", "uid": "${datasource}"}] == []
+    variables = dashboard["templating"]["list"]
+    assert ("datasource", "datasource") in [(each["name"], each["type"]) for each in variables]
+    for variable in variables:
+        if variable["type"] == "query":
+            name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"]).groups()
+            assert label in served[name]
+    # Conversely, the dashboard shows every metric that is served.
+    unseen = {name for name in served if name not in asked and not name.endswith("_metric_available")}
+    assert unseen == {"bridge_profiling_training_iteration"}

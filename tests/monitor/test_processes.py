@@ -1,57 +1,78 @@
-"""CPU and memory of real processes."""
+"""CPU and memory of real processes, and what processes around a monitor leave of its outputs."""
 
-from __future__ import annotations
-
+import json
 import os
+import signal
 import subprocess
 import sys
-from time import monotonic, sleep
+from time import sleep
 
 import psutil
 import pytest
 
-from bridge_profiling.monitor import processes
+from bridge_profiling.monitor import JsonLines, Monitor, Sample, processes
 from bridge_profiling.monitor.metrics import PROCESS_METRICS
 from bridge_profiling.monitor.processes import Processes
 
-BUSY = "import time\nheld = bytearray(100 << 20)\nprint(flush=True)\nwhile True: pass"
+BUSY = "held = bytearray(100 << 20)\nprint(flush=True)\nwhile True: pass"
 IDLE = "import time\nprint(flush=True)\ntime.sleep(600)"
+
+WRITER = """
+import sys
+from bridge_profiling.monitor import JsonLines, Sample
+log = JsonLines(sys.argv[1])
+for second in range(10**9):
+    log.write(Sample(float(second), "node1"))
+    if second == 200:
+        print(flush=True)
+"""
+
+#: Prints a sorted list of packages that a monitored loop should not import.
+IMPORTS = """
+import sys, bridge_profiling.monitor as m
+with m.Monitor(interval=60) as monitor: monitor.training.record_step(tokens=1)
+print(sorted({"torch", "prometheus_client", "tensorboard"} & sys.modules.keys()), flush=True)
+"""
 
 
 @pytest.fixture
 def start():
-    """Starts Python programs that end with the test."""
+    """Starts Python programs that end with the test; each has printed a line, which is its `said`."""
     started = []
 
-    def begin(code: str) -> subprocess.Popen:
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    def begin(code: str, *arguments: object) -> subprocess.Popen:
+        process = subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
         started.append(process)
-        assert process.stdout is not None
-        process.stdout.readline()
+        process.said = process.stdout.readline().strip()
         return process
 
     yield begin
     for process in started:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
-def test_a_busy_process_has_a_higher_cpu_ratio_than_an_idle_one(start):
+@pytest.mark.integration
+def test_children_are_read_until_they_end(start, monkeypatch):
+    monkeypatch.setattr(processes, "_COST_MULTIPLE", 0)
     busy, idle = start(BUSY), start(IDLE)
-    watched = Processes([busy.pid, idle.pid])
-    first = watched.read()
-    assert [one.unavailable["cpu_ratio"] for one in first] == ["needs two samples"] * 2
-    until = monotonic() + 1
-    while monotonic() < until:
-        sleep(0.05)
+    watched = Processes()
+    first = {one.identity["pid"]: one for one in watched.read()}
+    assert {one.unavailable["cpu_ratio"] for one in first.values()} == {"needs two samples"}
+    assert [first[pid].identity.get("parent") for pid in (os.getpid(), busy.pid, idle.pid)] == [None, os.getpid(), os.getpid()]
+    sleep(1)
     second = {one.identity["pid"]: one.values for one in watched.read()}
     # The machine may be busy with other work.
     assert second[busy.pid]["cpu_ratio"] > 0.05
     assert second[idle.pid]["cpu_ratio"] <= 0.05
     assert second[busy.pid]["resident_memory_bytes"] - second[idle.pid]["resident_memory_bytes"] > 90 << 20
     assert second[busy.pid]["anonymous_memory_bytes"] > 100 << 20
+    idle.kill()
+    idle.wait()
+    assert idle.pid not in {one.identity["pid"] for one in watched.read()}
 
 
+@pytest.mark.integration
 def test_a_process_that_has_ended_is_unavailable_not_zero(start):
     process = start(IDLE)
     watched = Processes([process.pid])
@@ -59,12 +80,46 @@ def test_a_process_that_has_ended_is_unavailable_not_zero(start):
     process.kill()
     # Its exit code has not been read, as for a data loader's worker that died: the system still lists it.
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    (ended,) = watched.read()
-    assert ended.unavailable == dict.fromkeys(PROCESS_METRICS, "the process has ended")
+    zombie = watched.read()
     process.wait()
-    (gone,) = watched.read()
-    assert gone.values == {}
-    assert gone.unavailable == dict.fromkeys(PROCESS_METRICS, "the process has ended")
+    for (ended,) in (zombie, watched.read()):
+        assert (ended.values, ended.unavailable) == ({}, dict.fromkeys(PROCESS_METRICS, "the process has ended"))
+
+
+@pytest.mark.integration
+def test_a_killed_process_loses_at_most_its_last_line_and_the_next_one_appends(tmp_path, start):
+    path = tmp_path / "monitor.jsonl"
+    process = start(WRITER, path)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with open(path, "a") as file:
+        file.write('{"kind": "sam')  # as after a power failure
+    JsonLines(path).write(Sample(0.0, "node2"))
+    *lines, torn, last = path.read_text().splitlines()
+    assert [json.loads(line)["unix_seconds"] for line in lines] == list(range(len(lines)))
+    assert len(lines) > 200
+    assert (torn, json.loads(last)["host"]) == ('{"kind": "sam', "node2")
+
+
+@pytest.mark.integration
+def test_a_process_forked_in_the_block_leaves_the_outputs_to_its_parent(tmp_path):
+    path = tmp_path / "monitor.jsonl"
+    with Monitor(jsonl=path, port=0, interval=60, gpus=[]) as monitor:
+        while monitor.sample is None:
+            sleep(0.002)
+        child = os.fork()
+        if not child:
+            try:
+                monitor.__exit__(None, None, None)
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)
+    assert len(path.read_text().splitlines()) == 2
+
+
+@pytest.mark.integration
+def test_monitoring_imports_neither_torch_nor_the_packages_of_unused_outputs(start):
+    assert start(IMPORTS).said == "[]"
 
 
 def test_a_process_name_that_is_not_valid_text_can_be_written(monkeypatch):
@@ -73,20 +128,7 @@ def test_a_process_name_that_is_not_valid_text_can_be_written(monkeypatch):
     assert own.identity["name"] == "tr?in"
 
 
-def test_children_are_found_and_dropped_when_they_end(start, monkeypatch):
-    monkeypatch.setattr(processes, "_COST_MULTIPLE", 0)
-    watched = Processes()
-    child = start(IDLE)
-    found = {one.identity["pid"]: one.identity for one in watched.read()}
-    assert found[os.getpid()].get("parent") is None
-    assert found[child.pid]["parent"] == os.getpid()
-    child.kill()
-    child.wait()
-    assert child.pid not in {one.identity["pid"] for one in watched.read()}
-
-
 def test_without_psutil_the_reason_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     watched = Processes()
-    assert watched.read() == ()
-    assert watched.unavailable == "psutil is not installed (pip install psutil)"
+    assert (watched.read(), watched.unavailable) == ((), "psutil is not installed (pip install psutil)")

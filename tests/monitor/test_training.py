@@ -1,7 +1,5 @@
 """Readings of a training loop: rates, durations, waiting for data, memory."""
 
-from __future__ import annotations
-
 import json
 import sys
 from threading import Thread
@@ -15,17 +13,7 @@ from bridge_profiling.monitor import Counters, TrainingMonitor, training
 from bridge_profiling.monitor.metrics import TRAINING_METRICS
 from bridge_profiling.monitor.training import device_memory
 
-
-@pytest.fixture
-def clock(monkeypatch):
-    """The monitor's clock; `clock(seconds)` advances it."""
-    now = [0]
-
-    def wait(seconds: float) -> None:
-        now[0] += round(seconds * 1e9)
-
-    monkeypatch.setattr(training, "perf_counter_ns", lambda: now[0])
-    return wait
+ON_THE_GPU = SimpleNamespace(device=SimpleNamespace(type="cuda"))
 
 
 def test_a_step_starts_at_the_end_of_the_previous_one(clock):
@@ -37,15 +25,19 @@ def test_a_step_starts_at_the_end_of_the_previous_one(clock):
                 clock(seconds / 4)
             clock(seconds * 3 / 4)
             monitor.record_step(tokens=1000, samples=4, loss=seconds / 2)
-    values = monitor.read().values
-    assert values["iteration"] == 2
-    assert values["iteration_seconds"] == 3.0
-    assert values["iteration_median_seconds"] == 2.0
-    assert values["tokens_per_second"] == 500.0
-    assert values["samples_per_second"] == 2.0
-    assert values["data_loading_ratio"] == 0.25
-    assert values["loss"] == 1.5
-    assert values["seconds_since_iteration"] == 0.0
+    readings = monitor.read()
+    assert readings.values == {
+        "iteration": 2,
+        "iteration_seconds": 3.0,
+        "iteration_median_seconds": 2.0,
+        "tokens_per_second": 500.0,
+        "samples_per_second": 2.0,
+        "data_loading_ratio": 0.25,
+        "loss": 1.5,
+        "seconds_since_iteration": 0.0,
+    }
+    # The others, of memory, are unavailable.
+    assert readings.unavailable.keys() == TRAINING_METRICS.keys() - readings.values.keys()
     assert monitor.throughput == (0.5, 500.0, 2.0)
     assert monitor.new_iterations() == [(0, 1.0), (1, 2.0), (2, 3.0)]
     assert monitor.new_iterations() == []
@@ -60,46 +52,29 @@ def test_without_a_start_the_first_step_is_counted_and_not_timed(clock):
     clock(2)
     monitor.record_step(tokens=10)
     summary = monitor.summary()
-    assert (summary["iterations"], summary["seconds"], summary["tokens"]) == (2, 2.0, 20)
-    assert (summary["iteration_mean_seconds"], summary["tokens_per_second"]) == (2.0, 5.0)
+    names = ("iterations", "seconds", "tokens", "iteration_mean_seconds", "tokens_per_second")
+    assert [summary[name] for name in names] == [2, 2.0, 20, 2.0, 5.0]
 
 
 def test_rates_cover_the_recent_iterations_and_the_summary_covers_all(clock):
-    monitor = TrainingMonitor(window=2)
-    with monitor:
-        for seconds in (10.0, 1.0, 1.0):
+    with TrainingMonitor(window=2, tokens_per_iteration=12) as monitor:
+        for seconds, tokens in ((10.0, None), (1.0, 16), (1.0, None)):
             clock(seconds)
-            monitor.record_step(tokens=12)
-    assert monitor.throughput.tokens_per_second == 12.0
-    assert monitor.summary()["tokens_per_second"] == 3.0
+            monitor.record_step(tokens=tokens)
+    assert monitor.throughput.tokens_per_second == 14.0
+    summary = monitor.summary()
+    assert (summary["tokens"], summary["tokens_per_second"]) == (40, 40 / 12)
 
 
 def test_metrics_that_the_loop_does_not_report_are_unavailable_with_the_reason():
     readings = TrainingMonitor().read()
-    assert readings.values == {}
-    assert readings.unavailable.keys() == TRAINING_METRICS.keys()
-    assert readings.unavailable["tokens_per_second"] == "the loop does not report tokens"
-    assert readings.unavailable["data_loading_ratio"] == "the loop does not report when it waits for data"
-    assert readings.unavailable["iteration_seconds"] == "no iteration has ended yet"
-
-
-def test_every_metric_is_either_available_or_unavailable(clock):
-    with TrainingMonitor() as monitor:
-        clock(1)
-        monitor.record_step(tokens=5)
-        readings = monitor.read()
-    assert readings.values.keys() | readings.unavailable.keys() == TRAINING_METRICS.keys()
-    assert not readings.values.keys() & readings.unavailable.keys()
-
-
-def test_tokens_per_iteration_also_count_without_a_hook(clock):
-    with TrainingMonitor(tokens_per_iteration=100) as monitor:
-        clock(2)
-        monitor.record_step()
-        clock(2)
-        monitor.record_step(tokens=300)
-    assert monitor.read().values["tokens_per_second"] == 100.0
-    assert monitor.summary()["tokens"] == 400
+    assert (readings.values, readings.unavailable.keys()) == ({}, TRAINING_METRICS.keys())
+    expected = {
+        "tokens_per_second": "the loop does not report tokens",
+        "data_loading_ratio": "the loop does not report when it waits for data",
+        "iteration_seconds": "no iteration has ended yet",
+    }
+    assert readings.unavailable | expected == readings.unavailable
 
 
 def test_a_hook_times_the_iterations_so_the_loop_need_not_report_them(clock):
@@ -110,11 +85,9 @@ def test_a_hook_times_the_iterations_so_the_loop_need_not_report_them(clock):
         clock(1)
     assert monitor.read().values["tokens_per_second"] == 50.0
     hook.durations = (*hook.durations[2:], (3, 1_000_000_000))
-    readings = monitor.read()
-    assert readings.values["iteration"] == 3
-    assert readings.values["iteration_seconds"] == 1.0
-    assert readings.values["tokens_per_second"] == 60.0
-    assert readings.values["data_loading_ratio"] == 0.2
+    values = monitor.read().values
+    names = ("iteration", "iteration_seconds", "tokens_per_second", "data_loading_ratio")
+    assert [values[name] for name in names] == [3, 1.0, 60.0, 0.2]
     # Iteration 0 ended before this monitor was created.
     assert monitor.new_iterations() == [(1, 1.0), (2, 3.0), (3, 1.0)]
     assert monitor.summary()["iterations"] == 3
@@ -135,8 +108,8 @@ def test_data_is_passed_on_unchanged_and_waiting_for_it_counts(clock):
             clock(1)
             yield element
 
+    got = []
     with TrainingMonitor() as monitor:
-        got = []
         for element in monitor.loading(data()):
             got.append(element)
             clock(3)
@@ -146,34 +119,22 @@ def test_data_is_passed_on_unchanged_and_waiting_for_it_counts(clock):
 
 
 @pytest.mark.parametrize(
-    ("loss", "reason"),
+    ("value", "reason"),
     [
         (float("nan"), "it is nan"),
         (float("inf"), "it is inf"),
         ("much", "a str is not a number"),
-        (SimpleNamespace(device=SimpleNamespace(type="cuda")), "it is on the GPU"),
+        (ON_THE_GPU, "it is on the GPU, and reading it would wait for the GPU: pass"),
     ],
 )
-def test_an_unusable_loss_is_unavailable_and_nothing_waits_for_a_gpu(loss, reason):
-    monitor = TrainingMonitor()
-    monitor.record_step(loss=loss)
-    assert monitor.read().unavailable["loss"].startswith(reason)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "reason"),
-    [
-        (float("nan"), "it is nan"),
-        (float("inf"), "it is inf"),
-        (SimpleNamespace(device=SimpleNamespace(type="cuda")), "it is on the GPU, and reading it would wait for the GPU: pass"),
-    ],
-)
-def test_tokens_that_are_not_a_number_are_left_out_and_the_rest_counts(clock, tokens, reason):
+def test_values_that_are_not_numbers_are_unavailable_and_the_rest_counts(clock, value, reason):
+    """And nothing waits for a GPU."""
     with TrainingMonitor() as monitor:
         clock(1)
-        monitor.record_step(tokens=tokens, samples=4)
+        monitor.record_step(tokens=value, samples=4, loss=value)
     readings = monitor.read()
     assert readings.unavailable["tokens_per_second"].startswith(reason)
+    assert readings.unavailable["loss"].startswith(reason)
     assert readings.values["samples_per_second"] == 4.0
     clock(1)
     monitor.record_step(tokens=10, samples=4)
@@ -185,36 +146,42 @@ def test_tensors_on_the_cpu_and_numpy_numbers_are_accepted():
     with TrainingMonitor() as monitor:
         loss = torch.tensor(2.5, requires_grad=True)
         monitor.record_step(loss=loss, tokens=torch.tensor(7), samples=numpy.float32(2), iteration=numpy.int64(41))
-    assert monitor.read().values["loss"] == 2.5
     counters = Counters()
     counters.add("padding", torch.tensor(3))
     counters.add("retries", numpy.int64(2))
-    told = json.loads(json.dumps([monitor.summary(), monitor.new_iterations(), counters.snapshot()], allow_nan=False))
-    assert (told[0]["tokens"], told[0]["samples"], told[0]["iteration"], told[1][0][0]) == (7, 2, 41, 41)
-    assert told[2] == {"padding": 3, "retries": 2}
+    written = json.dumps([monitor.summary(), monitor.new_iterations(), counters.snapshot()], allow_nan=False)
+    summary, iterations, counts = json.loads(written)
+    assert [summary[name] for name in ("loss", "tokens", "samples", "iteration")] == [2.5, 7, 2, 41]
+    assert iterations[0][0] == 41
+    assert counts == {"padding": 3, "retries": 2}
 
 
-def test_reading_memory_does_not_import_torch(monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert device_memory() == dict.fromkeys(device_memory(), "this process has not loaded torch")
-    assert "torch" not in sys.modules
+def statistics(device: int) -> dict:
+    allocated = {"all": {"current": 10 + device, "peak": 100}}
+    return {"allocated_bytes": allocated, "reserved_bytes": {"all": {"current": 50, "peak": 60}}}
 
 
-def test_a_process_without_cuda_has_no_device_memory():
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_initialized():
-        pytest.skip("this process uses CUDA")
-    assert set(device_memory().values()) == {"this process uses no GPU"}
-
-
-def test_memory_is_summed_over_all_devices_of_the_process(monkeypatch):
-    def statistics(device: int) -> dict:
-        allocated = {"all": {"current": 10 + device, "peak": 100}}
-        return {"allocated_bytes": allocated, "reserved_bytes": {"all": {"current": 50, "peak": 60}}}
-
-    cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 2, memory_stats_as_nested_dict=statistics)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert device_memory() == {"allocated_bytes": 21, "allocated_peak_bytes": 200, "reserved_bytes": 100}
+@pytest.mark.parametrize(
+    ("cuda", "memory"),
+    [
+        (None, ["this process has not loaded torch"] * 3),
+        ({"is_initialized": lambda: False}, ["this process uses no GPU"] * 3),
+        (
+            {"is_initialized": lambda: True, "device_count": lambda: 2, "memory_stats_as_nested_dict": statistics},
+            [21, 200, 100],
+        ),
+    ],
+)
+def test_memory_is_summed_over_all_devices_of_a_process_that_uses_some(monkeypatch, cuda, memory):
+    torch = None if cuda is None else SimpleNamespace(cuda=SimpleNamespace(**cuda))
+    # Until the end of the block: pytest-randomly seeds torch between tests.
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "torch", raising=False)
+        if torch is not None:
+            patch.setitem(sys.modules, "torch", torch)
+        found = device_memory()
+        assert sys.modules.get("torch") is torch, "reading must not import it"
+    assert found == dict(zip(("allocated_bytes", "allocated_peak_bytes", "reserved_bytes"), memory, strict=True))
 
 
 def test_memory_is_read_at_the_end_of_a_step_once_per_sample(monkeypatch):
@@ -233,7 +200,6 @@ def test_threads_count_and_record_without_losing_updates():
 
     def work() -> None:
         for _ in range(5_000):
-            counters.add("seen")
             counters.add("bytes", 3)
             monitor.record_step(tokens=2)
 
@@ -242,16 +208,14 @@ def test_threads_count_and_record_without_losing_updates():
         thread.start()
     for thread in threads:
         thread.join()
-    assert counters.snapshot() == {"bytes": 60_000, "seen": 20_000}
-    assert monitor.summary()["iterations"] == 20_000
-    assert monitor.summary()["tokens"] == 40_000
+    summary = monitor.summary()
+    assert (counters.snapshot(), summary["iterations"], summary["tokens"]) == ({"bytes": 60_000}, 20_000, 40_000)
 
 
 def test_a_counter_only_grows():
     counters = Counters()
     counters.add("skipped", 0)
-    assert counters.snapshot() == {"skipped": 0}
-    assert counters["never"] == 0
+    assert (counters.snapshot(), counters["never"]) == ({"skipped": 0}, 0)
     for amount in (-1, float("nan"), float("inf"), "many"):
         with pytest.raises(ProfilingConfigError, match="a counter only grows"):
             counters.add("skipped", amount)

@@ -10,39 +10,26 @@ import pytest
 from bridge_profiling.errors import CaptureError
 from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, Capture, Channel, Delivery, Spec, Training
 
-SPEC = Spec(
-    rank=0,
-    supervisor=1,
-    nsys=["nsys", "profile"],
-    notes=[],
-    command=["python", "train.py"],
-    report="report.nsys-rep",
-    export_sqlite=False,
-    captures=2,
-    reports_with_range=False,
-)
+PATHS = {"nsys": ["nsys", "profile"], "command": ["python", "train.py"], "report": "report.nsys-rep"}
+SPEC = Spec(rank=0, supervisor=1, notes=[], export_sqlite=False, captures=2, reports_with_range=False, **PATHS)
 
 
-def test_a_message_is_read_as_it_was_written(tmp_path):
+def test_a_message_is_read_as_it_was_written_and_a_damaged_one_is_none(tmp_path):
     channel = Channel(tmp_path)
     assert channel.read(Spec) is None
     for message, number in ((SPEC, None), (Delivery(["a.nsys-rep"], "no SQLite file"), 2)):
         channel.write(message, number)
         assert channel.read(type(message), number) == message
     assert channel.read(Delivery, 1) is None
-
-
-def test_a_damaged_message_is_none(tmp_path):
     (tmp_path / "training.json").write_text('{"pid": 1, "more": 2}')
-    assert Channel(tmp_path).read(Training) is None
+    assert channel.read(Training) is None
 
 
 def test_captures_are_numbered_and_one_that_never_stopped_is_replaced(tmp_path):
     channel = Channel(tmp_path)
     channel.write(SPEC)
     first, second = Capture("m1", "r1"), Capture("m2", "r2")
-    assert channel.announce(first) == 1
-    assert channel.announce(second) == 1
+    assert channel.announce(first) == channel.announce(second) == 1
     channel.write(replace(second, stopped=True), 1)
     assert channel.announce(first) == 2
     channel.write(replace(first, stopped=True), 2)
@@ -54,7 +41,6 @@ def test_a_process_that_the_training_started_has_no_channel(tmp_path):
     channel, environ = Channel(tmp_path), {CHANNEL_VARIABLE: str(tmp_path)}
     assert Channel.of_this_process({}) is None
     assert Channel.of_this_process(environ) == channel
-    channel.write(Training(os.getpid()))
-    assert Channel.of_this_process(environ) == channel
-    channel.write(Training(os.getppid()))
-    assert Channel.of_this_process(environ) is None
+    for pid, expected in ((os.getpid(), channel), (os.getppid(), None)):
+        channel.write(Training(pid))
+        assert Channel.of_this_process(environ) == expected

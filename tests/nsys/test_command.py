@@ -1,4 +1,4 @@
-"""The command lines of nsys; tests/system/test_nsys.py runs them with a real one."""
+"""The command lines of nsys, fitted to the nsys of a machine; tests/system/test_nsys.py runs them with a real one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,90 @@ import pytest
 from bridge_profiling.capture import ParallelLayout, start_under_nsys
 from bridge_profiling.capture.nsys_profiler import nsys_request
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import CaptureError, ProfilingConfigError
+from bridge_profiling.nsys import command as nsys_command
 from bridge_profiling.nsys import launch as nsys_launch
-from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE, NsysVersion, directives, prefix_command, profile_command
+from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE, NsysVersion, directives, find_nsys, prefix_command
 
-ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait"
-NEW = NsysVersion(
-    "/opt/nsys",
-    "2025.5",
-    frozenset(
-        [*ALL.split(), "--capture-range", "--capture-range-end", "--nvtx-capture", "--cuda-event-trace", "--delay", "--export"]
-    ),
+ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait --capture-range"
+ALL += " --capture-range-end --nvtx-capture --delay --export"
+OLD = NsysVersion("/opt/nsys", "2024.2", frozenset([*ALL.split(), "--gpu-metrics-device"]))
+NEW = NsysVersion("/opt/nsys", "2025.5", frozenset([*ALL.split(), "--gpu-metrics-devices", "--cuda-event-trace"]))
+DETACHES = NsysVersion("/opt/nsys", "2024.2.3.38-242334140272v0", OLD.options)
+
+#: Stands in for an nsys of 2024: prints its version, the options it knows, the GPUs it samples, and its arguments.
+NSYS = """#!/bin/bash
+if [[ "$1" == --version ]]; then echo NVIDIA Nsight Systems version 2024.2.3.38; exit; fi
+if [[ "$2" == --help ]]; then printf '\\t-t, --trace=\\n\\t--sample=<how>\\n\\t--gpu-metrics-device=\\n'; exit; fi
+if [[ "$2" == *=help ]]; then printf 'Possible values of %s are:\\n\\t0: a GPU\\n' "$2"; exit; fi
+printf '%s\\n' "$@"
+"""
+
+DEVICES = "Possible --gpu-metrics-device values are:\n\t0: NVIDIA H100 80GB\n\t3: NVIDIA H100 80GB\n\tall: Select all\n"
+REFUSED = (
+    "Possible --gpu-metrics-device values are:\n\tInsufficient privilege, see https://developer.nvidia.com/ERR_NVGPUCTRPERM\n"
 )
-OLD = NsysVersion("/opt/nsys", "2024.2", NEW.options - {"--cuda-event-trace"})
 
 
 def command(version=NEW, cuda=True, **settings):
     request = nsys_request(ProfilingConfig(**settings), rank=0, local_rank=0, cuda=cuda)
-    return profile_command(request, version, report=Path("/out/report"))
+    return nsys_command.profile_command(request, version, report=Path("/out/report"))
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Puts a program called nsys on PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def write(text):
+        (tmp_path / "nsys").write_text(text)
+        (tmp_path / "nsys").chmod(0o755)
+
+    return write
+
+
+@pytest.mark.integration
+def test_a_version_and_its_options_are_as_the_program_prints_them(program):
+    with pytest.raises(CaptureError, match="not on PATH here"):
+        find_nsys()
+    program("#!/bin/bash\necho hello")
+    with pytest.raises(CaptureError, match="does not answer as nsys does"):
+        find_nsys()
+    program(NSYS)
+    found = find_nsys()
+    assert (found.text, found.options) == ("2024.2.3.38", {"--trace", "--sample", "--gpu-metrics-device"})
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "adapted", "warned"),
+    [
+        (OLD, ["--capture-range=nvtx", "-t", "cuda"], ["--capture-range=nvtx", "-t", "cuda"], []),
+        (OLD, ["--cuda-event-trace=false", "--trace=nvtx"], ["--trace=nvtx"], ["--cuda-event-trace"]),
+        (OLD, ["--cuda-event-trace", "false", "--trace", "nvtx"], ["--trace", "nvtx"], ["--cuda-event-trace"]),
+        (OLD, ["--gpu-metrics-devices=0"], ["--gpu-metrics-device=0"], ["as --gpu-metrics-device"]),
+        (NEW, ["--gpu-metrics-device", "0"], ["--gpu-metrics-devices", "0"], ["as --gpu-metrics-devices"]),
+        (NEW, ["--gpu-metrics-devices=0"], ["--gpu-metrics-devices=0"], []),
+    ],
+)
+def test_options_are_renamed_or_left_out_and_each_is_named(version, options, adapted, warned):
+    result, warnings = version.adapt(options)
+    assert result == adapted
+    assert all(each in text and version.text in text for text, each in zip(warnings.values(), warned, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("answer", "visible", "local_rank", "device"),
+    [(DEVICES, "", 0, "0"), (DEVICES, "0,3", 1, "3"), (DEVICES, "GPU-aa,GPU-bb", 0, "0"), (DEVICES, "", 1, "not of 1"),
+     (REFUSED, "", 0, "ERR_NVGPUCTRPERM")],
+)  # fmt: skip
+def test_a_rank_samples_its_own_gpu_or_gives_nsys_reason(monkeypatch, answer, visible, local_rank, device):
+    monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: answer)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if device.isdigit():
+        assert OLD.gpu_metrics_device(local_rank) == device
+    else:
+        with pytest.raises(CaptureError, match=device):
+            OLD.gpu_metrics_device(local_rank)
 
 
 def test_the_default_is_the_cheap_one():
@@ -42,83 +108,61 @@ def test_the_default_is_the_cheap_one():
     )  # fmt: skip
 
 
-def test_the_number_of_captures_is_an_option():
-    assert "--capture-range-end=repeat:4" in command(use_nsys_profiler=True, nsys_captures=4)[0]
-    repeated = {"use_nsys_profiler": True, "profile_every": 10, "profile_at_most": 3}
-    assert "--capture-range-end=repeat:3" in command(**repeated)[0]
-    assert "--capture-range-end=repeat:5" in command(**repeated, nsys_captures=5)[0]
-
-
-def test_a_default_that_an_older_nsys_does_not_know_goes_without_a_word():
-    options, warnings = command(OLD)
-    assert "--cuda-event-trace=false" not in options
-    assert warnings == []
-
-
-def test_an_option_of_the_users_that_it_does_not_know_is_named():
-    _, warnings = command(OLD, nsys_extra_args=["--cuda-event-trace=true"])
-    assert len(warnings) == 1
-    assert "--cuda-event-trace" in warnings[0]
-
-
-def test_without_cuda_an_nvtx_range_is_captured():
-    options, warnings = command(cuda=False)
-    assert options[2] == "--trace=nvtx"
-    assert "--capture-range=nvtx" in options
-    assert "--nvtx-capture=bridge_profiling_window" in options
-    assert warnings == []
-
-
-def test_without_cuda_apis_asked_for_by_name_are_left_out_with_a_warning():
-    options, warnings = command(cuda=False, nsys_trace=["cuda", "osrt", "cudnn"], nsys_gpu_metrics=True)
-    assert options[2] == "--trace=osrt"
-    assert warnings == ["no CUDA device: left out --trace=cuda,cudnn", "no CUDA device: no GPU metrics"]
-
-
-@pytest.mark.parametrize("given", [["--sample=process-tree", "--delay=30"], ["-s", "process-tree", "-y", "30"]])
-def test_the_users_options_win_by_name(given):
-    options, warnings = command(nsys_extra_args=given)
-    assert options[-len(given) :] == given
-    assert "--sample=none" not in options
-    assert warnings == []
+REPEATED = {"use_nsys_profiler": True, "profile_every": 10, "profile_at_most": 3}
+NVTX = ["--trace=nvtx", "--capture-range=nvtx", "--nvtx-capture=bridge_profiling_window"]
+WITHOUT_CUDA = {"cuda": False, "nsys_trace": ["cuda", "osrt", "cudnn"], "nsys_gpu_metrics": True}
+NO_CUDA = ["no CUDA device: left out --trace=cuda,cudnn", "no CUDA device: no GPU metrics"]
+UNKNOWN = "nsys 2024.2 does not know --cuda-event-trace: left out --cuda-event-trace=true"
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"nsys_trace": ["a b"]}, {"nsys_extra_args": ["--output=x"]}, {"nsys_extra_args": "--wait=all"}]
-)
-def test_options_that_cannot_work_are_refused_before_anything_starts(wrong):
-    with pytest.raises(ProfilingConfigError, match=r"profiling\.nsys_"):
-        ProfilingConfig(**wrong).finalize()
-
-
-DETACHES = NsysVersion("/opt/nsys", "2024.2.3.38-242334140272v0", OLD.options)
-
-
-@pytest.mark.parametrize(
-    ("own", "expected"),
+    ("version", "settings", "contained", "left_out", "warned"),
     [
-        (None, "CuptiFinalizeOnStop=true"),
-        ("", "CuptiFinalizeOnStop=true"),
-        ("AgentLaunchTimeoutSec=240;", "AgentLaunchTimeoutSec=240;CuptiFinalizeOnStop=true"),
-        ("CuptiFinalizeOnStop=false", "CuptiFinalizeOnStop=false"),
+        (NEW, {"use_nsys_profiler": True, "nsys_captures": 4}, ["--capture-range-end=repeat:4"], [], []),
+        (NEW, REPEATED, ["--capture-range-end=repeat:3"], [], []),
+        (NEW, REPEATED | {"nsys_captures": 5}, ["--capture-range-end=repeat:5"], [], []),
+        # A default that an older nsys does not know goes without a word, and an option of the user's does not.
+        (OLD, {}, [], ["--cuda-event-trace=false"], []),
+        (OLD, {"nsys_extra_args": ["--cuda-event-trace=true"]}, [], ["--cuda-event-trace=true"], [UNKNOWN]),
+        (NEW, {"nsys_extra_args": ["--sample=process-tree", "--delay=30"]}, ["--delay=30"], ["--sample=none"], []),
+        (NEW, {"nsys_extra_args": ["-s", "process-tree", "-y", "30"]}, ["-s", "process-tree"], ["--sample=none"], []),
+        (NEW, {"cuda": False}, NVTX, [], []),
+        (
+            NEW,
+            WITHOUT_CUDA,
+            ["--trace=osrt"],
+            [],
+            NO_CUDA,
+        ),
     ],
 )
-def test_cupti_is_detached_after_the_capture_unless_the_user_says_otherwise(own, expected):
-    options = command(DETACHES)[0][2:]
-    assert directives(DETACHES, options, {} if own is None else {DIRECTIVES_VARIABLE: own}) == expected
+def test_options_follow_the_settings_the_user_and_the_machine(version, settings, contained, left_out, warned):
+    options, warnings = command(version, **settings)
+    assert set(contained) <= set(options)
+    assert not set(left_out) & set(options)
+    assert warnings == warned
+
+
+def test_options_that_cannot_work_are_refused_before_anything_starts():
+    for wrong in ({"nsys_trace": ["a b"]}, {"nsys_extra_args": ["--output=x"]}, {"nsys_extra_args": "--wait=all"}):
+        with pytest.raises(ProfilingConfigError, match=r"profiling\.nsys_"):
+            ProfilingConfig(**wrong).finalize()
 
 
 @pytest.mark.parametrize(
-    ("version", "settings"),
+    ("version", "settings", "own", "expected"),
     [
-        (NEW, {}),
-        (DETACHES, {"use_nsys_profiler": True, "nsys_captures": 2}),
-        (DETACHES, {"nsys_extra_args": ["--capture-range-end=repeat"]}),
-        (DETACHES, {"nsys_extra_args": ["--capture-range=none"]}),
+        (DETACHES, {}, "", "CuptiFinalizeOnStop=true"),
+        (DETACHES, {}, "AgentLaunchTimeoutSec=240;", "AgentLaunchTimeoutSec=240;CuptiFinalizeOnStop=true"),
+        (DETACHES, {}, "CuptiFinalizeOnStop=false", "CuptiFinalizeOnStop=false"),
+        (NEW, {}, "A=1", "A=1"),
+        (DETACHES, {"use_nsys_profiler": True, "nsys_captures": 2}, "A=1", "A=1"),
+        (DETACHES, {"nsys_extra_args": ["--capture-range-end=repeat"]}, "A=1", "A=1"),
+        (DETACHES, {"nsys_extra_args": ["--capture-range=none"]}, "A=1", "A=1"),
     ],
 )
-def test_an_untried_nsys_and_one_with_several_captures_get_the_users_directives_alone(version, settings):
-    assert directives(version, command(version, **settings)[0][2:], {DIRECTIVES_VARIABLE: "A=1"}) == "A=1"
+def test_cupti_is_detached_after_the_only_capture_unless_the_user_says_otherwise(version, settings, own, expected):
+    assert directives(version, command(version, **settings)[0][2:], {DIRECTIVES_VARIABLE: own}) == expected
 
 
 @pytest.mark.parametrize(("cuda", "expected"), [(True, "CuptiFinalizeOnStop=true"), (False, None)])
@@ -132,28 +176,17 @@ def test_a_rank_sets_the_directives_of_its_nsys_if_there_is_cuda(cuda, expected,
     assert started == [expected]
 
 
-#: Stands in for an nsys of 2024: prints the options it knows, the GPUs it samples, and the arguments it is run with.
-NSYS = """#!/bin/bash
-if [[ "$2" == --help ]]; then printf '\\t--trace=\\n\\t--gpu-metrics-device=\\n'; exit; fi
-if [[ "$2" == *=help ]]; then printf 'Possible values of %s are:\\n\\t0: a GPU\\n' "$2"; exit; fi
-printf '%s\\n' "$@"
-"""
-
-
-@pytest.mark.parametrize(
-    ("gpu_metrics", "sampled"),
-    [("", []), ("all", ["--gpu-metrics-device=all"]), ("local", ["--gpu-metrics-device=3"])],
-)
-def test_the_prefix_renames_options_leaves_out_unknown_ones_and_drops_the_empty_argument(gpu_metrics, sampled, tmp_path):
-    (tmp_path / "nsys").write_text(NSYS)
-    (tmp_path / "nsys").chmod(0o755)
+@pytest.mark.integration
+@pytest.mark.parametrize(("gpu_metrics", "sampled"), [("", []), ("all", ["all"]), ("local", ["3"])])
+def test_the_prefix_fits_options_and_drops_the_empty_argument(gpu_metrics, sampled, program, tmp_path):
+    program(NSYS)
     prefix = ["profile", "-s", "none", "-o", f"{tmp_path}/reports/profile_%p", "--trace", "nvtx"]
     prefix += ["--gpu-metrics-devices=0", "--cuda-event-trace=false", "$GPU_METRICS_FLAG"]
     command = ["bash", *prefix_command(prefix, gpu_metrics=gpu_metrics), "python", "a b.py", ""]
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_LOCALID": "3"}
+    environment = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "3"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     fitted = ["profile", "-s", "none", "-o", f"{tmp_path}/reports/profile_%p", "--trace=nvtx", "--gpu-metrics-device=0"]
-    assert done.stdout.splitlines() == [*fitted, *sampled, "python", "a b.py"]
+    assert done.stdout.splitlines() == [*fitted, *(f"--gpu-metrics-device={device}" for device in sampled), "python", "a b.py"]
     assert "this nsys does not know --cuda-event-trace: left out --cuda-event-trace=false" in done.stderr
     assert "nsys left no report under" in done.stderr
     assert list((tmp_path / "reports").iterdir()) == []

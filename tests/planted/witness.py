@@ -6,24 +6,17 @@ compared, and so no communication's duration: how long a rank waits for others i
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pyarrow.compute as pc
-
-from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.types import RankTables
 
 #: How far the times that an iteration's kernels take may be apart.
 COMPUTE_TOLERANCE = 0.05
 
 _KERNELS = ("compute", "communication")
-_BETWEEN_TWO = ("send", "recv", "send_recv")
-_SENDING = {"c10d::send": "send", "c10d::recv_": "recv"}
 
 _PARENTHESES = re.compile(r"\([^()]*\)")
 _INSTANCE = re.compile(r" \(instance (\d+)\)\]")
@@ -50,7 +43,7 @@ def differences(kineto: RankTables, nsys: RankTables) -> Iterator[str]:
 
     Args:
         kineto: one witness.
-        nsys: the other, which tells elements of messages when it was made with `record_shapes`.
+        nsys: the other.
     """
     for tables in (kineto, nsys):
         names = {name for _, name in _rows(tables, _KERNELS, "name")}
@@ -63,8 +56,6 @@ def differences(kineto: RankTables, nsys: RankTables) -> Iterator[str]:
         ("collectives", _collectives),
     ):
         yield from _differences(what, counted(kineto), counted(nsys))
-    if elements := _elements_of_ranges(nsys):
-        yield from _differences("elements of messages", _elements(kineto), elements)
     computed = [_computed_us(tables) for tables in (kineto, nsys)]
     if abs(computed[0] / computed[1] - 1) > COMPUTE_TOLERANCE:
         yield f"compute time of an iteration: {computed[0]:.0f} us in one, {computed[1]:.0f} us in the other"
@@ -107,45 +98,6 @@ def _memsets(tables: RankTables) -> Counter[Any]:
 def _collectives(tables: RankTables) -> Counter[Any]:
     rows = tables.collectives.select(["iteration", "operation"]).to_pylist()
     return Counter(tuple(row.values()) for row in rows if row["iteration"] is not None)
-
-
-def _elements(tables: RankTables) -> Counter[Any]:
-    """What Kineto says that a rank gave to each collective, and how much it sent and received in each iteration."""
-    found: Counter[Any] = Counter()
-    for row in tables.collectives.select(["iteration", "operation", "in_elements", "out_elements"]).to_pylist():
-        iteration, operation, given, received = row.values()
-        if iteration is None:
-            continue
-        if operation not in _BETWEEN_TWO:
-            found[iteration, operation, given] += 1
-            continue
-        found[iteration, "send"] += given or 0
-        found[iteration, "recv"] += received or 0
-    return +found
-
-
-def _elements_of_ranges(tables: RankTables) -> Counter[Any]:
-    """The same from torch's own ranges, whose texts have the dimensions of the tensors that were given."""
-    iterations = tables.iterations.select(["iteration", "start_ns", "end_ns"]).to_pylist()
-    launches = tables.device_events.filter(pc.equal(tables.device_events["kind"], "communication"))
-    launched = list(zip(*(launches[name].to_pylist() for name in ("launch_thread", "launch_start_ns")), strict=True))
-    found: Counter[Any] = Counter()
-    for row in tables.host_events.select(["name", "thread", "start_ns", "end_ns", "shapes"]).to_pylist():
-        name, start, end = row["name"], row["start_ns"], row["end_ns"]
-        within = [each["iteration"] for each in iterations if each["start_ns"] <= start < each["end_ns"]]
-        if not within or not row["shapes"] or not name.startswith(("nccl:", "c10d::")):
-            continue
-        elements = sum(math.prod(shape) for shape in json.loads(row["shapes"]) if shape)
-        if name in _SENDING:
-            # NCCL carries these out in batches, whose ranges have no dimensions.
-            found[within[0], _SENDING[name]] += elements
-            continue
-        operation = torch_operation(name.removeprefix("nccl:").partition(" ")[0])
-        # In a group of one rank, nothing is launched.
-        here = any(thread == row["thread"] and start <= launch < end for thread, launch in launched)
-        if name.startswith("nccl:") and operation not in _BETWEEN_TWO and here:
-            found[within[0], operation, elements] += 1
-    return found
 
 
 def _computed_us(tables: RankTables) -> float:

@@ -8,6 +8,7 @@ import nemo_run as run
 import pytest
 
 from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
+from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 
 
 @dataclass(kw_only=True)
@@ -26,6 +27,14 @@ class Container:
 
 def pretrain(config: Container) -> None:
     """The function a Partial would run."""
+
+
+def nsys(**more) -> NsysPlugin:
+    return NsysPlugin(profile_step_start=4, profile_step_end=6, **more)
+
+
+def pytorch(**more) -> PyTorchProfilerPlugin:
+    return PyTorchProfilerPlugin(profile_step_start=4, profile_step_end=6, **more)
 
 
 @pytest.fixture

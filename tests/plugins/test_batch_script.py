@@ -23,6 +23,8 @@ VALUES = [
     "ünï/nemo_run",
 ]
 
+UNQUOTED = ["/a/b:c@d%+,=-_1", "/nemo_run/code:/x", ""]
+
 
 def _in_the_job(lines: list[str], job_dir: str = "/jobs/1") -> dict[str, str]:
     """The environment after these lines of a script in which NeMo-Run replaced its placeholder, as it does."""
@@ -31,33 +33,29 @@ def _in_the_job(lines: list[str], job_dir: str = "/jobs/1") -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in out.decode().split("\0") if entry)
 
 
-def test_values_arrive_unchanged_and_names_in_their_case():
-    given = {f"Name_{index}": value for index, value in enumerate(VALUES)}
-    seen = _in_the_job(exports(given))
-    assert {name: seen[name] for name in given} == given
+@pytest.mark.integration
+def test_in_a_shell_only_the_placeholder_itself_changes():
+    """Values arrive as they are, and names in their case; the placeholder becomes the job's directory."""
+    placeholders = {
+        "/nemo_run": "/jobs/1",
+        "/nemo_run/code:/nemo_run/x y": "/jobs/1/code:/jobs/1/x y",
+        '{"dir": "/nemo_run/a", "data": "/home/nemo_run/b"}': '{"dir": "/jobs/1/a", "data": "/home/nemo_run/b"}',
+    }
+    expected = {value: value for value in VALUES} | placeholders
+    names = {f"Name_{index}": value for index, value in enumerate(expected)}
+    lines = exports(names)
+    # What arrives unquoted is left to NeMo-Run.
+    unquoted = {f"unquoted_{index}": value for index, value in enumerate(UNQUOTED)}
+    seen = _in_the_job([*lines, *(f"export {name}={value}" for name, value in unquoted.items())])
+    assert {name: seen[name] for name in names} == {name: expected[value] for name, value in names.items()}
+    assert {name: seen[name] for name in unquoted} == {
+        name: value.replace("/nemo_run", "/jobs/1") for name, value in unquoted.items()
+    }
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("/nemo_run", "/jobs/1"),
-        ("/nemo_run/code:/nemo_run/x y", "/jobs/1/code:/jobs/1/x y"),
-        ('{"dir": "/nemo_run/a", "data": "/home/nemo_run/b"}', '{"dir": "/jobs/1/a", "data": "/home/nemo_run/b"}'),
-    ],
-)
-def test_the_placeholder_itself_is_the_jobs_directory(value, expected):
-    assert _in_the_job(exports({"A": value}))["A"] == expected
-
-
-@pytest.mark.parametrize("value", ["/a/b:c@d%+,=-_1", "/nemo_run/code:/x", ""])
-def test_what_arrives_unquoted_is_left_to_nemo_run(value):
-    assert arrives_unchanged("A", value)
-    assert _in_the_job([f"export A={value}"])["A"] == value.replace("/nemo_run", "/jobs/1")
-
-
-@pytest.mark.parametrize("value", [value for value in VALUES if value])
-def test_what_would_not_is_not(value):
-    assert not arrives_unchanged("A", value)
+def test_quotes_are_for_values_that_would_not_arrive_without():
+    assert all(arrives_unchanged("A", value) for value in UNQUOTED)
+    assert not any(arrives_unchanged("A", value) for value in VALUES if value)
 
 
 def test_only_a_path_of_its_own_is_the_placeholder():

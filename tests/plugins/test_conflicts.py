@@ -11,25 +11,18 @@ import pytest
 
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
+from bridge_profiling.plugins import FaultTolerancePlugin
+from tests.plugins.conftest import nsys, pytorch
 
 WARNING = "Nsys not supported with the FaultTolerancePlugin"
 
 
-def nsys(**more):
-    return NsysPlugin(profile_step_start=4, profile_step_end=6, **more)
-
-
-def pytorch(**more):
-    return PyTorchProfilerPlugin(profile_step_start=4, profile_step_end=6, **more)
-
-
-def switch_on(task, section, name, config_class=ProfilingConfig):
+def switch_on(task, name):
     """As a user would by hand."""
     if isinstance(task, run.Script):
-        task.args.append(f"{section}.{name}=true")
+        task.args.append(f"profiling.{name}=true")
     else:
-        setattr(task.config, section, run.Config(config_class, **{name: True}))
+        task.config.profiling = run.Config(ProfilingConfig, **{name: True})
 
 
 def refuses(plugin, task, executor):
@@ -40,30 +33,22 @@ def refuses(plugin, task, executor):
     assert all((error.value.what, error.value.why, error.value.instead))
 
 
-@pytest.mark.parametrize("order", [(nsys, pytorch), (pytorch, nsys)])
-def test_nsys_and_the_torch_profiler_refuse_each_other(order, task, torchrun):
-    order[0]().setup(task, torchrun)
-    refuses(order[1](), task, torchrun)
+@pytest.mark.parametrize("first", [[nsys], [pytorch], [FaultTolerancePlugin, pytorch]])
+def test_nsys_and_the_torch_profiler_refuse_each_other(first, task, torchrun):
+    for plugin in first:
+        plugin().setup(task, torchrun)
+    refuses(pytorch() if nsys in first else nsys(), task, torchrun)
+
+
+@pytest.mark.parametrize(("name", "plugin"), [("use_nsys_profiler", pytorch), ("use_pytorch_profiler", nsys)])
+def test_a_profiler_refuses_the_other_in_the_config(name, plugin, task, local):
+    switch_on(task, name)
+    refuses(plugin(), task, local)
 
 
 def test_the_torch_profiler_refuses_a_launcher_with_nsys_set_by_hand(task):
     refuses(pytorch(), task, run.LocalExecutor(launcher=run.Torchrun(nsys_profile=True)))
-
-
-def test_the_torch_profiler_refuses_nsys_in_the_config(task, local):
-    switch_on(task, "profiling", "use_nsys_profiler")
-    refuses(pytorch(), task, local)
-
-
-def test_nsys_refuses_the_torch_profiler_in_the_config(task, local):
-    switch_on(task, "profiling", "use_pytorch_profiler")
-    refuses(nsys(), task, local)
-
-
-def test_fault_tolerance_does_not_lift_the_refusal(task, local):
-    FaultTolerancePlugin().setup(task, local)
-    pytorch().setup(task, local)
-    refuses(nsys(), task, local)
+    pytorch().setup(task, MagicMock())  # a mocked launcher is not taken for nsys
 
 
 def test_of_two_overrides_the_last_counts(script, local):
@@ -73,52 +58,26 @@ def test_of_two_overrides_the_last_counts(script, local):
     refuses(nsys(), script, local)
 
 
-def test_a_mocked_launcher_is_not_taken_for_nsys(task):
-    pytorch().setup(task, MagicMock())
-
-
-def check_nsys_is_off(task, executor, built):
-    launcher = executor.launcher
-    assert isinstance(launcher, run.FaultTolerance)
-    assert launcher.nsys_profile is False
-    assert built(task).profiling.use_nsys_profiler is False
-    if isinstance(task, run.Script):
-        assert "profiling.use_nsys_profiler=true" not in task.args
-
-
 @pytest.mark.parametrize("launcher", [None, "torchrun"])
-@pytest.mark.parametrize("order", [(nsys, FaultTolerancePlugin), (FaultTolerancePlugin, nsys)])
-def test_fault_tolerance_switches_nsys_off_everywhere(order, launcher, task, built, caplog):
-    executor = run.LocalExecutor(ntasks_per_node=2, launcher=launcher)
-    for plugin in order:
-        plugin().setup(task, executor)
-    check_nsys_is_off(task, executor, built)
-    assert WARNING in caplog.text
-    assert caplog.records[0].levelno == logging.WARNING
-    once = copy.deepcopy((task, executor))
-    for plugin in order:
-        plugin().setup(task, executor)
-    assert (task, executor) == once
-
-
-@pytest.mark.parametrize("order", [(nsys, FaultTolerancePlugin), (FaultTolerancePlugin, nsys), (pytorch, FaultTolerancePlugin)])
-def test_a_partial_and_a_script_end_in_the_same_config(order, partial, script, built):
-    executors = run.LocalExecutor(), run.LocalExecutor()
-    for plugin in order:
-        plugin().setup(partial, executors[0])
-        plugin().setup(script, executors[1])
-    assert built(partial) == built(script)
-    assert executors[0] == executors[1]
-
-
-def test_both_orders_of_nsys_and_fault_tolerance_end_the_same(task, built):
-    other, executors = copy.deepcopy(task), (run.LocalExecutor(), run.LocalExecutor())
-    for plugin in (nsys, FaultTolerancePlugin):
-        plugin().setup(task, executors[0])
-    for plugin in (FaultTolerancePlugin, nsys):
-        plugin().setup(other, executors[1])
-    assert built(task) == built(other)
-    assert executors[0] == executors[1]
+def test_fault_tolerance_switches_nsys_off_everywhere_in_either_order(launcher, task, built, caplog):
+    ended = []
+    for order in ([nsys, FaultTolerancePlugin], [FaultTolerancePlugin, nsys]):
+        caplog.clear()
+        own, executor = copy.deepcopy(task), run.LocalExecutor(ntasks_per_node=2, launcher=launcher)
+        for plugin in order:
+            plugin().setup(own, executor)
+        assert isinstance(executor.launcher, run.FaultTolerance)
+        assert executor.launcher.nsys_profile is False
+        assert "profiling.use_nsys_profiler=true" not in getattr(own, "args", [])
+        assert WARNING in caplog.text
+        assert caplog.records[0].levelno == logging.WARNING
+        once = copy.deepcopy((own, executor))
+        for plugin in order:
+            plugin().setup(own, executor)
+        assert (own, executor) == once
+        ended.append((built(own), executor))
+    assert ended[0] == ended[1]
+    assert ended[0][0].profiling.use_nsys_profiler is False
 
 
 @pytest.mark.parametrize("launcher", ["ft", run.FaultTolerance(nsys_profile=True)])
@@ -130,18 +89,16 @@ def test_a_fault_tolerance_launcher_set_by_hand_counts(launcher, task, built, ca
     assert built(task).profiling.use_nsys_profiler is False
 
 
-def test_nsys_set_by_hand_is_switched_off(task, built, caplog):
-    switch_on(task, "profiling", "use_nsys_profiler")
-    executor = run.LocalExecutor(launcher=run.Torchrun(nsys_profile=True))
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_fault_tolerance_switches_nsys_off_that_was_set_by_hand_and_warns_of_nothing_else(by_hand, task, built, caplog):
+    if by_hand:
+        switch_on(task, "use_nsys_profiler")
+    executor = run.LocalExecutor(launcher=run.Torchrun(nsys_profile=by_hand))
     FaultTolerancePlugin().setup(task, executor)
-    check_nsys_is_off(task, executor, built)
-    assert WARNING in caplog.text
-
-
-def test_fault_tolerance_alone_warns_of_nothing(task, caplog):
-    FaultTolerancePlugin().setup(task, run.LocalExecutor())
+    assert executor.launcher.nsys_profile is False
+    assert built(task).profiling.use_nsys_profiler is False
     FaultTolerancePlugin().setup(task, MagicMock())
-    assert WARNING not in caplog.text
+    assert (WARNING in caplog.text) is by_hand
 
 
 def test_a_converter_of_a_disabled_nsys_is_not_asked_for_arguments(script, local):

@@ -1,5 +1,7 @@
 """Where each executor's job writes its profiles, and what NeMo-Run would start there: golden roles, compared whole.
 
+They are chosen pairwise: each value of kind, launcher and profiler meets each value of the other two.
+
 `UPDATE_GOLDEN=1` rewrites the files in golden_roles/. No cluster and no network: NeMo-Run packages a task from what it knows.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import copy
 import getpass
 import importlib
+import itertools
 import json
 import os
 import re
@@ -25,6 +28,14 @@ PLUGINS = {
     "nsys": NsysPlugin(profile_step_start=4, profile_step_end=6, profile_ranks=[0, 3]),
     "torch": PyTorchProfilerPlugin(profile_step_start=4, profile_step_end=6, profile_ranks=[0, 3]),
 }
+LAUNCHERS = {"no-launcher": None, "torchrun": "torchrun"}
+KINDS = ["docker", "skypilot", "skypilot_jobs", "dgxcloud", "lepton", "kubeflow"]
+#: Of two neighbours, one has nsys with torchrun and the other torch.
+CASES = [
+    (kind, launcher, profiler)
+    for place, kind in enumerate(KINDS)
+    for launcher, profiler in zip(LAUNCHERS, sorted(PLUGINS, reverse=place % 2 == 0), strict=True)
+]
 BUCKET = {"/bucket": {"name": "my-profiles", "store": "s3", "mode": "MOUNT"}}
 
 
@@ -79,9 +90,8 @@ def executors(kubeflow, skypilot):
     }
 
 
-def assigned(executor, tmp_path):
-    home = Path(os.environ["NEMORUN_HOME"])
-    executor.assign("exp_1", str(home / "experiments" / "title" / "exp_1"), "t", "t")
+def assigned(executor):
+    executor.assign("exp_1", str(Path(os.environ["NEMORUN_HOME"], "experiments", "title", "exp_1")), "t", "t")
     return executor
 
 
@@ -93,146 +103,137 @@ def nemorun_home(tmp_path, monkeypatch):
 
 
 def package(task, executor) -> AppDef:
+    """What NeMo-Run starts."""
     packaging = importlib.import_module("nemo_run.run.torchx_backend.packaging")
     return packaging.package("t", task, executor=executor)
 
 
-def normalized(text: str, tmp_path: Path) -> str:
-    text = text.replace(str(tmp_path), "<home>").replace(f"/{getpass.getuser()}/exp_1", "/<user>/exp_1")
-    return re.sub(r'("--rdzv-id",\s*)"\d+"', r'\1"<random>"', text)
-
-
-@pytest.mark.parametrize("launcher", [None, "torchrun"])
-@pytest.mark.parametrize("profiler", PLUGINS)
-@pytest.mark.parametrize("kind", ["docker", "skypilot", "skypilot_jobs", "dgxcloud", "lepton", "kubeflow"])
-def test_what_nemo_run_starts_is_what_the_golden_file_says(kind, profiler, launcher, executors, tmp_path):
-    executor = assigned(executors[kind](launcher=launcher), tmp_path)
+@pytest.mark.parametrize(("kind", "launcher", "profiler"), CASES)
+def test_what_nemo_run_starts_is_what_the_golden_file_says(kind, launcher, profiler, executors, tmp_path):
+    executor = assigned(executors[kind](launcher=LAUNCHERS[launcher]))
     script = run.Script(path="train.py", entrypoint="python", args=["--recipe", "mine"])
     PLUGINS[profiler].setup(script, executor)
     role = package(script, executor).roles[0]
     content = {"env": executor.env_vars | role.env, "entrypoint": role.entrypoint, "args": role.args}
-    text = normalized(json.dumps(content, indent=1), tmp_path) + "\n"
-    golden = GOLDEN / f"{kind}-{launcher or 'no-launcher'}-{profiler}.json"
+    text = json.dumps(content, indent=1).replace(f"/{getpass.getuser()}/exp_1", "/<user>/exp_1") + "\n"
+    assert str(tmp_path) not in text, "a directory of the client"
+    text = re.sub(r'("--rdzv-id",\s*)"\d+"', r'\1"<random>"', text)
+    golden = GOLDEN / f"{kind}-{launcher}-{profiler}.json"
     if os.environ.get("UPDATE_GOLDEN") == "1":
-        golden.parent.mkdir(exist_ok=True)
         golden.write_text(text)
     assert text == golden.read_text()
 
 
-@pytest.mark.parametrize("profiler", PLUGINS)
-@pytest.mark.parametrize("kind", ["docker", "skypilot", "skypilot_jobs", "dgxcloud", "lepton", "kubeflow"])
-def test_nothing_in_the_command_names_a_directory_of_the_client(kind, profiler, executors, tmp_path):
-    executor = assigned(executors[kind](), tmp_path)
-    script = run.Script(path="train.py", entrypoint="python")
-    PLUGINS[profiler].setup(script, executor)
-    role = package(script, executor).roles[0]
-    assert str(tmp_path) not in " ".join([role.entrypoint, *role.args, *executor.env_vars.values()])
+def test_every_pair_of_values_of_two_options_has_a_golden_file():
+    for first, second in itertools.combinations(range(3), 2):
+        values = itertools.product((KINDS, LAUNCHERS, PLUGINS)[first], (KINDS, LAUNCHERS, PLUGINS)[second])
+        assert {(case[first], case[second]) for case in CASES} == set(values)
+    assert {path.stem for path in GOLDEN.iterdir()} == set(map("-".join, CASES))
 
 
-def test_kubeflows_launch_script_makes_the_reports_directory_on_the_volume(executors, tmp_path):
-    executor = assigned(executors["kubeflow"](), tmp_path)
+def dryrun(scheduler, executor):
+    """What NeMo-Run would submit of a training under nsys."""
     script = run.Script(path="train.py", entrypoint="python")
     PLUGINS["nsys"].setup(script, executor)
-    scheduler = importlib.import_module("nemo_run.run.torchx_backend.schedulers.kubeflow").KubeflowScheduler("session")
-    request = scheduler._submit_dryrun(package(script, executor), executor).request
-    assert request.cmd == ["/bin/bash", f"{executor.code_dir}/launch.sh"]
-    launched = Path(executor.job_dir, "launch.sh").read_text()
-    # pull_results(job) copies code_dir back into the job's directory at the client.
-    assert f"export BRIDGE_PROFILING_DIR={executor.code_dir}/profiles\n" in launched
-    assert f"\nmkdir -p {executor.code_dir}/nsys_profile && nsys profile " in launched
+    return scheduler._submit_dryrun(package(script, executor), executor).request
 
 
-def test_dockers_container_gets_the_command_as_shell_text(executors, tmp_path):
-    executor = assigned(executors["docker"](), tmp_path)
-    script = run.Script(path="train.py", entrypoint="python")
-    PLUGINS["nsys"].setup(script, executor)
+@pytest.mark.parametrize(
+    ("kind", "scheduler", "directory", "file"),
+    [
+        # pull_results(job) copies code_dir back into the job's directory at the client.
+        ("kubeflow", "KubeflowScheduler", "{executor.code_dir}", "{executor.job_dir}/launch.sh"),
+        # Its copy of the job leaves empty directories out.
+        ("dgxcloud", "DGXCloudScheduler", "/nemo_run", "{executor.experiment_dir}/torchrun_job.sh"),
+    ],
+)
+def test_a_launch_script_makes_the_reports_directory_where_the_job_runs(kind, scheduler, directory, file, executors):
+    executor = assigned(executors[kind]())
+    os.makedirs(executor.experiment_dir)
+    module = importlib.import_module(f"nemo_run.run.torchx_backend.schedulers.{kind}")
+    request = dryrun(getattr(module, scheduler)("session"), executor)
+    path, directory = (text.format(executor=executor) for text in (file, directory))
+    launched = Path(path).read_text()
+    assert f"export BRIDGE_PROFILING_DIR={directory}/profiles\n" in launched
+    assert f"\nmkdir -p {directory}/nsys_profile && nsys profile " in launched
+    if kind == "kubeflow":
+        assert request.cmd == ["/bin/bash", f"{directory}/launch.sh"]
+
+
+def test_dockers_container_gets_the_command_as_shell_text(executors):
     module = importlib.import_module("nemo_run.run.torchx_backend.schedulers.docker")
     scheduler = module.PersistentDockerScheduler.__new__(module.PersistentDockerScheduler)
-    (container,) = scheduler._submit_dryrun(package(script, executor), executor).request.containers
+    (container,) = dryrun(scheduler, assigned(executors["docker"]())).containers
     assert " ".join(container.command).startswith("mkdir -p /nemo_run/nsys_profile && nsys profile -s none ")
     assert container.executor.env_vars["BRIDGE_PROFILING_DIR"] == "/nemo_run/profiles"
 
 
-def test_dgx_clouds_script_makes_the_directory_that_its_copy_of_the_job_leaves_out(executors, tmp_path):
-    executor = assigned(executors["dgxcloud"](), tmp_path)
-    os.makedirs(executor.experiment_dir)
-    script = run.Script(path="train.py", entrypoint="python")
-    PLUGINS["nsys"].setup(script, executor)
-    scheduler = importlib.import_module("nemo_run.run.torchx_backend.schedulers.dgxcloud").DGXCloudScheduler("session")
-    scheduler._submit_dryrun(package(script, executor), executor)
-    launched = Path(executor.experiment_dir, "torchrun_job.sh").read_text()
-    assert "\nmkdir -p /nemo_run/nsys_profile && nsys profile " in launched
-    assert "export BRIDGE_PROFILING_DIR=/nemo_run/profiles\n" in launched
-
-
-def test_a_skypilot_cluster_that_stays_keeps_the_profiles_in_its_copy_of_the_job(skypilot, tmp_path):
-    executor = assigned(skypilot(), tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "options", "directory"),
+    [
+        (run.SkypilotExecutor, {}, "/nemo_run/profiles"),
+        # Machines that are given back leave the profiles in the bucket.
+        (run.SkypilotExecutor, {"autodown": True, "storage_mounts": BUCKET}, "/bucket/exp_1/t/profiles"),
+        (run.SkypilotJobsExecutor, {"autodown": True, "storage_mounts": BUCKET}, "/bucket/exp_1/t/profiles"),
+    ],
+)
+def test_skypilots_profiles_are_where_they_outlive_the_job(kind, options, directory, skypilot):
+    executor = assigned(skypilot(kind, **options))
     PLUGINS["torch"].setup(run.Script(path="train.py"), executor)
-    assert executor.env_vars == {"BRIDGE_PROFILING_DIR": "/nemo_run/profiles"}
+    assert executor.env_vars == {"BRIDGE_PROFILING_DIR": directory}
 
 
-@pytest.mark.parametrize("kind", [run.SkypilotExecutor, run.SkypilotJobsExecutor])
-def test_skypilot_machines_that_are_given_back_leave_the_profiles_in_the_bucket(kind, skypilot, tmp_path):
-    executor = assigned(skypilot(kind, autodown=True, storage_mounts=BUCKET), tmp_path)
-    PLUGINS["torch"].setup(run.Script(path="train.py"), executor)
-    assert executor.env_vars == {"BRIDGE_PROFILING_DIR": "/bucket/exp_1/t/profiles"}
-
-
-def refused(profiler, task, executor, message):
+@pytest.mark.parametrize(
+    ("profiler", "make", "message"),
+    [
+        ("torch", "skypilot_down", "Pass storage_mounts with a bucket.*BRIDGE_PROFILING_DIR"),
+        ("nsys", "skypilot_jobs", "Pass storage_mounts with a bucket.*BRIDGE_PROFILING_DIR"),
+        ("torch", "kubeflow", 'workdir_pvc="CLAIM".*pull_results'),
+        ("nsys", "kubeflow", 'workdir_pvc="CLAIM".*pull_results'),
+        # Reports in a place of the user's own, without a shell to make it.
+        ("nsys", "kubeflow_elsewhere", "workdir_pvc"),
+        ("torch", "kuberay", "KubeRayExecutor starts a Ray cluster"),
+        ("nsys", "kuberay", "KubeRayExecutor starts a Ray cluster"),
+    ],
+)
+def test_an_executor_that_loses_the_profiles_is_refused(profiler, make, message, task, skypilot, kubeflow):
+    kuberay = importlib.import_module("nemo_run.core.execution.kuberay")
+    executor = {
+        "skypilot_down": lambda: assigned(skypilot(autodown=True)),
+        "skypilot_jobs": lambda: assigned(skypilot(run.SkypilotJobsExecutor)),
+        "kubeflow": lambda: assigned(kubeflow()),
+        "kubeflow_elsewhere": lambda: assigned(kubeflow(env_vars={"BRIDGE_PROFILING_DIR": "/data/profiles"})),
+        "kuberay": lambda: kuberay.KubeRayExecutor(namespace="team", image="image"),
+    }[make]()
     before = copy.deepcopy((task, executor.env_vars, executor.launcher))
     with pytest.raises(ProfilingConfigError, match=message):
         PLUGINS[profiler].setup(task, executor)
     assert (task, executor.env_vars, executor.launcher) == before
 
 
-@pytest.mark.parametrize("profiler", PLUGINS)
-@pytest.mark.parametrize(("kind", "more"), [(run.SkypilotExecutor, {"autodown": True}), (run.SkypilotJobsExecutor, {})])
-def test_skypilot_machines_that_are_given_back_without_a_bucket_are_refused(profiler, kind, more, task, skypilot, tmp_path):
-    executor = assigned(skypilot(kind, **more), tmp_path)
-    refused(profiler, task, executor, "Pass storage_mounts with a bucket.*BRIDGE_PROFILING_DIR")
-
-
-@pytest.mark.parametrize("profiler", PLUGINS)
-def test_kubeflow_without_a_volume_is_refused(profiler, task, kubeflow, tmp_path):
-    refused(profiler, task, assigned(kubeflow(), tmp_path), 'workdir_pvc="CLAIM".*pull_results')
-
-
-@pytest.mark.parametrize("by", ["variable", "override"])
-def test_a_place_of_the_users_own_is_believed(by, script, kubeflow, tmp_path):
-    executor = assigned(kubeflow(), tmp_path)
-    if by == "variable":
-        executor.env_vars["BRIDGE_PROFILING_DIR"] = "/data/profiles"
-    else:
-        script.args = ["profiling.output_dir=/data/profiles"]
+@pytest.mark.parametrize(
+    ("variables", "overrides"),
+    [({"BRIDGE_PROFILING_DIR": "/data/profiles"}, []), ({}, ["profiling.output_dir=/data/profiles"])],
+)
+def test_a_place_of_the_users_own_is_believed(variables, overrides, script, kubeflow):
+    executor = assigned(kubeflow(env_vars=dict(variables)))
+    script.args = overrides
     PLUGINS["torch"].setup(script, executor)
-    assert executor.env_vars == ({"BRIDGE_PROFILING_DIR": "/data/profiles"} if by == "variable" else {})
+    assert executor.env_vars == variables
 
 
-def test_nsys_reports_follow_the_users_own_place(script, executors, tmp_path):
-    executor = assigned(executors["docker"](), tmp_path)
-    executor.env_vars["BRIDGE_PROFILING_DIR"] = "/data/profiles"
+def test_nsys_reports_follow_the_users_own_place(script, executors):
+    executor = assigned(executors["docker"](env_vars={"BRIDGE_PROFILING_DIR": "/data/profiles"}))
     PLUGINS["nsys"].setup(script, executor)
     role = package(script, executor).roles[0]
     assert role.entrypoint == "mkdir -p /data/profiles/nsys_profile && nsys"
     assert role.args[role.args.index("-o") + 1] == "/data/profiles/nsys_profile/profile_%h_%p"
 
 
-def test_nsys_reports_in_a_place_without_a_shell_to_make_it_are_refused(script, kubeflow, tmp_path):
-    executor = assigned(kubeflow(env_vars={"BRIDGE_PROFILING_DIR": "/data/profiles"}), tmp_path)
-    refused("nsys", script, executor, "workdir_pvc")
-
-
-@pytest.mark.parametrize("profiler", PLUGINS)
-def test_an_executor_that_starts_a_ray_cluster_is_refused(profiler, task, kubeflow):
-    kuberay = importlib.import_module("nemo_run.core.execution.kuberay")
-    executor = kuberay.KubeRayExecutor(namespace="team", image="image")
-    refused(profiler, task, executor, "KubeRayExecutor starts a Ray cluster")
-
-
 # Not Kubeflow's: NeMo-Run's own object holds its API clients, and cannot be copied.
-@pytest.mark.parametrize("kind", ["docker", "skypilot", "skypilot_jobs", "dgxcloud", "lepton"])
-def test_a_copied_executor_reports_where_its_own_job_is(kind, script, executors, tmp_path):
-    executor = assigned(executors[kind](), tmp_path)
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_a_copied_executor_reports_where_its_own_job_is(kind, script, executors):
+    executor = assigned(executors[kind]())
     PLUGINS["nsys"].setup(script, executor)
     copied = copy.deepcopy(executor)
     executor.launcher = None

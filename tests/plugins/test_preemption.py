@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 from dataclasses import dataclass, field
@@ -12,14 +13,9 @@ import nemo_run as run
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.plugins import (
-    FaultTolerancePlugin,
-    NsysPlugin,
-    PreemptionPlugin,
-    PreemptionPluginScriptArgs,
-    PyTorchProfilerPlugin,
-)
+from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin, PreemptionPluginScriptArgs
 from bridge_profiling.plugins.preemption import time_limit_seconds
+from tests.plugins.conftest import nsys, pytorch
 
 
 @dataclass(kw_only=True)
@@ -76,16 +72,21 @@ def test_the_signal_and_the_handlers_are_set_once(task, slurm, asked, loader):
     }
 
 
-def test_without_the_handler_the_task_is_left_as_it_is(task, slurm):
-    before = copy.deepcopy(task)
-    PreemptionPlugin(preempt_time=120, enable_exit_handler=False).setup(task, slurm)
-    assert (task, slurm.signal) == (before, "TERM@120")
-
-
 def test_a_config_without_the_loaders_field_needs_none_where_it_is_off(slurm):
     task = partial_of(TrainWithoutLoader)
     PreemptionPlugin().setup(task, slurm)
     assert settings(task) == {"train.exit_signal_handler": "true"}
+
+
+@pytest.mark.parametrize("other", [nsys, pytorch, FaultTolerancePlugin])
+def test_it_goes_with_every_other_plugin_in_any_order(other, script, slurm):
+    ended = []
+    for order in ([PreemptionPlugin, other], [other, PreemptionPlugin]):
+        own, executor = copy.deepcopy((script, slurm))
+        for plugin in order:
+            plugin().setup(own, executor)
+        ended.append((sorted(own.args), executor.signal, "train.exit_signal_handler=true" in own.args))
+    assert ended[0] == ended[1] == (ended[0][0], "TERM@60", True)
 
 
 @pytest.mark.parametrize(
@@ -151,12 +152,7 @@ def test_another_signal_of_the_executor_is_replaced_with_a_warning(script, slurm
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"preempt_time": 0}, "preempt_time=0"),
-        ({"preempt_time": -60}, "preempt_time=-60"),
-        ({"preempt_time": "60"}, "preempt_time='60'"),
-        ({"preempt_time": True}, "preempt_time=True"),
-        ({"preempt_time": 1.5}, "preempt_time=1.5"),
-        ({"preempt_time": 65536}, "preempt_time=65536"),
+        *(({"preempt_time": wrong}, f"preempt_time={wrong!r}") for wrong in (0, -60, "60", True, 1.5, 65536)),
         ({"preempt_time": 600}, "time limit of 600 seconds"),
         ({"script_args_converter_fn": "convert"}, "script_args_converter_fn"),
     ],
@@ -168,20 +164,15 @@ def test_a_request_that_cannot_work_is_refused_and_nothing_is_changed(asked, mes
     assert (task, slurm) == before
 
 
-@pytest.mark.parametrize("value", ["SIGUSR1", "Signals.SIGUSR1", "10"])
+@pytest.mark.parametrize("value", ["SIGTERM", "15", "SIGUSR1", "Signals.SIGUSR1", "10"])
 def test_a_training_that_handles_another_signal_is_refused(value, script, slurm):
     script.args = [f"train.exit_signal={value}"]
-    with pytest.raises(ProfilingConfigError, match="handles another signal"):
+    PreemptionPlugin(preempt_time=120, enable_exit_handler=False).setup(script, slurm)
+    assert (script.args, slurm.signal) == ([f"train.exit_signal={value}"], "TERM@120")
+    refused = pytest.raises(ProfilingConfigError, match="handles another signal")
+    with contextlib.nullcontext() if value in ("SIGTERM", "15") else refused:
         PreemptionPlugin().setup(script, slurm)
-    PreemptionPlugin(enable_exit_handler=False).setup(script, slurm)
-    assert script.args == [f"train.exit_signal={value}"]
-
-
-@pytest.mark.parametrize("value", ["SIGTERM", "15"])
-def test_a_training_that_names_sigterm_is_not(value, script, slurm):
-    script.args = [f"train.exit_signal={value}"]
-    PreemptionPlugin().setup(script, slurm)
-    assert slurm.signal == "TERM@60"
+        assert slurm.signal == "TERM@60"
 
 
 @pytest.mark.parametrize(
@@ -208,20 +199,3 @@ def test_data_loader_processes_that_the_signal_would_kill_are_warned_of(workers,
 )  # fmt: skip
 def test_slurms_forms_of_a_time_limit(limit, seconds):
     assert time_limit_seconds(limit) == seconds
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        NsysPlugin(profile_step_start=4, profile_step_end=6),
-        PyTorchProfilerPlugin(profile_step_start=4, profile_step_end=6),
-        FaultTolerancePlugin(),
-    ],
-)
-@pytest.mark.parametrize("first", [True, False])
-def test_it_goes_with_every_other_plugin_in_any_order(other, first, script, slurm):
-    plugins = [PreemptionPlugin(), other]
-    for plugin in plugins if first else reversed(plugins):
-        plugin.setup(script, slurm)
-    assert slurm.signal == "TERM@60"
-    assert "train.exit_signal_handler=true" in script.args

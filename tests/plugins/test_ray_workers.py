@@ -90,24 +90,25 @@ def seen(tmp_path):
     return run_it
 
 
-def test_a_program_that_slurm_ray_starts_sees_what_was_asked_for(batch_script, seen):
-    script = batch_script(slurm(), RayWorkersPlugin(**ASKED))
+@pytest.mark.integration
+@pytest.mark.parametrize("by", ["plugin", "our own executor"])
+def test_a_program_that_slurm_ray_starts_sees_what_was_asked_for(by, batch_script, seen):
+    if by == "plugin":
+        script = batch_script(slurm(), RayWorkersPlugin(**ASKED))
+    else:
+        executor = executors.slurm("team", env=VARIABLES, launcher=run.SlurmRay(), setup_lines=HEAD, venv="/nowhere")
+        lines = (executor.setup_lines or "").splitlines()
+        executor.setup_lines = "\n".join(line for line in lines if not line.startswith("export PATH="))
+        script = batch_script(executor)
     environment = seen(script)
     assert {name: environment.get(name) for name in VARIABLES} == VARIABLES
-    assert environment["BRIDGE_PROFILING_DIR"] == f"{script.parent}/train/profiles"
+    assert environment.get("BRIDGE_PROFILING_DIR") == (f"{script.parent}/train/profiles" if by == "plugin" else None)
     request = RayRequest.from_environment(environment)
     assert request is not None
     assert request.selects("vllm_generation_worker")
 
 
-def test_our_own_slurm_executor_carries_them_as_well(batch_script, seen):
-    executor = executors.slurm("team", env=VARIABLES, launcher=run.SlurmRay(), setup_lines=HEAD, venv="/nowhere")
-    lines = (executor.setup_lines or "").splitlines()
-    executor.setup_lines = "\n".join(line for line in lines if not line.startswith("export PATH="))
-    environment = seen(batch_script(executor))
-    assert {name: environment.get(name) for name in VARIABLES} == VARIABLES
-
-
+@pytest.mark.integration
 def test_a_ray_job_of_nemo_run_carries_them_by_our_own_executor():
     """RayJob writes its batch script by another template, and knows no plugins."""
     executor = executors.slurm("team", env=VARIABLES, container_image="image.sqsh")
@@ -120,6 +121,7 @@ def test_a_ray_job_of_nemo_run_carries_them_by_our_own_executor():
     assert done.stdout.split("\0")[:-1] == list(VARIABLES.values())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("layout", ["bare", "container"])
 def test_the_batch_script_is_the_golden_one(batch_script, layout, tmp_path):
     options = {"container_image": "image.sqsh", "container_mounts": ["/data:/data"]} if layout == "container" else {}

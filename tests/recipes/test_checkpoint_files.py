@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
 
 from bridge_profiling import ProfilingConfigError
-
-pytestmark = pytest.mark.needs("megatron")
-pytest.importorskip("torch")
-
-from recipes.megatron import checkpoint_files as files  # noqa: E402
+from recipes.megatron import checkpoint_files as files
 
 
 def write(root, iteration):
@@ -23,10 +18,10 @@ def write(root, iteration):
 
 def test_the_newest_checkpoint_is_resumed_from(tmp_path):
     assert files.latest_iteration(tmp_path / "nothing yet") is None
-    assert write(tmp_path, 5) == tmp_path / "iter_0000005"
-    write(tmp_path, 10)
+    write(tmp_path, 5)
+    assert write(tmp_path, 10) == tmp_path / "iter_0000010"
     assert files.latest_iteration(tmp_path) == 10
-    assert files.read_description(files.checkpoint_folder(tmp_path, 10)) == {"iteration": 10}
+    assert files.read_description(tmp_path / "iter_0000010") == {"iteration": 10}
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10"
 
 
@@ -36,8 +31,7 @@ def test_a_checkpoint_that_was_never_finished_has_no_name_and_is_begun_anew(tmp_
     (files.unfinished(tmp_path, 10) / "half").touch()
     assert files.latest_iteration(tmp_path) == 5
     assert [folder.name for folder in tmp_path.glob("iter_*")] == ["iter_0000005"]
-    folder = write(tmp_path, 10)
-    assert sorted(os.listdir(folder)) == ["training.json", "weights"]
+    assert sorted(os.listdir(write(tmp_path, 10))) == ["training.json", "weights"]
 
 
 def test_a_checkpoint_of_the_same_iteration_is_replaced(tmp_path):
@@ -51,25 +45,21 @@ def test_the_checkpoints_written_last_are_kept_though_others_have_more_iteration
         write(tmp_path, iteration)
     files.keep_most_recent(tmp_path, 2)
     assert sorted(os.listdir(tmp_path)) == ["iter_0000003", "iter_0000006", "latest_checkpointed_iteration.txt"]
-    assert files.latest_iteration(tmp_path) == 6
 
 
-@pytest.mark.parametrize("text", ["", "release", "-3", "12"])
+@pytest.mark.parametrize("text", ["release", "-3", "12"])
 def test_a_pointer_that_names_no_checkpoint_is_refused_with_those_that_are_there(tmp_path, text):
+    (tmp_path / files.POINTER).write_text(text)
+    with pytest.raises(ProfilingConfigError, match=r"Remove .* to start from scratch"):
+        files.latest_iteration(tmp_path)
     write(tmp_path, 5)
     (tmp_path / files.POINTER).write_text(text)
     with pytest.raises(ProfilingConfigError, match="Write the number of one of these into it: iter_0000005"):
         files.latest_iteration(tmp_path)
 
 
-def test_a_pointer_beside_nothing_may_be_removed(tmp_path):
-    (tmp_path / files.POINTER).write_text("7")
-    with pytest.raises(ProfilingConfigError, match=r"Remove .* to start from scratch"):
-        files.latest_iteration(tmp_path)
-
-
 def test_a_description_that_cannot_be_read_is_a_broken_checkpoint(tmp_path):
     folder = write(tmp_path, 5)
-    (folder / files.DESCRIPTION).write_text(json.dumps({"iteration": 5})[:-2])
+    (folder / files.DESCRIPTION).write_text('{"iteration": 5')
     with pytest.raises(ProfilingConfigError, match=r"iter_0000005 cannot be loaded; JSONDecodeError.*older checkpoint"):
         files.read_description(folder)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from dataclasses import dataclass, field
 
 import fiddle as fdl
 import nemo_run as run
 import pytest
+from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
+from bridge_profiling.doctor.request import SETTINGS_KEY
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
+from launch.tasks import pretrain_partial, pretrain_script
 from recipes.tasks import as_config
 
 
@@ -37,89 +43,67 @@ def test_only_fields_that_differ_are_kept_and_sections_stay_editable():
     assert config.__arguments__ == {"width": 3, "inner": run.Config(Inner, name="b")}
     config.inner.sizes = [2]
     assert fdl.build(config).inner == Inner(sizes=[2], name="b")
-
-
-def test_what_post_init_derives_is_derived_again():
-    config = as_config(Model(width=3))
-    config.width = 5
-    assert fdl.build(config).hidden == 20
-
-
-def test_what_was_given_over_the_derivation_is_kept():
-    assert as_config(Model(width=3, hidden=7)).hidden == 7
-
-
-def test_a_section_that_is_none_by_default_stays_none():
-    assert fdl.build(as_config(Model(width=3))).other is None
     assert fdl.build(as_config(Model(width=3, other=Inner()))).other == Inner()
 
 
-megatron = pytest.mark.needs("megatron")
+def test_what_post_init_derives_is_derived_again_unless_it_was_given():
+    config = as_config(Model(width=3))
+    config.width = 5
+    assert fdl.build(config).hidden == 20
+    assert as_config(Model(width=3, hidden=7)).hidden == 7
 
 
-@megatron
+@pytest.mark.needs("megatron")
 @pytest.mark.parametrize("name", ["gpt_tiny", "gpt_125m", "llama32_1b", "llama3_8b", "qwen3_30b_a3b"])
-def test_a_recipe_survives_the_way_to_the_job(name):
-    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
-
-    from launch.tasks import pretrain_partial
-    from recipes.catalog import get_recipe
+def test_a_recipe_survives_the_way_to_the_job_finalized_or_not(name):
+    from recipes.catalog import RANKS, get_recipe
+    from recipes.finalize import finalize
 
     serializer = ZlibJSONSerializer()
-    task = pretrain_partial(name, ["train.train_iters=8"])
+    task = pretrain_partial(name, ["train.train_iters=60"])
     config = fdl.build(serializer.deserialize(serializer.serialize(task)).config)
     expected = get_recipe(name)()
-    expected.train.train_iters = 8
+    expected.train.train_iters = 60
     assert config == expected
-
-
-@megatron
-def test_a_recipe_finalized_already_can_be_sent_and_built_again():
-    from recipes.finalize import finalize
-    from recipes.models import gpt_tiny
-
-    config = gpt_tiny()
-    finalize(config, 1)
+    finalize(config, RANKS[name])
     rebuilt = fdl.build(as_config(config))
-    finalize(rebuilt, 1)
+    finalize(rebuilt, RANKS[name])
     assert rebuilt.model.ffn_hidden_size == config.model.ffn_hidden_size
 
 
-@megatron
+@pytest.mark.needs("megatron")
 def test_what_cannot_be_sent_to_the_job_is_refused():
-    import torch
-
-    from bridge_profiling.errors import ProfilingConfigError
-    from launch.tasks import pretrain_partial
-    from recipes.models import gpt_tiny
-
-    def recipe():
-        config = gpt_tiny()
-        config.model.params_dtype = torch.bfloat16
-        return config
+    from tests.recipes.builders import tiny
 
     with pytest.raises(ProfilingConfigError, match=r"torch\.bfloat16"):
-        pretrain_partial(recipe)
+        pretrain_partial(lambda: tiny("model.params_dtype=bfloat16"))
 
 
-@megatron
-@pytest.mark.parametrize("plugin", ["nsys", "pytorch", "ft", "nsys+ft", "ft+nsys", "pytorch+ft"])
-def test_a_partial_and_a_script_end_in_the_same_training(plugin):
-    from bridge_profiling.overrides import apply_overrides
-    from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
-    from launch.tasks import pretrain_partial, pretrain_script
-    from recipes.models import gpt_tiny
+WINDOW = {"profile_step_start": 4, "profile_step_end": 6, "profile_ranks": [0, 1]}
+PLUGINS = {
+    "nsys": NsysPlugin(**WINDOW),
+    "pytorch": PyTorchProfilerPlugin(**WINDOW, record_shapes=True, memory_snapshot_path="/a/b.pickle"),
+    "ft": FaultTolerancePlugin(),
+}
 
-    window = {"profile_step_start": 4, "profile_step_end": 6, "profile_ranks": [0, 1]}
-    make = {
-        "nsys": lambda: NsysPlugin(**window),
-        "pytorch": lambda: PyTorchProfilerPlugin(**window, record_shapes=True, memory_snapshot_path="/a/b.pickle"),
-        "ft": FaultTolerancePlugin,
-    }
+
+@pytest.mark.needs("megatron")
+@pytest.mark.parametrize("names", ["pytorch", "nsys ft", "ft nsys", "pytorch ft"])
+def test_a_partial_and_a_script_end_in_the_same_training(names):
+    from tests.recipes.builders import tiny
+
     partial, script = pretrain_partial("gpt_tiny"), pretrain_script("gpt_tiny")
-    for name in plugin.split("+"):
+    for name in names.split():
         for task in (partial, script):
-            make[name]().setup(task, run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"))
-    config = gpt_tiny()
-    apply_overrides(config, script.args[2:])
-    assert fdl.build(partial.config) == config
+            copy.deepcopy(PLUGINS[name]).setup(task, run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"))
+    assert fdl.build(partial.config) == tiny(" ".join(script.args[2:]))
+
+
+@pytest.mark.needs("megatron")
+def test_doctor_finds_the_settings_of_the_recipe_in_both_kinds_of_task():
+    from recipes.catalog import known_settings
+    from tests.recipes.builders import recipe
+
+    assert pretrain_script("gpt_125m").metadata[SETTINGS_KEY].split() == known_settings(recipe("gpt_125m"))
+    lengths = pretrain_partial("gpt_125m").config.train.__arguments__
+    assert lengths.items() >= {"train_iters": 50, "micro_batch_size": 2, "global_batch_size": 32}.items()

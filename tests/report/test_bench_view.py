@@ -1,8 +1,9 @@
-"""A capture beside benchmarks in words: on the terminal and on the page."""
+"""A capture and benchmarks compared in words: on the terminal and on the page."""
 
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.report.bench_view import section
@@ -22,54 +23,46 @@ ROW = {
     "alone_bus_bandwidth_gbs": 100.0,
     "reason": None,
 }
-NOTHING = dict.fromkeys(("transfer_us", "alone_us", "reached_share", "bus_bandwidth_gbs", "alone_bus_bandwidth_gbs"))
+NOTHING = dict.fromkeys(name for name, value in ROW.items() if isinstance(value, float))
+OTHER = ROW | NOTHING | {"compared_count": 0, "reason": "8 ranks were measured, and the group has 2"}
 
 
-def comparison(*rows, found=False, step=None, data_loader=None):
+def compared(*rows, found=False, step=None, data_loader=None):
     empty = pa.table({"direction": pa.array([], pa.string())})
-    return AgainstBench("bench.json", found, pa.Table.from_pylist(list(rows)), empty, step, data_loader)
+    return section(AgainstBench("bench.json", found, pa.Table.from_pylist(list(rows)), empty, step, data_loader))
 
 
-def said(*rows, **known):
-    return section(comparison(*rows, **known)).paragraphs
+FELL_SHORT = "all_reduce in group tensor model parallel on ranks 0-1 reached 43% of the benchmark's bandwidth (43 of 100 GB/s)."
+FASTER = ROW | {"reached_share": 1.3, "alone_bus_bandwidth_gbs": 33.0}
 
 
-def test_the_share_reached_is_one_sentence_with_both_bandwidths():
-    headline, line = said(ROW, found=True)
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([ROW], FELL_SHORT),
+        ([FASTER], "is as fast as in the benchmark: 130% (43 of 33 GB/s)"),
+        # Once, however many groups have it.
+        ([OTHER, OTHER | {"group_name": "16"}], "Not compared: 8 ranks were measured, and the group has 2."),
+        ([], "Nothing in it can be compared"),
+    ],
+)
+def test_each_group_is_one_sentence_with_its_share_or_reason(rows, line):
+    headline, said = compared(*rows, found=True).paragraphs
     assert "bench.json, found next to the captures" in headline
-    assert (
-        line
-        == "all_reduce in group tensor model parallel on ranks 0-1 reached 43% of the benchmark's bandwidth (43 of 100 GB/s)."
-    )
-
-
-def test_what_is_as_fast_as_the_benchmark_does_not_fall_short():
-    _, line = said(ROW | {"reached_share": 1.3, "alone_bus_bandwidth_gbs": 33.0})
-    assert "is as fast as in the benchmark: 130% (43 of 33 GB/s)" in line
-
-
-def test_a_reason_is_given_once_however_many_groups_have_it():
-    other = ROW | NOTHING | {"compared_count": 0, "reason": "8 ranks were measured, and the group has 2"}
-    assert said(other, other | {"group_name": "16"})[1:] == ["Not compared: 8 ranks were measured, and the group has 2."]
-
-
-def test_a_file_with_nothing_that_fits_says_so():
-    assert "Nothing in it can be compared" in said()[1]
+    assert line in said
 
 
 def test_steps_and_loaders_are_compared_with_the_iteration():
     iteration = {"iteration_us": 12_000.0, "of": "captured iterations", "reason": None}
     step = {"subject": "train:make", "alone_us": 9_000.0}
     loader = {"subject": "train:data", "batch_us": 3_000.0}
-    lines = said(step=step | iteration, data_loader=loader | iteration)
+    lines = compared(step=step | iteration, data_loader=loader | iteration).paragraphs
     assert "Step train:make takes 9.0 ms in the benchmark; an iteration here takes 12.0 ms" in lines[1]
     assert "Data loader train:data returns a batch every 3.0 ms at best; an iteration here takes 12.0 ms" in lines[2]
 
 
 def test_the_table_has_a_row_for_each_group():
-    other = ROW | NOTHING | {"compared_count": 0, "reason": "gloo was measured, and nccl captured"}
-    (table,) = section(comparison(ROW, other)).tables
-    assert [[cell.text for cell in row[:3]] for row in table.rows] == [
-        ["all_reduce", "tensor model parallel, ranks 0-1", share] for share in ("43%", "–")
-    ]
+    (table,) = compared(ROW, OTHER).tables
+    group = ["all_reduce", "tensor model parallel, ranks 0-1"]
+    assert [[cell.text for cell in row[:3]] for row in table.rows] == [[*group, "43%"], [*group, "–"]]
     assert section(None).empty

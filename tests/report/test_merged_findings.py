@@ -3,68 +3,66 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from bridge_profiling.analysis.findings import Event, Finding
+from bridge_profiling.cli import app
 from bridge_profiling.report.merged_trace import write_merged_trace
 from bridge_profiling.run import Run
-from tests.cli.test_analyze import write
 from tests.report.summaries import finding
 
-RunOf = Callable[..., Run]
+Merge = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def merged(run_of: RunOf, tmp_path: Path) -> Callable[[list[Finding]], list[dict[str, Any]]]:
-    """The events of two merged ranks with findings. Iterations begin at 0 and 1 ms, and last 0.9 ms."""
-    for rank in (0, 1):
-        write(tmp_path / "run" / f"rank-{rank}.json.gz", rank)
-    run = run_of(tmp_path / "run")
+def merge(made: Callable[..., Run], tmp_path: Path) -> Merge:
+    """The events of two merged ranks with findings, whose own events are named by a rank and two times in microseconds."""
+    run = made(ranks=2)
+    begins = run.iterations()["start_ns"][0].as_py()
 
-    def merge(findings: list[Finding]) -> list[dict[str, Any]]:
-        write_merged_trace(run.entries(), tmp_path / "all.json", findings=findings)
+    def merged(*findings: Finding) -> list[dict[str, Any]]:
+        placed = [
+            replace(each, events=[replace(event, start_ns=event.start_ns + begins) for event in each.events])
+            for each in findings
+        ]
+        write_merged_trace(run.entries(), tmp_path / "all.json", findings=placed)
         return json.loads((tmp_path / "all.json").read_text())["traceEvents"]
 
-    return merge
+    return merged
 
 
 def _slices(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if event.get("cat") == "finding"]
 
 
-def test_a_finding_lies_where_its_event_does_and_says_what_to_change(merged, run_of: RunOf, tmp_path: Path) -> None:
-    begins = run_of(tmp_path / "run").iterations().to_pylist()[0]["start_ns"]
-    event = Event(1, "dataloader <b>", 0, begins + 200_000, 50.0)
-    (found,) = _slices(merged([finding(ranks=[1], events=[event])]))
+def test_a_finding_is_where_its_event_is_and_says_what_to_change(merge: Merge) -> None:
+    event = Event(1, "dataloader <b>", 0, 200_000, 50.0)
+    (found,) = _slices(merge(finding(ranks=[1], events=[event])))
     assert (found["pid"], found["ts"], found["dur"]) == (1, 200.0, 50.0)
-    assert found["name"] == "Data loading holds all ranks for 30 ms of each iteration"
-    assert found["args"]["event"] == "dataloader <b>"
+    assert (found["name"], found["args"]["event"]) == (finding().title, "dataloader <b>")
     assert "num_workers" in found["args"]["change"]
 
 
-def test_an_event_that_stands_for_many_is_as_long_as_one_of_them(merged, run_of: RunOf, tmp_path: Path) -> None:
-    begins = run_of(tmp_path / "run").iterations().to_pylist()[0]["start_ns"]
-    (found,) = _slices(merged([finding(ranks=[0], events=[Event(0, "sync", 0, begins, 400.0, 4)])]))
+def test_an_event_that_stands_for_many_is_as_long_as_one_of_them(merge: Merge) -> None:
+    (found,) = _slices(merge(finding(ranks=[0], events=[Event(0, "sync", 0, 0, 400.0, 4)])))
     assert found["dur"] == 100.0
 
 
-def test_a_finding_without_a_place_covers_the_iterations_of_the_ranks_to_blame(merged) -> None:
-    found = _slices(merged([finding(ranks=[1], events=[])]))
+def test_a_finding_without_a_place_covers_the_iterations_of_its_ranks(merge: Merge) -> None:
+    found = _slices(merge(finding(ranks=[1], events=[])))
     assert [(each["pid"], each["ts"], each["dur"]) for each in found] == [(1, 0.0, 900.0), (1, 1000.0, 900.0)]
+    assert _slices(merge()) == []
 
 
-def test_each_finding_has_a_track_of_its_own_above_the_threads_and_slices_never_overlap(
-    merged, run_of: RunOf, tmp_path
-) -> None:
-    begins = run_of(tmp_path / "run").iterations().to_pylist()[0]["start_ns"]
-    overlapping = [Event(0, "a", 0, begins + 100_000, 200.0), Event(0, "b", 0, begins + 200_000, 200.0)]
-    events = merged([finding(ranks=[0], events=overlapping), finding(id="host_sync", ranks=[0])])
+def test_each_finding_has_a_track_of_its_own_above_the_threads_and_slices_never_overlap(merge: Merge) -> None:
+    overlapping = [Event(0, "a", 0, 100_000, 200.0), Event(0, "b", 0, 200_000, 200.0)]
+    events = merge(finding(ranks=[0], events=overlapping), finding(id="host_sync", ranks=[0]))
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     order = {event["tid"]: event["args"]["sort_index"] for event in events if event["name"] == "thread_sort_index"}
     mine = _slices(events)
@@ -75,15 +73,9 @@ def test_each_finding_has_a_track_of_its_own_above_the_threads_and_slices_never_
     assert second["ts"] + second["dur"] == 400.0
 
 
-def test_without_findings_the_trace_is_as_it_was(merged) -> None:
-    assert _slices(merged([])) == []
-
-
-def test_merge_annotates_what_report_finds(run_of: RunOf, tmp_path: Path) -> None:
-    write(tmp_path / "run" / "rank-0.json.gz", 0)
-    command = [sys.executable, "-m", "bridge_profiling.cli", "merge", "run", "-o", "all.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    found = run_of(tmp_path / "run").findings()
-    assert f"and {len(found)} findings" in done.stdout
-    titles = {event["name"] for event in _slices(json.loads((tmp_path / "all.json").read_text())["traceEvents"])}
-    assert titles == {each.title for each in found}
+def test_merge_annotates_what_report_finds(made: Callable[..., Run], tmp_path: Path) -> None:
+    found = made().findings()
+    done = CliRunner().invoke(app, ["merge", str(tmp_path / "run"), "-o", str(tmp_path / "all.json")])
+    assert f"and {len(found)} findings" in done.output
+    events = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
+    assert {event["name"] for event in _slices(events)} == {each.title for each in found}

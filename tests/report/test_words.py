@@ -10,22 +10,28 @@ from bridge_profiling.report import words
 
 
 @pytest.mark.parametrize(
-    ("time_us", "said"),
-    [(121_234.5, "121 ms"), (8_437.0, "8.4 ms"), (31.0, "0.031 ms"), (0.0, "0 ms"), (-1_300.0, "−1.3 ms"), (None, "–")],
+    ("write", "value", "said"),
+    [
+        (words.milliseconds, 121_234.5, "121 ms"),
+        (words.milliseconds, 8_437.0, "8.4 ms"),
+        (words.milliseconds, 31.0, "0.031 ms"),
+        (words.milliseconds, 0.0, "0 ms"),
+        (words.milliseconds, -1_300.0, "−1.3 ms"),
+        (words.milliseconds, None, "–"),
+        (words.percent, 0.312, "31%"),
+        (words.percent, 0.0437, "4.4%"),
+        (words.percent, 0.0, "0%"),
+        (words.percent, None, "–"),
+        # Memory counts in powers of two, and messages in powers of ten.
+        (words.memory, 5 * 2**30, "5.00 GiB"),
+        (words.memory, 812.5 * 2**20, "812.5 MiB"),
+        (words.size, 1_068_089_344, "1.07 GB"),
+        (words.ranks, [1, 3], "ranks 1, 3"),
+        (words.ranks, [2], "rank 2"),
+    ],
 )
-def test_times(time_us: float | None, said: str) -> None:
-    assert words.milliseconds(time_us) == said
-
-
-@pytest.mark.parametrize(("share", "said"), [(0.312, "31%"), (0.0437, "4.4%"), (0.0, "0%"), (None, "–")])
-def test_shares(share: float | None, said: str) -> None:
-    assert words.percent(share) == said
-
-
-def test_memory_counts_in_powers_of_two_and_messages_in_powers_of_ten() -> None:
-    assert words.memory(5 * 2**30) == "5.00 GiB"
-    assert words.memory(812.5 * 2**20) == "812.5 MiB"
-    assert words.size(1_068_089_344) == "1.07 GB"
+def test_numbers(write: Any, value: Any, said: str) -> None:
+    assert write(value) == said
 
 
 @pytest.mark.parametrize(
@@ -45,17 +51,10 @@ def test_memory_counts_in_powers_of_two_and_messages_in_powers_of_ten() -> None:
     ],
 )
 def test_evidence_is_written_with_the_unit_in_its_name(name: str, amount: Any, heading: str, said: str) -> None:
-    assert words.label(name) == heading
-    assert words.value(name, amount) == said
+    assert (words.label(name), words.value(name, amount)) == (heading, said)
 
 
-def test_evidence_of_hundreds_of_ranks_is_cut() -> None:
-    said = words.value("waiting_us", dict.fromkeys(range(512), 1000.0))
-    assert said.endswith("rank 11: 1.0 ms and 500 more")
-
-
-def test_ranks_in_words() -> None:
-    assert words.ranks([0, 1, 2, 3], 4) == "all 4 ranks"
-    assert words.ranks([1, 3], 4) == "ranks 1, 3"
-    assert words.ranks([2]) == "rank 2"
+def test_ranks_by_the_hundreds_are_cut() -> None:
+    assert words.value("waiting_us", dict.fromkeys(range(512), 1000.0)).endswith("rank 11: 1.0 ms and 500 more")
     assert words.ranks(list(range(1, 1024, 2))).endswith("23 and 500 more")
+    assert words.ranks([0, 1, 2, 3], 4) == "all 4 ranks"

@@ -57,16 +57,13 @@ class Report:
         with contextlib.closing(sqlite3.connect(path)) as connection, connection:
             for table, rows in tables.items():
                 columns = list(dict.fromkeys(column for row in rows for column in row)) or ["unused"]
-                connection.execute(f"CREATE TABLE {table} ({', '.join(quoted(column) for column in columns)})")
+                names = ", ".join(f'"{column}"' for column in columns)
+                connection.execute(f"CREATE TABLE {table} ({names})")
                 marks = ", ".join("?" * len(columns))
                 connection.executemany(
                     f"INSERT INTO {table} VALUES ({marks})", [[row.get(column) for column in columns] for row in rows]
                 )
         return path
-
-
-def quoted(name: str) -> str:
-    return f'"{name}"'
 
 
 def small_report() -> Report:

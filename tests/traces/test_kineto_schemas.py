@@ -5,9 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,8 +13,7 @@ from hypothesis import strategies as st
 from bridge_profiling.traces import kineto
 from bridge_profiling.traces.kineto import stream
 from bridge_profiling.traces.kineto.columns import exact_ns
-from bridge_profiling.traces.types import RankTables
-from tests.traces.conftest import WriteTrace
+from tests.traces.conftest import contents, values
 from tests.traces.kineto_files import call, complete, document, kernel
 
 EVENTS = [
@@ -29,98 +25,71 @@ EVENTS = [
     {"ph": "f", "id": 11, "pid": 0, "tid": 7, "ts": 1006.003, "cat": "ac2g", "name": "ac2g", "bp": "e"},
     complete("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 1030.5, 2.25, pid=0, tid=7, device=0, stream=7, bytes=4096),
 ]
-
-
-def _rows(tables: RankTables, name: str = "device_events") -> list[dict[str, Any]]:
-    return tables[name].to_pylist()
-
-
-def _same(tables: RankTables, expected: RankTables) -> None:
-    assert {name: tables[name].to_pylist() for name in expected.tables} == {
-        name: expected[name].to_pylist() for name in expected.tables
-    }
-    assert tables.info.error is None
+RAW = json.dumps(document(EVENTS)).encode()
 
 
 @pytest.fixture
-def expected(write_trace: WriteTrace) -> RankTables:
-    return kineto.read(write_trace(EVENTS, "expected.json"))
+def expected(read_trace):
+    return read_trace(EVENTS, "expected.json")
 
 
-def test_a_trace_of_today(expected: RankTables) -> None:
-    assert expected.info.rank == 3
-    assert expected.info.rank_source == "trace"
-    assert expected.info.world_size == 8
-    first, copy = _rows(expected)
+def test_a_trace_of_today(expected):
+    assert (expected.info.rank, expected.info.rank_source, expected.info.world_size) == (3, "trace", 8)
+    first, copy = expected.device_events.to_pylist()
     assert first | {"start_ns": 1006003, "end_ns": 1026007, "launch_start_ns": 1002001, "launch_end_ns": 1005003} == first
     assert first | {"kind": "compute", "name": "gemm", "stream": 7, "operator": 2, "iteration": 5, "launch_thread": 1} == first
-    assert copy | {"kind": "memcpy", "direction": "HtoD", "from_memory": "pageable", "to_memory": "device"} == copy
-    assert copy["bytes"] == 4096
-    operator = _rows(expected, "host_events")[1]
-    assert operator | {"category": "operator", "shapes": "[[4,8],[2]]", "stack": "a.py(3): f"} == operator
-    assert _rows(expected, "iterations") == [
-        {"rank": 3, "iteration": 5, "start_ns": 1000000, "end_ns": 1090500, "boundary": False}
-    ]
+    assert (
+        copy | {"kind": "memcpy", "direction": "HtoD", "from_memory": "pageable", "to_memory": "device", "bytes": 4096} == copy
+    )
+    assert ("operator", "[[4,8],[2]]", "a.py(3): f") in values(expected.host_events, "category", "shapes", "stack")
+    assert values(expected.iterations, "iteration", "start_ns", "end_ns", "boundary") == [(5, 1000000, 1090500, False)]
 
 
-@pytest.mark.parametrize("indent", [None, 2, 4])
-@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" , ", " : ")])
-@pytest.mark.parametrize("first", [True, False])
-def test_minified_or_indented_with_the_events_first_or_last(
-    write_trace: WriteTrace, expected: RankTables, indent: int | None, separators: tuple[str, str], first: bool
-) -> None:
-    trace = document(EVENTS)
-    events = trace.pop("traceEvents")
-    trace = {"traceEvents": events, **trace} if first else {**trace, "traceEvents": events}
-    _same(kineto.read(write_trace(json.dumps(trace, indent=indent, separators=separators))), expected)
+def _events_first():
+    return {"traceEvents": EVENTS, **{key: value for key, value in document(EVENTS).items() if key != "traceEvents"}}
 
 
 @pytest.mark.parametrize(
-    "packed",
+    "raw",
     [
-        lambda raw: raw,
-        gzip.compress,
-        lzma.compress,
-        lambda raw: gzip.compress(raw[:300]) + gzip.compress(b"") + gzip.compress(raw[300:]),
-        lambda raw: gzip.compress(raw) + b"\0" * 512,
+        pytest.param(RAW, id="plain"),
+        pytest.param(gzip.compress(RAW), id="gzip"),
+        pytest.param(lzma.compress(RAW), id="xz"),
+        pytest.param(gzip.compress(RAW[:300]) + gzip.compress(b"") + gzip.compress(RAW[300:]), id="gzip members"),
+        pytest.param(gzip.compress(RAW) + b"\0" * 512, id="padded gzip"),
+        pytest.param(json.dumps(document(EVENTS), separators=(",", ":")).encode(), id="minified"),
+        pytest.param(json.dumps(_events_first(), indent=2).encode(), id="indented, events first"),
+        pytest.param(json.dumps(_events_first(), separators=(" , ", " : ")).encode(), id="wide, events first"),
+        pytest.param(json.dumps(document(EVENTS), indent=4, separators=(",", " : ")).encode(), id="indented"),
+        *(pytest.param(RAW.replace(b"1.5}", b"%s}" % number), id=number.decode()) for number in (b"Infinity", b"-inf", b"NaN")),
     ],
-    ids=["plain", "gzip", "xz", "members", "padded"],
 )
-def test_packed_in_any_way(write_trace: WriteTrace, expected: RankTables, packed: Any) -> None:
-    raw = json.dumps(document(EVENTS)).encode()
-    _same(kineto.read(write_trace(packed(raw), "packed")), expected)
+def test_written_and_packed_in_any_way(read_trace, expected, raw):
+    assert contents(read_trace(raw, "any")) == contents(expected)
 
 
-def test_a_bare_array_of_events(write_trace: WriteTrace, expected: RankTables) -> None:
-    tables = kineto.read(write_trace(json.dumps(EVENTS)), rank=3)
-    _same(tables, expected)
-    assert tables.info.rank_source == "order"
+@pytest.mark.parametrize(("written", "source"), [(EVENTS, "order"), ({"traceEvents": EVENTS}, "file name")])
+def test_a_bare_array_and_a_trace_without_distributed_information(write_trace, expected, written, source):
+    tables = kineto.read(write_trace(json.dumps(written)), rank=3, rank_source=source)
+    assert contents(tables) == contents(expected)
+    assert (tables.info.rank_source, tables.info.error) == (source, None)
 
 
-@pytest.mark.parametrize("broken", ["Infinity", "-Infinity", "NaN", "inf", "-inf", "nan"])
-def test_numbers_that_are_none_do_no_harm(write_trace: WriteTrace, expected: RankTables, broken: str) -> None:
-    text = json.dumps(document(EVENTS)).replace('"memory bandwidth (GB/s)": 1.5', f'"memory bandwidth (GB/s)": {broken}')
-    assert broken in text
-    _same(kineto.read(write_trace(text)), expected)
+@pytest.mark.parametrize(
+    ("written", "name"), [(b'"a: nan, inf"', "a: nan, inf"), (b'"ge\xff\x01m\\m"', "ge� m\\m")], ids=["words", "bytes"]
+)
+def test_names_are_shown_as_well_as_can_be(read_trace, written, name):
+    """Words like NaN stay, invalid UTF-8, control characters and bad escapes become printable."""
+    raw = RAW.replace(b'"gemm"', written).replace(b"1.5}", b"Infinity}")
+    assert values(read_trace(raw).device_events, "name")[0] == name
 
 
-def test_words_like_infinity_inside_names_stay(write_trace: WriteTrace) -> None:
-    tables = kineto.read(write_trace([kernel("a: nan, inf", 1, 1, bandwidth=float("inf"))]))
-    assert _rows(tables)[0]["name"] == "a: nan, inf"
-
-
-def test_invalid_utf8_and_raw_control_characters_are_shown_as_well_as_can_be(write_trace: WriteTrace) -> None:
-    raw = json.dumps(document(EVENTS)).encode().replace(b'"gemm"', b'"ge\xff\x01m\\m"')
-    assert _rows(kineto.read(write_trace(raw)))[0]["name"] == "ge� m\\m"
-
-
-def test_torch_1_8_capitals_and_numbers_as_text(write_trace: WriteTrace) -> None:
+def test_torch_1_8_capitals_and_numbers_as_text(write_trace):
     events = [
         {"ph": "X", "cat": "Operator", "name": "aten::mm", "pid": 24572, "tid": "24572", "ts": 1621401187223005, "dur": 300,
          "args": {"Device": 24572, "External id": 2, "Input dims": [[1], []], "Trace name": "PyTorch Profiler"}},
         {"ph": "X", "cat": "Runtime", "name": "cudaLaunchKernel", "pid": 24572, "tid": "24572", "ts": 1621401187223105,
-         "dur": 5,
-         "args": {"cbid": 211, "correlation": 7, "external id": 2}},
+         "dur": 5, "args": {"cbid": 211, "correlation": 7, "external id": 2}},
         {"ph": "X", "cat": "Kernel", "name": "gemm", "pid": 0, "tid": "stream 7", "ts": 1621401187223205, "dur": 17,
          "args": {"queued": 0, "device": 0, "context": 1, "stream": 7, "correlation": 7, "external id": 2}},
         {"ph": "X", "cat": "Memcpy", "name": "Memcpy DtoD (Device -> Device)", "pid": 0, "tid": "stream 9",
@@ -129,34 +98,33 @@ def test_torch_1_8_capitals_and_numbers_as_text(write_trace: WriteTrace) -> None
     ]  # fmt: skip
     tables = kineto.read(write_trace({"schemaVersion": 1, "traceEvents": events}), rank=2, rank_source="file name")
     assert (tables.info.rank, tables.info.rank_source, tables.info.clock) == (2, "file name", "unix")
-    first, copy, fill = _rows(tables)
-    assert (first["start_ns"], first["end_ns"]) == (1621401187223205000, 1621401187223222000)
-    assert (first["operator"], first["launch_start_ns"], first["launch_thread"]) == (2, 1621401187223105000, 24572)
-    assert (copy["kind"], copy["bytes"], copy["direction"], copy["stream"], copy["device"]) == ("memcpy", 128, "DtoD", 9, 0)
-    assert (fill["kind"], fill["stream"]) == ("memset", 9)
-    assert _rows(tables, "host_events")[0]["shapes"] == "[[1],[]]"
+    assert values(tables.device_events, "kind", "device", "stream", "bytes", "direction") == [
+        ("compute", 0, 7, None, None),
+        ("memcpy", 0, 9, 128, "DtoD"),
+        ("memset", 0, 9, None, None),
+    ]
+    assert values(tables.device_events, "start_ns", "end_ns", "operator", "launch_start_ns", "launch_thread")[0] == (
+        1621401187223205000, 1621401187223222000, 2, 1621401187223105000, 24572,
+    )  # fmt: skip
+    assert values(tables.host_events, "shapes") == ["[[1],[]]", None]
 
 
-def test_rocm_numbers_as_text_and_rccl(write_trace: WriteTrace) -> None:
+def test_rocm_numbers_as_text_and_rccl(read_trace):
     events = [
         complete("cuda_runtime", "hipLaunchKernel", 10, 2, correlation="5"),
         kernel("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", 14, 3, correlation="5"),
         complete("gpu_memcpy", "CopyHostToDevice", 20, 1, pid=2, tid=0, device="2", stream="0", bytes="4194304", correlation=6),
         kernel("hipBlasLt_gemm", 30, 4),
     ]
-    reduced, copy, gemm = _rows(kineto.read(write_trace(events)))
-    assert (reduced["kind"], reduced["backend"], reduced["launch_start_ns"]) == ("communication", "rccl", 10000)
-    assert (copy["bytes"], copy["direction"], copy["device"], copy["stream"]) == (4194304, "HtoD", 2, 0)
-    assert gemm["kind"] == "compute"
+    columns = ("kind", "backend", "launch_start_ns", "bytes", "direction", "device", "stream")
+    assert values(read_trace(events).device_events, *columns) == [
+        ("communication", "rccl", 10000, None, None, 0, 7),
+        ("memcpy", None, None, 4194304, "HtoD", 2, 0),
+        ("compute", None, None, None, None, 0, 7),
+    ]
 
 
-def test_a_trace_without_distributed_information_is_read(write_trace: WriteTrace, expected: RankTables) -> None:
-    tables = kineto.read(write_trace({"traceEvents": EVENTS}), rank=3, rank_source="file name")
-    _same(tables, expected)
-    assert tables.info.rank_source == "file name"
-
-
-def test_ids_that_are_correlations_name_no_operator(write_trace: WriteTrace) -> None:
+def test_ids_that_are_correlations_name_no_operator(read_trace):
     """In torch 1.13 a kernel's external id is its correlation, which an unrelated operator may have as its id."""
     events = [
         complete("cpu_op", "aten::mm", 1666149715364330, 58, **{"External id": 67247}),
@@ -164,111 +132,80 @@ def test_ids_that_are_correlations_name_no_operator(write_trace: WriteTrace) -> 
         kernel("gemm", 1666149715428509, 45, correlation=2131433, **{"External id": 2131433}),
         complete("cpu_op", "unrelated", 1666149715500000, 1, **{"External id": 2131433}),
     ]
-    tables = kineto.read(write_trace(events))
-    assert _rows(tables)[0]["operator"] is None
-    assert _rows(tables)[0]["launch_start_ns"] == 1666149715364374000
-    assert tables.host_events["operator"].to_pylist() == [67247, None, 2131433]
+    tables = read_trace(events)
+    assert values(tables.device_events, "operator", "launch_start_ns") == [(None, 1666149715364374000)]
+    assert values(tables.host_events, "operator") == [67247, None, 2131433]
 
 
-def test_events_that_name_no_thread_and_no_stream(write_trace: WriteTrace) -> None:
+def test_events_that_name_no_thread_and_no_stream(read_trace):
     bare = [{"cat": "kernel", "name": "gemm", "ts": 1, "dur": 2}, {"cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}]
-    tables = kineto.read(write_trace({"traceEvents": bare}))
-    assert [(row["stream"], row["device"]) for row in _rows(tables)] == [(None, None)]
-    assert [(row["thread"], row["process"]) for row in _rows(tables, "host_events")] == [(None, None)]
+    tables = read_trace({"traceEvents": bare})
+    assert values(tables.device_events, "stream", "device") == [(None, None)]
+    assert values(tables.host_events, "thread", "process") == [(None, None)]
 
 
-def test_times_since_1970_with_nanoseconds_are_exact(write_trace: WriteTrace) -> None:
-    """torch 2.2 to 2.4 wrote 19 digits, of which a float holds 16."""
-    text = json.dumps(document([kernel("gemm", 1.0, 2.25), call("launch", 3.0, 1.0, 5)]))
-    text = text.replace('"ts": 1.0', '"ts": 1695835526343252.123').replace('"ts": 3.0', '"ts": 1695835526343252.999')
-    tables = kineto.read(write_trace(text))
-    assert _rows(tables)[0]["start_ns"] == 1695835526343252123
-    assert _rows(tables)[0]["end_ns"] == 1695835526343254373
-    assert _rows(tables, "host_events")[0]["start_ns"] == 1695835526343252999
-    assert tables.info.clock == "unix"
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
 @given(
     starts=st.lists(st.integers(0, 3_999_999_999_999_999_999), min_size=1, max_size=5),
     duration=st.integers(0, 10**12),
     whole=st.booleans(),
 )
-def test_any_time_is_exact(write_trace: WriteTrace, starts: list[int], duration: int, whole: bool) -> None:
+def test_any_time_is_exact(read_trace, starts, duration, whole):
     """Integer microseconds or three decimals, near zero, relative to a base, or since 1970."""
     if whole:
         starts = [start // 1000 * 1000 for start in starts]
     written = [str(start // 1000) if whole else f"{start // 1000}.{start % 1000:03}" for start in starts]
     lasting = f"{duration // 1000}.{duration % 1000:03}"
     events = ", ".join(f'{{"cat": "kernel", "name": "k", "ts": {start}, "dur": {lasting}}}' for start in written)
-    tables = kineto.read(write_trace(f'{{"traceEvents": [{events}]}}'))
-    assert tables.device_events["start_ns"].to_pylist() == sorted(starts)
-    assert tables.device_events["end_ns"].to_pylist() == sorted(start + duration for start in starts)
+    tables = read_trace(f'{{"traceEvents": [{events}]}}')
+    assert values(tables.device_events, "start_ns", "end_ns") == [(start, start + duration) for start in sorted(starts)]
 
 
+@settings(max_examples=50)
 @given(st.decimals(-(10**15), 10**15, places=3, allow_nan=False))
-def test_exact_ns_is_decimal_arithmetic(microseconds: Decimal) -> None:
-    assert exact_ns(str(microseconds)) == int(microseconds * 1000)
-    assert exact_ns(f"{microseconds}e0") == int(microseconds * 1000)
+def test_exact_ns_is_decimal_arithmetic(microseconds):
+    assert exact_ns(str(microseconds)) == exact_ns(f"{microseconds}e0") == int(microseconds * 1000)
 
 
-def test_the_base_time_makes_times_those_of_the_host(write_trace: WriteTrace) -> None:
-    tables = kineto.read(write_trace(EVENTS, baseTimeNanoseconds=1790857026000000000))
-    assert _rows(tables)[0]["start_ns"] == 1790857026000000000 + 1006003
+def test_the_base_time_makes_times_those_of_the_host(read_trace):
+    tables = read_trace(EVENTS, baseTimeNanoseconds=1790857026000000000)
+    assert values(tables.device_events, "start_ns")[0] == 1790857026000000000 + 1006003
     assert (tables.info.clock, tables.info.clock_base_ns) == ("unix", 1790857026000000000)
 
 
-def test_memory_instants(write_trace: WriteTrace) -> None:
+def test_memory_instants(read_trace):
     instant = {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 100, "tid": 1}
-    events = [
-        *EVENTS,
-        instant | {"ts": 1003.5, "args": {"Total Reserved": 2097152, "Total Allocated": 512, "Bytes": 512, "Addr": 2**63 + 5,
-                                          "Device Id": 0, "Device Type": 1, "Ev Idx": 1}},
-        instant | {"ts": 1002.5, "args": {"Bytes": -64, "Addr": 94, "Device Id": -1, "Device Type": 0}},
-    ]  # fmt: skip
-    assert _rows(kineto.read(write_trace(events)), "memory_events") == [
-        {"rank": 3, "time_ns": 1002500, "device_type": "cpu", "device": -1, "address": 94, "bytes": -64,
-         "total_allocated_bytes": None, "total_reserved_bytes": None},
-        {"rank": 3, "time_ns": 1003500, "device_type": "cuda", "device": 0, "address": 2**63 + 5, "bytes": 512,
-         "total_allocated_bytes": 512, "total_reserved_bytes": 2097152},
-    ]  # fmt: skip
-
-
-def test_python_frames_and_the_profilers_own_work_have_their_categories(write_trace: WriteTrace) -> None:
-    events = [complete("python_function", "train.py(3): step", 1, 9), complete("overhead", "Buffer Flush", 20, 5)]
-    rows = _rows(kineto.read(write_trace(events)), "host_events")
-    assert [(row["category"], row["name"]) for row in rows] == [("python", "train.py(3): step"), ("overhead", "Buffer Flush")]
-
-
-def test_iterations_that_the_profiler_starts_or_flushes_in_are_boundaries(write_trace: WriteTrace) -> None:
-    events = [complete("user_annotation", f"ProfilerStep#{step}", 100 * step, 100) for step in range(1, 5)]
-    events += [
-        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x", "ts": 150, "dur": 350},
-        complete("overhead", "Buffer Flush", 310, 5),
+    first = {"Bytes": -64, "Addr": 94, "Device Id": -1, "Device Type": 0}
+    second = {"Bytes": 512, "Addr": 2**63 + 5, "Device Id": 0, "Device Type": 1, "Ev Idx": 1}
+    totals = {"Total Reserved": 2097152, "Total Allocated": 512}
+    tables = read_trace([*EVENTS, instant | {"ts": 1003.5, "args": second | totals}, instant | {"ts": 1002.5, "args": first}])
+    columns = ("time_ns", "device_type", "device", "address", "bytes", "total_allocated_bytes", "total_reserved_bytes")
+    assert values(tables["memory_events"], *columns) == [
+        (1002500, "cpu", -1, 94, -64, None, None),
+        (1003500, "cuda", 0, 2**63 + 5, 512, 512, 2097152),
     ]
-    assert kineto.read(write_trace(events)).iterations["boundary"].to_pylist() == [True, False, True, False]
 
 
-def test_versions_and_groups(write_trace: WriteTrace) -> None:
+def test_versions_and_groups(read_trace):
     group = {"pg_name": "15", "pg_desc": "TP", "backend_config": "cuda:nccl", "ranks": [2, 3]}
     keys = {"cuda_runtime_version": 12080, "distributedInfo": {"rank": 3, "nccl_version": "2.28.9", "pg_config": [group]}}
-    info = kineto.read(write_trace(EVENTS, **keys)).info
+    info = read_trace(EVENTS, **keys).info
     assert info.versions | {"cuda_runtime": "12.8", "nccl": "2.28.9"} == info.versions
     assert [(each.name, each.description, each.ranks) for each in info.groups] == [("15", "TP", (2, 3))]
 
 
-def test_long_lists_of_ranks_come_from_the_groups_the_trace_lists(write_trace: WriteTrace) -> None:
+def test_long_lists_of_ranks_come_from_the_groups_the_trace_lists(read_trace):
     """Kineto shortens them in an event's arguments."""
     ranks = list(range(0, 320, 8))
     args = {"Collective name": "allreduce", "Process Group Name": "7", "Process Group Ranks": "[0, 8, ..., 312]",
             "dtype": "Half", "In msg nelems": 10, "Out msg nelems": 10, "Group size": 40}  # fmt: skip
     keys = {"distributedInfo": {"rank": 0, "pg_config": [{"pg_name": "7", "pg_desc": "DP", "ranks": ranks}]}}
-    row = _rows(kineto.read(write_trace([kernel("ncclDevKernel_AllReduce_Sum", 1, 1, **args)], **keys)), "collectives")[0]
-    assert json.loads(row["group_ranks"]) == ranks
-    assert (row["group"], row["message_bytes"], row["group_size"]) == ("DP", 20, 40)
+    tables = read_trace([kernel("ncclDevKernel_AllReduce_Sum", 1, 1, **args)], **keys)
+    columns = ("group", "message_bytes", "group_size", "group_ranks")
+    assert values(tables.collectives, *columns) == [("DP", 20, 40, json.dumps(ranks, separators=(",", ":")))]
 
 
-@pytest.mark.parametrize("piece_bytes", [64, 200, 1000])
+@pytest.mark.parametrize("piece_bytes", [64, 1000])
 @pytest.mark.parametrize(
     "nested",
     [
@@ -277,33 +214,30 @@ def test_long_lists_of_ranks_come_from_the_groups_the_trace_lists(write_trace: W
         {"Text": '},{"ph": "X"', "Odd": "\\\" ]}"},
     ],
 )  # fmt: skip
-def test_pieces_are_cut_between_events_only(
-    write_trace: WriteTrace, monkeypatch: pytest.MonkeyPatch, nested: dict[str, Any], piece_bytes: int
-) -> None:
+def test_pieces_are_cut_between_events_only(write_trace, monkeypatch, nested, piece_bytes):
     events = [kernel(f'k{number} }},{{"ph":', 10 * number, 5, **nested) for number in range(40)]
     trailer = {"after": [{"ph": "X"}, {"name": "no event"}, {"ph": "X"}] * 20, "schemaVersion": 2}
     path = write_trace({"traceEvents": events, "distributedInfo": {"rank": 1}, **trailer})
     whole = kineto.read(path)
-    assert whole.device_events["name"].to_pylist() == [event["name"] for event in events]
+    assert values(whole.device_events, "name") == [event["name"] for event in events]
     monkeypatch.setattr(stream, "PIECE_BYTES", piece_bytes)
-    _same(kineto.read(path), whole)
-    assert kineto.read(path).info == whole.info
+    again = kineto.read(path)
+    assert (contents(again), again.info) == (contents(whole), whole.info)
 
 
-def test_without_operators_all_about_the_device_is_the_same(captures: Path) -> None:
-    path = captures / "kineto" / "tp2_dp2" / "rank-0.json.gz"
-    short, whole = kineto.read(path, operators=False), kineto.read(path)
-    for name in ("device_events", "collectives", "iterations"):
-        assert short[name].to_pylist() == whole[name].to_pylist()
-    kept = [row for row in whole.host_events.to_pylist() if row["category"] != "operator"]
-    assert short.host_events.to_pylist() == kept
-    assert len(kept) > 10_000
+def test_without_operators_all_about_the_device_is_the_same_except_for_batches(captures, decoded):
+    whole = contents(decoded("pp2_dp2/rank-0"))
+    short = contents(kineto.read(captures / "kineto" / "pp2_dp2" / "rank-0.json.gz", operators=False))
+    for tables in (whole, short):
+        tables["collectives"] = [row for row in tables["collectives"] if row["operation"] not in ("send", "recv", "send_recv")]
+    assert [short[name] == whole[name] for name in ("device_events", "collectives", "iterations")] == [True, True, True]
+    assert short["host_events"] == [row for row in whole["host_events"] if row["category"] != "operator"]
+    assert len(short["host_events"]) > 4_500
 
 
-def test_without_operators_torch_1_8_still_has_its_iterations(write_trace: WriteTrace) -> None:
+def test_without_operators_torch_1_8_still_has_its_iterations(write_trace):
     """It wrote them as operators."""
     events = [complete("Operator", "ProfilerStep#2", 0, 50), complete("Operator", "aten::mm", 1, 5), kernel("gemm", 9, 1)]
     tables = kineto.read(write_trace(events), operators=False)
-    assert tables.iterations["iteration"].to_pylist() == [2]
-    assert tables.device_events["iteration"].to_pylist() == [2]
-    assert tables.host_events["name"].to_pylist() == ["ProfilerStep#2"]
+    assert values(tables.iterations, "iteration") == values(tables.device_events, "iteration") == [2]
+    assert values(tables.host_events, "name") == ["ProfilerStep#2"]

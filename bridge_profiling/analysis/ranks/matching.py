@@ -85,11 +85,12 @@ select rank, collective, channel, group_id, point_to_point, operation, message_b
 from directed
 """
 
-# Channels in which ranks captured different sequences of some iteration.
+# Channels in which ranks captured different sequences of some iteration. The hash of a pair is linear in both: without another
+# one, exclusive or would cancel positions, and what occurs twice.
 _UNEQUAL = """
 create or replace temp table unequal as
 with sequences as (
-    select channel, iteration, rank, count(*) as operations, bit_xor(hash(signature, position)) as content
+    select channel, iteration, rank, count(*) as operations, bit_xor(hash(hash(signature, position))) as content
     from calls group by all
 )
 select distinct channel from sequences

@@ -1,8 +1,9 @@
-"""Jobs of many ranks whose kernels and groups have names: what findings across ranks are told from."""
+"""Jobs whose causes are known: hosts launch, load, wait and save, and devices do what was launched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,28 @@ import pyarrow as pa
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Find, Finding, Thresholds
-from bridge_profiling.analysis.workers import Outcome
+from bridge_profiling.analysis.workers import Outcome, call
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo, RankTables
-from tests.analysis.findings.simulated_hosts import MS, US, SimulatedHosts
 from tests.analysis.ranks_in_hand import table
 
-__all__ = ["MS", "US", "Here", "SimulatedJob", "found_by"]
+US = 1_000
+MS = 1_000_000
 
-_TABLES = ("device_events", "host_events", "collectives", "iterations")
+#: What a launching call takes a host that is not slow.
+LAUNCH_NS = 5 * US
 
-#: The stream of communication that runs beside compute.
-_BESIDE = 20
+#: The stream of communication that runs at the same time as compute.
+_COMMUNICATION_STREAM = 20
+
+
+class Here:
+    """Does the work on each rank in this process: starting others takes longer than so small a rank."""
+
+    def map(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Outcome[Any]]:
+        """Every task's outcome."""
+        for number, task in enumerate(tasks):
+            yield Outcome(number, *call(function, task))
 
 
 def found_by(run: Run, *finds: Find, thresholds: Thresholds | None = None) -> list[Finding]:
@@ -34,67 +45,158 @@ def found_by(run: Run, *finds: Find, thresholds: Thresholds | None = None) -> li
     return found
 
 
-class Here:
-    """Does the work on each rank in this process: starting others takes longer than so small a rank."""
+def write_rank(folder: Path, rank: int, rows: dict[str, list[dict[str, Any]]], source: Any = "kineto", **info: Any) -> None:
+    """Write a rank's capture as the cache keeps it, in a folder that `Run` opens."""
+    tables = {name: table(name, each) for name, each in rows.items()}
+    for name, made in tables.items():
+        ranks = pa.repeat(pa.scalar(rank, pa.int32()), made.num_rows)
+        tables[name] = made.set_column(made.column_names.index("rank"), "rank", ranks)
+    known = RankInfo(rank=rank, rank_source="trace", source=source, files=[f"{source}-{rank}.json"], **info)
+    cache.write(RankTables(known, tables), folder / f"{source}{rank:05d}")
 
-    def map(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Outcome[Any]]:
-        """Every task's outcome."""
-        for number, task in enumerate(tasks):
-            yield Outcome(number, function(task))
 
+class SimulatedJob:
+    """Hosts and devices in real time. Each host launches into one stream; what is launched runs in order.
 
-class SimulatedJob(SimulatedHosts):
-    """Hosts and devices as in `SimulatedHosts`, with named kernels, and groups that send messages of a size."""
+    Args:
+        step: what happens in an iteration of that number; with None, what is asked for is in no iteration.
+        ranks: how many.
+        iterations: how many, from number 10.
+        pause_ns: what a host does between two launches, besides launching.
+    """
 
-    def compute(self, rank: int, took_ns: int, *, name: str = "gemm", count: int = 1) -> None:
-        """The host launches kernels of a name."""
-        for _ in range(count):
-            self._enqueue(rank, "compute", took_ns, "aten::mm", name=name)
+    def __init__(
+        self, step: Callable[[SimulatedJob, int], Any] | None, ranks: int = 1, iterations: int = 4, pause_ns: int = 0
+    ) -> None:
+        self.ranks = ranks
+        self.all = range(ranks)
+        self.pause_ns = pause_ns
+        self.host_ns = dict.fromkeys(self.all, 1_000 * MS)
+        self.free_ns = dict.fromkeys(self.all, 0)
+        self.rows: dict[int, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+        self.iteration: int | None = None
+        self.calls = 0
+        for number in range(10, 10 + iterations) if step else ():
+            self.iteration = number
+            begins = dict(self.host_ns)
+            step(self, number)
+            self.wait(self.all)  # as a loop does that logs its loss
+            for rank in self.all:
+                row = {"iteration": number, "start_ns": begins[rank], "end_ns": self.host_ns[rank], "boundary": False}
+                self.rows[rank]["iterations"].append(row)
 
-    def transfer(
+    def launch(
+        self, ranks: int | Iterable[int], took_ns: int, operator: str = "aten::mm", *, count: int = 1, name: str = "gemm"
+    ) -> None:
+        """The hosts launch kernels; each device runs them when it is free."""
+        for rank in _each(ranks):
+            for _ in range(count):
+                self._enqueue(rank, "compute", took_ns, operator, name=name)
+
+    def busy(self, ranks: int | Iterable[int] | None = None, *, kernels: int = 40) -> None:
+        """A micro-batch that keeps the device busy for half a millisecond a kernel, and its host for a hundredth of that."""
+        self.launch(self.all if ranks is None else ranks, 500 * US, count=kernels)
+
+    def meet(
         self,
-        took_ns: int,
-        members: Sequence[int],
+        took_ns: int = 100 * US,
         *,
         group: str = "TENSOR_MODEL_PARALLEL_GROUP",
         operation: str = "all_reduce",
         size: int = 1 << 23,
-        beside: bool = False,
+        overlaps: bool = False,
     ) -> None:
-        """A collective that what is launched after it waits for, or that runs beside it on a stream of its own."""
-        free = {rank: self.free_ns[rank] for rank in members}
-        if beside:  # It begins when it is launched, whatever the other stream does.
-            self.free_ns |= dict.fromkeys(members, 0)
-        self.meet(took_ns, members)
-        for rank in members:
-            event, collective = self.rows[rank]["device_events"][-1], self.rows[rank]["collectives"][-1]
-            stream = _BESIDE if beside else 7
-            event["stream"] = collective["stream"] = stream
-            collective |= {"operation": operation, "group": group, "message_bytes": size}
-            collective["group_name"] = f"{group}-{min(members)}-{operation}"
-        if beside:
-            self.free_ns |= free
+        """All hosts launch a collective. It ends everywhere when the last device has come to it and the data has moved.
 
-    def without_groups(self) -> None:
+        What is launched after it waits for it, unless it overlaps: then it runs on a stream of its own.
+        """
+        free = dict(self.free_ns)
+        if overlaps:  # It begins when it is launched, whatever the other stream does.
+            self.free_ns = dict.fromkeys(self.all, 0)
+        stream = _COMMUNICATION_STREAM if overlaps else 7
+        end = took_ns + max(
+            self._enqueue(rank, "communication", 0, f"nccl:{operation}", name="communication", stream=stream)
+            for rank in self.all
+        )
+        for rank in self.all:
+            event, collectives = self.rows[rank]["device_events"][-1], self.rows[rank]["collectives"]
+            number = len(collectives)
+            event |= {"end_ns": end, "collective": number}
+            self.free_ns[rank] = end
+            collectives.append(
+                {"collective": number, "sequence": number, "operation": operation, "group": group, "message_bytes": size}
+                | {"group_name": f"{group}-{operation}", "group_ranks": str([*self.all]), "group_size": self.ranks}
+                | {name: event[name] for name in ("start_ns", "end_ns", "launch_start_ns", "iteration", "stream")}
+            )
+        if overlaps:
+            self.free_ns = free
+
+    def be_in(
+        self, ranks: int | Iterable[int], name: str, took_ns: int, *, thread: int = 1, category: str = "annotation"
+    ) -> None:
+        """The hosts are in a range, and launch nothing meanwhile; on another thread, at the same time as what they do."""
+        for rank in _each(ranks):
+            begin = self.host_ns[rank]
+            self._host(rank, category, name, begin, begin + took_ns, thread=thread)
+            if thread == 1:
+                self.host_ns[rank] += took_ns
+
+    def wait(self, ranks: int | Iterable[int], operator: str | None = None) -> None:
+        """The hosts wait for their devices."""
+        for rank in _each(ranks):
+            begin = self.host_ns[rank]
+            self.host_ns[rank] = max(begin, self.free_ns[rank]) + 2 * US
+            self._call(rank, "cudaStreamSynchronize", begin, self.host_ns[rank], operator)
+
+    def copy(self, rank: int, took_ns: int, *, memory: str = "pageable", size: int = 1 << 24) -> None:
+        """A copy to the device; of pageable memory it holds the host until it is through."""
+        where = {"direction": "HtoD", "from_memory": memory, "to_memory": "device", "bytes": size}
+        self._enqueue(rank, "memcpy", took_ns, "aten::copy_", name="memcpy", **where)
+        if memory == "pageable":
+            row = self.rows[rank]["device_events"][-1]
+            row["launch_end_ns"] = self.host_ns[rank] = row["end_ns"]
+
+    def without_groups(self) -> SimulatedJob:
         """Communication as an nsys report without NCCL's payloads has it: whose it is, and how much, is unknown."""
-        for rank in range(self.ranks):
+        for rank in self.all:
             for row in self.rows[rank]["collectives"]:
-                row |= {"group": None, "group_name": None, "group_ranks": None, "group_size": None, "message_bytes": None}
+                row |= dict.fromkeys(("group", "group_name", "group_ranks", "group_size", "message_bytes"))
+        return self
 
-    def even_step(self, *, kernels: int = 40, took_ns: int = 500 * US, transfer_ns: int = 200 * US) -> None:
-        """All ranks compute the same, launched well in time, and meet."""
-        for rank in range(self.ranks):
-            self.compute(rank, took_ns, count=kernels)
-        self.transfer(transfer_ns, range(self.ranks))
-
-    def write(self, folder: Path, **info: Any) -> Path:
-        """Write the captures as the cache keeps them, each row with its rank, and give the folder, for `Run`."""
-        for rank in range(self.ranks):
-            tables = {}
-            for name in _TABLES:
-                rows = table(name, sorted(self.rows[rank][name], key=lambda row: row["start_ns"]))
-                ranks = pa.repeat(pa.scalar(rank, pa.int32()), rows.num_rows)
-                tables[name] = rows.set_column(rows.column_names.index("rank"), "rank", ranks)
-            known = RankInfo(rank=rank, rank_source="trace", source="kineto", files=[f"rank-{rank}.json"], clock="unix", **info)
-            cache.write(RankTables(known, tables), folder / f"{rank:05d}")
+    def write(self, folder: Path, ranks: Iterable[int] | None = None, **info: Any) -> Path:
+        """Write the captures, of some ranks only if these are named, and give the folder."""
+        for rank in self.all if ranks is None else ranks:
+            names = ("device_events", "host_events", "collectives", "iterations")
+            rows = {name: sorted(self.rows[rank][name], key=lambda row: row["start_ns"]) for name in names}
+            write_rank(folder, rank, rows, clock="unix", **info)
         return folder
+
+    def _enqueue(self, rank: int, kind: str, took_ns: int, operator: str, **known: Any) -> int:
+        """The host launches something; when the device begins it."""
+        begin = self.host_ns[rank] + self.pause_ns
+        self.host_ns[rank] = launched = begin + LAUNCH_NS
+        start = max(launched, self.free_ns[rank])
+        self.free_ns[rank] = start + took_ns
+        number = self._call(rank, "cudaLaunchKernel", begin, launched, operator)
+        self.rows[rank]["device_events"].append(
+            {"kind": kind, "start_ns": start, "end_ns": start + took_ns, "correlation": self.calls, "operator": number}
+            | {"launch_start_ns": begin, "launch_end_ns": launched, "launch_thread": 1, "iteration": self.iteration}
+            | known
+        )
+        return start
+
+    def _call(self, rank: int, name: str, begin: int, end: int, operator: str | None) -> int | None:
+        self.calls += 1
+        number = None if operator is None else self.calls
+        if operator is not None:
+            self._host(rank, "operator", operator, begin, end, operator=number)
+        self._host(rank, "runtime", name, begin, end, correlation=self.calls, operator=number)
+        return number
+
+    def _host(self, rank: int, category: str, name: str, begin: int, end: int, **known: Any) -> None:
+        row = {"category": category, "name": name, "start_ns": begin, "end_ns": end, **known}
+        self.rows[rank]["host_events"].append(row)
+
+
+def _each(ranks: int | Iterable[int]) -> Iterable[int]:
+    return [ranks] if isinstance(ranks, int) else ranks

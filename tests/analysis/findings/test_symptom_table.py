@@ -9,22 +9,18 @@ import pytest
 
 from bridge_profiling.analysis.findings import ORDER
 
-PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "from-symptom-to-setting.md"
-
-_SETTING = re.compile(r"`(model|ddp|optimizer|dataset|train|checkpoint|logger|profiling)\.(\w+)")
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "from-symptom-to-setting.md").read_text(encoding="utf-8")
 
 
 def test_every_finding_has_one_row() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(rows) == sorted(ORDER)
+    assert sorted(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == sorted(ORDER)
 
 
 @pytest.mark.needs("megatron")
 def test_every_setting_that_it_names_is_one_of_the_recipes() -> None:
     from recipes.config import ConfigContainer
 
-    config = ConfigContainer()
-    named = set(_SETTING.findall(PAGE.read_text(encoding="utf-8")))
+    named = set(re.findall(r"`(model|ddp|optimizer|dataset|train|checkpoint|logger|profiling)\.(\w+)", PAGE))
     assert len(named) > 40
-    unknown = [f"{section}.{name}" for section, name in named if not hasattr(getattr(config, section), name)]
-    assert unknown == []
+    config = ConfigContainer()
+    assert [each for each in sorted(named) if not hasattr(getattr(config, each[0]), each[1])] == []

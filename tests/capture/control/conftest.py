@@ -1,7 +1,5 @@
 """The status of a job, and requests to it."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

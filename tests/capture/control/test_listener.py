@@ -1,253 +1,227 @@
 """Listening for requests: they are carried out while training goes on, and no file there delays it."""
 
 import errno
-import json
 import os
+import re
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bridge_profiling.capture import ProfilingHook
+from bridge_profiling.capture import ProfilingHook, hook
+from bridge_profiling.capture.control import listener
 from bridge_profiling.capture.control.planning import plan_capture
 from bridge_profiling.capture.control.protocol import RequestDirectory
+from bridge_profiling.capture.record import WindowPlan
 from bridge_profiling.capture.window import NEVER
-from tests.capture.conftest import Training
+from bridge_profiling.manifest import Trigger
+from bridge_profiling.slow_iterations import COOL_DOWN
+from tests.capture.conftest import at, raising
 from tests.capture.control.conftest import STATUS, requested
-
-
-def test_a_request_is_carried_out_after_the_window_of_the_config(tmp_path):
-    training = Training(tmp_path, use_pytorch_profiler=True, profile_step_start=2, profile_step_end=4)
-
-    def request(iteration):
-        if iteration == 20:
-            training.requests.submit(requested())
-
-    training.run(range(10**6), on_iteration=request, until=training.done)
-    first, second = training.manifests()
-    assert [one["trigger"]["kind"] for one in (first, second)] == ["configured", "request"]
-    assert [one["status"] for one in (first, second)] == ["complete", "complete"]
-    assert second["captured"]["iterations"] == [second["window"]["start"], second["window"]["start"] + 1]
-
-
-def test_it_works_where_there_are_no_hard_links(tmp_path, monkeypatch):
-    """Object stores that are mounted as file systems have none."""
-
-    def refuse(*paths):
-        raise OSError(errno.ENOTSUP, "Operation not supported")
-
-    monkeypatch.setattr(os, "link", refuse)
-    unread = RequestDirectory(tmp_path / "unread")
-    unread.path.mkdir(parents=True)
-    assert unread.submit(requested())
-    assert not unread.submit(requested(id="another"))
-    training = Training(tmp_path, use_pytorch_profiler=True, profile_step_start=2, profile_step_end=4)
-
-    def request(iteration):
-        if iteration == 20:
-            assert training.requests.submit(requested())
-
-    training.run(range(10**6), on_iteration=request, until=training.done)
-    assert [one["status"] for one in training.manifests()] == ["complete", "complete"]
-
-
-def test_a_training_that_ends_before_the_iterations_asked_for_says_so(tmp_path):
-    training = Training(tmp_path)
-
-    def request(iteration):
-        if iteration == 10:
-            training.requests.submit(requested(start=10**6))
-
-    training.run(range(10**5), on_iteration=request, until=lambda: (training.requests.path / "answers").exists())
-    [manifest] = training.manifests()
-    assert manifest["status"] == "missed"
-    assert "training ended after iteration" in manifest["reason"]
-    [done] = (training.requests.path / "done").glob("*.json")
-    assert "training ended" in json.loads(done.read_text())["ended"]
-
-
-def test_requests_of_an_earlier_run_are_closed(tmp_path):
-    training = Training(tmp_path)
-    training.requests.write("accepted.json", accepted(id="old", ranks=[0], start=50, end=52))
-    training.requests.submit(requested(start=60, id="unread"))
-    training.run(range(100))
-    assert not (tmp_path / "manifest").exists()
-    assert json.loads((training.requests.path / "done" / "old.json").read_text())["ended"].startswith("the job ended")
-    [refused] = (training.requests.path / "refused").glob("*.json")
-    assert "the job has completed 0 iterations" in json.loads(refused.read_text())["refused"]
-
-
-def test_a_name_used_before_is_refused(tmp_path):
-    training = Training(tmp_path)
-    due = [lambda: True, training.done]
-
-    def request(iteration):
-        if iteration >= 20 and due and due[0]() and training.requests.submit(requested(id="mine")):
-            del due[0]
-
-    refused = training.requests.path / "refused"
-    training.run(range(10**5), request, until=lambda: list(refused.glob("*.json")))
-    assert len(training.manifests()) == 1
-    [answer] = refused.glob("*.json")
-    assert "an earlier request was called mine" in json.loads(answer.read_text())["refused"]
-
-
-def test_a_request_made_while_the_job_ends_is_refused_under_its_own_name(tmp_path, monkeypatch):
-    """The client expects the answer under that name."""
-    monkeypatch.setattr(RequestDirectory, "pending", lambda self: None)
-    training = Training(tmp_path)
-
-    def request(iteration):
-        if iteration == 20:
-            training.requests.submit(requested(id="late"))
-
-    training.run(range(30), request)
-    assert "the job has ended: training ended" in training.requests.refusal("late").refused
-
-
-def test_a_rank_ignores_captures_of_an_earlier_run(tmp_path, no_launcher):
-    """Started by hand, both runs have the same launch id, and this rank polls before rank 0 has closed it."""
-    training = Training(tmp_path)
-    training.requests.write("progress.json", running(20))
-    training.requests.write("accepted.json", accepted(id="old", start=30, end=32))
-    training.run(range(60), rank=1, world_size=2)
-    assert not training.requests.answers("old")
-    assert not (tmp_path / "manifest").exists()
-
-
-def test_a_rank_that_starts_later_receives_an_accepted_capture(tmp_path, no_launcher):
-    training = Training(tmp_path)
-    training.requests.write("progress.json", running(20))
-    training.requests.write("accepted.json", accepted(start=10**6, end=10**6 + 1))
-
-    def go_on(iteration):
-        if iteration == 5:
-            training.requests.write("progress.json", running(21))
-
-    training.run(range(10**5), go_on, lambda: training.requests.answers("one"), rank=1, world_size=2)
-    assert training.requests.answers("one")[1].status == "armed"
-
-
-@pytest.mark.parametrize("what", ["a directory", "a pipe", "a link", "too long"])
-def test_anything_but_a_regular_file_is_removed_and_never_blocks(tmp_path, what):
-    training = Training(tmp_path / "run")
-
-    def put(iteration):
-        if iteration != 20:
-            return
-        path = training.requests.path / "request.json"
-        if what == "a directory":
-            path.mkdir()
-        elif what == "a pipe":
-            os.mkfifo(path)
-        elif what == "a link":
-            (tmp_path / "secret").write_text('{"iterations": 1}')
-            path.symlink_to(tmp_path / "secret")
-        else:
-            path.write_text('{"iterations": 1}' + " " * (1 << 17))
-
-    refused = training.requests.path / "refused"
-    training.run(range(10**5), put, until=lambda: list(refused.glob("*.json")))
-    assert sorted(path.name for path in training.requests.path.iterdir()) == ["progress.json", "refused"]
-    assert not (training.root / "manifest").exists()
 
 
 def accepted(**more):
     planned = plan_capture(requested(id="one", ranks=[1], start=200), replace(STATUS, run="r"))
-    return replace(planned, **{"start": 30, "end": 32} | more)
+    return "accepted.json", replace(planned, **{"start": 30, "end": 32} | more)
 
 
 def running(iteration=20):
-    return replace(STATUS, run="r", iteration=iteration)
+    return "progress.json", replace(STATUS, run="r", iteration=iteration)
 
 
-def test_a_rank_that_receives_it_too_late_refuses_and_captures_nothing(tmp_path, no_launcher):
-    training = Training(tmp_path)
-
-    def plan(iteration):
-        if iteration == 40:
-            training.requests.write("progress.json", running())
-            training.requests.write("accepted.json", accepted())
-
-    training.run(range(10**5), plan, lambda: training.requests.answers("one"), rank=1, world_size=2)
-    answer = training.requests.answers("one")[1]
-    assert answer.status == "refused"
-    assert "and the window begins at 30" in answer.reason
-    assert not (tmp_path / "manifest").exists()
-
-
-def test_a_rank_ignores_other_launches(tmp_path, no_launcher):
-    training = Training(tmp_path)
-
-    def plan(iteration):
-        if iteration == 5:
-            training.requests.write("progress.json", running())
-            training.requests.write("accepted.json", accepted(launch="another job"))
-
-    training.run(range(60), plan, rank=1, world_size=2)
-    assert not training.requests.answers("one")
-    assert not (tmp_path / "manifest").exists()
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_a_request_is_carried_out_after_the_window_of_the_config(run, monkeypatch, hard_links):
+    """Object stores that are mounted as file systems have no hard links."""
+    if not hard_links:
+        monkeypatch.setattr(os, "link", raising(OSError(errno.ENOTSUP, "Operation not supported")))
+    unread = RequestDirectory(run.root / "unread")
+    unread.path.mkdir(parents=True)
+    assert unread.submit(requested())
+    assert not unread.submit(requested(id="another"))
+    run.listen(range(10**6), at(20, run.request), config=run.config(2, 4, on_demand_seconds=0.03), until=run.done)
+    first, second = run.folders()
+    start = run.manifest(second)["window"]["start"]
+    assert [run.manifest(folder)["trigger"]["kind"] for folder in (first, second)] == ["configured", "request"]
+    assert [run.outcome(folder) for folder in (first, second)] == [("complete", [2, 3]), ("complete", [start, start + 1])]
 
 
-def test_a_file_system_that_hangs_delays_no_iteration(tmp_path, monkeypatch):
+def test_a_training_that_ends_before_the_iterations_asked_for_says_so(run):
+    run.listen(range(12), at(10, lambda: run.request(start=10**6)))
+    [folder] = run.folders()
+    assert run.outcome(folder) == ("missed", None)
+    assert "training ended after iteration" in run.manifest(folder)["reason"]
+    assert "training ended" in run.done()[0]["ended"]
+
+
+def test_requests_of_an_earlier_run_are_closed(run):
+    run.requests.write(*accepted(id="old", ranks=[0], start=50, end=52))
+    run.requests.submit(requested(start=60, id="unread"))
+    run.listen(range(70))
+    assert run.folders() == []
+    [done] = run.done()
+    assert (done["id"], done["ended"]) == ("old", "the job ended before it was done")
+    assert "the job has completed 0 iterations" in run.requests.refusal("unread").refused
+
+
+def test_a_name_used_before_is_refused(run):
+    def request(iteration):
+        if iteration == 20:
+            run.request(id="mine")
+        elif run.done():
+            run.requests.submit(requested(id="mine"))
+
+    run.listen(range(10**5), request, until=run.refusals)
+    assert len(run.folders()) == 1
+    assert any("an earlier request was called mine" in reason for reason in run.refusals())
+
+
+def test_a_request_made_while_the_job_ends_is_refused_under_its_own_name(run, monkeypatch):
+    """The client expects the answer under that name."""
+    monkeypatch.setattr(RequestDirectory, "pending", lambda self: None)
+    run.listen(range(30), at(20, lambda: run.requests.submit(requested(id="late"))))
+    assert "the job has ended: training ended" in run.requests.refusal("late").refused
+
+
+@pytest.mark.parametrize(
+    ("before", "iteration", "then", "answer"),
+    [
+        # Started by hand, an earlier run has the same launch id, and this rank polls before rank 0 has closed its capture.
+        ([running(), accepted()], 0, [], None),
+        # This rank starts later than rank 0.
+        ([running(20), accepted(start=10**6, end=10**6 + 1)], 5, [running(21)], "armed"),
+        ([], 40, [running(), accepted()], "refused"),
+        ([], 5, [running(), accepted(launch="another job")], None),
+        ([], 5, [running(), accepted(ranks=[0])], None),
+    ],
+)
+def test_a_rank_carries_out_captures_of_its_launch_that_it_receives_in_time(run, no_launcher, before, iteration, then, answer):
+    for message in before:
+        run.requests.write(*message)
+    write = at(iteration, lambda: [run.requests.write(*message) for message in then])
+    enough = (lambda: run.requests.answers("one")) if answer else (lambda: len(run.losses) == 60)
+    run.listen(range(10**5), write, until=enough, rank=1, world_size=2)
+    answers = run.requests.answers("one")
+    assert {rank: one.status for rank, one in answers.items()} == ({1: answer} if answer else {})
+    assert len(run.folders()) == (answer == "armed")
+    if answer == "refused":
+        assert f"{answers[1].iteration} runs already, and the window begins at 30; request a later" in answers[1].reason
+
+
+def link_to_a_request(path):
+    elsewhere = path.parents[2] / "request.json"
+    elsewhere.write_text('{"iterations": 1}')
+    path.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        pytest.param(Path.mkdir, id="a directory"),
+        pytest.param(os.mkfifo, id="a pipe"),
+        pytest.param(link_to_a_request, id="a link"),
+        pytest.param(lambda path: path.write_text('{"iterations": 1}' + " " * (1 << 17)), id="too long"),
+    ],
+)
+def test_anything_but_a_regular_file_is_removed_and_never_blocks(run, put):
+    run.listen(range(10**5), at(20, lambda: put(run.requests.path / "request.json")), until=run.refusals)
+    assert sorted(path.name for path in run.requests.path.iterdir()) == ["progress.json", "refused"]
+    assert run.folders() == []
+
+
+def test_a_file_system_that_hangs_delays_no_iteration(run, monkeypatch):
     hangs, polls = threading.Event(), []
 
-    def accepted(self):
+    def hang(self):
         polls.append(threading.current_thread() is threading.main_thread())
         hangs.wait(60)
 
-    monkeypatch.setattr(RequestDirectory, "accepted", accepted)
-    training = Training(tmp_path, seconds=0)
+    monkeypatch.setattr(RequestDirectory, "accepted", hang)
+    monkeypatch.setattr(listener, "_STOP_SECONDS", 0.1)
     try:
-        training.run(range(1000))
+        run.listen(range(50))
     finally:
         hangs.set()
-    assert len(training.losses) == 1000
+    assert len(run.losses) == 50
     assert polls == [False]
 
 
-def test_a_directory_that_cannot_be_written_is_logged_once_and_training_goes_on(tmp_path, caplog):
-    blocker = tmp_path / "file"
-    blocker.write_text("in the way")
-    training = Training(blocker / "profiles")
-    training.run(range(50))
-    assert len(training.losses) == 50
-    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert len(errors) == 1
-    assert "no captures on demand" in errors[0]
+def test_a_directory_that_cannot_be_written_is_logged_once_and_training_goes_on(run, tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    run.root = tmp_path / "file" / "profiles"
+    run.listen(range(50))
+    assert len(run.losses) == 50
+    [error] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "no captures on demand" in error
 
 
 def test_windows_posted_while_iterations_pass_are_all_captured(run):
     """Another thread posts, and the training's moves on in the same instant: none is lost."""
-    count, errors = 40, []
-    config = run.config(1, 2, on_demand=True, use_pytorch_profiler=False)
-
-    with ProfilingHook(config, rank=0, output_dir=run.root) as hook:
-        from bridge_profiling.capture.record import WindowPlan
-        from bridge_profiling.manifest import Trigger
+    # nsys is not around this process, so that each is closed as soon as the training takes it up.
+    config = run.config(1, 2, on_demand=False, use_pytorch_profiler=False)
+    with ProfilingHook(config, rank=0, output_dir=run.root) as opened:
 
         def post():
-            try:
-                for number in range(count):
-                    start = (hook._timer.running() or 0) + 2000 + number
-                    plan = replace(
-                        config, profile_step_start=start, profile_step_end=start + 1, use_nsys_profiler=True, profile_ranks=[0]
-                    )
-                    hook._schedule.post(WindowPlan(plan, Trigger(kind="request", request=f"r{number}"), 0))
-            except Exception as error:
-                errors.append(error)
+            for number in range(20):
+                start = (opened._timer.running() or 0) + 2000 + number
+                window = {"profile_step_start": start, "profile_step_end": start + 1, "use_nsys_profiler": True}
+                opened._schedule.post(WindowPlan(replace(config, **window), Trigger(kind="request", request=f"r{number}"), 0))
 
         thread = threading.Thread(target=post)
+        thread.start()
         for iteration in range(10**7):
-            with hook.iteration(iteration):
-                if iteration == 5:
-                    thread.start()
-            if iteration > 5 and not thread.is_alive():
+            ended = not thread.is_alive()
+            with opened.iteration(iteration):
+                pass
+            if ended:
                 break
-        # nsys is not around this process, so that each is closed as soon as the training takes it up.
-        with hook.iteration(iteration + 1):
-            pass
-        assert not errors
-        assert len(hook._schedule.windows) == count
-        assert not hook._schedule.posted
-        assert hook._edge == NEVER
+        assert len(opened._schedule.windows) == 20
+        assert not opened._schedule.posted
+        assert opened._edge == NEVER
+
+
+@pytest.fixture
+def lose_time(monkeypatch):
+    """Makes the running iteration longer than a busy machine would, on the hook's clock alone."""
+    lost = []
+    monkeypatch.setattr(hook, "perf_counter_ns", lambda: time.perf_counter_ns() + sum(lost))
+    return lambda: lost.append(10**15)
+
+
+def test_a_slow_iteration_is_captured_once_with_its_reason(run, lose_time):
+    """A second one comes well after the first one's capture, and one capture is what was allowed."""
+    slow = [60]
+
+    def on_iteration(iteration):
+        if iteration in slow:
+            lose_time()
+        if run.done() and len(slow) == 1:
+            slow.append(iteration + COOL_DOWN + 60)
+
+    config = run.config(5, 7, use_pytorch_profiler=False, slow_iteration_factor=1e4, on_demand_seconds=0.1)
+    run.listen(range(10**5), on_iteration, config=config, until=lambda: len(slow) == 2 and len(run.losses) > slow[1] + 60)
+    [folder] = run.folders()
+    assert run.outcome(folder)[0] == "complete"
+    manifest = run.manifest(folder)
+    assert manifest["window"]["end"] - manifest["window"]["start"] == 2
+    assert manifest["window"]["start"] > 60
+    assert (manifest["trigger"]["kind"], manifest["trigger"]["requested_by"]) == ("slow_iteration", "rank 0")
+    reason = re.fullmatch(r"iteration 60 took ([\d.]+) ms, [\d.]+ x the median .* on rank 0", manifest["trigger"]["reason"])
+    assert reason is not None
+    assert float(reason[1]) >= 10**9
+    profiled, run.losses = run.losses, []
+    run.train(None, range(len(profiled)))
+    assert profiled == run.losses
+
+
+def test_a_checkpoint_or_an_evaluation_inside_an_iteration_does_not_make_it_slow(run, lose_time):
+    config = run.config(use_pytorch_profiler=False, slow_iteration_factor=1e4, on_demand_seconds=0.03)
+    with ProfilingHook(config, rank=0, output_dir=run.root) as opened:
+        for iteration in range(60):
+            with opened.iteration(iteration), opened.range({40: "checkpoint", 45: "evaluation"}.get(iteration, "")):
+                time.sleep(0.004)
+                if iteration in (40, 45):
+                    lose_time()
+        time.sleep(0.1)
+    assert run.folders() == []

@@ -1,57 +1,24 @@
 """A running job of two ranks, profiled on request twice; every other request is refused, and training is unchanged."""
 
-import gzip
+import io
 import json
 import os
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import torch
 
-from bridge_profiling.capture.control.protocol import JobStatus, RequestDirectory
 from bridge_profiling.cli import main
-from tests.capture.conftest import iterations_in
+from tests.capture.conftest import Run
+from tests.capture.control import triggered_training
+
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = Path(__file__).with_name("triggered_training.py")
-
-#: Ten polls a second, so that a request is carried out within half a second.
-SETTINGS = {"on_demand_seconds": 0.1}
-
-
-def launch(folder: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-    command += ["--rdzv-endpoint", "localhost:0", str(SCRIPT), str(folder), json.dumps(SETTINGS)]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "BRIDGE_PROFILING"))}
-    with (folder / "output").open("w") as output:
-        environment = kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-
-
-def trained_alone(count: int) -> list[list[str]]:
-    """The losses of both ranks, of the same training in this process and without a hook."""
-    models = []
-    for _ in (0, 1):
-        torch.manual_seed(0)
-        models.append(torch.nn.Linear(8, 8))
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
-    losses: list[list[str]] = [[], []]
-    for iteration in range(count):
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            loss = model(torch.full((4, 8), float(iteration % 7 + rank))).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            losses[rank].append(loss.item().hex())
-        for parameters in zip(*(model.parameters() for model in models), strict=True):
-            total = parameters[0].grad + parameters[1].grad
-            for parameter in parameters:
-                parameter.grad = total.clone()
-        for optimizer in optimizers:
-            optimizer.step()
-    return losses
 
 
 def until(condition, seconds=240.0):
@@ -63,203 +30,130 @@ def until(condition, seconds=240.0):
     return found
 
 
-class Job:
-    """The running job, what was typed at it, and what became of that."""
-
-    def __init__(self, folder: Path, capture) -> None:
-        self.folder, self.profiles = folder, folder / "profiles"
-        self.requests = RequestDirectory(self.profiles)
-        self._capture = capture
-        self.process = launch(folder)
-
-    @property
-    def status(self) -> JobStatus | None:
-        return self.requests.status()
-
-    def is_free(self) -> bool:
-        return self.status is not None and self.status.open is None
-
-    def type(self, *words: object) -> tuple[int, str, str]:
-        """Type `bridge-profiling trigger …`: exit code, standard output, standard error."""
-        arguments, code = sys.argv, 0
-        sys.argv = ["bridge-profiling", "trigger", str(self.folder), *map(str, words)]
-        try:
+def type_trigger(folder: Path, *words: object) -> tuple[int, str, str]:
+    """Type `bridge-profiling trigger …`: exit code, standard output, standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["bridge-profiling", "trigger", str(folder), *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
             main()
-        except SystemExit as error:
-            code = error.code or 0
-        finally:
-            sys.argv = arguments
-        said = self._capture.readouterr()
-        return code, said.out, said.err
-
-    def drop(self, content: str | bytes, name: str = "by-hand") -> str:
-        """Put a request there by hand; the reason for which it is refused."""
-        refused = self.requests.path / "refused"
-        before = set(refused.glob("*.json"))
-        (self.requests.path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-        os.rename(self.requests.path / name, self.requests.path / "request.json")
-        [new] = until(lambda: set(refused.glob("*.json")) - before)
-        return json.loads(new.read_text())["refused"]
-
-    def trace(self, folder: str, rank: int) -> list[int]:
-        with gzip.open(self.profiles / "torch" / folder / f"rank-{rank}.pt.trace.json.gz", "rt") as file:
-            return iterations_in(json.load(file))
-
-    def manifest(self, folder: str, rank: int) -> dict:
-        return json.loads((self.profiles / "manifest" / folder / f"rank-{rank}.json").read_text())
+    return ended.value.code or 0, out.getvalue(), err.getvalue()
 
 
-def refusal(typed: tuple[int, str, str]) -> str:
-    code, out, err = typed
-    assert (code, out) == (2, "")
-    return err
+def drop(run: Run, content: bytes) -> str:
+    """Put a request there by hand; the reason for which it is refused."""
+    before = run.refusals()
+    (run.requests.path / "by-hand").write_bytes(content)
+    os.rename(run.requests.path / "by-hand", run.requests.path / "request.json")
+    return until(lambda: [reason for reason in run.refusals() if reason not in before])[0]
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
     """Everything typed at one running job, in order; each test checks one part."""
     folder = tmp_path_factory.mktemp("job")
+    run, typed = Run(folder / "profiles"), {}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "localhost:0", triggered_training.__file__, str(folder)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "BRIDGE_PROFILING"))}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
-    class Reader:
-        """Captures what `main` prints, in a fixture that outlives a test."""
+    def is_free() -> bool:
+        return run.requests.status().open is None
 
-        def __init__(self) -> None:
-            import contextlib
-            import io
-
-            self._out, self._err = io.StringIO(), io.StringIO()
-            self._stack = contextlib.ExitStack()
-            self._stack.enter_context(contextlib.redirect_stdout(self._out))
-            self._stack.enter_context(contextlib.redirect_stderr(self._err))
-
-        def readouterr(self):
-            said = type("Said", (), {"out": self._out.getvalue(), "err": self._err.getvalue()})
-            for text in (self._out, self._err):
-                text.seek(0)
-                text.truncate()
-            return said
-
-        def close(self) -> None:
-            self._stack.close()
-
-    reader = Reader()
-    job = Job(folder, reader)
-    typed: dict[str, object] = {"job": job}
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
-        until(lambda: job.status and job.status.completed >= 20)
+        until(lambda: (status := run.requests.status()) and status.completed >= 20)
 
-        # Refused: nothing is changed by any of these.
-        typed["past"] = refusal(job.type("--start", 1))
-        typed["wrong rank"] = refusal(job.type("--ranks", "0,2"))
-        typed["no rank"] = refusal(job.type("--ranks", "some"))
-        typed["both"] = refusal(job.type("--profiler", "torch", "--profiler", "nsys"))
-        typed["nsys"] = refusal(job.type("--profiler", "nsys"))
-        typed["memory"] = refusal(job.type("--profiler", "memory"))
-        typed["none"] = refusal(job.type("--iterations", 0))
-        typed["unknown"] = refusal(job.type("--profiler", "vtune"))
-        typed["half-written"] = job.drop('{"iterations": 3, "sta')
-        typed["not text"] = job.drop(b"\xff\xfe\x00")
-        typed["by hand, past"] = job.drop('{"iterations": 2, "start": 0}')
-        typed["by hand, wrong rank"] = job.drop('{"iterations": 2, "ranks": [7]}')
-        typed["by hand, unknown key"] = job.drop('{"iterations": 2, "starts": 9}')
-        typed["by hand, not a number"] = job.drop('{"iterations": "two"}')
-        typed["by hand, slow"] = job.drop('{"iterations": 2, "kind": "slow_iteration"}')
+        # Refused by the client, and by the job: nothing is changed by any of these.
+        typed["past"] = type_trigger(folder, "--start", 1)
+        typed["no rank"] = type_trigger(folder, "--ranks", "some")
+        typed["half-written"] = drop(run, b'{"iterations": 3, "sta')
+        typed["not text"] = drop(run, b"\xff\xfe\x00")
+        typed["by hand, wrong rank"] = drop(run, b'{"iterations": 2, "ranks": [7]}')
 
         # The first capture: where it may begin is left to the job.
-        typed["first"] = job.type("--iterations", 2, "--ranks", "all", "--reason", "it feels slow", "--json")
-        until(job.is_free)
+        typed["first"] = type_trigger(folder, "--iterations", 2, "--ranks", "all", "--reason", "it feels slow", "--json")
+        until(is_free)
 
         # The second: far enough away for others to be refused meanwhile.
-        start = job.status.iteration + 75
-        typed["second"] = job.type("--iterations", 3, "--start", start, "--ranks", 1)
-        typed["start"] = start
-        typed["open"] = refusal(job.type("--iterations", 1))
-        typed["by hand, open"] = job.drop('{"iterations": 1}')
-        until(lambda: job.status.iteration > start + 3 and job.is_free())
+        typed["start"] = start = run.requests.status().iteration + 75
+        typed["second"] = type_trigger(folder, "--iterations", 3, "--start", start, "--ranks", 1)
+        typed["open"] = type_trigger(folder, "--iterations", 1)
+        typed["by hand, open"] = drop(run, b'{"iterations": 1}')
+        until(lambda: run.requests.status().iteration > start + 3 and is_free())
 
         (folder / "stop").touch()
-        typed["exit"] = job.process.wait(timeout=240)
-        typed["output"] = (folder / "output").read_text()
-        typed["ended"] = refusal(job.type())
+        typed["exit"] = process.wait(timeout=240)
+        typed["ended"] = type_trigger(folder)
     finally:
-        reader.close()
-        job.process.kill()
-    return typed
+        # With SIGTERM the launcher ends its ranks.
+        process.terminate()
+        process.wait()
+    return run, typed
 
 
 def test_the_job_is_profiled_on_both_ranks_in_the_accepted_iterations(story):
-    code, out, err = story["first"]
+    run, typed = story
+    code, out, err = typed["first"]
     assert (code, err) == (0, "")
-    accepted = json.loads(out)
-    assert (accepted["silent"], {one["status"] for one in accepted["answers"].values()}) == ([], {"armed"})
-    start = accepted["accepted"]["start"]
+    answer = json.loads(out)
+    assert (answer["silent"], {one["status"] for one in answer["answers"].values()}) == ([], {"armed"})
+    start = answer["accepted"]["start"]
     folder = f"iter-{start}-{start + 2}"
-    assert Path(accepted["manifests"]).name == folder
+    assert Path(answer["manifests"]).name == folder
     for rank in (0, 1):
-        assert story["job"].trace(folder, rank) == [start, start + 1]
-        manifest = story["job"].manifest(folder, rank)
-        assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [start, start + 1])
-        assert manifest["trigger"]["kind"] == "request"
-        assert manifest["trigger"]["reason"] == "it feels slow"
-        assert manifest["trigger"]["requested_at"].endswith("+00:00")
+        assert run.outcome(folder, rank) == ("complete", [start, start + 1])
+        trigger = run.manifest(folder, rank)["trigger"]
+        assert (trigger["kind"], trigger["reason"]) == ("request", "it feels slow")
+        assert trigger["requested_at"].endswith("+00:00")
 
 
 def test_it_is_profiled_a_second_time_on_the_given_rank_and_iterations(story):
-    code, out, _ = story["second"]
-    start = story["start"]
+    run, typed = story
+    (code, out, _), start = typed["second"], typed["start"]
     assert code == 0, out
     assert f"accepted: iterations {start} to {start + 2} of rank 1 with torch" in out
     assert out.splitlines()[-1].endswith(f"/torch/iter-{start}-{start + 3}")
-    assert story["job"].trace(f"iter-{start}-{start + 3}", 1) == [start, start + 1, start + 2]
-    assert not (story["job"].profiles / "torch" / f"iter-{start}-{start + 3}" / "rank-0.pt.trace.json.gz").exists()
+    assert run.outcome(f"iter-{start}-{start + 3}", 1) == ("complete", [start, start + 1, start + 2])
+    assert [path.name for path in (run.root / "torch" / f"iter-{start}-{start + 3}").iterdir()] == ["rank-1.pt.trace.json.gz"]
 
 
-def test_there_are_no_other_captures_and_nothing_is_left_open(story):
-    profiles = story["job"].profiles
-    assert len(list((profiles / "manifest").iterdir())) == len(list((profiles / "torch").iterdir())) == 2
-    assert sorted(path.name for path in (profiles / "on-demand").iterdir()) == ["answers", "done", "progress.json", "refused"]
-    assert not list((profiles / "on-demand" / "answers").iterdir())
-    done = [json.loads(path.read_text()) for path in (profiles / "on-demand" / "done").iterdir()]
-    assert sorted(sorted(one["answers"]) for one in done) == [["0", "1"], ["1"]]
+def test_there_are_no_other_captures_and_training_is_unchanged(story):
+    run, typed = story
+    output = (run.root.parent / "output").read_text()
+    assert typed["exit"] == 0, output
+    assert "Traceback" not in output
+    assert output.count("Unterminated string") == 1, "each refusal is logged once"
+    assert len(run.folders()) == len(list((run.root / "torch").iterdir())) == 2
+    assert sorted(path.name for path in run.requests.path.iterdir()) == ["answers", "done", "progress.json", "refused"]
+    assert not list((run.requests.path / "answers").iterdir())
+    assert sorted(sorted(one["answers"]) for one in run.done()) == [["0", "1"], ["1"]]
+    losses = [json.loads((run.root.parent / f"losses-{rank}.json").read_text()) for rank in (0, 1)]
+    state, alone = torch.zeros(8), []
+    for iteration in range(len(losses[0])):
+        state = triggered_training.step(state, torch.full((8,), 2.0 * iteration + 1))
+        alone.append(state.sum().item().hex())
+    assert losses == [alone, alone]
 
 
-def test_training_is_unchanged(story):
-    assert story["exit"] == 0, story["output"]
-    assert "Traceback" not in story["output"]
-    asked = [json.loads((story["job"].folder / f"losses-{rank}.json").read_text()) for rank in (0, 1)]
-    assert asked == trained_alone(len(asked[0]))
+REFUSED = {
+    "past": "iteration 1 is past",
+    "no rank": "--ranks some is not a list of ranks",
+    "open": "another request is open: iterations",
+    "ended": "the job has ended: training ended after iteration",
+    "half-written": "the request cannot be read; Unterminated string",
+    "not text": "not a regular text file",
+    "by hand, wrong rank": "--ranks names 7, but the job has 2 ranks",
+    "by hand, open": "another request is open",
+}
 
 
-@pytest.mark.parametrize(
-    ("request_", "said"),
-    [
-        ("past", ["iteration 1 is past", "the job is at iteration", "Type --start"]),
-        ("wrong rank", ["--ranks names 2, but the job has 2 ranks", "from 0 to 1", "--ranks=all"]),
-        ("no rank", ["--ranks some is not a list of ranks"]),
-        ("both", ["both need CUPTI"]),
-        ("nsys", ["nsys cannot start in this job", "launched without it", "--profiler torch"]),
-        ("memory", ["records CUDA allocations"]),
-        ("none", ["iterations=0 is not a number from 1 to 1000", "--iterations 3"]),
-        ("unknown", ["profilers=['vtune'] cannot start on demand", "torch, memory, nsys"]),
-        ("open", ["another request is open: iterations", "Try again after iteration"]),
-        ("ended", ["the job has ended: training ended after iteration"]),
-        (
-            "half-written",
-            ["the request cannot be read", '{"iterations": 3'],
-        ),
-        ("not text", ["not a regular text file"]),
-        ("by hand, past", ["iteration 0 is past"]),
-        ("by hand, wrong rank", ["--ranks names 7, but the job has 2 ranks"]),
-        ("by hand, unknown key", ["the request has unknown keys ['starts']", "its keys are iterations, start"]),
-        ("by hand, not a number", ["request.iterations is 'two', not of type int"]),
-        ("by hand, slow", ["the job makes no more captures of slow iterations"]),
-        ("by hand, open", ["another request is open"]),
-    ],
-)
-def test_every_other_request_is_refused_with_the_reason(story, request_, said):
-    for part in said:
-        assert part in story[request_]
-
-
-def test_the_job_logs_each_refusal_once(story):
-    assert story["output"].count("Unterminated string") == 1, story["output"]
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_other_request_is_refused_with_the_reason(story, name):
+    answer = story[1][name]
+    if isinstance(answer, tuple):
+        code, out, answer = answer
+        assert (code, out) == (2, "")
+    assert REFUSED[name] in answer

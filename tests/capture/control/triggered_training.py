@@ -1,8 +1,6 @@
-"""Trains on two connected ranks until it is stopped, for tests that trigger captures.
+"""Trains on two connected ranks until FOLDER/stop is there, for tests that trigger captures; writes FOLDER/losses-RANK.json.
 
-    torchrun --nproc-per-node 2 triggered_training.py FOLDER SETTINGS
-
-It stops when `FOLDER/stop` is there, and writes `FOLDER/losses-RANK.json`.
+torchrun --nproc-per-node 2 triggered_training.py FOLDER
 """
 
 import json
@@ -17,34 +15,29 @@ from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ProfilingHook
 
 
-def main(folder: Path, settings: dict) -> None:
+def step(state: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+    return torch.sin(state + gradients)
+
+
+def main(folder: Path) -> None:
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    torch.manual_seed(0)
-    model = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    losses = []
-    config = ProfilingConfig(**settings)
-    with ProfilingHook(config, rank=rank, world_size=dist.get_world_size(), output_dir=folder / "profiles") as hook:
-        iteration = 0
-        while True:
-            with hook.iteration(iteration):
-                loss = model(torch.full((4, 8), float(iteration % 7 + rank))).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                for parameter in model.parameters():
-                    dist.all_reduce(parameter.grad)
-                optimizer.step()
-                losses.append(loss.item().hex())
+    rank, state, losses = dist.get_rank(), torch.zeros(8), []
+    # Ten polls a second, so that a request is carried out within half a second.
+    config = ProfilingConfig(on_demand_seconds=0.1)
+    with ProfilingHook(config, rank=rank, world_size=2, output_dir=folder / "profiles") as hook:
+        stop = torch.zeros(1)
+        while not stop:
+            with hook.iteration(len(losses)):
+                gradients = torch.full((8,), float(len(losses) + rank))
+                dist.all_reduce(gradients)
+                state = step(state, gradients)
+                losses.append(state.sum().item().hex())
                 time.sleep(0.02)
-            iteration += 1
             stop = torch.tensor(float((folder / "stop").exists()))
             dist.all_reduce(stop)
-            if stop:
-                break
     (folder / f"losses-{rank}.json").write_text(json.dumps(losses))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -1,0 +1,27 @@
+"""Findings of simulated jobs and of real captures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bridge_profiling.analysis.findings import Find, Finding, Thresholds
+from bridge_profiling.run import Run
+from tests.analysis.findings.simulated_jobs import SimulatedJob, found_by
+
+Findings = Callable[..., dict[str, Finding]]
+RunOf = Callable[..., Run]
+
+
+@pytest.fixture
+def find(tmp_path_factory: pytest.TempPathFactory, run_of: RunOf) -> Findings:
+    """Findings of a simulated job, by id: all, or those that some find."""
+
+    def found(job: SimulatedJob, *finds: Find, thresholds: Thresholds | None = None, **written: Any) -> dict[str, Finding]:
+        run = run_of(job.write(tmp_path_factory.mktemp("job"), **written))
+        findings = found_by(run, *finds, thresholds=thresholds) if finds else run.findings(thresholds)
+        return {finding.id: finding for finding in findings}
+
+    return found

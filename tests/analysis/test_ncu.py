@@ -1,0 +1,193 @@
+"""The command for Nsight Compute: what a shell makes of it, and which kernels ncu finds by its filter.
+
+nsys writes names as ncu does, so captures of one training by both profilers hold the same kernels under both names.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge_profiling.analysis import Run
+from bridge_profiling.analysis.findings import Thresholds
+from bridge_profiling.analysis.findings.kernels import function_name, kernel_filter, ncu_command
+from bridge_profiling.manifest import Manifest, RankCapture
+from bridge_profiling.traces.types import RankInfo
+from tests.planted.cases import CASES
+
+BFLOAT = "void k<c10::BFloat16>(c10::BFloat16*)"
+COUNTS = {"void k<float>(float*)": 6, BFLOAT: 40, "gemm": 2}
+
+#: As `bridge-profiling run` starts a script.
+RUN = ["python", "-u", "-m", "bridge_profiling.easy.start", "--profiler", "torch", "--steps", "3:8", "--ranks", "all"]
+SPAWNED = "from multiprocessing.spawn import spawn_main; spawn_main(pipe_handle=7)"
+
+
+def made(command=None, kernel="gemm", *, rank=0, world_size=1, iterations=2, hosts=1, counts=COUNTS, **config):
+    info = RankInfo(rank=rank, rank_source="trace", source="kineto", files=[], world_size=world_size)
+    manifest = RankCapture(Path(), "iter-1-3", Manifest(rank=0, status="complete", command=command or [], config=config))
+    known = None if command is None else manifest
+    return ncu_command(kernel, info, counts, iterations=iterations, manifest=known, hosts=hosts)
+
+
+@pytest.mark.parametrize(
+    ("options", "launches"),
+    [
+        ({}, ["gemm", "--launch-skip", "3", "--launch-count", "1"]),
+        # Launches of three iterations are skipped, and a few profiled.
+        (
+            {"kernel": BFLOAT},
+            [f"regex:{kernel_filter(BFLOAT, list(COUNTS)).options[-1][6:]}", "--launch-skip", "60", "--launch-count", "4"],
+        ),
+        ({"iterations": 0}, ["gemm", "--launch-count", "1"]),
+    ],
+)
+def test_a_single_process_is_started_by_ncu(options, launches):
+    found = made(["python", "my train.py", "--lr=1e-3"], **options)
+    words = shlex.split(found.command)
+    assert words[:3] == ["ncu", "--set", "full"]
+    end = ["--target-processes", "all", "-o", "ncu-rank-0", "python", "my train.py", "--lr=1e-3"]
+    assert words[words.index("--kernel-name") + 1 :] == [*launches, *end]
+    assert any("own profiler off" in note for note in found.notes)
+    assert any("No iteration is marked" in note for note in found.notes) == ("iterations" in options)
+
+
+@pytest.mark.parametrize(
+    ("command", "started"),
+    [
+        (
+            ["python", "launch/pretrain.py", "--recipe", "gpt_125m"],
+            "python launch/pretrain.py --recipe gpt_125m profiling.use_pytorch_profiler=false",
+        ),
+        # Without `bridge-profiling run`.
+        ([*RUN, "my train.py", "--lr", "0.1"], "ncu-rank-0 python -u 'my train.py' --lr 0.1"),
+        ([*RUN, "--output-dir", "a b", "train.py", "-m", "--steps"], "ncu-rank-0 python -u train.py -m --steps"),
+        ([*RUN, "--output-dir=here", "-m", "package.train"], "ncu-rank-0 python -u -m package.train"),
+        # A command that is not known, or whose process got its work from its parent.
+        (None, "ncu-rank-0 <your command>"),
+        ([], "ncu-rank-0 <your command>"),
+        (["python", "-c", SPAWNED, "--multiprocessing-fork"], "ncu-rank-0 <your command>"),
+        (["python", "-u", "/site/ray/_private/workers/default_worker.py"], "ncu-rank-0 <your command>"),
+    ],
+)
+def test_the_training_is_started_without_its_own_profiler(command, started):
+    found = made(command, use_pytorch_profiler=True, use_nsys_profiler=False)
+    assert found.command.endswith(started)
+    assert any("does not record its command" in note for note in found.notes) == ("<your" in started)
+    assert not any("own profiler off:" in note for note in found.notes)
+
+
+def test_a_local_rank_that_the_launcher_gave_one_rank_is_not_given_to_all():
+    found = made(["python", "-u", "train.py", "--local_rank=1", "--deepspeed"], rank=1, world_size=2)
+    assert found.command.startswith("<your launcher")
+    assert found.command.endswith(" sh python -u train.py --deepspeed")
+    assert any("deepspeed --no_python" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("hosts", [None, 2])
+def test_across_hosts_the_launcher_is_the_users(hosts):
+    found = made(["python", "t.py"], rank=9, world_size=16, hosts=hosts)
+    assert found.command.startswith("<your launcher")
+    assert any("as you start the training" in note for note in found.notes)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kernel", ["operator'$x\"`!\\", "void 核<float, 'a', \"b$c\">(int)"])
+@pytest.mark.parametrize("environment", [{}, {"RANK": "1"}, {"SLURM_PROCID": "1"}, {"RANK": "0"}])
+def test_one_rank_starts_ncu_and_every_argument_and_name_survives_the_shell(tmp_path, kernel, environment):
+    """The line as a shell runs it, with a launcher that starts one rank, and programs that print what they are given."""
+    (tmp_path / "python").write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv))\n")
+    (tmp_path / "torchrun").write_text('#!/bin/sh\nshift 3; exec "$@"\n')
+    for path in tmp_path.iterdir():
+        path.chmod(0o755)
+    (tmp_path / "ncu").symlink_to("python")
+    command = ["python", "my train.py", "a=[1, 2]", "b='x' \"y\"", "$HOME `id` \\n !1", "", "ü*?", "line\nbreak"]
+    counts = dict.fromkeys((kernel, kernel.replace("float", "double"), kernel[:-1] + "<int, $, '>"), 3)
+    found = made(command, kernel, rank=1, world_size=2 if environment else 1, counts=counts)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", found.command], env=path | environment, capture_output=True, text=True, check=True)
+    program, *words = json.loads(done.stdout)
+    assert [Path(program).name, *words][-len(command) :] == command
+    if environment != {"RANK": "0"}:
+        wanted = kernel_filter(kernel, [each for each in counts if each != kernel]).options
+        assert (Path(program).name, words[:2], words[2 : 2 + len(wanted)]) == ("ncu", ["--set", "full"], wanted)
+
+
+def test_a_finding_of_a_real_capture_carries_it(tmp_path):
+    with Run(CASES["data_loading_2"].folder, parquet=tmp_path) as run:
+        found = [one for one in run.findings(Thresholds(dominant_kernel=0.1)) if one.id == "dominant_kernel"]
+    assert found
+    for finding in found:
+        assert finding.evidence["ncu_command"].startswith("torchrun --nproc-per-node 2 --no-python sh -c ")
+        assert "--launch-skip" in finding.evidence["ncu_command"]
+        assert finding.evidence["ncu_notes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("void (anonymous namespace)::softmax_warp_forward<float, float, 11, false>(float*, int)", "softmax_warp_forward"),
+        ("void at::native::<unnamed>::cunn_SoftMaxBackwardSmem<(int)4, float>(T2 *)", "cunn_SoftMaxBackwardSmem"),
+        ("std::enable_if<(4)>(2), void>::type fused::kernel<float>(float const*)", "kernel"),
+        ("void scan<at::native::op<long>::operator<(long) const::{lambda(long)#1}, 2>(long*)", "scan"),
+        ("void cut_off_kernel<at::native::BinaryFunctor<float, fl", "cut_off_kernel"),
+        ("void plain(float const*, int) [clone .kd]", "plain"),
+        ("", ""),
+    ],
+)
+def test_the_functions_own_name(name, function):
+    assert function_name(name) == function
+
+
+def chosen(options, written):
+    """Of names as ncu has them, those that it chooses with the options."""
+    wanted = options[options.index("--kernel-name") + 1]
+    compared = {each: each if "demangled" in options else function_name(each) for each in written}
+    if not wanted.startswith("regex:"):
+        return [each for each, name in compared.items() if name == wanted]
+    return [each for each, name in compared.items() if re.search(wanted.removeprefix("regex:"), name)]
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "options", "also"),
+    [
+        ("void ns::softmax<float, 4>(float*)", ["void ns::other<float>(float*)"], ["--kernel-name", "softmax"], []),
+        ("_Z6kernelIfEvPT_", [], ["--kernel-name-base", "mangled", "--kernel-name", "_Z6kernelIfEvPT_"], []),
+        (
+            "void k<float>()",
+            ["void k<float, 4>()"],
+            ["--kernel-name-base", "demangled", "--kernel-name"],
+            ["void k<float, 4>()"],
+        ),
+        ("void k<float, 4>()", ["void k<float>()"], ["--kernel-name-base", "demangled", "--kernel-name"], []),
+    ],
+)
+def test_a_kernel_is_chosen_by_as_little_of_its_name_as_is_its_own(name, others, options, also):
+    found = kernel_filter(name, others)
+    assert (found.options[: len(options)], found.also) == (options, also)
+
+
+@pytest.mark.parametrize("function", ["f++", "a(b", "k)", "^x$", "k.1", "核[", "*", "a|b"])
+def test_a_name_of_any_characters_is_not_an_expression(function):
+    found = kernel_filter(f"{function}<float>", [f"{function}<int>"])
+    assert re.compile(found.options[-1].removeprefix("regex:"))
+
+
+# Hundreds of expressions against hundreds of names.
+@pytest.mark.integration
+def test_every_kernel_of_a_real_training_is_chosen_and_no_other(tmp_path):
+    counts = []
+    for case in ("data_loading_2", "data_loading_2_nsys"):
+        with Run(CASES[case].folder, parquet=tmp_path / case) as run:
+            counts.append({row["name"]: row["count"] for row in run.kernels(by_rank=False).to_pylist()})
+    for traced, written in (counts, counts[::-1]):
+        filters = {name: kernel_filter(name, list(traced)) for name in traced}
+        assert sum(len(found.options) > 2 for found in filters.values()) > 10, "no template ran in several instances"
+        assert not any(found.also for found in filters.values())
+        # The same training launches each kernel as often: the one that is chosen is the one that was meant.
+        launched = {name: [written[each] for each in chosen(found.options, written)] for name, found in filters.items()}
+        assert launched == {name: [count] for name, count in traced.items()}

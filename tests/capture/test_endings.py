@@ -1,0 +1,221 @@
+"""How a process ends while a window is open: SIGTERM, SIGKILL, forks, profilers of its own. Each in a forked rank."""
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from bridge_profiling.capture import ProfilingHook
+from bridge_profiling.capture.files import choose_attempt
+from bridge_profiling.capture.torch_profiler import TorchProfiler
+from bridge_profiling.config import Window
+from tests.capture.conftest import Run
+from tests.forked_ranks import run_ranks
+
+pytestmark = pytest.mark.integration
+
+TERMINATED = -signal.SIGTERM
+
+
+def show(iteration: object = "") -> None:
+    """Print who handles SIGTERM."""
+    handler = signal.getsignal(signal.SIGTERM)
+    print(iteration, handler.name if isinstance(handler, signal.Handlers) else handler.__qualname__, flush=True)
+
+
+def returns(number, frame):
+    pass
+
+
+def exits(number, frame):
+    sys.exit(3)
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def twice():
+    signal.raise_signal(signal.SIGTERM)
+    terminate()
+
+
+def terminate_when_written():
+    for thread in threading.enumerate():
+        if "writer" in thread.name:
+            thread.join()
+    terminate()
+
+
+def die():
+    os._exit(9)
+
+
+def hooked(run: Run, **settings) -> ProfilingHook:
+    return ProfilingHook(run.config(2, 6, on_demand=False), rank=0, output_dir=run.root, **settings)
+
+
+def train(run: Run, how: dict) -> None:
+    """Nine iterations; `strike` in one of them, or when the profiler stops."""
+    strike_in, strike, leave = how["strike_in"], how.get("strike", terminate), how.get("leave", True)
+    signal.signal(signal.SIGTERM, how.get("handler", signal.SIG_DFL))
+    hook, stop = hooked(run, owns_process=how.get("owns_process", False)), TorchProfiler.stop
+    if strike_in == "stop":
+        TorchProfiler.stop = lambda self, interrupted: (strike(), stop(self, interrupted))[1]
+    hook.__enter__()
+    try:
+        for iteration in range(9):
+            with hook.iteration(iteration):
+                show(iteration)
+                if iteration == strike_in:
+                    strike()
+    finally:
+        if leave:
+            hook.__exit__(*sys.exc_info())
+
+
+DEFAULT, HANDLED = "SIG_DFL", "unwind_on._handle"
+OURS = [DEFAULT] * 2 + [HANDLED] * 4 + [DEFAULT] * 3
+ALL, HALF, UNREACHED = ("complete", [2, 3, 4, 5]), ("partial", [2, 3]), "the process ended before it reached iteration 2"
+EXITED = "the process exited (code 143) after iteration 3, inside the window 2-6"
+KILLED = "the process died inside the window, before the capture was written"
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "handlers", "outcome", "reason"),
+    [
+        ({"strike_in": 4}, TERMINATED, OURS[:5], HALF, EXITED),
+        ({"strike_in": 4, "strike": twice}, TERMINATED, OURS[:5], HALF, EXITED),
+        ({"strike_in": 4, "owns_process": True}, 143, OURS[:5], HALF, EXITED),
+        ({"strike_in": "stop"}, TERMINATED, OURS[:6], ALL, None),
+        # Outside of the window the signal has its default action.
+        ({"strike_in": 0}, TERMINATED, OURS[:1], ("missed", None), UNREACHED),
+        ({"strike_in": 7, "strike": terminate_when_written}, TERMINATED, OURS[:8], ALL, None),
+        # The user's own handlers stay.
+        ({"strike_in": 4, "handler": returns}, 0, ["returns"] * 9, ALL, None),
+        ({"strike_in": 4, "handler": exits}, 3, ["exits"] * 5, HALF, EXITED.replace("143", "3")),
+        ({"strike_in": 4, "handler": signal.SIG_IGN}, 0, ["SIG_IGN"] * 9, ALL, None),
+        # Nothing runs in a process that is killed: its last manifest is true.
+        ({"strike_in": 0, "strike": die}, 9, OURS[:1], ("missed", None), UNREACHED),
+        ({"strike_in": 4, "strike": die}, 9, OURS[:5], ("failed", None), KILLED),
+    ],
+)
+def test_a_process_that_ends_leaves_its_capture_and_a_true_manifest(run, tmp_path, how, code, handlers, outcome, reason):
+    ended = run_ranks(train, run, how, folder=tmp_path)
+    manifest = run.manifest("iter-2-6")
+    assert (ended.exit_codes, run.outcome("iter-2-6"), manifest["reason"]) == ([code], outcome, reason)
+    assert ended.stdout.splitlines() == [f"{iteration} {handler}" for iteration, handler in enumerate(handlers)]
+    assert manifest["interrupted"] == ([4] if outcome == HALF else [])
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_interpreter_that_exits_with_an_open_window_writes_it_first(run):
+    """It would crash with a live trace."""
+    source = "from tests.capture.test_endings import *\n"
+    source += f"train(Run(Path({str(run.root)!r})), {{'strike_in': 4, 'leave': False}})"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, run.outcome("iter-2-6")) == (TERMINATED, HALF), done.stderr
+    reason = EXITED.replace("(code 143)", "without leaving the hook")
+    assert run.manifest("iter-2-6")["reason"] == reason
+
+
+def train_in_a_thread_and_break_off(run: Run) -> None:
+    def loop() -> None:
+        with hooked(run) as hook:
+            for iteration in range(5):
+                with hook.iteration(iteration):
+                    show()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    thread.join()
+    loop()
+    show()
+
+
+def test_a_loop_in_another_thread_and_a_window_that_ends_early_leave_the_default(run, tmp_path):
+    ended = run_ranks(train_in_a_thread_and_break_off, run, folder=tmp_path)
+    assert ended.stdout.split() == [DEFAULT] * 5 + OURS[:5] + [DEFAULT]
+    assert [run.outcome(folder) for folder in run.folders()] == [("partial", [2, 3, 4])] * 2
+
+
+def fork_inside_the_window(run: Run) -> None:
+    with hooked(run) as hook:
+        for iteration in range(5):
+            with hook.iteration(iteration):
+                pass
+        before = run.manifest("iter-2-6")
+        for end in (lambda: hook.__exit__(None, None, None), atexit._run_exitfuncs, terminate):
+            child = os.fork()
+            if not child:
+                end()
+                os._exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), run.manifest("iter-2-6") == before)
+
+
+def test_a_process_that_the_training_forks_writes_nothing_and_dies_of_the_signal(run, tmp_path):
+    ended = run_ranks(fork_inside_the_window, run, folder=tmp_path)
+    assert ended.exit_codes == [0], ended.stderr
+    assert ended.stdout.splitlines() == ["0 True", "0 True", f"{TERMINATED} True"]
+    assert run.outcome("iter-2-6") == ("partial", [2, 3, 4])
+
+
+def open_ranges_across_recordings(run: Run) -> None:
+    """Many, while a profiler of the training's own starts, or while our window closes."""
+    for own in (True, False):
+        root, ranges = run.root / str(own), ExitStack()
+        with ProfilingHook(run.config(1, 2, profile_every=2, profile_at_most=8), rank=0, output_dir=root) as hook:
+            for iteration in range(17):
+                with hook.iteration(iteration):
+                    theirs = torch.profiler.profile()
+                    if iteration % 2:
+                        ranges.close()
+                        for number in range(3000):
+                            ranges.enter_context(hook.range(f"ours {number}"))
+                    if own and iteration % 2:
+                        theirs.start()
+                    for _ in range(50):
+                        torch.ones(3) + 1
+                    if own and iteration % 2:
+                        theirs.stop()
+                        theirs.export_chrome_trace(f"{iteration}.json")
+        ranges.close()
+
+
+def test_ranges_that_are_open_when_a_recording_ends_end_with_it(run, tmp_path):
+    """torch writes their ends to freed memory otherwise, and the process crashes in one of these windows."""
+    ended = run_ranks(open_ranges_across_recordings, run, folder=tmp_path)
+    assert ended.exit_codes == [0], ended.stderr
+    interrupted, ours = (Run(run.root / own) for own in ("True", "False"))
+    for start in range(1, 17, 2):
+        folder = f"iter-{start}-{start + 1}"
+        assert (interrupted.outcome(folder), ours.outcome(folder)) == (("failed", None), ("complete", [start]))
+        assert "another profiler" in interrupted.manifest(folder)["reason"]
+        names = {event["name"] for event in json.loads((tmp_path / f"{start}.json").read_text())["traceEvents"]}
+        assert "aten::add" in names
+        assert not [name for name in names if name.startswith(("ours", "ProfilerStep#"))]
+        events = [one for one in ours.trace(folder) if one["name"].startswith("ours ") and one["ph"] == "X"]
+        # All of them are there, and whole.
+        assert {one["name"] for one in events} == {f"ours {number}" for number in range(3000)}
+        assert all(one["args"].get("finished", True) for one in events)
+
+
+def choose(folder: Path) -> None:
+    rank = torch.distributed.get_rank()
+    if rank == 0:
+        (folder / "node-0" / "torch" / "iter-1-2").mkdir(parents=True)
+    print(choose_attempt(folder / f"node-{rank}", Window(1, 2), rank)[0])
+
+
+def test_connected_ranks_take_rank_zeros_choice(tmp_path):
+    """Rank 1 sees another directory, as on a node-local file system, and still writes to the same folder's name."""
+    ended = run_ranks(choose, tmp_path, folder=tmp_path, ranks=2)
+    assert (ended.exit_codes, ended.stdout.split()) == ([0, 0], ["1", "1"])

@@ -1,0 +1,78 @@
+"""Types commands: in this process, in a process of their own, and on a terminal."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import pty
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from bridge_profiling import cli
+from tests.cli.ranks import write
+from tests.traces.conftest import captures
+
+__all__ = ["captures"]
+
+COMMAND = [sys.executable, "-m", "bridge_profiling.cli"]
+Typed = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with one good rank in `run`."""
+    write(tmp_path / "run" / "rank-0.json.gz", 0)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def typed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """Runs a command in this process, which also reads the captures."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["bridge-profiling", *arguments])
+        capsys.readouterr()
+        # --quiet and --no-color last as long as the command.
+        with mock.patch.dict(os.environ, environment), pytest.raises(SystemExit) as ended:
+            contextvars.copy_context().run(cli.main)
+        return subprocess.CompletedProcess(arguments, ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def process(folder: Path) -> Typed:
+    """Runs a command in a process of its own."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*COMMAND, *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=240)
+
+    return run
+
+
+@pytest.fixture
+def on_a_terminal(folder: Path) -> Callable[..., tuple[int, str]]:
+    """Runs a command in a process of its own: the exit code, and what a terminal of 200 columns shows."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        ours, theirs = pty.openpty()
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "200", "LINES": "60"}
+        process = subprocess.Popen([*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        shown = b""
+        while select.select([ours], [], [], 120)[0]:
+            try:
+                shown += os.read(ours, 1 << 16)
+            except OSError:  # the other side is closed
+                break
+        os.close(ours)
+        return process.wait(timeout=60), shown.decode()
+
+    return run

@@ -1,0 +1,219 @@
+"""The verdicts of doctor's checks on a request, and on a machine made of text that real machines were recorded with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridge_profiling.doctor import nsys as doctor_nsys
+from bridge_profiling.doctor.checks import Process
+from bridge_profiling.doctor.environment import check_megatron_core, check_nccl_settings, check_other_profilers
+from bridge_profiling.doctor.gpus import check_gpus
+from bridge_profiling.doctor.nsys import check_cpu_sampling, check_gpu_metrics_permission, check_nsys
+from bridge_profiling.doctor.profiling import check_profilers, check_ranks_exist, check_window_fits
+from bridge_profiling.doctor.request import Request
+from bridge_profiling.errors import CaptureError
+
+TORCH, NSYS, METRICS = (f"profiling.{name}=true" for name in ("use_pytorch_profiler", "use_nsys_profiler", "nsys_gpu_metrics"))
+RANKS = "profiling.profile_ranks="
+PP = f"{RANKS}pp model.tensor_model_parallel_size=2 model.pipeline_model_parallel_size=4"
+
+PARAMS, TOPOLOGY, LINKS = (
+    (Path(__file__).parent / "recorded" / f"h200x2-{name}.txt").read_text() for name in ("params", "topo", "nvlink")
+)
+H200X2 = {
+    "nvidia-smi --query-gpu=name,driver_version --format=csv,noheader": "NVIDIA H200, 580.159.04\n" * 2,
+    "nvidia-smi topo -m": TOPOLOGY,
+    "nvidia-smi nvlink -s": LINKS,
+}
+
+#: Two sockets with two GPUs each and a network card, as nvidia-smi lays them out.
+TWO_SOCKETS = """
+.\tGPU0\tGPU1\tGPU2\tGPU3\tmlx5_0\tCPU
+GPU0\tX\tNV1\tNV2\tSYS\tPIX\t0-19
+GPU1\tNV1\tX\tSYS\tSYS\tPIX\t0-19
+GPU2\tNV2\tSYS\tX\tNV1\tSYS\t20-39
+GPU3\tSYS\tSYS\tNV1\tX\tSYS\t20-39
+mlx5_0\tPIX\tPIX\tSYS\tSYS\tX
+"""
+
+#: Root on a machine, root in a container without added capabilities, root in a user namespace, a user.
+CAPABILITIES = {"root": 0x1FFFEFFFFFF, "container": 0xA80425FB, "namespace": 0x1FFFEFFFFFF, "user": 0}
+
+
+def user(who, **files):
+    """Files of a machine as a user sees them."""
+    return files | {
+        "/proc/self/status": f"CapEff:\t{CAPABILITIES[who]:016x}\n",
+        "/proc/self/uid_map": f"0 {1000 if who == 'namespace' else 0} {1 if who == 'namespace' else 4294967295}\n",
+    }
+
+
+def permission(admin_only, who):
+    return {"recorded": user(who) | {"/proc/driver/nvidia/params": PARAMS.replace("AdminOnly: 0", f"AdminOnly: {admin_only}")}}
+
+
+def sampling(level, who):
+    return {"recorded": user(who) | {"/proc/sys/kernel/perf_event_paranoid": level}}
+
+
+def environment(*settings, namespace=4026531836):
+    """A host with these variables, or a container with another process namespace."""
+    environ = dict(setting.split("=") for setting in settings)
+    return {"environ": environ, "recorded": {"/proc/self/ns/pid": f"pid:[{namespace}]"}, "running": (Process(1, "bash"),)}
+
+
+#: A check, the settings and further fields of the request, the machine's fields, and the verdict's status and finding.
+CASES = [
+    (check_window_fits, "train.train_iters=12", {}, {}, "ok", "iterations 10 to 11 of 0 to 11"),
+    (check_window_fits, "train.train_iters=11", {}, {}, "fails", "last iteration is 10"),
+    (check_window_fits, "", {}, {}, "unknown", "train.train_iters is not known"),
+    (check_window_fits, "train.train_iters=50 profiling.profile_step_end=10", {}, {}, "fails", "the window is empty"),
+    (
+        check_window_fits,
+        "train.train_iters=50 profiling.profile_step_start=-1",
+        {},
+        {},
+        "fails",
+        "not an integer of at least 0",
+    ),
+    (check_window_fits, "train.train_iters=50 train.start_iteration=12", {}, {}, "fails", "after the window 10-12"),
+    (check_window_fits, "train.train_iters=50 train.start_iteration=11", {}, {}, "warning", "iteration 11 is the run's first"),
+    (check_window_fits, "train.train_iters=50 train.start_iteration=10", {}, {}, "warning", "iteration 10 is the run's first"),
+    (check_window_fits, "train.train_iters=50 train.start_iteration=9", {}, {}, "ok", "iterations 10 to 11 of 0 to 49"),
+    (check_window_fits, "train.train_iters=50 profiling.profile_step_start=0", {}, {}, "warning", "lazy initialization"),
+    (check_ranks_exist, f"{RANKS}[0,3]", {"world_size": 4}, {}, "ok", "0, 3 of 4"),
+    (check_ranks_exist, f"{RANKS}[0,4]", {"world_size": 4}, {}, "fails", "names 4, but the job has 4 ranks"),
+    (check_ranks_exist, f"{RANKS}[]", {"world_size": 4}, {}, "fails", "names no rank"),
+    (check_ranks_exist, f"{RANKS}some", {"world_size": 4}, {}, "fails", "'some' is not known"),
+    (check_ranks_exist, f"{RANKS}all", {"world_size": 64}, {}, "ok", "7 and 56 more of 64"),
+    (check_ranks_exist, f"{RANKS}all", {"world_size": 65}, {}, "warning", "65 ranks write a trace each"),
+    (check_ranks_exist, PP, {"world_size": 16}, {}, "ok", "0, 4, 8, 12 of 16"),
+    (check_ranks_exist, PP, {"world_size": 6}, {}, "fails", "cannot be split"),
+    (check_ranks_exist, f"{RANKS}[0]", {}, {}, "unknown", "the number of ranks is not known"),
+    (check_profilers, TORCH, {}, {}, "ok", "the torch profiler"),
+    (check_profilers, f"{NSYS} profiling.record_memory_history=true", {}, {}, "ok", "nsys and memory history"),
+    (check_profilers, f"{TORCH} {NSYS}", {}, {}, "fails", "CUPTI"),
+    (check_profilers, TORCH, {"nsys_prefix": True}, {}, "fails", "CUPTI"),
+    (check_profilers, NSYS, {"launcher": "ft"}, {}, "fails", "Nsys not supported with the FaultTolerancePlugin"),
+    (check_profilers, f"{NSYS} ft.enable_ft_package=true", {}, {}, "fails", "ft.enable_ft_package is true"),
+    (check_profilers, TORCH, {"launcher": "ft"}, {}, "ok", "the torch profiler"),
+    (check_profilers, "", {}, {}, "warning", "nothing will be captured"),
+    (check_profilers, "", {"nsys_prefix": True}, {}, "warning", "nothing marks the window"),
+    (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(0, "user"), "ok", ""),
+    (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "root"), "ok", ""),
+    (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "container"), "fails", ""),
+    (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "user"), "fails", "AdminUsers=0"),
+    (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "namespace"), "fails", ""),
+    (check_gpu_metrics_permission, "", {"name": ""}, permission(1, "user"), "warning", ""),
+    (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, {}, "unknown", "was not recorded"),
+    (check_gpu_metrics_permission, NSYS, {}, permission(1, "user"), None, ""),
+    (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=process-tree]", {}, sampling("3", "user"), "fails", ""),
+    (check_cpu_sampling, "profiling.nsys_extra_args=[-s,cpu]", {}, sampling("4", "user"), "fails", ""),
+    (check_cpu_sampling, "profiling.nsys_extra_args=[--cpuctxsw=process-tree]", {}, sampling("4", "root"), "ok", ""),
+    (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=cpu]", {}, sampling("2", "user"), "ok", ""),
+    (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=none]", {}, sampling("4", "user"), None, ""),
+    (check_nccl_settings, "", {}, environment("NCCL_P2P_DISABLE=1"), "warning", "through host memory"),
+    (check_nccl_settings, "", {}, environment("NCCL_SHM_DISABLE=1"), "warning", "through the network"),
+    (check_nccl_settings, "", {"environment": {"NCCL_IB_DISABLE": "1"}}, {}, "warning", "TCP sockets"),
+    (check_nccl_settings, "", {"environment": {"NCCL_IB_DISABLE": "1"}, "nodes": 1}, {}, "ok", ""),
+    (
+        check_nccl_settings,
+        "",
+        {},
+        {"recorded": {"/etc/nccl.conf": "# site\nNCCL_ALGO=Ring\n"}},
+        "warning",
+        "every message size",
+    ),
+    (check_nccl_settings, "", {}, environment("NCCL_DEBUG=TRACE"), "warning", "NCCL_DEBUG=TRACE (environment): NCCL logs all"),
+    (check_nccl_settings, "", {}, environment("NCCL_DEBUG_SUBSYS=INIT,COLL"), "warning", "logs every collective"),
+    (check_nccl_settings, "", {}, environment("CUDA_LAUNCH_BLOCKING=1"), "warning", "nothing overlaps"),
+    (check_nccl_settings, "", {}, environment("TORCH_DISTRIBUTED_DEBUG=DETAIL"), "warning", "checks every collective"),
+    (check_nccl_settings, "", {}, environment("NCCL_DEBUG=INFO", "NCCL_P2P_DISABLE=0", "NCCL_DEBUG_SUBSYS=^ALL"), "ok", ""),
+    (check_other_profilers, "", {}, environment(), "ok", ""),
+    (check_other_profilers, "", {}, environment(namespace=4026532847), "unknown", ""),
+    (check_other_profilers, "", {}, environment("CUDA_INJECTION64_PATH=/opt/tool/libtool.so"), "warning", "loads another tool"),
+    (check_other_profilers, "", {}, environment("LD_PRELOAD=/lib/a.so:/opt/libscorep_b.so"), "warning", "loads another tool"),
+    (check_other_profilers, "", {}, environment("KINETO_USE_DAEMON=1"), "warning", "a daemon"),
+    (
+        check_other_profilers,
+        "",
+        {},
+        environment("NSYS_PROFILING_SESSION_ID=3", "LD_PRELOAD=/nsight.so"),
+        "warning",
+        "under nsys",
+    ),
+    (check_nsys, NSYS, {}, {}, "fails", "nsys is not on this machine's PATH"),
+    (check_nsys, "", {"name": ""}, {}, "warning", "nsys is not on this machine's PATH"),
+    (check_nsys, TORCH, {}, {}, None, ""),
+    (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.16.1"}}, "ok", "0.16.1"),
+    (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.19.9"}}, "ok", "0.19.9"),
+    (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.15.3"}}, "warning", "pip install 'megatron-core>=0"),
+    (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.20.0rc1"}}, "warning", "0.20.0rc1"),
+    (check_megatron_core, "", {}, {"recorded": {"megatron-core": "1.0"}}, "warning", "1.0"),
+    (check_megatron_core, "", {}, {}, None, ""),
+]
+
+
+@pytest.mark.parametrize(("check", "settings", "fields", "here", "status", "said"), CASES)
+def test_a_check_has_one_verdict_or_none(request_for, machine, check, settings, fields, here, status, said):
+    verdicts = list(check(request_for(*settings.split(), **fields), machine(**here)))
+    assert [verdict.status for verdict in verdicts] == ([] if status is None else [status])
+    for verdict in verdicts:
+        assert said in f"{verdict.found} → {verdict.instead}"
+        assert verdict.instead or status == "ok" or check is check_other_profilers
+
+
+def test_a_machine_alone_is_asked_nothing_about_a_run(machine):
+    assert [list(check(Request(), machine())) for check in (check_window_fits, check_ranks_exist, check_profilers)] == [[]] * 3
+
+
+WELL = """ok GPUs: 2 × NVIDIA H200, driver 580.159.04
+ok GPU topology: each of 1 pair: NV18
+ok NVLink: all 36 links active, 478 GB/s per GPU and direction"""
+
+
+@pytest.mark.parametrize(
+    ("recorded", "fields", "said"),
+    [
+        ({}, {"world_size": 4, "nodes": 2}, WELL),
+        ({}, {"world_size": 8, "nodes": 2}, "warning GPUs: 4 ranks share 2"),
+        ({"links": ("26.562 GB/s", "<inactive>")}, {}, "warning NVLink: 1 of 36 links are inactive (GPU0 link 0)"),
+        ({"links": ("26.562", "0.562")}, {}, "warning NVLink: GPU0 has 452 GB/s, others up to 478 GB/s"),
+        ({"nvidia-smi topo -m": "no matrix"}, {}, "unknown GPU topology: nvidia-smi topo -m shows no matrix of GPUs"),
+        ({"nvidia-smi topo -m": TWO_SOCKETS}, {}, "socket (SYS: GPU0-GPU3, GPU1-GPU2, GPU1-GPU3)"),
+        ({"nvidia-smi topo -m": TWO_SOCKETS}, {}, "warning GPU topology: 3 of 6 pairs"),
+    ],
+)
+def test_gpus_and_their_links(machine, request_for, recorded, fields, said):
+    links = {"nvidia-smi nvlink -s": LINKS.replace(*recorded.get("links", ("", "")), 1)}
+    verdicts = check_gpus(request_for(**fields), machine(recorded=H200X2 | links | recorded))
+    assert said in "\n".join(f"{verdict.status} {verdict.check}: {verdict.found}" for verdict in verdicts)
+
+
+def test_without_a_driver_gpus_are_unknown(machine, request_for):
+    (verdict,) = check_gpus(request_for(), machine())
+    assert (verdict.status, "was not recorded" in verdict.found) == ("unknown", True)
+
+
+def test_dcgm_and_other_profilers_are_seen_in_the_process_table(machine):
+    running = (
+        Process(70, "nv-hostengine", ("/usr/bin/nv-hostengine", "-n")),
+        Process(71, "python3", ("/opt/nsys/target-linux-x64/nsys", "profile")),
+        Process(72, "nsys-helper", ("/usr/bin/nsys-helper",)),
+    )
+    dcgm, nsys = check_other_profilers(Request(), machine(running=running))
+    assert (dcgm.status, nsys.status) == ("warning", "warning")
+    assert "nv-hostengine, process 70)" in dcgm.found
+    assert "dcgmi profile --pause" in dcgm.instead
+    assert "nsys, process 71)" in nsys.found
+
+
+def test_an_nsys_that_does_not_run_is_no_nsys(machine, request_for, monkeypatch):
+    def refuse(executable):
+        raise CaptureError(f"{executable} does not answer as nsys does")
+
+    monkeypatch.setattr(doctor_nsys, "find_nsys", refuse)
+    (verdict,) = check_nsys(request_for(NSYS), machine(recorded={"nsys --version": ""}))
+    assert (verdict.status, verdict.found) == ("fails", "/usr/bin/nsys does not answer as nsys does")

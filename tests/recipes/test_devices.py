@@ -1,0 +1,206 @@
+"""What a rank's device changes: whose layers are trained and what that excludes, and the settings without CUDA."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+from bridge_profiling import ProfilingConfigError
+from bridge_profiling.launch_env import LaunchEnv
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+from megatron.core import optimizer  # noqa: E402
+from megatron.core.optimizer import clip_grads, distrib_optimizer  # noqa: E402
+
+from recipes.megatron import cpu, layers, setup, train  # noqa: E402
+from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu  # noqa: E402
+from tests.recipes.builders import finalized, recipe, tiny  # noqa: E402
+
+#: Transformer Engine's, from 2.7 on.
+MODES = SimpleNamespace(NONE="none", FP8="fp8")
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("importable", "device", "asked", "chosen"),
+    [
+        (True, GPU, "null", "transformer_engine"),
+        (True, CPU, "null", "local"),
+        (False, GPU, "null", "local"),
+        (True, GPU, "local", "local"),
+    ],
+)
+def test_transformer_engine_is_chosen_where_it_works(monkeypatch, importable, device, asked, chosen):
+    monkeypatch.setattr(layers, "HAVE_TE", importable)
+    config = tiny(f"model.transformer_impl={asked}")
+    layers.choose_transformer_impl(config, device)
+    assert config.model.transformer_impl == chosen
+    own = "megatron-core's own (local spec), which exclude: no sequence, context"
+    assert (own if chosen == "local" else "Transformer Engine's") in layers.describe_layers(config.model)
+
+
+@pytest.mark.parametrize(("importable", "why"), [(False, "cannot be imported"), (True, "this machine has no GPU")])
+def test_forcing_what_is_not_there_is_refused(monkeypatch, importable, why):
+    monkeypatch.setattr(layers, "HAVE_TE", importable)
+    with pytest.raises(ProfilingConfigError, match=f"{why}.*model.transformer_impl=null"):
+        layers.choose_transformer_impl(tiny("model.transformer_impl=transformer_engine"), CPU)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
+    [
+        (1, "model.num_moe_experts=4"),
+        (2, "model.sequence_parallel=true model.tensor_model_parallel_size=2"),
+        (2, "model.context_parallel_size=2"),
+        (1, "model.fp8=hybrid model.bf16=true"),
+        (1, "model.apply_rope_fusion=true model.position_embedding_type=rope"),
+        (1, "model.attention_backend=flash"),
+    ],
+)
+def test_what_needs_transformer_engine_is_refused_in_the_job_and_not_on_a_submit_host(monkeypatch, ranks, overrides):
+    config = finalized("gpt_tiny", overrides, ranks)
+    monkeypatch.setattr(layers, "HAVE_TE", False)
+    with pytest.raises(ProfilingConfigError, match=f"{overrides.split()[0]} needs Transformer Engine's.*this machine has"):
+        layers.choose_transformer_impl(config, GPU)
+
+
+def test_checking_without_transformer_engine_changes_no_setting():
+    model = finalized("qwen3_30b_a3b", "model.fp8=hybrid model.apply_rope_fusion=true").model
+    assert (model.fp8, model.apply_rope_fusion, model.moe_permute_fusion) == ("hybrid", True, True)
+
+
+def test_a_layout_reaches_megatron_cores_process_groups(monkeypatch):
+    given = {}
+    monkeypatch.setattr(setup.parallel_state, "initialize_model_parallel", lambda **sizes: given.update(sizes))
+    overrides = "model.context_parallel_size=2 model.expert_tensor_parallel_size=1"
+    setup._initialize_model_parallel(finalized("qwen3_30b_a3b", overrides, 32))
+    sizes = ("pipeline_model_parallel", "context_parallel", "expert_model_parallel", "expert_tensor_parallel")
+    assert [given[f"{name}_size"] for name in sizes] == [2, 2, 8, 1]
+
+
+def test_the_tasks_of_a_slurm_step_meet_without_torchrun(monkeypatch):
+    given = {}
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda **options: given.update(options))
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "node1", "MASTER_PORT": "1234"}
+    env = LaunchEnv.read(step | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"})
+    setup._init_process_group("gloo", tiny(), env)
+    assert given.items() >= {"init_method": "tcp://node1:1234", "rank": 1, "world_size": 2}.items()
+
+
+@pytest.mark.parametrize(
+    ("modes", "overrides", "quantization"),
+    [
+        (None, "model.fp8=hybrid", {"use_fp8": True}),
+        (MODES, "", {"quantization_modes": ["none"]}),
+        (MODES, "model.fp8=hybrid model.first_last_layers_bf16=true", {"quantization_modes": ["fp8", "none"]}),
+    ],
+)
+def test_tp_communication_overlap_gets_its_buffers(monkeypatch, modes, overrides, quantization):
+    """Transformer Engine before 2.7 gets a flag for fp8; later ones get the modes."""
+    given = {}
+    base = SimpleNamespace(initialize_ub=lambda **arguments: given.update(arguments), destroy_ub=given.clear)
+    if modes is not None:
+        base.UserBufferQuantizationMode = modes
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch.module.base", base)
+    overlap = "model.tensor_model_parallel_size=2 model.sequence_parallel=true model.tp_comm_overlap=true"
+    with setup._userbuffers(finalized("gpt_tiny", f"model.bf16=true {overlap} {overrides}", 2)):
+        assert given == {"shape": [2 * 64, 64], "tp_size": 2, "bootstrap_backend": "nccl", **quantization}
+    assert given == {}
+
+
+@pytest.mark.parametrize(("layers_of", "engines"), [("transformer_engine", True), ("local", False)])
+def test_cuda_graphs_get_a_tracker_of_random_states_that_the_layers_accept(monkeypatch, layers_of, engines):
+    given = {}
+    monkeypatch.setattr(setup, "model_parallel_cuda_manual_seed", lambda seed, **arguments: given.update(arguments))
+    monkeypatch.setattr(setup.parallel_state, "get_pipeline_model_parallel_rank", lambda: 0)
+    setup._seed(tiny(f"model.cuda_graph_impl=local model.transformer_impl={layers_of}"))
+    assert (given["te_rng_tracker"], given["use_cudagraphable_rng"]) == (engines, True)
+
+
+@pytest.mark.parametrize(("graphs", "teardown"), [("none", None), ("local", "0")])
+def test_cupti_stays_up_where_cuda_graphs_are_captured(monkeypatch, graphs, teardown):
+    monkeypatch.setattr(os, "environ", {})
+    setup._set_cuda_environment(tiny(f"model.cuda_graph_impl={graphs}"))
+    assert os.environ.get("TEARDOWN_CUPTI") == teardown
+
+
+def test_compiling_takes_over_each_layer_but_what_sets_random_states_and_keeps_the_names_of_its_weights():
+    block = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
+    names = list(block.state_dict())
+    layers.compile_layers(block)
+    assert all(layer._compiled_call_impl is not None for layer in block)
+    assert list(block.state_dict()) == names
+    # Torch sets them under a lock, and would take it again while it compiles.
+    assert layers.random._set_cuda_rng_state._torchdynamo_disable
+
+
+def test_the_name_cuda_means_the_cpu_inside_and_is_counted():
+    with megatron_on_cpu() as mode:
+        tensor = torch.zeros(2, device="cuda")
+        assert (tensor.device.type, tensor.type()) == ("cpu", "torch.cuda.FloatTensor")
+        assert tensor.cuda() is tensor
+        assert torch.ones(1, device=torch.cuda.current_device()).device.type == "cpu"
+        torch.cuda.synchronize()
+    assert mode.rewrites == {"zeros": 1, "cuda": 1, "type": 1}
+
+
+def test_torch_is_as_it_was_afterwards_also_after_an_error():
+    before = torch.cuda.current_device, torch.cuda.synchronize
+    with pytest.raises(RuntimeError, match="training failed"), megatron_on_cpu():
+        raise RuntimeError("training failed")
+    assert (torch.cuda.current_device, torch.cuda.synchronize) == before
+    assert torch.zeros(1).type() == "torch.FloatTensor"
+
+
+def test_nothing_is_changed_where_cuda_is_available(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    before = torch.cuda.current_device
+    with megatron_on_cpu() as mode:
+        assert (mode, torch.cuda.current_device, torch.zeros(1).type()) == (None, before, "torch.FloatTensor")
+
+
+def test_cuda_only_settings_are_changed_and_named():
+    config = recipe("gpt_125m", "model.tensor_model_parallel_size=2 model.hidden_dropout=0.1")
+    fusions = "model.bias_activation_fusion=false model.bias_dropout_fusion=false"
+    changed = f"model.use_cpu_initialization=true model.batch_p2p_comm=false {fusions} model.hidden_dropout=0.0"
+    assert adapt_to_cpu(config) == changed.split()
+    assert adapt_to_cpu(config) == []
+
+
+@pytest.mark.parametrize("setting", ["model.recompute_granularity=selective", "optimizer.optimizer_cpu_offload=true"])
+def test_what_has_no_form_without_cuda_is_refused(setting):
+    with pytest.raises(ProfilingConfigError, match=f"{setting.partition('=')[0]} is set, and there is no GPU here"):
+        adapt_to_cpu(tiny(setting))
+
+
+@pytest.mark.integration
+def test_what_is_rewritten_for_the_cpu_is_what_megatron_core_is_known_to_need(monkeypatch):
+    with megatron_on_cpu() as mode:
+        monkeypatch.setattr(train, "megatron_on_cpu", nullcontext)
+        train.pretrain(tiny("train.train_iters=1"))
+    # The first training of a process makes the causal mask, with ones; megatron-core keeps it for those that follow.
+    assert mode.rewrites.keys() | {"ones"} == {"zeros", "ones", "tensor", "type"}
+
+
+@pytest.mark.integration
+def test_where_transformer_engine_is_installed_without_a_gpu_none_of_its_kernels_is_called(monkeypatch):
+    def kernel(*arguments, **more):
+        raise RuntimeError("this is a CUDA kernel")
+
+    monkeypatch.setattr(cpu, "HAVE_TE", True)
+    bound = [(clip_grads, name) for name in ("l2_norm_impl", "multi_tensor_applier", "multi_tensor_scale_impl")]
+    for module, name in [*bound, (optimizer, "Adam"), (optimizer.optimizer, "multi_tensor_applier")]:
+        monkeypatch.setattr(module, name, kernel)
+    monkeypatch.setattr(optimizer, "USING_PYTORCH_OPTIMIZER", False)
+    monkeypatch.setattr(distrib_optimizer, "USING_TE_OPTIMIZER", True)
+    # Small enough that every step clips.
+    assert len(train.pretrain(tiny("train.train_iters=2 optimizer.clip_grad=1e-3"))) == 2
+    assert clip_grads.l2_norm_impl is kernel
+    assert (optimizer.USING_PYTORCH_OPTIMIZER, distrib_optimizer.USING_TE_OPTIMIZER) == (False, True)

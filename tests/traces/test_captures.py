@@ -1,0 +1,185 @@
+"""On real H200 captures, figures agree with an independent reference, and every event with a slow reading of the same file."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import json
+import lzma
+import os
+import sqlite3
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bridge_profiling.analysis.intervals import union
+from bridge_profiling.errors import TraceError
+from bridge_profiling.traces.nsys import tables as nsys
+from tests.system.nsys_install import working_nsys
+from tests.traces.conftest import values
+
+#: Milliseconds of device time over the whole capture, from the captures' README; their last digit is rounded.
+REFERENCE = {
+    "tp2_dp2/rank-0": (454.0, 371.5, 145.3, 233.8, 221.7, 4.3, 7456),
+    "tp2_dp2/rank-1": (455.3, 184.9, 139.8, 40.8, 40.7, 4.2, 7406),
+    "plant_data/rank-0": (663.0, 164.5, 140.5, 19.7, 19.5, 4.3, 7456),
+    "pp2_dp2/rank-0": (227.6, 186.9, 121.2, 61.2, 61.2, 4.2, 3506),
+    "nsys": (361.5, 167.8, 141.1, 23.1, 22.1, 4.4, 7456),
+}
+
+
+@pytest.fixture(scope="module")
+def rows(captures, tmp_path_factory):
+    """Queries rank 0's report of nsys."""
+    path = tmp_path_factory.mktemp("nsys") / "rank0.sqlite"
+    path.write_bytes(lzma.decompress((captures / "nsys" / "tp2_dp2" / "rank0.sqlite.xz").read_bytes()))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        yield lambda query: connection.execute(query).fetchall()
+
+
+@pytest.fixture(scope="module")
+def report(captures):
+    """The tables of a rank's report, which is read once. Its own rank is not the one that the reader is given."""
+    return functools.cache(lambda rank: nsys.read(captures / "nsys" / "tp2_dp2" / f"rank{rank}.sqlite.xz", rank=9))
+
+
+def of_kind(tables, wanted):
+    rows = [row for kind, *row in values(tables.device_events, "kind", "start_ns", "end_ns") if kind == wanted]
+    return union(*np.array(rows).T)
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_device_times_agree_with_the_reference(decoded, report, name):
+    tables = report(0) if name == "nsys" else decoded(name)
+    events = values(tables.device_events, "kind", "start_ns", "end_ns")
+    compute, communication, copies, sets = (of_kind(tables, kind) for kind in ("compute", "communication", "memcpy", "memset"))
+    found_ns = (
+        max(end for *_, end in events) - events[0][1],
+        (compute | communication | copies | sets).total_ns,
+        compute.total_ns,
+        communication.total_ns,
+        (communication - (compute | copies | sets)).total_ns,
+        copies.total_ns,
+    )
+    *expected_ms, kernels = REFERENCE[name]
+    assert [value / 1e6 for value in found_ns] == [pytest.approx(value, rel=1e-4, abs=0.05) for value in expected_ms]
+    assert sum(kind in ("compute", "communication") for kind, *_ in events) == kernels
+
+
+@pytest.mark.parametrize(
+    ("table", "place", "categories"),
+    [
+        ("device_events", "stream", ("kernel", "gpu_memcpy", "gpu_memset")),
+        ("host_events", "thread", ("cpu_op", "cuda_runtime", "cuda_driver", "user_annotation", "overhead")),
+    ],
+)
+def test_every_event_of_kineto_is_exact_to_the_nanosecond(captures, decoded, table, place, categories):
+    raw = gzip.decompress((captures / "kineto" / "pp2_dp2" / "rank-0.json.gz").read_bytes())
+    slow = json.loads(raw, parse_float=Decimal)
+    expected = []
+    for event in slow["traceEvents"]:
+        if event.get("cat") in categories:
+            times = (slow["baseTimeNanoseconds"] + int(time * 1000) for time in (event["ts"], event["ts"] + event["dur"]))
+            expected.append((*times, event["name"], event["args"]["stream"] if place == "stream" else event["tid"]))
+    assert sorted(values(decoded("pp2_dp2/rank-0")[table], "start_ns", "end_ns", "name", place)) == sorted(expected)
+
+
+def test_every_device_event_of_nsys_is_as_sqlite_has_it(rows, report):
+    ((base,),) = rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
+    names = dict(rows("SELECT id, value FROM StringIds"))
+    query = "SELECT start + {0}, end + {0}, streamId, correlationId, {1} FROM CUPTI_ACTIVITY_KIND_{2}"
+    expected = []
+    for kind in ("memcpy", "memset"):
+        expected += [(*row, kind) for row in rows(query.format(base, "bytes", kind.upper()))]
+    for *row, name in rows(query.format(base, "demangledName", "KERNEL")):
+        expected.append((*row, None, "communication" if names[name].startswith("nccl") else "compute"))
+    found = values(report(0).device_events, "start_ns", "end_ns", "stream", "correlation", "bytes", "kind")
+    assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+def test_the_job_and_its_iterations_are_known_and_no_iteration_is_at_the_boundary(decoded, report):
+    """In nsys' report the flush comes after them, and the initialization is another process'."""
+    for rank in (0, 1):
+        info = report(rank).info
+        assert (info.rank, info.rank_source, info.world_size, info.devices) == (rank, "trace", 4, {rank: "NVIDIA H200"})
+        assert info.files[0].endswith(f"rank{rank}.sqlite.xz")
+        for tables in (decoded(f"tp2_dp2/rank-{rank}"), report(rank)):
+            assert values(tables.iterations, "iteration", "boundary") == [(9, False), (10, False)]
+
+
+def test_every_kernel_has_its_launch_and_its_iteration(decoded, report):
+    for tables in (decoded("tp2_dp2/rank-0"), report(0)):
+        events = tables.device_events
+        assert [events[name].null_count for name in ("launch_start_ns", "launch_thread", "iteration")] == [0, 0, 0]
+        # The capture's host and device clocks agree to some microseconds.
+        assert (events["start_ns"].to_numpy() - events["launch_start_ns"].to_numpy()).min() > -10_000
+    assert report(0).device_events["operator"].null_count == 0
+
+
+def test_the_operator_of_a_kernel_is_the_innermost_range_around_its_launch(report):
+    host = [row for row in report(0).host_events.to_pylist() if row["category"] in ("operator", "annotation")]
+    for event in report(0).device_events.to_pylist()[::397]:
+        thread, time = event["launch_thread"], event["launch_start_ns"]
+        around = [row for row in host if row["thread"] == thread and row["start_ns"] <= time < row["end_ns"]]
+        assert event["operator"] == max(around, key=lambda row: (row["start_ns"], -row["end_ns"]))["operator"]
+
+
+def test_point_to_point_operations_of_both_stages_match(decoded):
+    """Megatron issues them as a batch, and Kineto describes no kernel of a batch: the calls before it do."""
+    sides = []
+    for rank in (0, 2):
+        tables = decoded(f"pp2_dp2/rank-{rank}")
+        mine = [row for row in tables.collectives.to_pylist() if row["group"] == "PIPELINE_MODEL_PARALLEL_GROUP"]
+        assert [row["sequence"] for row in sorted(mine, key=lambda row: row["launch_start_ns"])] == list(range(len(mine)))
+        assert {(row["peer"], row["message_bytes"]) for row in mine} == {(2 - rank, 2048 * 1 * 2048 * 2)}
+        sides.append({row["sequence"]: row["operation"] for row in mine})
+        assert not tables.info.caveats
+    mirrored = {"send": "recv", "recv": "send", "send_recv": "send_recv"}
+    assert {sequence: mirrored[operation] for sequence, operation in sides[0].items()} == sides[1]
+
+
+def test_collectives_of_one_group_have_the_same_sequence_on_its_ranks(decoded):
+    columns = ("sequence", "operation", "message_bytes", "dtype", "group")
+    first, second = (values(decoded(f"tp2_dp2/rank-{rank}").collectives, *columns) for rank in (0, 1))
+    first, second = (sorted(row for row in rows if row[-1].startswith("TENSOR")) for rows in (first, second))
+    assert first == second
+    assert (len(first), all(size for _, _, size, *_ in first)) == (296, True)
+
+
+def test_streams_wait_for_the_latest_record_of_an_event(rows, report):
+    """This version has no eventSyncId, gives records no time, and numbers the kinds of waits otherwise than its own list."""
+    records = rows("SELECT eventId, correlationId, streamId FROM CUPTI_ACTIVITY_KIND_CUDA_EVENT")
+    waits = dict(rows("SELECT correlationId, eventId FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"))
+    found = values(report(0)["synchronizations"], "kind", "correlation", "producer_correlation", "producer_stream")
+    assert Counter(kind for kind, *_ in found) == {"stream_wait_event": 880, "stream": 104, "context": 1}
+    assert sum(producer is not None for _, _, producer, _ in found) == 604
+    for kind, wait, *producer in found[::7]:
+        before = [tuple(each[1:]) for each in records if each[0] == waits[wait] and each[1] < wait]
+        assert tuple(producer) == max(before if kind == "stream_wait_event" else (), default=(None, None))
+
+
+def test_a_report_without_nsys_says_what_to_install(captures, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TraceError, match=r"single_gpu.nsys-rep .*install Nsight Systems.*export_sqlite=True"):
+        nsys.read(captures / "nsys" / "single_gpu.nsys-rep")
+
+
+@pytest.mark.system
+@pytest.mark.needs("nsys")
+def test_a_report_is_exported_by_the_nsys_of_this_machine_and_a_cut_one_is_an_error(captures, monkeypatch, tmp_path):
+    program = working_nsys(Path(__file__).parents[2] / ".cache" / "nsys")
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    whole, report = (captures / "nsys" / "single_gpu.nsys-rep").read_bytes(), tmp_path / "rank-3.nsys-rep"
+    report.write_bytes(whole)
+    tables = nsys.read(report)
+    assert tables.info.files == [str(report)]
+    assert values(tables.iterations, "iteration") == [8, 9]
+    assert tables.device_events.num_rows == 3856 + 164 + 172
+    assert list(tmp_path.iterdir()) == [report]
+    report.write_bytes(whole[:200_000])
+    with pytest.raises(TraceError, match=r"rank-3.nsys-rep cannot be exported by nsys: "):
+        nsys.read(report)

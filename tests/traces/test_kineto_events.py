@@ -1,0 +1,248 @@
+"""What an event means where the known tool gets it wrong, and which events no table has a place for: those are counted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bridge_profiling.traces import kineto
+from bridge_profiling.traces.kinds import kernel_kind, torch_operation
+from bridge_profiling.traces.kineto import stream
+from tests.traces.conftest import caveats, contents, values
+from tests.traces.kineto_files import call, complete, document, kernel
+
+
+def step(number, start_us, duration_us=90.5, **args):
+    return complete("user_annotation", f"ProfilerStep#{number}", start_us, duration_us, **args)
+
+
+def test_triton_operators_on_the_host_are_no_device_work_though_they_name_a_stream(read_trace):
+    events = [
+        complete("cpu_op", "triton_poi_fused_add_0", 10, 17.5, stream=7, device=0, correlation=5, kernel_backend="triton"),
+        call("cuLaunchKernel", 12, 1, 5),
+        kernel("triton_poi_fused_add_0", 15, 3, correlation=5),
+    ]
+    tables = read_trace(events)
+    assert values(tables.device_events, "start_ns", "kind") == [(15000, "compute")]
+    assert values(tables.host_events, "category") == ["operator", "runtime"]
+
+
+@pytest.mark.parametrize("stream", [4294967295, -1, 2**64 - 1])
+def test_context_sync_is_no_device_work(read_trace, stream):
+    sync = {"stream": stream, "correlation": 9, "device": 0}
+    wait = {"stream": 23, "wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": 4, "correlation": 8, "device": 0}
+    events = [
+        kernel("gemm", 10, 5),
+        complete("cuda_sync", "Context Sync", 11, 900, pid=0, tid=stream, cuda_sync_kind="Context Sync", **sync),
+        complete("cuda_sync", "Stream Wait Event", 12, 0, pid=0, tid=23, **wait),
+        complete("kernel", "Context Sync", 11, 900, pid=0, tid=stream, **sync),
+    ]
+    tables = read_trace(events)
+    assert values(tables.device_events, "name") == ["gemm"]
+    assert values(tables["synchronizations"], "kind", "stream", "producer_stream", "producer_correlation") == [
+        ("context", None, None, None),
+        ("stream_wait_event", 23, 7, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "operation"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl", "all_reduce"),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", "nccl", "all_gather"),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl", "reduce_scatter"),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "nccl", "send_recv"),
+        ("ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl", "broadcast"),
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl", "reduce"),
+        ("void dpsk::ep::internode::dispatch<false, 8, true>(int4*, float*)", "deepep", "dispatch"),
+        ("void deep_ep::intranode::combine<__nv_bfloat16, 8>(__nv_bfloat16*)", "deepep", "combine"),
+        ("void deep_ep::intranode::barrier<8>(int**, int)", "deepep", "barrier"),
+        ("void hybrid_ep::dispatch_kernel<4, 8>(hybrid_ep::dispatch_kernel_param_t)", "hybridep", "dispatch"),
+        ("nvshmemi_transfer_put_nbi_kernel(void*)", "nvshmem", None),
+        ("void nvshmemx::barrier_kernel(int)", "nvshmem", "barrier"),
+        ("void userbuffers_fp16_sum_inplace_gpu_rr_ag<4>(int, int)", "userbuffers", "all_gather"),
+        ("void transformer_engine::kuserbuffers_pushsend(int*, int*)", "userbuffers", "send"),
+        ("kuserbuffers_pullrecv(int, int)", "userbuffers", "recv"),
+        ("mscclKernel_Sum_float_Simple(ncclDevComm*)", "rccl", None),
+        ("void cross_device_reduce_2stage<__nv_bfloat16, 8>(RankData*)", "other", "all_reduce"),
+    ],
+)
+def test_a_kernel_communicates_by_its_own_name(name, backend, operation):
+    found = kernel_kind(name)
+    assert (found.kind, found.backend, found.operation) == ("communication", backend, operation)
+
+
+def test_other_kernels_compute():
+    names = [
+        "hipblaslt_gemm",
+        "Cijk_Alik_Bljk_BBS_BH",
+        "void at::native::elementwise_kernel<128, 4, my::nccl_like>(int)",
+        "void cutlass::Kernel2<deep_ep::tile>(int)",
+        "void at::native::reduce_kernel<512, 1>(int)",
+        "triton_red_fused_allreduce_0",
+    ]
+    assert {kernel_kind(name).kind for name in names} == {"compute"}
+
+
+def test_torch_names_of_collectives():
+    operations = {
+        "allreduce_coalesced": "all_reduce",
+        "_allgather_base": "all_gather",
+        "allgather_into_tensor_coalesced": "all_gather",
+        "reduce_scatter_tensor_coalesced": "reduce_scatter",
+        "all_to_allv": "all_to_all",
+        "all_to_all": "all_to_all",
+        "send": "send",
+        "something_new": "something_new",
+    }
+    assert {name: torch_operation(name) for name in operations} == operations
+
+
+def test_a_kernel_that_kineto_describes_as_a_collective_is_one(read_trace):
+    message = {"Collective name": "allreduce", "In msg nelems": 8, "Out msg nelems": 8, "dtype": "Float", "Group size": 2}
+    tables = read_trace([kernel("my_fused_all_reduce", 1, 2, **message)])
+    assert values(tables.device_events, "kind", "backend") == [("communication", "other")]
+    assert values(tables.collectives, "message_bytes") == [32]
+
+
+def test_a_kernel_belongs_to_the_iteration_that_launched_it_and_the_last_iteration_is_kept(read_trace):
+    events = []
+    for number in range(3):
+        launch = call("cudaLaunchKernel", 100 * number + 10, 2, number + 1)
+        # It runs when the next iteration has begun.
+        events += [step(number, 100 * number), launch, kernel("gemm", 100 * number + 95, 30, correlation=number + 1)]
+    tables = read_trace(events)
+    assert values(tables.iterations, "iteration") == values(tables.device_events, "iteration") == [0, 1, 2]
+
+
+def test_work_without_a_recorded_launch_belongs_where_it_starts(read_trace):
+    tables = read_trace([step(7, 100), kernel("graphed", 120, 5, correlation=3), kernel("before", 50, 5)])
+    assert values(tables.device_events, "iteration") == [None, 7]
+    assert "launches_missing" in caveats(tables)
+
+
+def test_iterations_that_the_profiler_starts_or_flushes_in_are_boundaries(read_trace):
+    events = [step(number, 100 * number, 100) for number in range(1, 5)]
+    events += [
+        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x", "ts": 150, "dur": 350},
+        complete("overhead", "Buffer Flush", 310, 5),
+    ]
+    assert values(read_trace(events).iterations, "boundary") == [True, False, True, False]
+
+
+def test_python_frames_and_the_profilers_own_work_are_host_events_and_ranges_on_the_device_none(read_trace):
+    events = [
+        kernel("gemm", 10, 5),
+        complete("python_function", "train.py(3): step", 1, 9),
+        complete("overhead", "Buffer Flush", 20, 5),
+        complete("gpu_user_annotation", "ProfilerStep#1", 0, 500, pid=0, tid=7),
+        {"ph": "s", "id": 1, "pid": 1, "tid": 1, "ts": 2, "cat": "fwdbwd", "name": "fwdbwd"},
+    ]
+    tables = read_trace(events)
+    assert values(tables.host_events, "category", "name") == [("python", "train.py(3): step"), ("overhead", "Buffer Flush")]
+    assert (tables.device_events.num_rows, tables.iterations.num_rows) == (1, 0)
+
+
+def test_work_that_torch_moved_to_a_lane_keeps_the_stream_it_ran_on(read_trace):
+    """torch 2.15's export with graph_lanes="all": `stream` and the thread are a lane's, `original_stream` the device's."""
+    moved = [kernel("gemm", stream, 5.0, stream=7, original_stream=stream) for stream in (1042, 1043)]
+    tables = read_trace([*moved, kernel("gemm", 2000.0, 5.0, stream=7)])
+    assert values(tables.device_events, "stream") == [1042, 1043, 7]
+
+
+READ = [
+    step(5, 1000.0, **{"External id": 1}),
+    complete("cpu_op", "aten::mm", 1001.25, 9.5, **{"External id": 2, "Input Dims": [[4, 8], [2]]}),
+    call("cudaLaunchKernel", 1002.001, 3.002, 11, **{"External id": 2}),
+    kernel("gemm", 1006.003, 20.004, correlation=11, **{"External id": 2}),
+    {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 100, "tid": 1, "ts": 1003.5,
+     "args": {"Bytes": 512, "Addr": 64, "Device Id": -1, "Device Type": 0, "Ev Idx": 1}},
+    {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 1095.0},
+]  # fmt: skip
+
+
+def _event(phase, category, name, start_us, **more):
+    named = {"ph": phase, "name": name, "pid": 100, "tid": 1, "ts": start_us}
+    return named | ({"cat": category} if category else {}) | more
+
+
+#: What is left out, and how the limitations name it.
+UNREAD = {
+    # As Kineto writes samples of hardware counters: the device in the process's name, the value under no name.
+    "6 counter samples of the category 'hardware_counters' are left out": [
+        _event("C", "hardware_counters", "sm__cycles", 1010.0 + number, pid="GPU 0 Counters", args={"": 0.5 * number})
+        for number in range(6)
+    ],
+    "2 events of the unknown category 'cuda_profiler_range' are left out": [
+        complete("cuda_profiler_range", "smsp__warps_launched.avg", 1005.0, 50.0, device=0, stream=7, correlation=11),
+        complete("cuda_profiler_range", "performance monitor", 1005.0, 50.0, **{"sm__cycles_active.avg": 12.5}),
+    ],
+    "1 events of the unknown category 'mtia_insight' are left out": [
+        complete("mtia_insight", "ProfilerStep#6", 1050.0, 20.0, pid=0, tid=7, device=0, stream=7)
+    ],
+    "1 events of the unknown category 'new_instants' are left out": [_event("i", "new_instants", "[future]", 1001.0, s="t")],
+    "1 events of the unknown category 'xpu_runtime' are left out": [
+        complete("xpu_runtime", "zeLaunch", 1002.0, 9.0, correlation=11)
+    ],
+    "3 asynchronous events of the category 'cpu_op' are left out": [
+        _event(phase, "cpu_op", "request", 1001.0, id="0x1", args={"stream": "none"}) for phase in "bne"
+    ],
+    "2 begin and end events of the category 'kernel' are left out": [
+        _event(phase, "kernel", "gemm", 1040.0, args={"stream": 7, "device": 0}) for phase in "BE"
+    ],
+    "3 object events are left out": [
+        _event(phase, None, "tensor", 1001.0, id="0x2", args={"snapshot": {"ph": "X", "cat": "kernel", "ts": 1, "dur": 1}})
+        for phase in "NOD"
+    ],
+    "1 events of the phase '?' are left out": [_event("?", None, "future", 1001.0, dur=3.0)],
+    "1 events could not be decoded and are left out": [_event("X", "kernel", "endless", 1060.0, args={"stream": 7})],
+}
+COUNTERS = next(iter(UNREAD))
+
+
+def _interleaved(unread):
+    """Those events in every gap between the others, each once."""
+    return [event for place, read in enumerate(READ) for event in (*unread[place :: len(READ)], read)]
+
+
+def _left_out(tables):
+    return [each.text for each in tables.info.caveats if "left out" in each.text]
+
+
+@pytest.mark.parametrize("said", UNREAD)
+def test_each_kind_is_left_out_and_counted(read_trace, said):
+    tables = read_trace(_interleaved(UNREAD[said]))
+    assert contents(tables) == contents(read_trace(READ))
+    assert (_left_out(tables), tables.info.error) == ([said], None)
+
+
+@pytest.mark.parametrize("way", ["whole", "in pieces", "each event", "indented", "without operators"])
+def test_all_of_them_at_once_however_the_file_is_read(write_trace, monkeypatch, way):
+    expected = contents(kineto.read(write_trace(READ), operators=way != "without operators"))
+    unread = [event for events in UNREAD.values() for event in events]
+    text = json.dumps(document(_interleaved(unread)), indent=2 if way == "indented" else None)
+    if way == "in pieces":
+        monkeypatch.setattr(stream, "PIECE_BYTES", 400)
+    if way == "each event":
+        # A piece with an event that fits no type is read event by event.
+        text = text.replace('"traceEvents": [', '"traceEvents": [{"ph": ["M"], "name": {}, "args": []}, ')
+    tables = kineto.read(write_trace(text), operators=way != "without operators")
+    assert contents(tables) == expected
+    assert _left_out(tables) == [
+        "1 events could not be decoded and are left out",
+        "2 events of the unknown category 'cuda_profiler_range' are left out",
+        "1 events of the unknown category 'mtia_insight' are left out",
+        "1 events of the unknown category 'new_instants' are left out",
+        COUNTERS,
+        "3 asynchronous events of the category 'cpu_op' are left out",
+        "3 object events are left out",
+        f"{5 if way == 'each event' else 4} events of further categories are left out",
+    ]
+
+
+def test_times_as_text_leave_them_out_as_well(read_trace):
+    """torch 2.2 to 2.4 wrote times of 19 digits, which are read a second time as text."""
+    tables = read_trace(json.dumps(document(_interleaved(UNREAD[COUNTERS]))).replace('"ts": 1', '"ts": 1695835526341'))
+    assert values(tables.device_events, "start_ns") == [1695835526341006003]
+    assert _left_out(tables) == [COUNTERS]
