@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.ports import free_ports
@@ -41,14 +41,12 @@ class SlurmCluster:
         account: an account that jobs may be submitted under.
         partition: the partition that holds both nodes.
         nodes: the nodes' names.
-        pids: process id of each server, by name.
     """
 
     directory: Path
     account: str = "dev"
     partition: str = "batch"
     nodes: tuple[str, ...] = ("n1", "n2")
-    pids: dict[str, int] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -165,7 +163,6 @@ def _serve(
             # Ctrl-C is for the tests; the servers are stopped in their order afterwards.
             start_new_session=True,
         )
-    cluster.pids[name] = process.pid
     stack.callback(_stop, process)
     if ready:
         _wait(f"{name} to answer", lambda: _answer(ready, cluster.environment), process)
