@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 import subprocess
@@ -81,18 +82,12 @@ def test_every_dominant_kernels_command_reports_that_kernel_and_no_other(finding
             pytest.skip("this user may not read the device's counters")
         assert done.returncode == 0, done.stdout + done.stderr
         listed = ["ncu", "--import", f"{report}.ncu-rep", "--print-kernel-base", "demangled", "--csv", "--page", "raw"]
-        told = subprocess.run(listed, capture_output=True, text=True, check=True, timeout=120).stdout
-        names = [name for name in _names(told) if name]
-        assert names, told
+        printed = subprocess.run(listed, capture_output=True, text=True, check=True, timeout=120).stdout
+        rows = csv.DictReader(line for line in printed.splitlines() if line.startswith('"'))
+        # A row of units comes after the headings.
+        names = [row["Kernel Name"] for row in rows if row["Kernel Name"]]
+        assert names, printed
         assert {function_name(name) for name in names} == {function_name(kernel)}
         assert len(set(names)) == 1, "one kernel, not several instances of its template"
         assert ("BFloat16" in names[0]) == ("BFloat16" in kernel)
     assert templates >= 2, "both instances of the template were to be told apart by the whole name"
-
-
-def _names(text: str) -> list[str]:
-    """The column of names; a row of units comes after the headings."""
-    import csv
-
-    lines = [line for line in text.splitlines() if line.startswith('"')]
-    return [row["Kernel Name"] for row in csv.DictReader(lines)]

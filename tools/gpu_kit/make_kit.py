@@ -17,6 +17,7 @@ nsys.tar.xz (from Debian's packages, where apt can get them).
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import lzma
 import os
 import shutil
@@ -70,9 +71,8 @@ def main() -> None:
         # It would import JAX, where that is installed, in every rank.
         shutil.rmtree(site / "transformer_engine" / "jax")
         shutil.copytree(Path(__file__).parent / "stand_ins", site, dirs_exist_ok=True)
-        if shutil.which("strip"):
-            # Its wheel has debugging information: 9 of 10 MB.
-            subprocess.run(["strip", "--strip-debug", *map(str, (site / "nvtx").rglob("*.so"))], check=True)
+        # Its wheel has debugging information: 9 of 10 MB.
+        _strip(*(site / "nvtx").rglob("*.so"))
         _pack(site, kit / "site.tar.xz")
         if not arguments.without_nsys:
             _pack(_nsys(Path(folder)), kit / "nsys.tar.xz")
@@ -81,17 +81,12 @@ def main() -> None:
 
 
 def _check_python() -> None:
-    try:
-        import setuptools  # noqa: F401
-        import torch
-        import wheel  # noqa: F401
-
-        if torch.version.cuda is not None:
-            return
-        lacks = "a CUDA build of torch"
-    except ImportError as error:
-        lacks = str(error.name)
-    sys.exit(f"error: {sys.executable} lacks {lacks}. Type: {sys.executable} -m pip install torch setuptools wheel")
+    lacks = [name for name in ("torch", "setuptools", "wheel") if importlib.util.find_spec(name) is None]
+    if not lacks and importlib.import_module("torch").version.cuda is None:
+        lacks = ["a CUDA build of torch"]
+    if lacks:
+        install = f"{sys.executable} -m pip install torch setuptools wheel"
+        sys.exit(f"error: {sys.executable} lacks {', '.join(lacks)}. Type: {install}")
 
 
 def _pip(*arguments: str | Path) -> None:
@@ -99,6 +94,11 @@ def _pip(*arguments: str | Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", *map(str, arguments)], check=True, env=environment
     )
+
+
+def _strip(*libraries: Path) -> None:
+    if shutil.which("strip"):
+        subprocess.run(["strip", "--strip-debug", *libraries], check=True)
 
 
 def _add_core_library(site: Path, release: str, architecture: int, folder: Path) -> None:
@@ -118,8 +118,7 @@ def _add_nccl(place: Path, architecture: int, folder: Path) -> None:
     _pip("install", "--no-deps", "--no-compile", "--target", folder / "nccl", *_TARGET, *_PLATFORMS, NCCL)
     place.parent.mkdir()
     shutil.copy(folder / "nccl" / "nvidia" / "nccl" / "lib" / place.name, place)
-    if shutil.which("strip"):
-        subprocess.run(["strip", "--strip-debug", str(place)], check=True)
+    _strip(place)
     print(keep_architecture(place, architecture), flush=True)
 
 
