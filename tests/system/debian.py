@@ -52,6 +52,9 @@ def install(packages: Sequence[str]) -> None:
         if not missing:
             return
         with _no_services():
+            # An installation that a signal has cut short would fail every later one.
+            run(["dpkg", "--configure", "-a"])
+            run(["apt-get", "-qq", "install", "--yes", "--fix-broken"])
             run(["apt-get", "-qq", "update"])
             run(["apt-get", "-qq", "install", "--yes", "--no-install-recommends", *missing])
 
