@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +56,12 @@ class Job:
 
 
 def run_job(folder, command, *settings, fault=None):
+    # ft_launcher puts sockets there, whose paths must be short.
+    temporary = tempfile.mkdtemp(prefix="ft-", dir="/tmp")
     environment = os.environ | {
         "NEMORUN_HOME": str(folder / "nemo_run"),
         "PYTHONPATH": os.pathsep.join([str(HERE / "planted"), str(ROOT)]),
-        # ft_launcher puts sockets there, whose paths must be short.
-        "TMPDIR": "/tmp",
+        "TMPDIR": temporary,
         "COLUMNS": "200",
         "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
     }
@@ -77,6 +80,7 @@ def run_job(folder, command, *settings, fault=None):
         output, _ = process.communicate(timeout=500)
     finally:
         end_tree(process)
+        shutil.rmtree(temporary, ignore_errors=True)
     return Job(folder, process.returncode, output)
 
 

@@ -172,12 +172,12 @@ def _experiment_status(submission: Submission, cluster: SlurmCluster) -> str:
     """What NeMo-Run says of the experiment afterwards, from a process of its own as a user would ask."""
     ask = (
         "import sys, nemo_run as run;"
-        "[(_, task)] = run.Experiment.from_id(sys.argv[1]).status(return_dict=True).items();"
-        "print('status:', task['status'].name)"
+        "tasks = run.Experiment.from_id(sys.argv[1]).status(return_dict=True).values();"
+        "print('status:', *{task['status'].name for task in tasks})"
     )
     environment = os.environ | cluster.environment | {"NEMORUN_HOME": str(submission.home)}
     done = ended_well([sys.executable, "-c", ask, submission.job_dir.parent.name], env=environment)
-    return re.search(r"status: (\w+)", done.stdout)[1]
+    return re.search(r"status: (.*)", done.stdout)[1].strip()
 
 
 @pytest.mark.parametrize(
