@@ -106,7 +106,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 #: What takes longest in `make test-system`. Dealt out last, it would be waited for with nothing else left to do.
-_FIRST = ("tests/system/test_slurm.py", "tests/system/test_fault_tolerance.py", "tests/system/test_nsys.py")
+_FIRST = tuple(f"tests/system/test_{name}.py" for name in ("fresh_environments", "slurm", "fault_tolerance", "nsys"))
 
 
 @pytest.hookimpl(tryfirst=True)
