@@ -36,7 +36,7 @@ class Job:
     output: str
 
     def outcomes(self, attempt):
-        """Status and captured iterations of each rank's manifest; its trace has these, and at most the interrupted one besides."""
+        """Status and captured iterations of each rank's manifest; its trace may add the interrupted one."""
         found = []
         for rank, manifest in sorted(manifests(self.folder, attempt).items()):
             captured = (manifest["captured"] or {"iterations": []})["iterations"]
