@@ -1,6 +1,6 @@
 """Changes one operator or constant at a time, and counts how many of these mutants the tests catch.
 
-    python tools/mutants.py [--count 60] [--seed 1] [--reuse]
+    python tools/mutants.py [--count 60] [--seed 1] [--reuse] [TESTS ...]
 
 Works on a copy of the checkout in .cache/mutants. First it runs the unit and integration tests once under coverage and
 records which tests execute each line (`--reuse` keeps the last record). Then each mutant runs against the tests that execute
@@ -126,7 +126,7 @@ def _texts_and_types(tree: ast.Module) -> set[int]:
     return {id(node) for root in roots for node in ast.walk(root)}
 
 
-def choose(count: int, seed: int) -> list[Mutant]:
+def choose(count: int, seed: int, concerns: list[str]) -> list[Mutant]:
     """As many mutants of each concern, from all of its files."""
     chooser, chosen = random.Random(seed), []
     for position, (concern, patterns) in enumerate(CONCERNS.items()):
@@ -134,7 +134,7 @@ def choose(count: int, seed: int) -> list[Mutant]:
             {str(path.relative_to(ROOT)) for pattern in patterns for path in (ROOT / "bridge_profiling").glob(pattern)}
         )
         found = [mutant for path in paths for mutant in candidates(concern, path)]
-        share = count // len(CONCERNS) + (position < count % len(CONCERNS))
+        share = count // len(concerns) + (position < count % len(concerns))
         chosen += chooser.sample(found, share)
     return chosen
 
@@ -182,15 +182,15 @@ def run_tests(*arguments: str, limit: float | None = None) -> int:
             return -1
 
 
-def record() -> None:
-    """Run all tests once, and record which of them execute each line, also in processes that they start."""
+def record(tests: list[str]) -> None:
+    """Run the tests once, and record which of them execute each line, also in processes that they start."""
     settings = FOLDER / "coveragerc"
     settings.write_text(
         "[run]\nsource = bridge_profiling\npatch = subprocess\nparallel = true\ncontext = ${PYTEST_CURRENT_TEST-}\n"
     )
     code = run_tests(
         "-n", "2", "--dist", "loadfile", "-m", "not system", "--cov", "--cov-context=test",
-        f"--cov-config={settings}", "--cov-report=",
+        f"--cov-config={settings}", "--cov-report=", *tests,
     )  # fmt: skip
     if code:
         sys.exit(f"error: the tests fail without a mutant; see {FOLDER / 'log'}")
@@ -255,19 +255,22 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--reuse", action="store_true")
+    parser.add_argument("--concern", action="append", choices=CONCERNS, help="only these; repeatable")
+    parser.add_argument("tests", nargs="*", help="files or folders of tests, instead of all unit and integration tests")
     arguments = parser.parse_args()
+    concerns = arguments.concern or list(CONCERNS)
     FOLDER.mkdir(parents=True, exist_ok=True)
     copy_checkout()
     if not arguments.reuse:
-        record()
+        record(arguments.tests)
     executions = Executions()
     results: list[tuple[Mutant, bool]] = []
-    for mutant in choose(arguments.count, arguments.seed):
+    for mutant in choose(arguments.count, arguments.seed, concerns):
         tests = executions.tests(mutant)
         results.append((mutant, bool(tests) and caught(mutant, tests)))
         print(f"{'caught  ' if results[-1][1] else 'survived'} {mutant} ({len(tests)} tests or files)", flush=True)
     print("\n| concern | mutants | caught |\n|---|---|---|")
-    for concern in CONCERNS:
+    for concern in concerns:
         of_concern = [ok for mutant, ok in results if mutant.concern == concern]
         print(f"| {concern} | {len(of_concern)} | {sum(of_concern)} |")
     total = sum(ok for _, ok in results)
