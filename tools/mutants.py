@@ -129,10 +129,9 @@ def _texts_and_types(tree: ast.Module) -> set[int]:
 def choose(count: int, seed: int, concerns: list[str]) -> list[Mutant]:
     """As many mutants of each concern, from all of its files."""
     chooser, chosen = random.Random(seed), []
-    for position, (concern, patterns) in enumerate(CONCERNS.items()):
-        paths = sorted(
-            {str(path.relative_to(ROOT)) for pattern in patterns for path in (ROOT / "bridge_profiling").glob(pattern)}
-        )
+    package = ROOT / "bridge_profiling"
+    for position, concern in enumerate(concerns):
+        paths = sorted({str(path.relative_to(ROOT)) for pattern in CONCERNS[concern] for path in package.glob(pattern)})
         found = [mutant for path in paths for mutant in candidates(concern, path)]
         share = count // len(concerns) + (position < count % len(concerns))
         chosen += chooser.sample(found, share)
