@@ -176,9 +176,10 @@ def run_tests(*arguments: str, limit: float | None = None) -> int:
         try:
             return process.wait(limit)
         except subprocess.TimeoutExpired:
+            return -1
+        finally:
             process.kill()
             process.wait()
-            return -1
 
 
 def record(tests: list[str]) -> None:
