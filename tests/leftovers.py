@@ -1,4 +1,4 @@
-"""What a test run leaves behind: processes, and files outside of the checkout. A port is held by a process."""
+"""What a test run leaves behind: processes, and files outside of its caches. A port is held by a process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[1]
 
 #: In the environment of every process that a test run starts, directly or not.
 _VARIABLE = "TEST_RUN_ID"
@@ -39,7 +41,7 @@ class Leftovers:
         return found
 
     def files(self) -> list[Path]:
-        """Files and folders that appeared since the start where programs leave them: temporary folders and the home folder."""
+        """What appeared since the start where programs leave files: in temporary folders, the home folder, and the checkout."""
         return sorted(_entries() - self._entries)
 
     def _running(self) -> list[str]:
@@ -68,7 +70,9 @@ def _entries() -> set[Path]:
         home / ".local" / "share",
     ]
     inside = Path(tempfile.gettempdir()).resolve()
-    return {
+    # Hidden ones are caches.
+    of_checkout = {entry for entry in _ROOT.iterdir() if not entry.name.startswith(".")}
+    return of_checkout | {
         entry
         for folder in folders
         if folder.is_dir() and os.access(folder, os.R_OK) and not inside.is_relative_to(folder.resolve())

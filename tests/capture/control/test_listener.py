@@ -159,7 +159,7 @@ def test_a_directory_that_cannot_be_written_is_logged_once_and_training_goes_on(
 def test_windows_posted_while_iterations_pass_are_all_captured(run):
     """Another thread posts, and the training's moves on in the same instant: none is lost."""
     # nsys is not around this process, so that each is closed as soon as the training takes it up.
-    config = run.config(1, 2, on_demand=False, use_pytorch_profiler=False)
+    config = run.config(1, 2, on_demand=True, use_pytorch_profiler=False)
     with ProfilingHook(config, rank=0, output_dir=run.root) as opened:
 
         def post():
