@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns
-from typing import ClassVar
 
 from bridge_profiling.capture.control.listener import Listener
 from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_attempt
@@ -133,7 +132,7 @@ class ProfilingHook:
         timer = self._timer
         timer.iteration = iteration
         timer.started = perf_counter_ns()
-        return timer
+        return timer.around
 
     def range(self, name: str) -> AbstractContextManager:
         """A context manager that names a phase (`forward-backward`, `optimizer`, …) inside the window.
@@ -292,33 +291,42 @@ class ProfilingHook:
 
 
 class _IterationTimer:
-    """Times one iteration after the other: with `ProfilingHook.iteration`, everything that runs in every iteration.
+    """The iteration that runs, and the durations of the last ones."""
 
-    At the end of a `watched` iteration it calls `ended` with its number and error.
-    """
-
-    __slots__ = ("_ended", "_keep", "durations", "iteration", "started", "watched")
+    __slots__ = ("around", "durations", "iteration", "started", "watched")
 
     def __init__(self, ended: Callable[[int, BaseException | None], None]) -> None:
-        self._ended = ended
         self.durations: deque[tuple[int, int]] = deque(maxlen=_KEPT_DURATIONS)
-        self._keep = self.durations.append
         self.iteration = self.started = 0
         self.watched = False
+        self.around = _timing(self, ended)
 
     def running(self) -> int | None:
         """The iteration that began last; None before the first."""
         return self.iteration if self.started else None
 
-    # `iteration()` has read the clock already, so entering has nothing to do, and the cheapest no-op is a builtin: a Python
-    # function here costs a sixth of the whole (benchmarks/hook_overhead.py).
-    __enter__: ClassVar[Callable[[], None]] = [].clear
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is None:
-            self._keep((self.iteration, perf_counter_ns() - self.started))
-        if self.watched:
-            self._ended(self.iteration, error)
+def _timing(timer: _IterationTimer, ended: Callable[[int, BaseException | None], None]) -> AbstractContextManager:
+    """The context manager around every iteration: with `ProfilingHook.iteration`, everything that runs in each of them.
+
+    At the end of a `watched` iteration it calls `ended` with its number and error. `with` looks both methods up in the class,
+    so each hook has a class of its own: its static method needs no `self`, which saves a sixth of the whole
+    (benchmarks/hook_overhead.py).
+    """
+    keep = timer.durations.append
+
+    class Timing(AbstractContextManager):
+        # `iteration()` has read the clock already, so entering has nothing to do, and the cheapest no-op is a builtin.
+        __enter__ = [].clear
+
+        @staticmethod
+        def __exit__(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+            if kind is None:
+                keep((timer.iteration, perf_counter_ns() - timer.started))
+            if timer.watched:
+                ended(timer.iteration, error)
+
+    return Timing()
 
 
 def _ending(error: BaseException | None) -> str:
