@@ -76,12 +76,12 @@ def train(hook: ProfilingHook, iterations: range, amount: int) -> list[float]:
     return took
 
 
-def time_record_step(steps: int) -> float:
-    """Nanoseconds that one `record_step` costs the loop that calls it."""
+def time_end_step(steps: int) -> float:
+    """Nanoseconds that one `end_step` costs the loop that calls it."""
     with TrainingMonitor() as training:
         before = thread_time()
         for _ in range(steps):
-            training.record_step(tokens=8192)
+            training.end_step(tokens=8192)
         return (thread_time() - before) / steps * 1e9
 
 
@@ -131,7 +131,7 @@ def main() -> None:
         f"the thread's CPU time: {statistics.median(monitor.costs) * 1e3:.3f} ms a sample in the median,"
         f" {share:.3%} of the time; {starting * 1e3:.1f} ms the first one"
     )
-    print(f"record_step: {statistics.median(time_record_step(20_000) for _ in range(9)):.0f} ns")
+    print(f"end_step: {statistics.median(time_end_step(20_000) for _ in range(9)):.0f} ns")
     print(json.dumps({"ratio": ratio, "share": share}))
 
 

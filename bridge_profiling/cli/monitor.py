@@ -27,6 +27,7 @@ def monitor(
     pids: Annotated[str | None, Option(metavar="PID,PID", help="Processes and their children. Default: on the GPUs.")] = None,
     duration: Annotated[float | None, Option(metavar="SECONDS", help="Stop after this time. Default: at Ctrl-C.")] = None,
     grafana: Annotated[bool, Option("--grafana", help="Print a Grafana dashboard and exit.")] = False,
+    alert_rules: Annotated[bool, Option("--alert-rules", help="Print alert rules for Prometheus and exit.")] = False,
 ) -> None:
     """Log GPU and process readings until Ctrl-C: on the terminal, as JSON lines, for Prometheus or TensorBoard.
 
@@ -34,8 +35,9 @@ def monitor(
     """
     from importlib.resources import files
 
-    if grafana:
-        typer.echo(files("bridge_profiling.monitor").joinpath("grafana.json").read_text(encoding="utf-8"), nl=False)
+    if grafana or alert_rules:
+        name = "grafana.json" if grafana else "alert_rules.yml"
+        typer.echo(files("bridge_profiling.monitor").joinpath(name).read_text(encoding="utf-8"), nl=False)
         return
     if duration is not None and not 0 <= duration <= threading.TIMEOUT_MAX:
         raise ProfilingConfigError(

@@ -1,4 +1,7 @@
-"""Alerts of a monitored training: memory that grows with the iterations, and iterations that become slow."""
+"""Alerts of a monitored training: memory that grows with the iterations, and iterations that become slow.
+
+Those of single readings beyond a limit are in `limits`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,18 @@ from statistics import fmean, median
 from bridge_profiling.slow_iterations import slow_threshold
 
 #: Every kind of alert.
-ALERTS = ("device_memory_leak", "host_memory_leak", "slow_iteration", "sustained_slowdown")
+ALERTS = (
+    "device_memory_leak",
+    "host_memory_leak",
+    "slow_iteration",
+    "sustained_slowdown",
+    "no_iteration",
+    "low_utilization",
+    "memory_headroom",
+    "gpu_temperature",
+    "power_limit",
+    "data_loading",
+)
 
 #: Number of stretches of iterations whose minimum memory is compared.
 _STRETCHES = 12
@@ -100,6 +114,11 @@ class LeakAlert:
                 "last_bytes": last_bytes,
             },
         )
+
+
+def usual_leaks(memory: str) -> tuple[LeakAlert, LeakAlert]:
+    """Two alerts for one kind of memory: a slow leak needs 140 iterations to show, one that fills a GPU soon needs 34."""
+    return LeakAlert(memory), LeakAlert(memory, bytes_per_iteration=8 * _MIB, window=24, warm_up=10)
 
 
 class SlowIterationAlert:

@@ -21,7 +21,13 @@ _QUERIES: tuple[tuple[str, str | None, dict[str, tuple[str | None, float]]], ...
     ("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2", {"memory_used_bytes": ("used", 1), "memory_total_bytes": ("total", 1)}),
     ("nvmlDeviceGetPowerUsage", None, {"power_watts": (None, 1e-3)}),
     ("nvmlDeviceGetEnforcedPowerLimit", None, {"power_limit_watts": (None, 1e-3)}),
+    ("nvmlDeviceGetTotalEnergyConsumption", None, {"energy_joules": (None, 1e-3)}),
     ("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU", {"temperature_celsius": (None, 1)}),
+    (
+        "nvmlDeviceGetTemperatureThreshold",
+        "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN",
+        {"temperature_limit_celsius": (None, 1)},
+    ),
     ("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM", {"sm_clock_hertz": (None, 1e6)}),
     ("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM", {"memory_clock_hertz": (None, 1e6)}),
     # In KB/s. The driver measures PCIe for 20 ms while this thread waits without holding Python's lock.

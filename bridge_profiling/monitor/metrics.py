@@ -20,13 +20,22 @@ GPU_METRICS = {
     "memory_total_bytes": "Device memory installed",
     "power_watts": "Power draw",
     "power_limit_watts": "Power limit that the driver enforces",
+    "energy_joules": "Energy used since the driver was loaded",
     "temperature_celsius": "Temperature of the chip",
+    "temperature_limit_celsius": "Temperature at which the driver slows the chip down",
     "sm_clock_hertz": "Clock of the multiprocessors",
     "memory_clock_hertz": "Clock of the device memory",
     "pcie_transmit_bytes_per_second": "Sent over PCIe, measured by the driver over 20 ms",
     "pcie_receive_bytes_per_second": "Received over PCIe, measured by the driver over 20 ms",
     "nvlink_transmit_bytes_per_second": "Data sent over all NVLinks since the last sample",
     "nvlink_receive_bytes_per_second": "Data received over all NVLinks since the last sample",
+}
+
+#: Metrics of the whole machine, all of its processes included.
+MACHINE_METRICS = {
+    "cpu_ratio": "Share of the CPU time of all cores in use since the last sample, 0 to 1",
+    "memory_used_bytes": "Memory in use, without caches that the system can free",
+    "memory_total_bytes": "Memory installed",
 }
 
 PROCESS_METRICS = {
@@ -43,6 +52,8 @@ TRAINING_METRICS = {
     "tokens_per_second": "Tokens per second over the recent iterations, as the loop counts them",
     "samples_per_second": "Samples per second over the recent iterations, as the loop counts them",
     "data_loading_ratio": "Share of the recent iterations spent waiting for data, 0 to 1",
+    "joules_per_iteration": "Energy of the monitored GPUs per iteration, over the last minute of samples",
+    "joules_per_token": "The same per token, as the loop counts them",
     "loss": "Loss, if the loop reports it",
     "allocated_bytes": "Device memory held by tensors of this process",
     "allocated_peak_bytes": "Peak device memory held by tensors of this process",
@@ -85,6 +96,8 @@ class Sample:
         training: readings of the training loop; None outside a training.
         counters: the loop's own counters by name.
         unavailable: the reason why no GPU or no process can be read, under `gpus` and `processes`.
+        machine: readings of the whole machine.
+        metrics: the loop's own numbers (`TrainingMonitor.log_metrics`) by name.
     """
 
     unix_seconds: float
@@ -95,6 +108,8 @@ class Sample:
     training: Readings | None = None
     counters: Mapping[str, float] = field(default_factory=dict)
     unavailable: Mapping[str, str] = field(default_factory=dict)
+    machine: Readings = field(default_factory=lambda: Readings({}, {}))
+    metrics: Readings = field(default_factory=lambda: Readings({}, {}))
 
     def as_json(self) -> dict:
         """The sample as a line of the JSON log; `gpus` and `processes` are null if none can be read."""
@@ -104,7 +119,9 @@ class Sample:
             **self.origin(),
             "gpus": None if "gpus" in self.unavailable else [gpu.as_json() for gpu in self.gpus],
             "processes": None if "processes" in self.unavailable else [process.as_json() for process in self.processes],
+            "machine": self.machine.as_json(),
             "training": self.training.as_json() if self.training is not None else None,
+            "metrics": self.metrics.as_json(),
             "counters": dict(self.counters),
             "unavailable": dict(self.unavailable),
         }

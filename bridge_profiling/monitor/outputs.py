@@ -12,7 +12,14 @@ from typing import Any, Protocol, TextIO
 
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.monitor.alerts import ALERTS, Alert
-from bridge_profiling.monitor.metrics import GPU_METRICS, PROCESS_METRICS, TRAINING_METRICS, Readings, Sample
+from bridge_profiling.monitor.metrics import (
+    GPU_METRICS,
+    MACHINE_METRICS,
+    PROCESS_METRICS,
+    TRAINING_METRICS,
+    Readings,
+    Sample,
+)
 
 #: Size at which a log becomes `<name>.1`, replacing an older one: a day of samples of eight GPUs, one per second.
 MAX_BYTES = 512 << 20
@@ -31,6 +38,10 @@ _GPU_COLUMNS = (
     ("", "{:5.0f} MHz", 1e6, "sm_clock_hertz"),
     ("PCIe ", "{:.2f} out {:.2f} in GB/s", 1e9, "pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"),
     ("NVLink ", "{:.2f} out {:.2f} in GB/s", 1e9, "nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second"),
+)
+_MACHINE_COLUMNS = (
+    ("CPU ", "{:4.0%}", 1, "cpu_ratio"),
+    ("", "{:.0f} of {:.0f} GiB", _GIB, "memory_used_bytes", "memory_total_bytes"),
 )
 _PROCESS_COLUMNS = (("", "{:5.0%} of a core", 1, "cpu_ratio"), ("", "{:6.2f} GiB", _GIB, "resident_memory_bytes"))
 
@@ -95,20 +106,25 @@ def _open_log(path: Path) -> TextIO:
 
 
 class Terminal:
-    """Writes a line of text for each GPU and each process to a stream. Alerts go to the log only."""
+    """Writes a line of text for the machine, each GPU and each process to a stream. Alerts go to the log only."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._said: set[str] = set()
 
     def write(self, sample: Sample) -> None:
         """Write a sample."""
         gpus = [_line("GPU {gpu}  {name}", gpu, _GPU_COLUMNS) for gpu in sample.gpus]
+        machine = [_line("machine", sample.machine, _MACHINE_COLUMNS)] if sample.machine.values else []
         processes = [_line("process {pid} {name}", process, _PROCESS_COLUMNS) for process in sample.processes]
         time = datetime.fromtimestamp(sample.unix_seconds).strftime("%H:%M:%S")
-        for key, title, lines in (("gpus", "GPUs", gpus), ("processes", "processes", processes)):
-            reason = sample.unavailable.get(key)
-            for line in lines if reason is None else [f"{title} unavailable: {reason}"]:
-                self._stream.write(f"{time}  {line}\n")
+        titles = {"gpus": "GPUs", "processes": "processes"}
+        missing = [f"{titles[key]} unavailable: {reason}" for key, reason in sample.unavailable.items()]
+        # Once: a package that is missing is missing in every sample.
+        new = [line for line in missing if line not in self._said]
+        self._said.update(missing)
+        for line in [*new, *machine, *gpus, *processes]:
+            self._stream.write(f"{time}  {line}\n")
         self._stream.flush()
 
     def alert(self, alert: Alert, sample: Sample) -> None:
@@ -119,7 +135,7 @@ class Terminal:
 
 
 def _line(title: str, readings: Readings, columns: Sequence[tuple[Any, ...]]) -> str:
-    parts = [title.format_map({**readings.identity, "name": readings.identity["name"] or "unnamed"})]
+    parts = [title.format_map({**readings.identity, "name": readings.identity.get("name") or "unnamed"})]
     if not readings.values:
         parts.append(f"unavailable: {next(iter(readings.unavailable.values()), '')}")
         columns = ()
@@ -192,6 +208,7 @@ class Prometheus:
         groups: tuple[tuple[str, Mapping[str, str], Sequence[Readings], tuple[str, ...]], ...] = (
             ("gpu", GPU_METRICS, sample.gpus, ("gpu", "uuid", "name")),
             ("process", PROCESS_METRICS, sample.processes, ("pid", "name")),
+            ("machine", MACHINE_METRICS, [sample.machine] if sample.machine.values else [], ()),
             ("training", TRAINING_METRICS, [sample.training] if sample.training else [], ()),
         )
         for group, metrics, readings, labels in groups:
@@ -200,6 +217,8 @@ class Prometheus:
                 yield f"{group}_{metric}", text, labels, measured
             known = [({**r.identity, "metric": metric}, float(metric in r.values)) for r in readings for metric in metrics]
             yield f"{group}_metric_available", "1 if a metric can be read, else 0", (*labels, "metric"), known
+        logged = [({"name": name}, value) for name, value in sample.metrics.values.items()]
+        yield "logged_metric", "Numbers that the training loop logs, by name", ("name",), logged
         counters = [({"name": name}, count) for name, count in sample.counters.items()]
         yield "counter", "Counters of the training loop, by name", ("name",), counters
         yield "alerts", "Alerts, by kind", ("alert",), [({"alert": kind}, count) for kind, count in self._alerts.items()]
@@ -236,7 +255,8 @@ class TensorBoard:
         step = training.pop("iteration", sample.unix_seconds - self._first)
         groups = [(f"gpu/{gpu.identity['gpu']}", gpu.values) for gpu in sample.gpus]
         groups += [(f"process/{process.identity['pid']}", process.values) for process in sample.processes]
-        groups += [("training", training), ("counter", sample.counters), ("alerts", self._alerts)]
+        groups += [("machine", sample.machine.values), ("training", training), ("metrics", sample.metrics.values)]
+        groups += [("counter", sample.counters), ("alerts", self._alerts)]
         scalars = {f"{group}/{name}": value for group, values in groups for name, value in values.items()}
         summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()])
         self._writer.add_event(self._event(wall_time=sample.unix_seconds, step=int(step), summary=summary))

@@ -1,4 +1,4 @@
-"""CPU and memory readings of processes, through psutil."""
+"""CPU and memory readings of processes and of the whole machine, through psutil."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from time import monotonic, thread_time
 from typing import Any
 
-from bridge_profiling.monitor.metrics import PROCESS_METRICS, Readings
+from bridge_profiling.monitor.metrics import MACHINE_METRICS, PROCESS_METRICS, Readings
 
 #: Finding children reads every process of the machine, milliseconds on a large one, and a rank may have dozens of children to
 #: read. Each is repeated only after this many times the CPU time that it took, which bounds it to 1/5,000 of the time.
 _COST_MULTIPLE = 5000
+
+_NO_PSUTIL = "psutil is not installed (pip install psutil)"
 
 #: Shortest interval in seconds over which CPU time is meaningful: the system counts it in hundredths of a second.
 _SHORTEST = 0.1
@@ -41,7 +43,7 @@ class Processes:
         try:
             import psutil
         except ModuleNotFoundError:
-            self.unavailable = "psutil is not installed (pip install psutil)"
+            self.unavailable = _NO_PSUTIL
         else:
             self._psutil: Any = psutil
             self._own = [self._open(pid) for pid in (dict.fromkeys(pids) if pids is not None else [os.getpid()])]
@@ -117,6 +119,34 @@ class Processes:
             "resident_memory_bytes": memory.rss,
             "anonymous_memory_bytes": "this system does not report shared memory" if shared is None else memory.rss - shared,
         }
+
+
+class Machine:
+    """The CPU and the memory of the machine."""
+
+    def __init__(self) -> None:
+        # Not psutil.cpu_percent: it measures since its last call, which may be the training's.
+        self._before: tuple[float, float] | None = None
+
+    def read(self) -> Readings:
+        """Read both once."""
+        try:
+            import psutil
+        except ModuleNotFoundError:
+            return Readings.of({}, dict.fromkeys(MACHINE_METRICS, _NO_PSUTIL))
+        memory = psutil.virtual_memory()
+        answers = {"memory_used_bytes": memory.total - memory.available, "memory_total_bytes": memory.total}
+        return Readings.of({}, {"cpu_ratio": self._cpu_ratio(psutil.cpu_times()), **answers})
+
+    def _cpu_ratio(self, times: Any) -> float | str:
+        # Time of virtual machines is part of the time of their processes.
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        busy = total - times.idle - getattr(times, "iowait", 0.0)
+        before = self._before
+        if before is not None and total - before[0] < _SHORTEST:
+            return "too soon after the last sample"
+        self._before = (total, busy)
+        return "needs two samples" if before is None else round(max(busy - before[1], 0.0) / (total - before[0]), 4)
 
 
 def _cpu_ratio(process: _Process, used: float) -> float | str:

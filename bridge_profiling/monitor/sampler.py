@@ -1,25 +1,25 @@
-"""Background threads that sample: `Monitor` for a training and its machine, `GPUMonitor` for the GPUs alone."""
+"""`Monitor`: a background thread that samples a training and its machine, sends samples to outputs and warns."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
 from functools import partial
-from threading import TIMEOUT_MAX, Event, Lock, Thread
+from threading import TIMEOUT_MAX, Event, Thread
 from time import monotonic, thread_time, time
 from typing import Any, Literal
 
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, SlowIterationAlert
+from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, SlowIterationAlert, usual_leaks
+from bridge_profiling.monitor.energy import EnergyMeter
 from bridge_profiling.monitor.gpus import Gpus
-from bridge_profiling.monitor.metrics import GPU_METRICS, Readings, Sample
+from bridge_profiling.monitor.limits import LimitAlert, Limits
+from bridge_profiling.monitor.metrics import Readings, Sample
 from bridge_profiling.monitor.outputs import JsonLines, Prometheus, Sink, TensorBoard
-from bridge_profiling.monitor.processes import Processes
+from bridge_profiling.monitor.processes import Machine, Processes
 from bridge_profiling.monitor.training import Counters, TimesIterations, TrainingMonitor
 
 logger = logging.getLogger(__name__)
@@ -29,9 +29,6 @@ _BETWEEN_ALERTS = 60.0
 
 #: Share of the time that sampling may compute at the default interval.
 MAX_CPU_SHARE = 0.0005
-
-#: Samples that a GPUMonitor keeps: more than 40 minutes at the default interval. The summary covers all samples.
-_KEPT = 10_000
 
 #: Seconds to wait for a reading at the end: many times the duration of any reading.
 _PATIENCE = 10.0
@@ -100,13 +97,13 @@ class Monitor:
                 with hook.iteration(iteration):
                     ...
 
-    Without a hook the loop calls `monitor.training.record_step(tokens=…)`. Monitoring never harms the training: an output that
+    Without a hook the loop calls `monitor.training.end_step(tokens=…)`. Monitoring never harms the training: an output that
     cannot be opened or a reading that fails is logged, and the training continues.
 
     Args:
         hook: the training's open ProfilingHook.
         training: a TrainingMonitor that the loop already has; created by default.
-        tokens_per_iteration: tokens in each iteration, for a loop that does not pass them to `record_step`.
+        tokens_per_iteration: tokens in each iteration, for a loop that does not report them with each step.
         counters: the loop's counters; created by default.
         jsonl: a file for JSON lines.
         port: a port for Prometheus.
@@ -121,6 +118,7 @@ class Monitor:
         in_training: False in a process without a training: samples then hold only GPUs and processes.
         slow_iterations: when to warn of slow iterations.
         leaks: when to warn of growing memory.
+        limits: when to warn of readings beyond a limit.
 
     Attributes:
         training: where the loop reports steps and waiting for data.
@@ -149,6 +147,7 @@ class Monitor:
         in_training: bool = True,
         slow_iterations: SlowIterationAlert | None = None,
         leaks: Sequence[LeakAlert] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.training = training or TrainingMonitor(hook=hook, tokens_per_iteration=tokens_per_iteration)
         self.counters = counters or Counters()
@@ -166,7 +165,8 @@ class Monitor:
         self._to_open = [partial(make, where) for make, where in outputs if where is not None]
         self._failed_sinks: set[int] = set()
         self._slow = slow_iterations or SlowIterationAlert()
-        self._leaks = leaks if leaks is not None else (LeakAlert("device"), LeakAlert("host"))
+        self._leaks = leaks if leaks is not None else [leak for memory in ("device", "host") for leak in usual_leaks(memory)]
+        self._limits, self._energy, self._machine = LimitAlert(limits), EnergyMeter(), Machine()
         self.alerts = dict.fromkeys(ALERTS, 0)
         self._next_alert: dict[str, float] = {}
         seconds, max_share = (1.0, MAX_CPU_SHARE) if interval is None else (interval, None)
@@ -198,20 +198,23 @@ class Monitor:
         """Read everything once and send it to the outputs; returns the CPU seconds that the GPU driver computed."""
         if self._gpu_processes:
             self._processes.watch(self._gpus.processes())
+        gpus = self._gpus.read()
         missing = {"gpus": self._gpus.unavailable, "processes": self._processes.unavailable}
         self.sample = sample = Sample(
             unix_seconds=time(),
             host=self._host,
             rank=self._rank,
-            gpus=self._gpus.read(),
+            gpus=gpus,
             processes=self._processes.read(),
-            training=self.training.read() if self._in_training else None,
+            machine=self._machine.read(),
+            training=self._read_training(gpus) if self._in_training else None,
+            metrics=self.training.logged(),
             counters=self.counters.snapshot(),
             unavailable={name: reason for name, reason in missing.items() if reason is not None},
         )
         for sink in self._sinks:
             self._send(sink, sink.write, sample)
-        for alert in self._new_alerts(sample.training, sample.processes):
+        for alert in self._new_alerts(sample):
             self.alerts[alert.kind] += 1
             if monotonic() >= self._next_alert.get(alert.kind, 0.0):
                 self._next_alert[alert.kind] = monotonic() + _BETWEEN_ALERTS
@@ -220,7 +223,14 @@ class Monitor:
                     self._send(sink, sink.alert, alert, sample)
         return self._gpus.driver_seconds
 
-    def _new_alerts(self, training: Readings | None, processes: Sequence[Readings]) -> Iterator[Alert]:
+    def _read_training(self, gpus: Sequence[Readings]) -> Readings:
+        readings = self.training.read()
+        energy = self._energy.read(gpus, self.training.totals())
+        return Readings.of({}, {**readings.unavailable, **readings.values, **energy})
+
+    def _new_alerts(self, sample: Sample) -> Iterator[Alert]:
+        training, processes = sample.training, sample.processes
+        yield from self._limits.feed(sample)
         yield from self._slow.feed(self.training.new_iterations())
         if training is None or "iteration" not in training.values:
             return
@@ -241,87 +251,3 @@ class Monitor:
             if id(sink) not in self._failed_sinks:
                 self._failed_sinks.add(id(sink))
                 logger.error("monitoring: %s does not accept samples: %s", type(sink).__name__, error)
-
-
-class GPUMonitor:
-    """Samples the GPUs from a background thread while the block runs.
-
-        with GPUMonitor() as monitor:
-            train()
-        for gpu in monitor.summary()["gpus"] or []:
-            print(gpu["gpu"], gpu["metrics"]["utilization_ratio"]["mean"])
-
-    Without a GPU it does nothing, and `unavailable` says why.
-
-    Args:
-        gpus: indices as nvidia-smi shows them, or UUIDs; None selects all GPUs of the machine.
-        interval: seconds between two samples.
-
-    Attributes:
-        unavailable: the reason why no GPU can be read; None if one can, and before the block.
-    """
-
-    def __init__(self, gpus: Sequence[int | str] | None = None, *, interval: float = 0.25) -> None:
-        PeriodicThread.check_interval(interval)
-        self._selected, self._interval = gpus, interval
-        self._lock = Lock()
-        self._gpus: Gpus  # opened with the block
-        self._thread: PeriodicThread | None = None
-        self._kept: deque[tuple[float, tuple[Readings, ...]]] = deque(maxlen=_KEPT)
-        self._summaries: dict[str | int | None, dict[str, Any]] = {}
-        self._began = self._ended = 0.0
-        self.unavailable: str | None = None
-
-    def __enter__(self) -> GPUMonitor:
-        self._kept.clear()
-        self._summaries.clear()
-        self._gpus = Gpus(self._selected)
-        self.unavailable = self._gpus.unavailable
-        self._began = self._ended = monotonic()
-        if self.unavailable is None:
-            self._thread = PeriodicThread(self._sample, self._interval, "bridge_profiling GPU monitor")
-            self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        thread, self._thread = self._thread, None
-        if thread is None or thread.finish():
-            self._gpus.close()
-        self._ended = monotonic()
-
-    @property
-    def samples(self) -> list[tuple[float, tuple[Readings, ...]]]:
-        """Seconds since the start of the block, and the readings of each GPU; the last 10,000 samples."""
-        with self._lock:
-            return list(self._kept)
-
-    def summary(self) -> dict[str, Any]:
-        """Mean, minimum and maximum of each metric of each GPU over the whole block.
-
-        Returns:
-            `seconds`, the duration of the block; `gpus`, None if none can be read, else for each one `gpu`, `uuid`, `name`,
-            `metrics` (`mean`, `min`, `max`, `samples` of each) and `unavailable` (metrics without any value, with the
-            reason); `unavailable`, the reason why no GPU can be read.
-        """
-        with self._lock:
-            gpus = deepcopy(list(self._summaries.values()))
-        for gpu in gpus:
-            # Values that were missing only in some samples, such as a rate in the first, are available.
-            gpu["unavailable"] = {name: gpu["unavailable"][name] for name in GPU_METRICS if name not in gpu["metrics"]}
-        seconds = (monotonic() if self._thread is not None else self._ended) - self._began
-        return {"seconds": seconds, "gpus": gpus if self.unavailable is None else None, "unavailable": self.unavailable}
-
-    def _sample(self) -> None:
-        readings = self._gpus.read()
-        with self._lock:
-            self._kept.append((monotonic() - self._began, readings))
-            for gpu in readings:
-                summary = self._summaries.setdefault(gpu.identity["gpu"], {**gpu.identity, "metrics": {}, "unavailable": {}})
-                # A GPU that did not respond at first has no UUID and no name until it does.
-                summary.update(gpu.identity)
-                summary["unavailable"].update(gpu.unavailable)
-                for name, value in gpu.values.items():
-                    metric = summary["metrics"].setdefault(name, {"mean": value, "min": value, "max": value, "samples": 0})
-                    metric["samples"] += 1
-                    metric["mean"] += (value - metric["mean"]) / metric["samples"]
-                    metric["min"], metric["max"] = min(metric["min"], value), max(metric["max"], value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from math import inf, isfinite
@@ -59,20 +59,21 @@ class Throughput(NamedTuple):
 
 
 class TrainingMonitor:
-    """Follows a loop, which reports the end of each step:
+    """Follows a loop, which marks each step and reports its own numbers:
 
-        with TrainingMonitor() as training:
-            for batch in training.loading(data):
-                train(batch)
-                training.record_step(tokens=batch.numel())
-        print(training.summary())
+        monitor = TrainingMonitor()
+        for batch in monitor.loading(data):
+            with monitor.record_step(samples=len(batch)):
+                loss = train(batch)
+            monitor.log_metrics({"loss": loss.item(), "samples_per_s": monitor.get_throughput()})
+        print(monitor.get_summary())
 
-    A step lasts from the previous `record_step` to its own. With a hook the loop need not report steps: the hook times them.
-    Any thread may call, and nothing waits for a device.
+    A loop without a block calls `end_step` instead: a step then lasts from the previous call to its own. With a hook the loop
+    need not mark steps: the hook times them. Any thread may call, and nothing waits for a device.
 
     Args:
         hook: a ProfilingHook around the loop's iterations.
-        tokens_per_iteration: tokens in each iteration, for a loop that does not pass them to `record_step`.
+        tokens_per_iteration: tokens in each iteration, for a loop that does not report them with each step.
         window: number of recent iterations that rates and medians cover.
     """
 
@@ -92,6 +93,7 @@ class TrainingMonitor:
         self._ended: int | None = None
         self._iteration = -1
         self._loss: float | str = "the loop does not report it"
+        self._metrics: dict[str, float | str] = {}
         self._refused: dict[str, str] = {}
         self._memory: dict[str, float | str] | None = None
         self._memory_due = False
@@ -112,15 +114,15 @@ class TrainingMonitor:
     # -- called by the loop ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the first step. Without this call it starts at the first `record_step`, which then times nothing."""
+        """Start the first step. Without this call it starts at the first `end_step`, which then times nothing."""
         with self._lock:
             if self._hook is None:
                 self._mark(perf_counter_ns())
 
-    def record_step(
+    def end_step(
         self, *, tokens: float | None = None, samples: float | None = None, loss: Any = None, iteration: int | None = None
     ) -> None:
-        """Report the end of a step.
+        """Report the end of a step, which began at the end of the previous one.
 
         Args:
             tokens: tokens trained on in this step, by this process or by the whole job: rates refer to what is passed.
@@ -147,6 +149,37 @@ class TrainingMonitor:
             self._memory_due, self._memory = False, device_memory()
 
     @contextmanager
+    def record_step(
+        self, *, tokens: float | None = None, samples: float | None = None, iteration: int | None = None
+    ) -> Iterator[None]:
+        """Mark a block as one step. Of the time before it, only what the loop marks as waiting for data counts.
+
+        A block that raises is not a step. Arguments are those of `end_step`.
+        """
+        with self._lock:
+            now = perf_counter_ns()
+            if self._hook is None and self._begin is None:
+                self._mark(now)
+            elif self._hook is None:
+                # The step began with waiting for its data.
+                self._ended = now - int(self._totals.get("loading", 0) - self._marks[-1].get("loading", 0))
+        yield
+        self.end_step(tokens=tokens, samples=samples, iteration=iteration)
+
+    def log_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Report own numbers, such as the loss or a learning rate; each keeps its last value.
+
+        They go into `get_summary`, JSON lines and, by name, to Prometheus and TensorBoard. `loss` is the training's loss.
+
+        Args:
+            metrics: numbers, or tensors on the CPU, by name. None, NaN and tensors on a GPU are unavailable, with the reason.
+        """
+        values = {str(name): "it is None" if value is None else _number(name, value) for name, value in metrics.items()}
+        with self._lock:
+            self._loss = values.pop("loss", self._loss)
+            self._metrics |= values
+
+    @contextmanager
     def data_loading(self) -> Iterator[None]:
         """Mark a block as waiting for data."""
         began = perf_counter_ns()
@@ -169,6 +202,13 @@ class TrainingMonitor:
             yield element
 
     # -- called by readers -------------------------------------------------------------------------------------------
+
+    def get_throughput(self) -> float | None:
+        """One rate over the recent iterations, for a log: samples per second if the loop reports samples, else tokens, else
+        iterations per second; None before an iteration was timed.
+        """
+        rates = self.throughput
+        return rates.samples_per_second or rates.tokens_per_second or rates.iterations_per_second
 
     @property
     def throughput(self) -> Throughput:
@@ -195,8 +235,19 @@ class TrainingMonitor:
             self._unread.clear()
         return [(iteration, duration / 1e9) for iteration, duration in new]
 
-    def summary(self) -> dict[str, Any]:
-        """The whole training so far: the metrics of `read`, totals, and rates and durations over all iterations.
+    def totals(self) -> dict[str, float]:
+        """Iterations, and tokens and samples if the loop reports them, since the beginning."""
+        with self._lock:
+            self._read_hook()
+            return self._totals.copy()
+
+    def logged(self) -> Readings:
+        """The last values of `log_metrics`."""
+        with self._lock:
+            return Readings.of({}, self._metrics)
+
+    def get_summary(self) -> dict[str, Any]:
+        """The whole training so far: totals, rates and durations over all iterations, the metrics of `read` and `log_metrics`.
 
         Unknown values are None, with the reason under `unavailable`.
         """
@@ -213,6 +264,7 @@ class TrainingMonitor:
             "samples": totals.get("samples"),
             **readings.as_json(),
             **rates._asdict(),
+            "metrics": self.logged().as_json(),
         }
 
     # -- private; the lock is held -----------------------------------------------------------------------------------
@@ -265,6 +317,7 @@ class TrainingMonitor:
         """Every metric; device memory, which is read without the lock, replaces its own."""
         answers: dict[str, float | str] = dict.fromkeys(TRAINING_METRICS, "no iteration has ended yet")
         answers["loss"] = self._loss
+        answers |= dict.fromkeys(("joules_per_iteration", "joules_per_token"), "only a Monitor reads the GPUs' energy")
         if self._totals["iterations"]:
             answers["iteration"] = self._iteration
         if self._ended is not None:
@@ -352,10 +405,10 @@ def device_memory() -> dict[str, float | str]:
 
 
 def _number(name: str, reported: Any) -> float | str:
-    """A value passed to `record_step` as a number, or the reason why it cannot be."""
+    """A reported value as a number, or the reason why it cannot be."""
     if getattr(getattr(reported, "device", None), "type", "cpu") != "cpu":
         when = " now and then" if name == "loss" else ""
-        return f"it is on the GPU, and reading it would wait for the GPU: pass {name}={name}.item() to record_step{when}"
+        return f"it is on the GPU, and reading it would wait for the GPU: report {name}.item(){when}"
     try:
         value = float(reported.detach() if hasattr(reported, "detach") else reported)
     except (TypeError, ValueError, RuntimeError):

@@ -20,6 +20,6 @@ with Monitor(jsonl=sys.argv[1], port=port) as monitor:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        monitor.training.record_step(samples=len(inputs), loss=loss)
+        monitor.training.end_step(samples=len(inputs), loss=loss)
         monitor.counters.add("elements", inputs.numel())
-print(monitor.training.summary())
+print(monitor.training.get_summary())

@@ -52,12 +52,15 @@ def test_without_a_gpu_it_says_so_and_monitors_processes(typed: Typed) -> None:
     if "GPUs are unavailable" not in done.stderr:
         pytest.skip("this machine has a GPU")
     assert "select others with --pids" in done.stderr
-    assert re.search(r"GPUs unavailable: .*\n.* process \d+ .* GiB", done.stdout)
+    assert done.stdout.count("GPUs unavailable") == 1
+    assert re.search(r"GPUs unavailable: .*\n.* machine  CPU .*\n.* process \d+ .* GiB", done.stdout)
 
 
-def test_it_prints_the_dashboard(typed: Typed) -> None:
+def test_it_prints_the_dashboard_and_the_rules(typed: Typed) -> None:
     done = typed("monitor", "--grafana")
     assert (done.returncode, json.loads(done.stdout)["title"]) == (0, "bridge_profiling")
+    done = typed("monitor", "--alert-rules")
+    assert (done.returncode, done.stdout.count("- alert: GpuIsIdle")) == (0, 1)
 
 
 def test_an_interval_of_nothing_is_refused(typed: Typed) -> None:

@@ -131,7 +131,7 @@ def test_nvml_and_nvidia_smi_agree_while_the_gpu_works(uuid, told):
 def test_every_metric_is_read_or_has_a_reason(uuid, told):
     with GPUMonitor([uuid], interval=0.2) as monitor:
         sleep(1)
-    (gpu,) = monitor.summary()["gpus"]
+    (gpu,) = monitor.get_summary()["gpus"]
     assert gpu["metrics"].keys() | gpu["unavailable"].keys() == GPU_METRICS.keys()
     assert not gpu["metrics"].keys() & gpu["unavailable"].keys()
     told(f"unavailable here: {gpu['unavailable']}")
@@ -199,7 +199,7 @@ def test_a_working_gpu_is_served_to_prometheus(uuid):
     pytest.importorskip("prometheus_client")
     server = Prometheus(0)
     with Monitor(sinks=[server], interval=0.2, gpus=[uuid], rank=0) as monitor, busy():
-        monitor.training.record_step(tokens=1)
+        monitor.training.end_step(tokens=1)
         sleep(1)
         with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
             served = answer.read().decode()
@@ -226,7 +226,7 @@ def test_a_cuda_graph_can_be_captured_beside_the_monitor():
                 result = held * 2
                 sleep(0.02)
             graph.replay()
-            monitor.training.record_step(loss=result.sum())
+            monitor.training.end_step(loss=result.sum())
         torch.cuda.synchronize()
     assert result.sum().item() == 2048
     assert monitor.sample.training.unavailable["loss"].startswith("it is on the GPU")

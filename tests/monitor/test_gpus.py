@@ -1,11 +1,13 @@
 """GPU readings: a metric that the driver refuses is unavailable with the reason, never zero."""
 
+import json
 import sys
 from time import sleep
 
 import pynvml
 import pytest
 
+from bridge_profiling import ProfilingConfigError
 from bridge_profiling.monitor import GPUMonitor
 from bridge_profiling.monitor.gpus import Gpus
 from bridge_profiling.monitor.metrics import GPU_METRICS
@@ -35,7 +37,9 @@ def test_every_metric_has_its_unit(driver, clock):
         "memory_total_bytes": 80 << 30,
         "power_watts": 512.0,
         "power_limit_watts": 700.0,
+        "energy_joules": 3600.0,
         "temperature_celsius": 61,
+        "temperature_limit_celsius": 90,
         "sm_clock_hertz": 1.755e9,
         "memory_clock_hertz": 2.619e9,
         "pcie_transmit_bytes_per_second": 2e9,
@@ -133,8 +137,8 @@ def test_without_a_driver_or_its_library_no_gpu_is_read_and_the_reason_is_given(
     found.close()
     with GPUMonitor() as monitor:
         pass
-    assert (monitor.samples, monitor.summary()["gpus"]) == ([], None)
-    assert monitor.summary()["unavailable"] == found.unavailable
+    assert (monitor.samples, monitor.get_summary()["gpus"]) == ([], None)
+    assert monitor.get_summary()["unavailable"] == found.unavailable
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Gpus().unavailable == "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
 
@@ -152,10 +156,50 @@ def test_a_block_is_summarized_by_gpu_and_metric_also_when_it_raises(driver):
 
     with pytest.raises(KeyError):
         train()
-    (summary,) = monitor.summary()["gpus"]
+    (summary,) = monitor.get_summary()["gpus"]
     assert summary["uuid"] == "GPU-aaaaaaaa"
     # One at the beginning of the block and one at its end.
     assert summary["metrics"]["power_watts"] == {"mean": 406.0, "min": 300.0, "max": 512.0, "samples": 2}
     assert summary["unavailable"].keys() == set(LINKS)
     assert [readings[0].values["power_watts"] for _, readings in monitor.samples] == [512.0, 300.0]
     assert driver.shut_down == 1
+
+
+def test_a_summary_prints_as_text(driver):
+    driver.add()
+    with GPUMonitor(interval=60) as monitor:
+        while not monitor.samples:
+            sleep(0.001)
+    summary = monitor.get_summary()
+    assert summary["machine"]["metrics"]["memory_total_bytes"]["min"] > 1 << 28
+    first, machine, gpu = str(summary).splitlines()
+    assert first.endswith(" s")
+    assert machine.startswith("machine: ")
+    assert gpu.startswith("GPU 0 NVIDIA H100 80GB HBM3: 87% busy (at most 87%), memory 64.4 GB")
+
+
+def test_a_log_has_a_line_per_gpu_and_sample_without_a_block(driver, tmp_path):
+    """Under the names of the profiling guide's own GPUMonitor."""
+    driver.add()
+    driver.add(nvmlDeviceGetPowerUsage=REFUSED)
+    monitor, log = GPUMonitor(), tmp_path / "gpus.jsonl"
+    monitor.start_logging(interval_sec=60, output_file=log)
+    with pytest.raises(ProfilingConfigError, match=r"logging already.*Call stop_logging"):
+        monitor.start_logging(output_file=log)
+    monitor.stop_logging()
+    monitor.stop_logging()
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    # One sample at the beginning and one at the end.
+    assert [(row["gpu_id"], row["power_w"]) for row in rows] == [(0, 512.0), (1, None)] * 2
+    assert rows[0].pop("timestamp") <= rows[2]["timestamp"]
+    assert rows[0] == monitor.get_metrics()[0] == {
+        "gpu_id": 0,
+        "gpu_util_pct": 87.0,
+        "memory_util_pct": 34.0,
+        "memory_used_gb": 64.424509,
+        "memory_total_gb": 85.899346,
+        "power_w": 512.0,
+        "temperature_c": 61,
+    }  # fmt: skip
+    with pytest.raises(ProfilingConfigError, match="cannot be written"):
+        monitor.start_logging(output_file=tmp_path)

@@ -79,7 +79,7 @@ def test_a_slow_iteration_is_logged_recorded_and_counted(path, caplog, clock):
     with caplog.at_level(logging.WARNING), Monitor(jsonl=path, interval=60, gpus=[], slow_iterations=slow) as monitor:
         for step in range(20):
             clock(0.3 if step == 17 else 0.01)
-            monitor.training.record_step()
+            monitor.training.end_step()
     alerts = {alert["alert"]: alert for alert in records(path, "alert")}
     assert alerts["slow_iteration"]["evidence"]["iteration"] == 17
     assert alerts["slow_iteration"]["message"] in caplog.text
@@ -92,7 +92,7 @@ def test_a_loop_that_leaks_memory_raises_an_alert(path, caplog):
     with caplog.at_level(logging.WARNING), Monitor(jsonl=path, interval=0.005, gpus=[], leaks=[leak]) as monitor:
         while not monitor.alerts["host_memory_leak"]:
             kept.append(bytearray(b"x" * (4 << 20)))
-            monitor.training.record_step()
+            monitor.training.end_step()
             sampled = monitor.sample
             wait_for(lambda before=sampled: monitor.sample is not before)
     (alert,) = [alert for alert in records(path, "alert") if alert["alert"] == "host_memory_leak"]
@@ -127,7 +127,7 @@ def test_an_output_that_cannot_be_opened_is_logged_and_the_training_continues(tm
     (tmp_path / "file").write_text("")
     training = TrainingMonitor()
     with Monitor(training=training, jsonl=tmp_path / "file" / "monitor.jsonl", interval=60, gpus=[]) as monitor:
-        training.record_step(loss=1.0)
+        training.end_step(loss=1.0)
     assert "monitoring continues without one of its outputs" in caplog.text
     assert monitor.sample.training.values["loss"] == 1.0
 
@@ -161,7 +161,7 @@ def test_an_exception_in_the_loop_is_passed_on_and_the_log_is_complete(path, mon
 
     def train() -> None:
         with Monitor(jsonl=path, interval=60, gpus=[]) as monitor:
-            monitor.training.record_step()
+            monitor.training.end_step()
             raise ValueError("theirs")
 
     with pytest.raises(ValueError, match="theirs"):
@@ -181,7 +181,7 @@ def test_a_hanging_driver_does_not_block_the_end_of_the_training(monkeypatch, ca
     monkeypatch.setattr(sampler, "_PATIENCE", 0.1)
     monkeypatch.setattr(sampler.Gpus, "read", lambda self: hanging.wait(60) and ())
     with Monitor(interval=60) as monitor:
-        monitor.training.record_step()
+        monitor.training.end_step()
     assert "is abandoned" in caplog.text
     hanging.set()
 

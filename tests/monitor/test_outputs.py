@@ -12,18 +12,21 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge_profiling import ProfilingConfigError
 from bridge_profiling.monitor import Alert, JsonLines, Monitor, Prometheus, Readings, Sample, TensorBoard
 from bridge_profiling.monitor.alerts import ALERTS
-from bridge_profiling.monitor.metrics import GPU_METRICS, PROCESS_METRICS, TRAINING_METRICS
+from bridge_profiling.monitor.limits import Limits
+from bridge_profiling.monitor.metrics import GPU_METRICS, MACHINE_METRICS, PROCESS_METRICS, TRAINING_METRICS
 from bridge_profiling.monitor.outputs import Terminal
 
 GPU = Readings({"gpu": "0", "uuid": "GPU-a", "name": "H100"}, {"power_watts": 500.0}, {"utilization_ratio": "refused"})
 PROCESS = Readings({"pid": 7, "name": "python"}, {"cpu_ratio": 0.5, "resident_memory_bytes": 3 << 30})
 TRAINING = Readings({}, {"iteration": 41, "iteration_seconds": 0.25}, {"loss": "the loop does not report it"})
-SAMPLE = Sample(1_700_000_000.25, "node1", 3, (GPU,), (PROCESS,), TRAINING, {"skipped": 2})
+MACHINE, LOGGED = Readings({}, {"cpu_ratio": 0.25, "memory_used_bytes": 64 << 30}), Readings({}, {"lr": 0.001})
+SAMPLE = Sample(1_700_000_000.25, "node1", 3, (GPU,), (PROCESS,), TRAINING, {"skipped": 2}, {}, MACHINE, LOGGED)
 BARE = Sample(1_700_000_000.25, "node1", unavailable={"gpus": "no driver", "processes": "no psutil"})
 ALERT = Alert("slow_iteration", "iteration 41 took long", {"iteration": 41})
 
@@ -39,7 +42,7 @@ def test_each_line_is_a_complete_sample(tmp_path):
     assert {key: sample[key] for key in head} == head
     unread = {"utilization_ratio": None, "unavailable": {"utilization_ratio": "refused"}}
     assert sample["gpus"] == [{"gpu": "0", "uuid": "GPU-a", "name": "H100", "power_watts": 500.0, **unread}]
-    assert sample["training"]["loss"] is None
+    assert (sample["training"]["loss"], sample["machine"]["cpu_ratio"], sample["metrics"]["lr"]) == (None, 0.25, 0.001)
     assert [bare[key] for key in ("gpus", "processes", "unavailable")] == [None, None, BARE.unavailable]
     assert [alert[key] for key in ("kind", "alert", "evidence")] == ["alert", "slow_iteration", {"iteration": 41}]
 
@@ -64,7 +67,8 @@ def test_tensorboard_reads_the_event_file(tmp_path):
     board.close()
     events = accumulators.EventAccumulator(str(tmp_path))
     events.Reload()
-    scalars = {"gpu/0/power_watts", "process/7/cpu_ratio", "process/7/resident_memory_bytes", "counter/skipped"}
+    scalars = {"machine/cpu_ratio", "machine/memory_used_bytes", "metrics/lr", "counter/skipped"}
+    scalars |= {"gpu/0/power_watts", "process/7/cpu_ratio", "process/7/resident_memory_bytes"}
     assert set(events.Tags()["scalars"]) == scalars | {"training/iteration_seconds", *(f"alerts/{kind}" for kind in ALERTS)}
     (first, _) = events.Scalars("gpu/0/power_watts")
     assert (first.step, first.wall_time, first.value) == (41, 1_700_000_000.25, 500.0)
@@ -85,7 +89,9 @@ def test_the_terminal_shows_unavailable_for_a_missing_value():
     lines = Terminal(stream)
     for sample in (SAMPLE, BARE):
         lines.write(sample)
-    gpu, process, no_gpus, no_processes = stream.getvalue().splitlines()
+    lines.write(BARE)  # What is missing is said once.
+    machine, gpu, process, no_gpus, no_processes = stream.getvalue().splitlines()
+    assert "machine  CPU  25%  unavailable" in machine
     assert "GPU 0  H100  unavailable" in gpu
     assert "500 W" in gpu
     assert "0.0 GiB" not in gpu
@@ -102,7 +108,8 @@ RUNNING, LOOP = (
     Readings(PROCESS.identity, dict.fromkeys(PROCESS_METRICS, 1.0)),
     Readings({}, dict.fromkeys(TRAINING_METRICS, 41.0)),
 )
-EVERYTHING = Sample(1_700_000_000.0, "node1", 3, (BUSY, LOST), (RUNNING,), LOOP, {"skipped": 2})
+WHOLE = Readings({}, dict.fromkeys(MACHINE_METRICS, 0.5))
+EVERYTHING = Sample(1_700_000_000.0, "node1", 3, (BUSY, LOST), (RUNNING,), LOOP, {"skipped": 2}, {}, WHOLE, LOGGED)
 
 
 def scrape(port: int) -> dict[str, list[tuple[dict, float]]]:
@@ -132,6 +139,7 @@ def test_every_value_is_served_with_host_rank_and_gpu_until_it_is_gone(server):
     assert found["gpu_power_watts"] == [(where | {"gpu": "0", "uuid": "GPU-a", "name": "H100"}, 0.5)]
     assert found["process_cpu_ratio"] == [(where | {"pid": "7", "name": "python"}, 1.0)]
     assert found["training_iteration_seconds"] == [(where, 41.0)]
+    assert found["logged_metric"] == [(where | {"name": "lr"}, 0.001)]
     assert found["counter_total"] == [(where | {"name": "skipped"}, 2.0)]
     assert found["sample_timestamp_seconds"][0][1] == 1_700_000_000.0
     available = {(labels["gpu"], labels["metric"]): value for labels, value in found["gpu_metric_available"]}
@@ -153,7 +161,7 @@ def test_a_running_training_is_served(no_driver):
     server = Prometheus(0)
     with Monitor(sinks=[server], interval=0.05, rank=0) as monitor:
         for _ in range(5):
-            monitor.training.record_step(tokens=100)
+            monitor.training.end_step(tokens=100)
         found = {}
         while "training_iteration" not in found:
             found = scrape(server.port)
@@ -201,3 +209,21 @@ def test_every_query_of_the_dashboard_uses_metrics_and_labels_that_are_served(se
     # Conversely, the dashboard shows every metric that is served.
     unseen = {name for name in served if name not in asked and not name.endswith("_metric_available")}
     assert unseen == {"bridge_profiling_training_iteration"}
+
+
+def test_the_rules_for_prometheus_ask_for_what_is_served_and_have_the_limits_of_the_monitor(server):
+    server.write(EVERYTHING)
+    served = {f"bridge_profiling_{name}" for name in scrape(server.port)}
+    document = yaml.safe_load(files("bridge_profiling.monitor").joinpath("alert_rules.yml").read_text(encoding="utf-8"))
+    rules = {rule["alert"]: rule["expr"] for group in document["groups"] for rule in group["rules"]}
+    assert [rule for rule, query in rules.items() if not set(re.findall(r"bridge_profiling_\w+", query)) <= served] == []
+    limits, expected = Limits(), {
+        "GpuIsIdle": "utilization_ratio",
+        "GpuMemoryIsFull": "memory_ratio",
+        "GpuIsAtItsPowerLimit": "power_ratio",
+        "TrainingWaitsForData": "data_loading_ratio",
+        "GpuIsHot": "temperature_margin_celsius",
+        "TrainingHasStalled": "stall_seconds",
+    }  # fmt: skip
+    written = {rule: [float(number) for number in re.findall(r"(?<=[ ])[\d.]+\b", rules[rule])] for rule in expected}
+    assert [rule for rule, name in expected.items() if getattr(limits, name) not in written[rule]] == []

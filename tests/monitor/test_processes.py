@@ -30,7 +30,7 @@ for second in range(10**9):
 #: Prints a sorted list of packages that a monitored loop should not import.
 IMPORTS = """
 import sys, bridge_profiling.monitor as m
-with m.Monitor(interval=60) as monitor: monitor.training.record_step(tokens=1)
+with m.Monitor(interval=60) as monitor: monitor.training.end_step(tokens=1)
 print(sorted({"torch", "prometheus_client", "tensorboard"} & sys.modules.keys()), flush=True)
 """
 

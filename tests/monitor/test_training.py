@@ -24,7 +24,7 @@ def test_a_step_starts_at_the_end_of_the_previous_one(clock):
             with monitor.data_loading():
                 clock(seconds / 4)
             clock(seconds * 3 / 4)
-            monitor.record_step(tokens=1000, samples=4, loss=seconds / 2)
+            monitor.end_step(tokens=1000, samples=4, loss=seconds / 2)
     readings = monitor.read()
     assert readings.values == {
         "iteration": 2,
@@ -46,23 +46,52 @@ def test_a_step_starts_at_the_end_of_the_previous_one(clock):
 def test_without_a_start_the_first_step_is_counted_and_not_timed(clock):
     monitor = TrainingMonitor()
     clock(60)
-    monitor.record_step(tokens=10)
+    monitor.end_step(tokens=10)
     assert monitor.throughput == (None, None, None)
     assert monitor.read().unavailable["tokens_per_second"] == "no iteration has ended yet"
     clock(2)
-    monitor.record_step(tokens=10)
-    summary = monitor.summary()
+    monitor.end_step(tokens=10)
+    summary = monitor.get_summary()
     names = ("iterations", "seconds", "tokens", "iteration_mean_seconds", "tokens_per_second")
     assert [summary[name] for name in names] == [2, 2.0, 20, 2.0, 5.0]
+
+
+def test_a_step_may_be_a_block(clock):
+    """As in the loop of the performance guide: the time before a block counts only where the loop waits for data."""
+    monitor = TrainingMonitor()
+    assert monitor.get_throughput() is None
+    for _ in monitor.loading(range(3)):
+        clock(60)  # validation, outside the step
+        with monitor.record_step(samples=8):
+            clock(2)
+        monitor.log_metrics({"loss": 0.5, "lr": 1e-3, "grad_norm": None, "throughput": monitor.get_throughput()})
+    with pytest.raises(ValueError, match="bad batch"), monitor.record_step(samples=8):
+        raise ValueError("bad batch")
+    assert monitor.get_throughput() == 4.0
+    assert monitor.new_iterations() == [(0, 2.0), (1, 2.0), (2, 2.0)]
+    summary = monitor.get_summary()
+    assert (summary["loss"], summary["samples"]) == (0.5, 24)
+    assert summary["metrics"] == {"lr": 1e-3, "throughput": 4.0, "grad_norm": None, "unavailable": {"grad_norm": "it is None"}}
+
+
+def test_waiting_for_data_is_part_of_a_step_that_is_a_block(clock):
+    monitor = TrainingMonitor()
+    for _ in range(3):
+        with monitor.data_loading():
+            clock(1)
+        with monitor.record_step():
+            clock(3)
+    # Nobody knows when the first step began to wait.
+    assert [seconds for _, seconds in monitor.new_iterations()] == [3.0, 4.0, 4.0]
 
 
 def test_rates_cover_the_recent_iterations_and_the_summary_covers_all(clock):
     with TrainingMonitor(window=2, tokens_per_iteration=12) as monitor:
         for seconds, tokens in ((10.0, None), (1.0, 16), (1.0, None)):
             clock(seconds)
-            monitor.record_step(tokens=tokens)
+            monitor.end_step(tokens=tokens)
     assert monitor.throughput.tokens_per_second == 14.0
-    summary = monitor.summary()
+    summary = monitor.get_summary()
     assert (summary["tokens"], summary["tokens_per_second"]) == (40, 40 / 12)
 
 
@@ -90,7 +119,7 @@ def test_a_hook_times_the_iterations_so_the_loop_need_not_report_them(clock):
     assert [values[name] for name in names] == [3, 1.0, 60.0, 0.2]
     # Iteration 0 ended before this monitor was created.
     assert monitor.new_iterations() == [(1, 1.0), (2, 3.0), (3, 1.0)]
-    assert monitor.summary()["iterations"] == 3
+    assert monitor.get_summary()["iterations"] == 3
 
 
 def test_all_iterations_of_a_real_hook_are_counted():
@@ -113,7 +142,7 @@ def test_data_is_passed_on_unchanged_and_waiting_for_it_counts(clock):
         for element in monitor.loading(data()):
             got.append(element)
             clock(3)
-            monitor.record_step()
+            monitor.end_step()
     assert got == ["a", "b", "c"]
     assert monitor.read().values["data_loading_ratio"] == 0.25
 
@@ -124,20 +153,20 @@ def test_data_is_passed_on_unchanged_and_waiting_for_it_counts(clock):
         (float("nan"), "it is nan"),
         (float("inf"), "it is inf"),
         ("much", "a str is not a number"),
-        (ON_THE_GPU, "it is on the GPU, and reading it would wait for the GPU: pass"),
+        (ON_THE_GPU, "it is on the GPU, and reading it would wait for the GPU: report"),
     ],
 )
 def test_values_that_are_not_numbers_are_unavailable_and_the_rest_counts(clock, value, reason):
     """And nothing waits for a GPU."""
     with TrainingMonitor() as monitor:
         clock(1)
-        monitor.record_step(tokens=value, samples=4, loss=value)
+        monitor.end_step(tokens=value, samples=4, loss=value)
     readings = monitor.read()
     assert readings.unavailable["tokens_per_second"].startswith(reason)
     assert readings.unavailable["loss"].startswith(reason)
     assert readings.values["samples_per_second"] == 4.0
     clock(1)
-    monitor.record_step(tokens=10, samples=4)
+    monitor.end_step(tokens=10, samples=4)
     assert monitor.read().values["tokens_per_second"] == 5.0
 
 
@@ -145,11 +174,11 @@ def test_tensors_on_the_cpu_and_numpy_numbers_are_accepted():
     torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
     with TrainingMonitor() as monitor:
         loss = torch.tensor(2.5, requires_grad=True)
-        monitor.record_step(loss=loss, tokens=torch.tensor(7), samples=numpy.float32(2), iteration=numpy.int64(41))
+        monitor.end_step(loss=loss, tokens=torch.tensor(7), samples=numpy.float32(2), iteration=numpy.int64(41))
     counters = Counters()
     counters.add("padding", torch.tensor(3))
     counters.add("retries", numpy.int64(2))
-    written = json.dumps([monitor.summary(), monitor.new_iterations(), counters.snapshot()], allow_nan=False)
+    written = json.dumps([monitor.get_summary(), monitor.new_iterations(), counters.snapshot()], allow_nan=False)
     summary, iterations, counts = json.loads(written)
     assert [summary[name] for name in ("loss", "tokens", "samples", "iteration")] == [2.5, 7, 2, 41]
     assert iterations[0][0] == 41
@@ -190,7 +219,7 @@ def test_memory_is_read_at_the_end_of_a_step_once_per_sample(monkeypatch):
     monitor = TrainingMonitor()
     monitor.read()
     for _ in range(5):
-        monitor.record_step()
+        monitor.end_step()
     assert len(asked) == 2
     assert monitor.read().values["allocated_bytes"] == 2
 
@@ -201,14 +230,14 @@ def test_threads_count_and_record_without_losing_updates():
     def work() -> None:
         for _ in range(5_000):
             counters.add("bytes", 3)
-            monitor.record_step(tokens=2)
+            monitor.end_step(tokens=2)
 
     threads = [Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    summary = monitor.summary()
+    summary = monitor.get_summary()
     assert (counters.snapshot(), summary["iterations"], summary["tokens"]) == ({"bytes": 60_000}, 20_000, 40_000)
 
 
