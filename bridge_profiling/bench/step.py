@@ -37,7 +37,9 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Timing of a step; printed on one line.
+    """Timing of a step; printed on one line. Unpacks to the mean milliseconds of an iteration and the mean throughput:
+
+        milliseconds, samples_per_s = quick_benchmark(model, (32, 3, 224, 224))
 
     Args:
         warmup: iterations before the first that counts.
@@ -65,6 +67,10 @@ class StepTiming:
     def samples_per_s(self) -> Estimate | None:
         """Samples per second; None if the number of samples per iteration is unknown."""
         return None if self.samples_per_iteration is None else self.seconds.inverted(self.samples_per_iteration)
+
+    def __iter__(self) -> Iterator[float]:
+        rate = self.samples_per_s or self.iterations_per_s
+        return iter((self.seconds.mean * 1e3, rate.mean))
 
     def __str__(self) -> str:
         rate, unit = (self.samples_per_s, "samples") if self.samples_per_s else (self.iterations_per_s, "iterations")
@@ -202,36 +208,46 @@ def describe(error: BaseException) -> str:
 def quick_benchmark(
     model: torch.nn.Module,
     input_shape: Sequence[int] | torch.Tensor | Sequence[torch.Tensor],
+    num_iterations: int = 30,
+    warmup: int = 5,
     *,
     train: bool = False,
     dtype: torch.dtype | None = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
-    warmup: int = 5,
-    iterations: int = 30,
+    device: torch.device | str | None = None,
     max_seconds: float | None = None,
+    quiet: bool = False,
 ) -> StepTiming:
-    """Measure a model's forward pass, or its forward and backward pass, on its device.
+    """Measure a model's forward pass, or its forward and backward pass, and print the result on one line.
 
-    Restores the model's mode, gradients and buffers, and the state of the random number generators.
+    Restores the model's device, mode, gradients and buffers, and the state of the random number generators.
 
     Args:
-        model: on its device.
+        model: on any device.
         input_shape: shape of the input, the batch first, to fill with random numbers; or the input itself, one or more tensors.
+        num_iterations: number of measured iterations; fewer than 6 give no bounds.
+        warmup: iterations before the first measured one.
         train: measure the backward pass too, in training mode. Otherwise in evaluation mode without gradients.
         dtype: of the random input; None for the model's. Integers are 0 and 1, which are valid in every embedding.
         loss: computes the loss from the model's output; None for the output's `loss`, else the mean of all its tensors.
-        warmup: iterations before the first measured one.
-        iterations: number of measured iterations; fewer than 6 give no bounds.
+        device: where to measure; None for the GPU if there is one and the model is on the CPU, else where the model is.
         max_seconds: stop early when the measured iterations have taken this long.
+        quiet: print nothing.
 
     Raises:
         ProfilingConfigError: an invalid shape, an empty batch, nothing to measure or to differentiate, or random numbers for a
             model that takes integers.
     """
     require(
-        warmup >= 0 and iterations >= 1, f"warmup={warmup} and iterations={iterations} measure nothing", instead="Omit them"
+        warmup >= 0 and num_iterations >= 1,
+        f"warmup={warmup} and num_iterations={num_iterations} measure nothing",
+        instead="Leave them out",
     )
-    inputs = _inputs(model, input_shape, dtype)
+    here = _device_of(model)
+    if device is not None:
+        chosen = torch.device(device)
+    else:
+        chosen = torch.device("cuda") if here.type == "cpu" and torch.cuda.is_available() else here
     trainable = any(parameter.requires_grad for parameter in model.parameters())
     require(not train or trainable, "train=True, and no parameter of the model requires a gradient", instead="Leave train out")
     make_loss = loss or _loss
@@ -243,13 +259,14 @@ def quick_benchmark(
         make_loss(model(*inputs)).backward()
         model.zero_grad()
 
-    with _restored(model, inputs[0].device), torch.set_grad_enabled(train):
+    with _restored(model, chosen), _moved(model, chosen), torch.set_grad_enabled(train):
+        inputs = [one.to(chosen) for one in _inputs(model, input_shape, dtype)]
         model.train(train)
         try:
-            return measure_step(
+            timing = measure_step(
                 forward_backward if train else forward,
                 warmup=warmup,
-                iterations=iterations,
+                iterations=num_iterations,
                 max_seconds=max_seconds,
                 samples_per_iteration=inputs[0].shape[0],
             )
@@ -262,6 +279,31 @@ def quick_benchmark(
                 f"the model looks its input up, and input_shape was filled with random numbers of {kind}",
                 instead="Pass dtype=torch.long for token numbers, or the input itself",
             ) from error
+    if not quiet:
+        print(timing)
+    return timing
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    return next((one.device for one in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+@contextmanager
+def _moved(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """The model on a device; `_restored` puts its buffers back."""
+    named = [(module._parameters, name, one) for module in model.modules() for name, one in module._parameters.items()]
+    values = [(of_module, name, one, one.data) for of_module, name, one in named if one is not None]
+    if all(parameter.device == device for _, _, parameter, _ in values):
+        yield
+        return
+    try:
+        model.to(device)
+        yield
+    finally:
+        for of_module, name, parameter, value in values:
+            # A conversion between some devices replaces the parameter, others its data.
+            parameter.data = value
+            of_module[name] = parameter
 
 
 def _inputs(model: torch.nn.Module, asked: Any, dtype: torch.dtype | None) -> list[torch.Tensor]:

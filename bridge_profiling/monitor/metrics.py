@@ -58,6 +58,7 @@ TRAINING_METRICS = {
     "allocated_bytes": "Device memory held by tensors of this process",
     "allocated_peak_bytes": "Peak device memory held by tensors of this process",
     "reserved_bytes": "Device memory held by the caching allocator of this process",
+    "reserved_peak_bytes": "Peak device memory held by the caching allocator of this process",
 }
 
 

@@ -33,6 +33,7 @@ _MEMORY = {
     "allocated_bytes": ("allocated_bytes", "current"),
     "allocated_peak_bytes": ("allocated_bytes", "peak"),
     "reserved_bytes": ("reserved_bytes", "current"),
+    "reserved_peak_bytes": ("reserved_bytes", "peak"),
 }
 
 

@@ -24,4 +24,4 @@ def train_step(batch: torch.Tensor) -> float:
 losses = [train_step(torch.randn(256, 64)) for _ in range(20)]
 print(f"loss {losses[0]:.3f} to {losses[-1]:.3f}")
 print(phase_times())
-print(quick_benchmark(model, (256, 64), train=True))
+quick_benchmark(model, (256, 64), train=True)

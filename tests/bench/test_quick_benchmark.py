@@ -35,14 +35,14 @@ class Text(torch.nn.Linear):
 
 
 @pytest.mark.parametrize("train", [False, True])
-def test_it_calls_the_model_as_asked_and_leaves_it_as_it_was(train):
+def test_it_calls_the_model_as_asked_and_leaves_it_as_it_was(train, capsys):
     model = Seen().train(not train)
     model.layers[0].weight.grad = torch.full((4, 4), 3.0)
     count, before = model.count, copy.deepcopy(model.state_dict())
     torch.manual_seed(5)
     following = torch.rand(3)
     torch.manual_seed(5)
-    timing = quick_benchmark(model, (8, 4), train=train, warmup=2, iterations=7)
+    timing = quick_benchmark(model, (8, 4), train=train, warmup=2, num_iterations=7)
     assert torch.equal(torch.rand(3), following)
     assert model.calls == [(train, train, (8, 4))] * 9
     assert model.training is not train
@@ -54,6 +54,9 @@ def test_it_calls_the_model_as_asked_and_leaves_it_as_it_was(train):
     assert timing.samples_per_s.low <= timing.samples_per_s.median <= timing.samples_per_s.high
     assert timing.samples_per_s.median == pytest.approx(8 / timing.seconds.median)
     assert "samples/s (" in str(timing)
+    assert capsys.readouterr().out == f"{timing}\n"
+    milliseconds, samples_per_s = timing
+    assert (milliseconds, samples_per_s) == (timing.seconds.mean * 1e3, pytest.approx(8e3 / milliseconds))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +68,7 @@ def test_it_calls_the_model_as_asked_and_leaves_it_as_it_was(train):
     ],
 )
 def test_token_numbers_and_custom_inputs(model, inputs, settings, samples):
-    timing = quick_benchmark(model, inputs, warmup=0, iterations=2, **settings)
+    timing = quick_benchmark(model, inputs, warmup=0, num_iterations=2, **settings)
     assert timing.samples_per_iteration == samples
     assert "too few iterations for bounds" in str(timing)
 
@@ -77,7 +80,7 @@ def test_a_custom_loss_is_differentiated():
         taken.append(output.shape)
         return output.square().sum()
 
-    quick_benchmark(torch.nn.Linear(2, 3), (4, 2), train=True, loss=loss, warmup=1, iterations=2)
+    quick_benchmark(torch.nn.Linear(2, 3), (4, 2), train=True, loss=loss, warmup=1, num_iterations=2)
     assert taken == [(4, 3)] * 3
 
 
@@ -87,7 +90,7 @@ def test_a_custom_loss_is_differentiated():
         (torch.nn.Linear(2, 2), (0, 2), {}, "holds no sample"),
         (Text(2, 2), (1, 2), {"train": True}, "nothing to differentiate"),
         (torch.nn.ReLU(), (1, 2), {"train": True}, "no parameter"),
-        (torch.nn.Linear(2, 2), (1, 2), {"iterations": 0}, "measure nothing"),
+        (torch.nn.Linear(2, 2), (1, 2), {"num_iterations": 0}, "measure nothing"),
         (torch.nn.Embedding(8, 4), (3, 5), {"dtype": torch.float32}, "of torch.float32. Pass dtype=torch.long"),
     ],
 )
@@ -106,3 +109,29 @@ def test_an_invalid_shape_is_refused_with_an_example(shape):
 def test_an_error_of_the_model_with_the_users_own_tensors_is_passed_on():
     with pytest.raises(RuntimeError, match="indices"):
         quick_benchmark(torch.nn.Embedding(8, 4), torch.ones(3, 5))
+
+
+def test_arguments_go_by_position_as_in_the_guide(capsys):
+    """quick_benchmark(model, input_shape, num_iterations=100, warmup=10)"""
+    timing = quick_benchmark(torch.nn.Linear(4, 2), (8, 4), 12, 3, quiet=True)
+    assert (timing.iterations, timing.warmup, capsys.readouterr().out) == (12, 3, "")
+
+
+def test_a_model_is_measured_on_another_device_and_returns():
+    """The device of shapes alone stands in for a GPU: parameters, buffers and inputs move there."""
+    model = Seen()
+    before = dict(model.named_parameters()) | dict(model.named_buffers())
+    values = {name: (tensor, tensor.data_ptr()) for name, tensor in before.items()}
+    devices = []
+    model.register_forward_hook(lambda module, given, out: devices.append({given[0].device.type, out["logits"].device.type}))
+    quick_benchmark(model, (8, 4), 6, device="meta", quiet=True)
+    assert devices == [{"meta"}] * 11
+    after = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert {name: (tensor, tensor.data_ptr()) for name, tensor in after.items()} == values
+
+
+@pytest.mark.parametrize("needs_gpu", [pytest.param(True, marks=pytest.mark.needs("cuda"))])
+def test_a_model_on_the_cpu_is_measured_on_the_gpu(needs_gpu):
+    model = torch.nn.Linear(4, 2)
+    assert quick_benchmark(model, (8, 4), quiet=True).device == "cuda"
+    assert model.weight.device.type == "cpu"

@@ -193,11 +193,11 @@ def statistics(device: int) -> dict:
 @pytest.mark.parametrize(
     ("cuda", "memory"),
     [
-        (None, ["this process has not loaded torch"] * 3),
-        ({"is_initialized": lambda: False}, ["this process uses no GPU"] * 3),
+        (None, ["this process has not loaded torch"] * 4),
+        ({"is_initialized": lambda: False}, ["this process uses no GPU"] * 4),
         (
             {"is_initialized": lambda: True, "device_count": lambda: 2, "memory_stats_as_nested_dict": statistics},
-            [21, 200, 100],
+            [21, 200, 100, 120],
         ),
     ],
 )
@@ -210,7 +210,9 @@ def test_memory_is_summed_over_all_devices_of_a_process_that_uses_some(monkeypat
             patch.setitem(sys.modules, "torch", torch)
         found = device_memory()
         assert sys.modules.get("torch") is torch, "reading must not import it"
-    assert found == dict(zip(("allocated_bytes", "allocated_peak_bytes", "reserved_bytes"), memory, strict=True))
+    assert found == dict(
+        zip(("allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "reserved_peak_bytes"), memory, strict=True)
+    )
 
 
 def test_memory_is_read_at_the_end_of_a_step_once_per_sample(monkeypatch):
