@@ -1,0 +1,284 @@
+"""Code blocks of the documents that name a utility, ours or theirs, run as typed; a table says why the others do not."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import nemo_run as run
+import pynvml
+import pytest
+import torch
+
+from bridge_profiling import easy, plugins
+from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.nsys.options import check_extra_args, check_trace
+from bridge_profiling.ray_request import VARIABLES, RayRequest
+from bridge_profiling.run import Run
+from tests.monitor.conftest import driver  # noqa: F401 - a fixture
+from tests.snippets.blocks import FATES, blocks, source
+from tools.snippet_table import PAGE, page
+
+needs_cuda = pytest.mark.needs("cuda")
+
+
+def execute(name: str, **names: Any) -> dict[str, Any]:
+    """Run a block with these names defined; returns all names."""
+    space = {"torch": torch, **names}
+    exec(compile(source(name), name, "exec"), space)
+    return space
+
+
+class Loop:
+    """What the blocks leave to the reader: a model, data, an optimizer, a loss."""
+
+    def __init__(self, device: str = "cpu", *, pairs: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.LazyLinear(1)).to(device)
+        self.batch = torch.randn(4, 3, 8, 8, device=device)
+        self.model(self.batch)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.criterion = torch.nn.functional.mse_loss
+        labels = torch.zeros(4, 1, device=device)
+        self.dataloader = [(self.batch, labels) if pairs else self.batch] * 12
+
+    def names(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("model", "optimizer", "criterion", "dataloader")}
+
+
+def test_every_block_runs_or_has_a_reason_and_the_page_is_current() -> None:
+    assert blocks().keys() == FATES.keys()
+    tests = {name for name in globals() if name.startswith("test_")}
+    assert [name for name, fate in FATES.items() if fate.run and fate.run not in tests] == []
+    docs = PAGE.parents[1]
+    assert [name for name, fate in FATES.items() if not fate.run and not (fate.reason and (docs / fate.page).exists())] == []
+    used = {fate.run for fate in FATES.values()} - {""}
+    assert {each for each in tests if each != "test_every_block_runs_or_has_a_reason_and_the_page_is_current"} == used
+    assert PAGE.read_text(encoding="utf-8") == page(), "type python tools/snippet_table.py"
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (1, {"use_nsys_profiler": True, "profile_ranks": [0, 1]}),
+        (4, {"use_pytorch_profiler": True, "record_shapes": True}),
+        (6, {"record_memory_history": True, "memory_snapshot_path": "memory_trace.pickle"}),
+    ],
+)
+def test_configs(block: int, expected: dict[str, Any]) -> None:
+    cfg = SimpleNamespace()
+    execute(f"megatron-bridge {block}", cfg=cfg)
+    assert isinstance(cfg.profiling, ProfilingConfig)
+    cfg.profiling.finalize(train_iters=100, world_size=8)
+    found = vars(cfg.profiling)
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("block", [3, 5])
+def test_plugins(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe and the executor are the reader's. The experiment is not started: what it would be is checked."""
+    added: list[dict[str, Any]] = []
+    task = run.Script("train.py")
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "SlurmExecutor", lambda account: run.LocalExecutor())
+        patch.setattr(run.Experiment, "run", lambda self: None)
+        patch.setattr(run.Experiment, "add", lambda self, task, **options: added.append({"task": task, **options}))
+        patch.setattr("nemo_run.config.get_nemorun_home", lambda: str(tmp_path))
+        found = execute(f"megatron-bridge {block}", your_recipe_function=lambda: task)
+    (plugin,) = found["plugins"]
+    assert isinstance(plugin, (plugins.NsysPlugin, plugins.PyTorchProfilerPlugin))
+    if block == 3:
+        assert (added[0]["task"], added[0]["plugins"]) == (task, [plugin])
+    plugin.setup(task, run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"))
+    profiler = "use_nsys_profiler" if block == 3 else "use_pytorch_profiler"
+    assert f"profiling.{profiler}=true" in task.args
+    assert "profiling.profile_step_start=10" in task.args
+
+
+def test_ray_variables() -> None:
+    lines = [line for line in blocks()["nemo-rl-profiling 0"].splitlines() if line.startswith("NRL_")]
+    found = []
+    for line in lines:
+        variables = dict(word.split("=", 1) for word in shlex.split(line) if word.partition("=")[0] in VARIABLES)
+        request = RayRequest.from_environment(variables)
+        found.append((request.window.start, request.window.end, request.patterns))
+        assert request.selects("dtensor_policy_worker")
+    assert found == [(2, 3, ("*policy*",)), (1, 2, ("*policy*", "*vllm*")), (3, 5, ("dtensor_policy_worker",))]
+
+
+def test_traces_of_nsys() -> None:
+    """Their words and options are accepted by plugins and by `doctor`; what we write ourselves is refused with the reason."""
+    text = "\n".join(blocks()[name] for name, fate in FATES.items() if fate.run == "test_traces_of_nsys")
+    traced = re.findall(r"--trace=(\S+)", text)
+    assert len(traced) >= 5
+    for words in traced:
+        check_trace(words.split(","), name="profiling.nsys_trace")
+    check_extra_args([*re.findall(r"--(?:delay|duration|cuda-memory-usage)=\S+", text)], name="profiling.nsys_extra_args")
+
+
+def test_memory_profiler(capsys: pytest.CaptureFixture[str]) -> None:
+    theirs, ours = execute("nemo-rl-profiling 2")["MemoryProfiler"], easy.MemoryProfiler
+    public = {name for name in vars(theirs) if not name.startswith("_")}
+    assert public <= set(dir(ours))
+    kinds = []
+    for profiler in (theirs(), ours()):
+        kinds.append(set(vars(profiler)) | set(profiler.log_memory_stats(3, "after forward") or profiler.memory_stats[0]))
+        assert profiler.detect_memory_leaks() is False
+    assert kinds[0] == kinds[1]
+    assert all(line.startswith("Step 3") for line in capsys.readouterr().out.splitlines())
+
+
+def test_performance_counter() -> None:
+    space = execute("nemo-rl-profiling 6")
+    space["profiled_function"]()
+    for counter in (space["counter"], easy.PerformanceCounter()):
+        counter.start_counter("my_function")
+        counter.end_counter("my_function")
+        assert counter.get_counter_stats("my_function").keys() == {"total_time", "count", "avg_time"}
+        assert counter.get_counter_stats("other") is None
+
+
+def test_torch_profiler_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its trace is read as any other."""
+    monkeypatch.chdir(tmp_path)
+    loop, theirs = Loop(), execute("nemo-rl-profiling 3")["PyTorchProfiler"]()
+    theirs.optimizer, theirs.compute_loss = loop.optimizer, lambda outputs, batch: outputs.square().mean()
+    profile = theirs.profile_model(loop.model, loop.dataloader, num_steps=3)
+    profile.export_chrome_trace("trace.json")
+    with Run(tmp_path / "trace.json") as found:
+        names = {*found.operators()["name"].to_pylist(), *found.operators(category="annotation")["name"].to_pylist()}
+    assert {"model_forward", "backward_pass", "aten::conv2d"} <= names
+    capsys.readouterr()
+
+
+def test_named_parts_of_a_model(tmp_path: Path) -> None:
+    model = execute("profiling-tools 4")["MyModel"]()
+    model.encoder, model.attention, model.decoder = (torch.nn.Linear(4, 4) for _ in range(3))
+    with torch.profiler.profile() as profile:
+        model(torch.ones(2, 4))
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    with Run(tmp_path / "trace.json") as found:
+        names = found.operators(category="annotation")["name"].to_pylist()
+    assert {"encoder", "attention", "decoder"} <= set(names)
+
+
+def test_quick_benchmark() -> None:
+    """The guide defines a function; ours takes the same arguments in the same places."""
+    theirs = inspect.signature(execute("gpu-profiling-guide 2")["quick_benchmark"])
+    assert list(inspect.signature(easy.quick_benchmark).parameters)[: len(theirs.parameters)] == list(theirs.parameters)
+    loop = Loop()
+    avg_time, throughput = easy.quick_benchmark(loop.model, (4, 3, 8, 8), num_iterations=8, warmup=1)
+    assert throughput == pytest.approx(4e3 / avg_time)
+
+
+def test_quick_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The part between the quotes; a small model stands in for the ResNet."""
+    models = ModuleType("torchvision.models")
+    models.resnet50 = lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 1, 3), torch.nn.AdaptiveAvgPool2d(1))
+    package = ModuleType("torchvision")
+    package.models = models
+    monkeypatch.setitem(sys.modules, "torchvision", package)
+    monkeypatch.setitem(sys.modules, "torchvision.models", models)
+    (code,) = re.findall(r'python -c "\n(.*?)"', source("gpu-profiling-guide 36"), re.DOTALL)
+    exec(compile(code, "quick start", "exec"), {})
+    assert "samples/s" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("driver")
+def test_gpu_monitor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both read the same of a GPU, under the same names."""
+    gpu_driver = request.getfixturevalue("driver")
+    gpu_driver.add()
+    # Theirs asks for the memory without a version.
+    memory = pynvml.nvmlDeviceGetMemoryInfo
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda handle, *version: memory(handle))
+    theirs, ours = execute("gpu-profiling-guide 30")["GPUMonitor"](), easy.GPUMonitor()
+    public = {name for name in vars(type(theirs)) if not name.startswith("_")}
+    assert public <= set(dir(ours))
+    names = [list(inspect.signature(each.start_logging).parameters) for each in (theirs, ours)]
+    assert names[0] == names[1]
+    (read,), (expected,) = ours.get_metrics(), theirs.get_metrics()
+    assert read == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.integration
+def test_easy_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(8, 8)
+    # The block defines train_step(model, batch), and calls it without the model.
+    text = source("gpu-profiling-guide 35").replace("train_step(batch)\nprint", "train_step(model, batch)\nprint")
+    exec(compile(text, "easy_profiler", "exec"), {"model": model, "dataloader": [torch.ones(2, 8)] * 14})
+    said = capsys.readouterr().out
+    assert "machine" in said
+    assert list((tmp_path / "profiles" / "torch").rglob("*.pt.trace.json.gz"))
+
+
+def test_training_monitor() -> None:
+    """On the CPU the guide's figure of memory is 0."""
+    loop = Loop()
+    space = execute("nemo-rl-performance 9", **loop.names() | {"model": lambda batch: loop.model(batch).mean()})
+    summary = space["monitor"].get_summary()
+    assert (summary["iterations"], summary["metrics"]["throughput"] > 0) == (12, True)
+    assert isinstance(summary["loss"], float)
+    json.dumps(summary)
+
+
+def test_memory_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    execute("nemo-rl-performance 8")["profile_memory"]()
+    assert "Allocated:" in capsys.readouterr().out
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+
+@needs_cuda
+def test_training_with_markers() -> None:
+    loop = Loop("cuda", pairs=True)
+    theirs = execute("nemo-rl-profiling 1")["ProfiledTraining"]()
+    theirs.compute_loss, theirs.optimizer = (lambda outputs, batch: outputs.square().mean()), loop.optimizer
+    theirs.profile_training(loop.model, [batch for batch, _ in loop.dataloader], num_steps=2)
+    train_step = execute("gpu-profiling-guide 6", **loop.names())["train_step"]
+    assert loop.model[0].weight.grad is not None
+    train_step(tuple(each.cpu() for each in loop.dataloader[0]))
+
+
+@needs_cuda
+def test_annotated_step() -> None:
+    loop = Loop("cuda", pairs=True)
+    space = execute("profiling-tools 11", **loop.names(), complex_operation=lambda: loop.model(loop.batch))
+    assert space["training_step"](loop.model, *loop.dataloader[0]).item() >= 0
+
+
+@needs_cuda
+@pytest.mark.parametrize("block", ["profiling-tools 0", "profiling-tools 2", "profiling-tools 3", "nemo-rl-performance 7"])
+def test_plain_profiler_on_a_gpu(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trace that a block writes is read as any other."""
+    monkeypatch.chdir(tmp_path)
+    loop = Loop("cuda", pairs=True)
+    wide = torch.nn.Sequential(torch.nn.Unflatten(-1, (1, -1)), torch.nn.LazyConv1d(2, 3)) if block.endswith("s 3") else None
+    names = loop.names() | {"MyModel": lambda: wide or torch.nn.Conv2d(3, 4, 3), "inputs": loop.batch}
+    if block == "nemo-rl-performance 7":
+        names["record_function"] = torch.profiler.record_function
+    space = execute(block, **names)
+    assert "aten::" in capsys.readouterr().out or block == "profiling-tools 2"
+    if block == "profiling-tools 2":
+        with Run(tmp_path / "profiler_logs") as found:
+            assert found.kernels().num_rows
+    assert space["prof"].key_averages()
+
+
+@needs_cuda
+def test_memory_of_forward_passes() -> None:
+    loop = Loop("cuda")
+    names = loop.names() | {"targets": torch.zeros(4, 1, device="cuda")}
+    used = execute("nemo-rl-performance 18", **names)["benchmark_memory"]()
+    assert len(used) == 12
+    assert max(used) > 0
