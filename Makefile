@@ -69,10 +69,10 @@ test-integration: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "integration and not system and not gpu" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
-# One process more than `test`: these wait for Slurm, nsys and launchers much of their time. In their order, the longest first.
+# Two processes more than `test`: these wait for Slurm, nsys and launchers much of their time. In their order, the longest first.
 test-system: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest -p no:randomly -n 3 --dist loadfile --no-loadscope-reorder -m "system and not gpu" --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -p no:randomly -n 4 --dist loadfile --no-loadscope-reorder -m "system and not gpu" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
 # Environments of their own, with Python 3.11 and 3.12, in .cache/versions.
 VERSIONS ?=

@@ -5,6 +5,7 @@ The submit host checks options, a rank puts them on its command line (nsys/comma
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,16 @@ _LONG_NAMES = {
 }
 
 
+#: Words of `nsys profile --trace` on Linux, of releases from 2022 to 2025 (Nsight Systems User Guide, "CLI Profile Command
+#: Switch Options").
+TRACE_WORDS = (
+    *("cuda", "cuda-hw", "cuda-sw", "nvtx", "osrt", "cublas", "cublas-verbose", "cusparse", "cusparse-verbose", "cudnn"),
+    *("cusolver", "cusolver-verbose", "cudla", "cudla-verbose", "mpi", "ucx", "oshmem", "nccl", "gds", "gds-beta", "openacc"),
+    *("openmp", "python-gil", "syscall", "nvvideo", "opengl", "opengl-annotations", "vulkan", "vulkan-annotations"),
+    *("tegra-accelerators", "none"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class NsysRequest:
     """What one rank asks of the nsys that it starts.
@@ -94,6 +105,16 @@ def check_trace(trace: object, *, name: str = "nsys_trace") -> None:
         why="each entry is one name that `nsys profile --trace` knows",
         instead=f'Type {name}=["nvtx", "cuda"], or leave it out for the same',
     )
+    for word in names:
+        nearest = difflib.get_close_matches(word, TRACE_WORDS, n=1)
+        require(
+            word in TRACE_WORDS,
+            f"{name} holds {word!r}, which nsys cannot trace",
+            why="nsys would refuse to start, and the ranks would train without it",
+            instead=f"Type {nearest[0]!r}"
+            if nearest
+            else f"Type some of {', '.join(TRACE_WORDS)}; a newer nsys' own words go into nsys_extra_args as --trace=…",
+        )
 
 
 def check_extra_args(extra_args: object, *, name: str = "nsys_extra_args") -> None:

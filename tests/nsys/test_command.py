@@ -15,6 +15,7 @@ from bridge_profiling.errors import CaptureError, ProfilingConfigError
 from bridge_profiling.nsys import command as nsys_command
 from bridge_profiling.nsys import launch as nsys_launch
 from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE, NsysVersion, directives, find_nsys, prefix_command
+from bridge_profiling.nsys.options import TRACE_WORDS, check_trace
 
 ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait --capture-range"
 ALL += " --capture-range-end --nvtx-capture --delay --export"
@@ -144,7 +145,8 @@ def test_options_follow_the_settings_the_user_and_the_machine(version, settings,
 
 
 def test_options_that_cannot_work_are_refused_before_anything_starts():
-    for wrong in ({"nsys_trace": ["a b"]}, {"nsys_extra_args": ["--output=x"]}, {"nsys_extra_args": "--wait=all"}):
+    traces = [{"nsys_trace": ["a b"]}, {"nsys_trace": ["nvtx", "foo"]}]
+    for wrong in (*traces, {"nsys_extra_args": ["--output=x"]}, {"nsys_extra_args": "--wait=all"}):
         with pytest.raises(ProfilingConfigError, match=r"profiling\.nsys_"):
             ProfilingConfig(**wrong).finalize()
 
@@ -190,3 +192,11 @@ def test_the_prefix_fits_options_and_drops_the_empty_argument(gpu_metrics, sampl
     assert "this nsys does not know --cuda-event-trace: left out --cuda-event-trace=false" in done.stderr
     assert "nsys left no report under" in done.stderr
     assert list((tmp_path / "reports").iterdir()) == []
+
+
+def test_a_misspelled_api_is_refused_with_the_nearest_and_an_unknown_one_with_all():
+    check_trace(list(TRACE_WORDS))
+    with pytest.raises(ProfilingConfigError, match=r"holds 'cudn', which nsys cannot trace.*Type 'cudnn'"):
+        check_trace(["nvtx", "cudn"])
+    with pytest.raises(ProfilingConfigError, match=r"holds 'foo'.*Type some of cuda, .*go into nsys_extra_args as --trace="):
+        check_trace(["foo"])

@@ -265,8 +265,8 @@ def test_plain_profiler_on_a_gpu(
     loop = Loop("cuda", pairs=True)
     wide = torch.nn.Sequential(torch.nn.Unflatten(-1, (1, -1)), torch.nn.LazyConv1d(2, 3)) if block.endswith("s 3") else None
     names = loop.names() | {"MyModel": lambda: wide or torch.nn.Conv2d(3, 4, 3), "inputs": loop.batch}
-    if block == "nemo-rl-performance 7":
-        names["record_function"] = torch.profiler.record_function
+    # Names that the document has imported in an earlier block.
+    names |= {name: getattr(torch.profiler, name) for name in ("record_function", "ProfilerActivity")}
     space = execute(block, **names)
     assert "aten::" in capsys.readouterr().out or block == "profiling-tools 2"
     if block == "profiling-tools 2":
