@@ -270,6 +270,7 @@ def test_plain_profiler_on_a_gpu(
     space = execute(block, **names)
     assert "aten::" in capsys.readouterr().out or block == "profiling-tools 2"
     if block == "profiling-tools 2":
+        pytest.importorskip("duckdb", reason="the analysis is not installed where trainings run")
         with Run(tmp_path / "profiler_logs") as found:
             assert found.kernels().num_rows
     assert space["prof"].key_averages()
