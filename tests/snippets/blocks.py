@@ -76,7 +76,7 @@ def _fates() -> dict[str, Fate]:
             2: "test_memory_profiler",
             3: "test_torch_profiler_class",
             **dict.fromkeys((4, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17), ("events", "how-to/analyze.md")),
-            5: ("needs GPUtil, which is no longer maintained; `Monitor` reads the same", "how-to/monitor.md"),
+            5: ("needs GPUtil, which nobody maintains; `Monitor` reads the same", "how-to/monitor.md"),
             6: "test_performance_counter",
             16: ("needs SciPy for an interval that `compare` computes", "how-to/compare-runs.md"),
             18: ("compares dictionaries; `compare` compares captures", "how-to/compare-runs.md"),
