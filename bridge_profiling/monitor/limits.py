@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bridge_profiling.monitor.alerts import Alert
 from bridge_profiling.monitor.metrics import Readings, Sample
 
-#: With less memory in use, no training runs on a GPU, and its being idle is no news.
+#: With less memory in use no training runs on a GPU, and it may be idle.
 _UNUSED_BYTES = 1 << 30
 
 #: A training stalls if no iteration ends for this many times the median one.
