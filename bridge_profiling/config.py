@@ -6,8 +6,10 @@ nemo_run: the submit host and the ranks share these classes.
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +25,12 @@ DEFAULT_OUTPUT_DIR = "profiles"
 
 #: Every window is a trace, so a larger number is a mistake.
 MAX_WINDOWS = 1000
+
+#: Settings of the torch profiler that record more about operators.
+_OF_OPERATORS = (
+    *("record_shapes", "pytorch_profiler_collect_shapes", "pytorch_profiler_collect_callstack"),
+    *("pytorch_profiler_profile_memory", "pytorch_profiler_collect_chakra"),
+)
 
 #: Megatron Bridge's default for `memory_snapshot_path`; with it, snapshots go into our own folder layout.
 DEFAULT_MEMORY_SNAPSHOT_PATH = "snapshot.pickle"
@@ -73,6 +81,12 @@ class ProfilingConfig:
 
     pytorch_profiler_profile_memory: bool = False
     """Record allocations and frees as events in the torch profiler's trace."""
+
+    pytorch_profiler_device_only: bool = False
+    """Record the device, CUDA calls and phases, but no operators: a fraction of the torch profiler's overhead."""
+
+    pytorch_profiler_warmup: int = 1
+    """Iterations before the window in which the torch profiler already runs and discards its records."""
 
     nsys_trace: list[str] | None = None
     """APIs that nsys traces where a rank starts nsys itself; null means nvtx and cuda."""
@@ -139,6 +153,11 @@ class ProfilingConfig:
         """Whether the torch profiler records shapes."""
         return self.record_shapes or self.pytorch_profiler_collect_shapes
 
+    @property
+    def warm_up(self) -> int:
+        """Iterations before the window in which profilers prepare."""
+        return self.pytorch_profiler_warmup if self.use_pytorch_profiler else 1
+
     def finalize(self, *, train_iters: int | None = None, world_size: int | None = None) -> None:
         """Check the settings and normalize `profile_ranks` to a list of int or a word.
 
@@ -147,9 +166,9 @@ class ProfilingConfig:
             world_size: number of ranks, if known; listed ranks must be below it.
 
         Raises:
-            ProfilingConfigError: both profilers, a negative step, an empty window, a window past the end of training,
-                ranks outside the world, an empty or malformed list of ranks. Bounds that depend on the run are checked
-                only when a profiler is on, so a short run without profiling may keep the default window.
+            ProfilingConfigError: both profilers, settings that exclude each other, a negative step, an empty window, a window
+                past the end of training, ranks outside the world, an empty or malformed list of ranks. Bounds that depend on
+                the run are checked only when a profiler is on, so a short run without profiling may keep the default window.
         """
         check_exclusive(use_nsys_profiler=self.use_nsys_profiler, use_pytorch_profiler=self.use_pytorch_profiler)
         check_window(self.profile_step_start, self.profile_step_end)
@@ -157,6 +176,14 @@ class ProfilingConfig:
         if self.nsys_trace is not None:
             check_trace(self.nsys_trace, name="profiling.nsys_trace")
         check_extra_args(self.nsys_extra_args, name="profiling.nsys_extra_args")
+        if self.pytorch_profiler_device_only:
+            for name in _OF_OPERATORS:
+                require(
+                    not getattr(self, name),
+                    f"profiling.pytorch_profiler_device_only and profiling.{name} are both on",
+                    why="without operators there is nothing to record it for",
+                    instead="Leave one of them out",
+                )
         self._check_numbers()
         require(
             self.slow_iteration_factor is None or self.on_demand is not False,
@@ -176,6 +203,7 @@ class ProfilingConfig:
         slow = "an iteration is slow when it takes longer than the recent median by this factor"
         for name, whole, bound, highest, why, example in (
             ("profile_every", True, length, None, overlap, max(100, 10 * length)),
+            ("pytorch_profiler_warmup", True, 1, 1000, "the profiler starts slowly, and must not start inside the window", 3),
             ("profile_at_most", True, 1, MAX_WINDOWS, limit, 10),
             ("nsys_captures", True, 1, MAX_WINDOWS, limit, 1),
             ("slow_iteration_captures", True, 1, None, "leave profiling.slow_iteration_factor out to capture none", 1),
@@ -249,15 +277,30 @@ def check_window(start: int, end: int, *, name: str = "profiling.profile_step") 
 
 
 def check_window_fits(
-    end: int, train_iters: int | None, *, name: str = "profiling.profile_step_end", limit: str = "train.train_iters"
+    end: int,
+    train_iters: int | None,
+    *,
+    name: str = "profiling.profile_step_end",
+    limit: str = "train.train_iters",
+    steps: str | None = None,
 ) -> None:
-    """Raise ProfilingConfigError if the window ends after the last of `train_iters` iterations; None means unknown."""
+    """Raise ProfilingConfigError if the window ends after the last of `train_iters` iterations; None means unknown.
+
+    Args:
+        end: first iteration after the window.
+        train_iters: number of iterations.
+        name: the setting of `end`.
+        limit: the setting of `train_iters`.
+        steps: the window as typed after --steps, if it was.
+    """
     if train_iters is not None:
+        start, typed = max(train_iters - 2, 0), f"--steps {steps}" if steps else f"{name}={end}"
         require(
             end <= train_iters,
-            f"{name}={end} exceeds {limit}={train_iters}",
+            f"{typed} exceeds {limit}={train_iters}",
             why=f"the last iteration is {train_iters - 1}, so the window would be cut short",
-            instead=f"Set {name} to at most {train_iters}, or raise {limit}",
+            instead=f"{f'Type for example --steps {start}:{train_iters}' if steps else f'Set {name} to at most {train_iters}'},"
+            f" or raise {limit}",
         )
 
 
@@ -269,35 +312,41 @@ def check_ranks_exist(ranks: list[int] | str, world_size: int | None, *, name: s
             not outside,
             f"{name} names {', '.join(map(str, outside))}, but the job has {world_size} ranks",
             why=f"ranks run from 0 to {world_size - 1}",
-            instead=f"List ranks of this job, or type {name}=all",
+            instead=f"List ranks of this job, or type {name}{' ' if name.startswith('--') else '='}all",
         )
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """Parse `10:12` as (10, 12)."""
-    try:
-        first, last = map(int, text.split(":"))
-    except ValueError:
+    """Parse the value of --steps: `10:12` is (10, 12).
+
+    Raises:
+        ProfilingConfigError: it is not a window, or an empty one.
+    """
+    found = re.fullmatch(r"(\d+):(\d+)", text.replace(" ", ""))
+    why = "a window is its first iteration and the first one after it"
+    if found is None:
         raise ProfilingConfigError(
-            f"--steps {text} is not a window",
-            why="a window is its first iteration and the first one after it",
-            instead="Type --steps 10:12 to capture iterations 10 and 11",
-        ) from None
-    return first, last
+            f"--steps {text} is not a window", why=why, instead="Type --steps 10:12 to capture iterations 10 and 11"
+        )
+    start, end = int(found[1]), int(found[2])
+    swapped = f"--steps {end}:{start}" if start > end else f"--steps {start}:{start + 1} to capture iteration {start} alone"
+    require(start < end, f"--steps {text}: the window is empty", why=why, instead=f"Type {swapped}")
+    return start, end
 
 
 def parse_ranks(text: str, words: tuple[str, ...] = RANK_WORDS) -> list[int] | str:
-    """Parse `0,1` as [0, 1]; one of `words` is returned unchanged."""
+    """Parse the value of --ranks: `0,1` is [0, 1]; one of `words` is returned unchanged."""
     if text in words:
         return text
     try:
-        return [int(rank) for rank in text.strip("[]").split(",")]
+        ranks = [int(rank) for rank in text.strip("[]").split(",")]
     except ValueError:
         raise ProfilingConfigError(
             f"--ranks {text} is not a list of ranks",
             why=f"the value is {' or '.join(words)}, or integers separated by commas",
-            instead="Type --ranks 0,1 or --ranks all",
+            instead=f"Type --ranks 0,1 or --ranks {next(iter(difflib.get_close_matches(text, words, n=1)), words[0])}",
         ) from None
+    return normalize_ranks(ranks, name="--ranks")
 
 
 def _is_integer(value: object) -> bool:

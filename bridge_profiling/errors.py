@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from functools import partial
 
 
@@ -36,6 +38,19 @@ def require(condition: object, what: str, *, why: str = "", instead: str = "") -
     """Raise `ProfilingConfigError(what, why=why, instead=instead)` unless `condition` is true."""
     if not condition:
         raise ProfilingConfigError(what, why=why, instead=instead)
+
+
+def did_you_mean(word: str, known: Iterable[str], *, before: str = "") -> str:
+    """What to type instead of a word that is not in a closed list: the most similar one, or any of them.
+
+    Args:
+        word: as typed.
+        known: the list.
+        before: typed before the word, such as `--profiler `.
+    """
+    known = list(known)
+    nearest = difflib.get_close_matches(word, known, n=1)
+    return f"Type {before}{nearest[0]}" if nearest else f"Type one of {', '.join(known)}"
 
 
 def one_line(error: BaseException) -> str:

@@ -101,7 +101,9 @@ class ParallelLayout:
 
 def normalize_ranks(ranks: object, *, name: str = "profiling.profile_ranks") -> list[int] | str:
     """Normalize `profile_ranks` (a list of integers, an integer, `all` or `pp`) to a list of distinct ranks, or a word."""
-    either = f"Type {name}=[0] for rank 0, {name}=all for every rank, or {name}=pp for one rank per pipeline stage"
+    one, separator = ("0", " ") if name.startswith("--") else ("[0]", "=")
+    typed = name + separator
+    either = f"Type {typed}{one} for rank 0, {typed}all for every rank, or {typed}pp for one rank per pipeline stage"
     if isinstance(ranks, str):
         require(ranks in RANK_WORDS, f"{name}={ranks!r} is not known", why="the words are 'all' and 'pp'", instead=either)
         return ranks

@@ -145,6 +145,7 @@ class Manifest:
 
     Attributes:
         reason: why the status is not `complete`.
+        final: the rank has written all that it will write; False while it runs, or where it was killed.
         other_windows: [start, end] of the process's other windows; their iterations paid for a profiler, too.
         interrupted: iterations that an exception ended inside the window.
         local_rank: None where the launcher does not say.
@@ -158,6 +159,7 @@ class Manifest:
     schema_version: int = SCHEMA_VERSION
     status: Status
     reason: str | None = None
+    final: bool = True
     window: Window | None = None
     trigger: Trigger | None = None
     other_windows: list[list[int]] = field(default_factory=list)

@@ -101,13 +101,22 @@ def apply_overrides(config: object, overrides: Iterable[str]) -> None:
     _apply(config, [(override.key, _parse(override.key, override.text)) for override in checked])
 
 
-def apply_yaml(config: object, path: str | Path) -> None:
+def apply_yaml(config: object, path: str | Path, *, section: str | None = None) -> None:
     """Apply the settings of a YAML file in place, as `apply_overrides` does.
 
+    Args:
+        config: as of `apply_overrides`.
+        path: the file.
+        section: apply this section alone.
+
     Raises:
-        ProfilingConfigError: the file cannot be read (see `load_yaml`), or a setting in it is wrong.
+        ProfilingConfigError: the file cannot be read (see `load_yaml`) or lacks the section, or a setting in it is wrong.
     """
     settings = load_yaml(path)
+    if section is not None:
+        example = f"Write `{section}:` and, indented below it, a field and its value"
+        require(section in settings, f"{path} has no section {section}", instead=example)
+        settings = {section: settings[section]}
     try:
         _apply(config, [(key, Given(value)) for key, value in settings.items()])
     except ProfilingConfigError as error:

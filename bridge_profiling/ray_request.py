@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 
 from bridge_profiling.config import Window
-from bridge_profiling.errors import require
+from bridge_profiling.errors import did_you_mean, require
 
 #: Steps to capture, `start:stop`: half-open, counted from 1 as in NeMo RL.
 STEP_RANGE_VARIABLE = "NRL_NSYS_PROFILE_STEP_RANGE"
@@ -63,7 +63,7 @@ class RayRequest:
             chosen in PROFILERS,
             f"{PROFILER_VARIABLE}={profiler!r} is not known",
             why=f"the profilers of workers are {' or '.join(PROFILERS)}",
-            instead=f"Type {PROFILER_VARIABLE}={PROFILERS[0]}, or leave it out for the same",
+            instead=did_you_mean(chosen, PROFILERS, before=f"{PROFILER_VARIABLE}="),
         )
         return cls(window, listed, chosen, check_options(options, name=name))
 

@@ -23,9 +23,11 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from bridge_profiling import plugins
-from bridge_profiling.config import parse_ranks, parse_steps
-from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.cli.common import closed, exit_code, with_options
+from bridge_profiling.config import check_ranks_exist, check_window_fits, parse_ranks, parse_steps
+from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import find_captures
+from bridge_profiling.recording import to_overrides
 from bridge_profiling.report.terminal import print_captures
 from launch import request
 from launch.request import ExecutorName, ProfilerName, TaskKind
@@ -36,11 +38,11 @@ app = typer.Typer(
 
 
 @app.command()
+@with_options
 def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings of the config, as section.field=value.")] = None,
     recipe: Annotated[str, typer.Option(help="What to train.")] = "gpt_tiny",
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings, applied before the overrides.")] = None,
-    executor: Annotated[ExecutorName, typer.Option(help="Where to run.")] = ExecutorName.local_torchrun,
+    executor: Annotated[ExecutorName, typer.Option(**closed(ExecutorName), help="Where to run.")] = ExecutorName.local_torchrun,
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 2,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes (Slurm).")] = 1,
     account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
@@ -54,62 +56,63 @@ def main(
     user: Annotated[str | None, typer.Option(help="Name to log in there.")] = None,
     job_dir: Annotated[str | None, typer.Option(help="Directory there for the job's files.")] = None,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE in the job's environment; may be repeated.")] = None,
-    profiler: Annotated[ProfilerName, typer.Option(help="What to profile with.")] = ProfilerName.torch,
+    profiler: Annotated[ProfilerName, typer.Option(**closed(ProfilerName), help="What to profile with.")] = ProfilerName.torch,
     steps: Annotated[str, typer.Option(help="Window: first iteration, and first one after it.")] = "10:12",
     ranks: Annotated[str, typer.Option(help="Ranks to profile: 0,1 or all or pp (one per pipeline stage).")] = "0",
-    record_shapes: Annotated[bool, typer.Option("--record-shapes", help="Record tensor shapes.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Record CUDA's memory history (with --profiler torch).")] = False,
     sqlite: Annotated[bool, typer.Option("--export-sqlite", help="Also export nsys' report as SQLite.")] = False,
     gpu_metrics: Annotated[bool, typer.Option("--gpu-metrics", help="Sample GPU metrics (with --profiler nsys).")] = False,
     nsys_arg: Annotated[list[str] | None, typer.Option(help="Option of `nsys profile`; may be repeated.")] = None,
     fault_tolerance: Annotated[bool, typer.Option("--fault-tolerance", help="Run under the fault-tolerance launcher.")] = False,
     preempt_time: Annotated[int | None, typer.Option(help="Stop cleanly this many seconds before Slurm's time limit.")] = None,
-    task: Annotated[TaskKind, typer.Option(help="Submit a run.Script or a run.Partial.")] = TaskKind.script,
+    task: Annotated[TaskKind, typer.Option(**closed(TaskKind), help="Submit a run.Script or a run.Partial.")] = TaskKind.script,
     report: Annotated[bool, typer.Option("--report", help="Analyse the captures in a job after the training.")] = False,
     name: Annotated[str, typer.Option(help="Name of the experiment.")] = "profile",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
+    **recording: Any,
 ) -> None:
     """Train RECIPE under a profiler and show what was captured."""
     if not sys.stdout.isatty():
         # Without a terminal, NeMo-Run would break paths and commands at 80 columns.
         os.environ.setdefault("COLUMNS", "200")
-    try:
-        request.check_options(profiler, memory=memory, nsys_only=sqlite or gpu_metrics or bool(nsys_arg), report=report)
-        start, end = parse_steps(steps)
-        window = {
-            "profile_step_start": start,
-            "profile_step_end": end,
-            "profile_ranks": parse_ranks(ranks),
-            "record_shapes": record_shapes,
-        }
-        # Imported late, with NeMo-Run: --help and wrong options are answered at once.
-        from launch.submission import make_executor, make_task, submit
+    config, settings = recording.pop("config_file"), recording.pop("settings")
+    is_torch = profiler is ProfilerName.torch
+    request.check_options(profiler, recording=recording, nsys_only=sqlite or gpu_metrics or bool(nsys_arg), report=report)
+    start, end = parse_steps(steps)
+    # The plugins have arguments for these two; the rest are settings of the task.
+    record_shapes = recording.pop("record_shapes")
+    memory = is_torch and recording.pop("memory")
+    overrides = [*(overrides or []), *to_overrides(recording, settings)]
+    window = {
+        "profile_step_start": start,
+        "profile_step_end": end,
+        "profile_ranks": parse_ranks(ranks),
+        "record_shapes": record_shapes,
+    }
+    # Imported late, with NeMo-Run: --help and wrong options are answered at once.
+    from launch.submission import make_executor, make_task, submit
 
-        chosen: list[Any] = []
-        if profiler is ProfilerName.torch:
-            chosen.append(plugins.PyTorchProfilerPlugin(**window, record_memory_history=memory))
-        if profiler is ProfilerName.nsys:
-            options = {"nsys_extra_args": nsys_arg, "export_sqlite": sqlite, "nsys_gpu_metrics": gpu_metrics}
-            chosen.append(plugins.NsysPlugin(**window, **options))
-        if fault_tolerance:
-            chosen.append(plugins.FaultTolerancePlugin())
-        if preempt_time is not None:
-            chosen.append(plugins.PreemptionPlugin(preempt_time=preempt_time))
-        _check_config(recipe, config, overrides or [], profiler, window, nodes * nproc_per_node)
-        slurm = {
-            "account": account, "partition": partition, "time": time, "gpus_per_node": gpus_per_node, "venv": venv,
-            "container_image": container_image, "mounts": mount or [], "host": host, "user": user, "job_dir": job_dir,
-        }  # fmt: skip
-        where = make_executor(executor, nproc_per_node, nodes, request.parse_env(env), slurm)
-        packaged = executor is ExecutorName.slurm
-        if not packaged and not dry_run:
-            nsys = profiler is ProfilerName.nsys and not fault_tolerance
-            request.check_installed(nsys=nsys, ft_launcher=fault_tolerance, report=report)
-        submitted = make_task(task, recipe, config, overrides or [], packaged=packaged)
-        finished = submit(name, submitted, where, chosen, dry_run=dry_run, report=report)
-    except ProfilingConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+    chosen: list[Any] = []
+    if is_torch:
+        chosen.append(plugins.PyTorchProfilerPlugin(**window, record_memory_history=memory))
+    if profiler is ProfilerName.nsys:
+        options = {"nsys_extra_args": nsys_arg, "export_sqlite": sqlite, "nsys_gpu_metrics": gpu_metrics}
+        chosen.append(plugins.NsysPlugin(**window, **options))
+    if fault_tolerance:
+        chosen.append(plugins.FaultTolerancePlugin())
+    if preempt_time is not None:
+        chosen.append(plugins.PreemptionPlugin(preempt_time=preempt_time))
+    _check_config(recipe, config, overrides, profiler, window, nodes * nproc_per_node)
+    slurm = {
+        "account": account, "partition": partition, "time": time, "gpus_per_node": gpus_per_node, "venv": venv,
+        "container_image": container_image, "mounts": mount or [], "host": host, "user": user, "job_dir": job_dir,
+    }  # fmt: skip
+    where = make_executor(executor, nproc_per_node, nodes, request.parse_env(env), slurm)
+    packaged = executor is ExecutorName.slurm
+    if not packaged and not dry_run:
+        nsys = profiler is ProfilerName.nsys and not fault_tolerance
+        request.check_installed(nsys=nsys, ft_launcher=fault_tolerance, report=report)
+    submitted = make_task(task, recipe, config, overrides, packaged=packaged)
+    finished = submit(name, submitted, where, chosen, dry_run=dry_run, report=report)
     if dry_run:
         return
     if profiler is not ProfilerName.none and finished.captures is not None:
@@ -142,8 +145,12 @@ def _check_config(
             setattr(profiling, name, value)
         profiling.use_pytorch_profiler |= profiler is ProfilerName.torch
         profiling.use_nsys_profiler |= profiler is ProfilerName.nsys
+        # First, by the names of the options.
+        steps = f"{window['profile_step_start']}:{window['profile_step_end']}"
+        check_window_fits(window["profile_step_end"], config.train.train_iters, steps=steps)
+        check_ranks_exist(window["profile_ranks"], world_size, name="--ranks")
     finalize(config, world_size)
 
 
 if __name__ == "__main__":
-    app()
+    sys.exit(exit_code(app))

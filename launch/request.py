@@ -6,10 +6,12 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
 from bridge_profiling.errors import install_command, require
+from bridge_profiling.recording import check_flags, option
 
 #: Modules of the extra `analysis`, which make a report.
 _ANALYSIS = ("duckdb", "jinja2", "msgspec", "numpy", "plotly", "pyarrow")
@@ -38,12 +40,12 @@ class TaskKind(StrEnum):
     partial = "partial"
 
 
-def check_options(profiler: ProfilerName, *, memory: bool, nsys_only: bool, report: bool = False) -> None:
+def check_options(profiler: ProfilerName, *, recording: Mapping[str, object], nsys_only: bool, report: bool = False) -> None:
     """Refuse options that do not apply to the chosen profiler.
 
     Args:
         profiler: the chosen one.
-        memory: whether the memory history is requested.
+        recording: the options of what to record, as of `recording.check_flags`.
         nsys_only: whether an option of nsys is given.
         report: whether a report of the captures is requested.
 
@@ -56,12 +58,14 @@ def check_options(profiler: ProfilerName, *, memory: bool, nsys_only: bool, repo
         why="a report is about captures",
         instead="Type --profiler torch or --profiler nsys",
     )
+    given = [option(name) for name, value in recording.items() if value]
     require(
-        not memory or profiler is ProfilerName.torch,
-        f"--memory does not go with --profiler {profiler.value}",
-        why="PyTorchProfilerPlugin records the memory history",
-        instead="Type --profiler torch --memory, or profiling.record_memory_history=true among the overrides",
+        not given or profiler is not ProfilerName.none,
+        f"{' and '.join(given)} does not go with --profiler none",
+        why="without a profiler nothing is recorded",
+        instead="Type --profiler torch or --profiler nsys",
     )
+    check_flags(recording, [profiler.value])
     require(
         not nsys_only or profiler is ProfilerName.nsys,
         f"--export-sqlite, --gpu-metrics and --nsys-arg do not go with --profiler {profiler.value}",

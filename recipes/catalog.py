@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from operator import attrgetter
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, did_you_mean
 from bridge_profiling.overrides import format_override
 from recipes import models
 from recipes.config import ConfigContainer
@@ -31,11 +30,8 @@ def get_recipe(name: str) -> Callable[[], ConfigContainer]:
     """
     if name in RECIPES:
         return RECIPES[name]
-    nearest = difflib.get_close_matches(name, RECIPES, n=1)
     raise ProfilingConfigError(
-        f"unknown recipe {name!r}",
-        why=f"the recipes are {', '.join(RECIPES)}",
-        instead=f"Type {nearest[0] if nearest else next(iter(RECIPES))}",
+        f"unknown recipe {name!r}", why=f"the recipes are {', '.join(RECIPES)}", instead=did_you_mean(name, RECIPES)
     )
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Generic, Protocol, TypeVar
 
-from bridge_profiling.errors import ProfilingConfigError, install_command
+from bridge_profiling.errors import ProfilingConfigError, did_you_mean, install_command
 
 #: Time limit for a connection to a Ray cluster. Ray itself would try for minutes.
 _CONNECT_S = 10
@@ -178,7 +178,7 @@ def engine_named(name: str, workers: int | None, ray_address: str | None) -> Eng
         raise ProfilingConfigError("--ray-address needs the ray engine", instead="Type --engine ray")
     if name == "process":
         return ProcessEngine(workers)
-    raise ProfilingConfigError(f"engine {name!r} is unknown", instead="Type process or ray")
+    raise ProfilingConfigError(f"engine {name!r} is unknown", instead=did_you_mean(name, ("process", "ray")))
 
 
 def call(function: Callable[[T], R], task: T) -> tuple[R | None, str | None]:

@@ -129,6 +129,7 @@ class CaptureRecord:
     captured: list[int] = field(default_factory=list)
     interrupted: list[int] = field(default_factory=list)
     reason: str | None = None
+    final: bool = False
     durations: list[tuple[int, int]] = field(default_factory=list)
 
     def build(self) -> manifest.Manifest:
@@ -160,6 +161,7 @@ class CaptureRecord:
         return manifest.Manifest(
             status=status,
             reason=self.reason or next((record.reason for record in records if record.reason), None),
+            final=self.final,
             window=window,
             trigger=self.plan.trigger,
             other_windows=[[one.start, one.end] for one in rank.windows() if one != window],

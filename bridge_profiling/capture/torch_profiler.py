@@ -9,10 +9,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -36,6 +37,12 @@ _OVERTAKEN = "another profiler was started in this process, and torch allows one
 #: Events that the memory history keeps, as in the examples of torch's own viewer: a run of any length stays bounded.
 _MAX_ENTRIES = 100_000
 
+#: A range of a trace: name, thread, start and end in ns since 1970.
+_TimedRange = tuple[str, int, int, int]
+
+#: Where the times of Kineto's events begin, in ns since 1970: in a line before the events.
+_BASE_TIME = re.compile(rb'"baseTimeNanoseconds": (\d+)')
+
 #: CUDA calls to make, 10 ms apart, before a process may exit with a pending CUPTI teardown.
 _TEARDOWN_CALLS = 20
 
@@ -50,6 +57,8 @@ class TorchProfiler(Profiler):
     _observer: Any = None
     _profile: Any = None
     _unwatch: Callable[[], None] = staticmethod(lambda: None)
+    #: Ranges of a trace without operators, for which Kineto records no annotations: name, thread, start and end in Unix ns.
+    _timed: list[_TimedRange]
     #: Our ranges that may be open, the outermost first. The loop has left those that are garbage-collected.
     _ranges: WeakKeyDictionary[Any, None]
 
@@ -59,9 +68,13 @@ class TorchProfiler(Profiler):
 
         if torch.autograd._profiler_enabled():
             raise CaptureError("another profiler is already recording in this process, and torch allows one at a time")
-        activities = [torch.profiler.ProfilerActivity.CPU]
+        device_only = self.config.pytorch_profiler_device_only
+        activities = [] if device_only else [torch.profiler.ProfilerActivity.CPU]
         # A process that has not used its GPU by now trains on the CPU.
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        has_device = torch.cuda.is_available() and torch.cuda.is_initialized()
+        if device_only and not has_device:
+            raise CaptureError("pytorch_profiler_device_only records a CUDA device, and this process uses none")
+        if has_device:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
             # With CUPTI left attached, the rest of the run is 15-22% slower on an H200. A user's own setting wins, and torch
             # itself switches this off where CUDA graphs do not support it.
@@ -83,7 +96,7 @@ class TorchProfiler(Profiler):
             execution_trace_observer=self._observer,
         )
         self._profile.prepare_trace()
-        self._phase, self._ranges = "armed", WeakKeyDictionary()
+        self._phase, self._ranges, self._timed = "armed", WeakKeyDictionary(), []
         self._watch_others()
 
     def _watch_others(self) -> None:
@@ -141,6 +154,8 @@ class TorchProfiler(Profiler):
 
         if self._phase != "recording":
             return None
+        if self.config.pytorch_profiler_device_only:
+            return _timed(name, self._timed)
         annotation = record_function(name)
         self._ranges[annotation] = None
         return annotation
@@ -192,7 +207,7 @@ class TorchProfiler(Profiler):
 
         def compress() -> None:
             try:
-                write_atomically(target, lambda temporary: _compress(raw, temporary, interrupted, target.name))
+                write_atomically(target, lambda temporary: _compress(raw, temporary, interrupted, target.name, self._timed))
                 self.artifacts.insert(0, target)
             finally:
                 self.unpacked = None
@@ -251,16 +266,44 @@ def _remove(raw: Path) -> None:
             path.unlink()
 
 
-def _compress(raw: Path, target: Path, interrupted: list[int], name: str) -> None:
-    """Gzip `raw` into `target`, with `name` as the trace's own name and interrupted iterations renamed."""
+@contextmanager
+def _timed(name: str, ranges: list[_TimedRange]) -> Iterator[None]:
+    """Add the block's times to `ranges`."""
+    started = time.time_ns()
+    try:
+        yield
+    finally:
+        ranges.append((name, threading.get_native_id(), started, time.time_ns()))
+
+
+def _annotations(ranges: Iterable[_TimedRange], base_ns: int, interrupted: list[int]) -> Iterator[bytes]:
+    """The ranges as events of a trace whose times begin at `base_ns`."""
+    for name, thread, started, ended in ranges:
+        if name in (f"ProfilerStep#{iteration}" for iteration in interrupted):
+            name = f"interrupted {name}"
+        event = {"ph": "X", "cat": "user_annotation", "name": name, "pid": os.getpid(), "tid": thread}
+        event |= {"ts": (started - base_ns) / 1000, "dur": (ended - started) / 1000, "args": {}}
+        yield json.dumps(event).encode() + b",\n"
+
+
+def _compress(raw: Path, target: Path, interrupted: list[int], name: str, ranges: Sequence[_TimedRange] = ()) -> None:
+    """Gzip `raw` into `target`, with `name` as the trace's own name, interrupted iterations renamed and `ranges` added."""
     renamed = {
         f'"ProfilerStep#{iteration}"'.encode(): f'"interrupted ProfilerStep#{iteration}"'.encode() for iteration in interrupted
     }
     renamed[raw.name.encode()] = name.encode()
     with raw.open("rb") as source, gzip.open(target, "wb", compresslevel=_GZIP_LEVEL) as packed:
+        base_ns = 0
+        while ranges and (line := source.readline()):
+            packed.write(line)
+            if found := _BASE_TIME.search(line):
+                base_ns = int(found[1])
+            if line.lstrip().startswith(b'"traceEvents"'):
+                packed.writelines(_annotations(ranges, base_ns, interrupted))
+                break
         if not interrupted:
             # Everything but the end in large pieces, which are read and compressed without the interpreter's lock.
-            left = max(raw.stat().st_size - _TAIL_BYTES, 0)
+            left = max(raw.stat().st_size - _TAIL_BYTES - source.tell(), 0)
             while left and (piece := source.read(min(left, _PIECE_BYTES))):
                 packed.write(piece)
                 left -= len(piece)

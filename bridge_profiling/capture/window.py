@@ -57,9 +57,9 @@ class CaptureWindow:
 
     @property
     def edge(self) -> int:
-        """The first iteration that needs more than timing: the one before the window, when a profiler warms up in it."""
+        """The first iteration that needs more than timing: one before the window, when a profiler warms up in it."""
         if self.state == "waiting" and any(profiler.needs_warm_up for profiler in self.active):
-            return max(self.window.start - 1, 0)
+            return max(self.window.start - self.plan.config.warm_up, 0)
         return self.window.start
 
     def is_due(self, iteration: int) -> bool:
@@ -158,8 +158,8 @@ class CaptureWindow:
                 write()
         for profiler in self.active:
             profiler.finish(status, reason)
+        self._finished = self.record.final = True
         self._write_manifest(None)
-        self._finished = True
         for profiler in self.profilers:
             profiler.log_outcome(self.record.captured)
 
@@ -181,7 +181,7 @@ class CaptureWindow:
         """Mark everything failed after an error in profiling itself, unless it is written or being written."""
         if self._finished or self._writer is not None:
             return
-        self.state, self._finished = "closed", True
+        self.state, self._finished, self.record.final = "closed", True, True
         for profiler in self.profilers:
             profiler.fail(reason)
         self._close_profilers()
@@ -223,7 +223,7 @@ class WindowSchedule:
         #: Windows that are not closed: the one at work first, then by their iterations.
         self._live: list[CaptureWindow] = []
         self._closed: list[CaptureWindow] = []
-        #: Windows of the config that are built in the iteration before they start.
+        #: Windows of the config that are built when their profilers have to prepare.
         self._plans: deque[WindowPlan] = deque()
         #: Windows that another thread adds; the training's next iteration takes them up.
         self.posted: deque[CaptureWindow] = deque()
@@ -257,7 +257,7 @@ class WindowSchedule:
 
     def is_disturbed(self, iteration: int) -> bool:
         """Whether an iteration paid for a profiler, a checkpoint or an evaluation."""
-        profiled = any(one.window.start - 1 <= iteration <= one.window.end for one in self.windows)
+        profiled = any(one.window.start - one.plan.config.warm_up <= iteration <= one.window.end for one in self.windows)
         return profiled or iteration in self.long_iterations
 
     def post(self, plan: WindowPlan) -> None:
@@ -268,7 +268,7 @@ class WindowSchedule:
     def next_edge(self) -> int:
         """The first iteration that needs more than timing, now that windows may have closed."""
         self._sort()
-        planned = self._plans[0].config.window.start - 1 if self._plans else NEVER
+        planned = _first_edge(self._plans[0]) if self._plans else NEVER
         return min(self._live[0].edge if self._live else NEVER, planned)
 
     def is_due(self, iteration: int) -> bool:
@@ -298,7 +298,7 @@ class WindowSchedule:
 
     def _plan_is_due(self, iteration: int) -> bool:
         # Not inside another window: its memory history, as it ends, would end the next one's too.
-        return bool(self._plans) and iteration >= self._plans[0].config.window.start - 1 and self.capturing is None
+        return bool(self._plans) and iteration >= _first_edge(self._plans[0]) and self.capturing is None
 
     def _add(self, window: CaptureWindow) -> None:
         for earlier in self._closed:
@@ -334,6 +334,11 @@ class WindowSchedule:
         for window in self.windows:
             window.fail(reason)
         self._sort()
+
+
+def _first_edge(plan: WindowPlan) -> int:
+    """The first iteration in which a profiler of this window prepares."""
+    return plan.config.window.start - plan.config.warm_up
 
 
 def planned_windows(config: ProfilingConfig, attempt: int | None, train_iters: int | None) -> list[WindowPlan]:

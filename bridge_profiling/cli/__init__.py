@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 try:
     import typer
@@ -26,12 +26,6 @@ except ModuleNotFoundError as error:  # installed without dependencies, as in a 
     sys.exit(f"error: the command line needs {error.name}. Type pip install omegaconf rich typer; none of them installs torch.")
 
 from bridge_profiling import __version__
-from bridge_profiling.errors import ProfilingConfigError, TraceError, install_command
-
-#: Typer's or Click's, depending on Typer's release.
-_UsageError: type[Any]
-_ClickException: type[Any]
-_UsageError, _ClickException = typer.BadParameter.__mro__[1:3]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,34 +58,4 @@ def _flags(
 
 def main() -> None:
     """Run a command. Exit code 2 for a request that cannot be carried out, 1 for a failure."""
-    sys.exit(_exit_code())
-
-
-def _exit_code() -> int:
-    """Run a command, and print what ended it on one line of standard error."""
-    try:
-        return app(standalone_mode=False) or 0
-    except ProfilingConfigError as error:
-        common.print_error(str(error))
-        return common.USAGE
-    except _ClickException as error:
-        # Without arguments a command has printed its help, and the message is empty.
-        if message := error.format_message().strip():
-            context = getattr(error, "ctx", None)
-            end = "" if message[-1] in ".?" else "."
-            help_command = f" Type {context.command_path} --help." if context is not None else ""
-            common.print_error(f"{message[0].lower()}{message[1:]}{end}{help_command}")
-        return common.USAGE if isinstance(error, _UsageError) else common.FAILURE
-    except TraceError as error:
-        common.print_error(str(error))
-        return common.FAILURE
-    except OSError as error:
-        common.print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-        return common.FAILURE
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "bridge_profiling":
-            raise
-        common.print_error(f"this command needs {error.name}, which is not installed. Type {install_command('analysis')}.")
-        return common.USAGE
-    except (KeyboardInterrupt, typer.Abort):
-        return common.INTERRUPTED
+    sys.exit(common.exit_code(app))

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.errors import require
+from bridge_profiling import recording
+from bridge_profiling.errors import ProfilingConfigError, TraceError, did_you_mean, install_command, require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 #: Exit codes.
 FAILURE, USAGE, REGRESSION, INTERRUPTED = 1, 2, 3, 130
 
+#: Typer's or Click's, depending on Typer's release.
+_UsageError: type[Any]
+_ClickException: type[Any]
+_UsageError, _ClickException = typer.BadParameter.__mro__[1:3]
+
 #: Shorter work shows no progress.
 _PATIENCE_S = 1.0
 
@@ -40,6 +46,23 @@ QUIET = ContextVar("quiet", default=False)
 
 EngineName = StrEnum("EngineName", ["process", "ray"])
 
+
+class NotInListError(typer.BadParameter):
+    """A value that is none of an option's, with what to type instead."""
+
+
+def closed(names: type[StrEnum]) -> dict[str, Any]:
+    """Arguments of an `Option` with one of these values: an error names the most similar one."""
+
+    def parse(typed: str) -> StrEnum:
+        try:
+            return names(typed)
+        except ValueError:
+            raise NotInListError(f"{typed!r} does not exist. {did_you_mean(typed, list(names))}.") from None
+
+    return {"parser": parse, "metavar": f"[{'|'.join(names)}]"}
+
+
 RunArgument = Annotated[Path, Argument(metavar="RUN", help="Captures: a directory, a file, or a NeMo-Run experiment.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 PageOption = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write a page as one HTML file.")]
@@ -47,7 +70,9 @@ ParquetOption = Annotated[
     Path | None,
     Option(metavar="DIRECTORY", file_okay=False, help="Keep tables here as Parquet. RUN may be such a directory."),
 ]
-EngineOption = Annotated[EngineName, Option(help="Read captures in processes on this machine or on a Ray cluster.")]
+EngineOption = Annotated[
+    EngineName, Option(**closed(EngineName), help="Read captures in processes on this machine or on a Ray cluster.")
+]
 RayAddressOption = Annotated[str | None, Option(metavar="ADDRESS", help="Ray cluster. Default: $RAY_ADDRESS, or a new one.")]
 BenchOption = Annotated[
     Path | None,
@@ -55,13 +80,26 @@ BenchOption = Annotated[
 ]
 WorkersOption = Annotated[int | None, Option(min=1, help="Captures to read at once. Default: one per CPU.")]
 
-#: Options of `Run` that a command takes with `**reading`, and their defaults.
-_READING = {
+#: Options that a command takes with `**reading` (arguments of `Run`) or `**recording`, and their defaults.
+_READING: dict[str, tuple[Any, Any]] = {
     "bench": (BenchOption, None),
     "parquet": (ParquetOption, None),
     "engine": (EngineOption, EngineName.process),
     "ray_address": (RayAddressOption, None),
     "workers": (WorkersOption, None),
+}
+_RECORDING: dict[str, tuple[Any, Any]] = {
+    **{
+        name: (Annotated[bool, Option(recording.option(name), help=text)], False) for name, (_, text) in recording.FLAGS.items()
+    },
+    "settings": (
+        Annotated[list[str] | None, Option("--set", metavar="FIELD=VALUE", help="A setting of `profiling`; repeatable.")],
+        None,
+    ),
+    "config_file": (
+        Annotated[Path | None, Option("--config", metavar="FILE", help="YAML file of settings, under the others.")],
+        None,
+    ),
 }
 QuietOption = Annotated[bool, Option("--quiet", "-q", help="Print only the answer and errors.")]
 NoColorOption = Annotated[bool, Option("--no-color", help="Print without colors, as NO_COLOR=1 does.")]
@@ -75,24 +113,76 @@ def apply_flags(quiet: bool, no_color: bool) -> None:
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options --quiet and --no-color; `**reading` becomes the options of `_READING`."""
-    signature = inspect.signature(command, eval_str=True)
-    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    shared = _READING if len(own) < len(signature.parameters) else {}
+    """The command with the options --quiet and --no-color."""
+    options: dict[str, tuple[Any, Any]] = {"quiet": (QuietOption, False), "no_color": (NoColorOption, False)}
 
-    @functools.wraps(command)
     def run(*, quiet: bool, no_color: bool, **given: Any) -> None:
         apply_flags(quiet, no_color)
         command(**given)
 
+    return with_options(command, run, options)
+
+
+def with_options(
+    command: Callable[..., None], run: Callable[..., None] | None = None, more: Mapping[str, tuple[Any, Any]] | None = None
+) -> Callable[..., None]:
+    """The command with the options that its parameter `**reading` or `**recording` stands for.
+
+    Args:
+        command: the command.
+        run: called with all options in its place.
+        more: further options, and their defaults.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    groups = {"reading": _READING, "recording": _RECORDING}
+    shared = [groups[name] for name, each in signature.parameters.items() if each.kind is each.VAR_KEYWORD]
+    called = run or command
+
+    @functools.wraps(command)
+    def run_command(**given: Any) -> None:
+        called(**given)
+
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
-        for name, (option, default) in {**shared, "quiet": (QuietOption, False), "no_color": (NoColorOption, False)}.items()
+        for group in [*shared, more or {}]
+        for name, (option, default) in group.items()
     ]
     # Typer reads either of the two, depending on its release.
-    run.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    run.__annotations__ = {name: parameter.annotation for name, parameter in run.__signature__.parameters.items()}  # type: ignore[attr-defined]
-    return run
+    run_command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    run_command.__annotations__ = {each.name: each.annotation for each in [*own, *options]}
+    return run_command
+
+
+def exit_code(app: typer.Typer) -> int:
+    """Run an app's command, and print what ended it on one line of standard error."""
+    try:
+        return app(standalone_mode=False) or 0
+    except ProfilingConfigError as error:
+        print_error(str(error))
+        return USAGE
+    except _ClickException as error:
+        # Without arguments a command has printed its help, and the message is empty.
+        if message := error.format_message().strip():
+            context = getattr(error, "ctx", None)
+            end = "" if message[-1] in ".?" else "."
+            says_what_to_type = context is None or isinstance(error, NotInListError)
+            help_command = "" if says_what_to_type else f" Type {context.command_path} --help."
+            print_error(f"{message[0].lower()}{message[1:]}{end}{help_command}")
+        return USAGE if isinstance(error, _UsageError) else FAILURE
+    except TraceError as error:
+        print_error(str(error))
+        return FAILURE
+    except OSError as error:
+        print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return FAILURE
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "bridge_profiling":
+            raise
+        print_error(f"this command needs {error.name}, which is not installed. Type {install_command('analysis')}.")
+        return USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
 
 
 def note(text: str, *, err: bool = False) -> None:

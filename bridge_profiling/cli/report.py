@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from bridge_profiling.cli import common
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from bridge_profiling.analysis.findings import Thresholds
@@ -70,7 +70,9 @@ def _thresholds(typed: list[str]) -> Thresholds:
     for each in typed:
         name, _, value = each.partition("=")
         if name not in known:
-            raise ProfilingConfigError(f"--threshold {name!r} is unknown", instead=f"Type one of {', '.join(known)}")
+            raise ProfilingConfigError(
+                f"--threshold {name!r} is unknown", instead=did_you_mean(name, known, before="--threshold ")
+            )
         try:
             values[name] = known[name](value)
         except ValueError as error:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli.common import note, print_error, wait_for
-from bridge_profiling.config import resolve_output_dir
-from bridge_profiling.easy.outcome import captures_since, lines
+from bridge_profiling.cli.common import closed, note, print_error, wait_for
+from bridge_profiling.config import ProfilingConfig, resolve_output_dir
+from bridge_profiling.easy.outcome import captures_since, lines, places_to_report
 from bridge_profiling.easy.request import DEFAULT_STEPS, Request
 from bridge_profiling.errors import ProfilingConfigError, TraceError, install_command, require
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
+from bridge_profiling.manifest import RankCapture
+from bridge_profiling.nsys.launch import runs_under_nsys
+from bridge_profiling.recording import check_flags, to_overrides
 
 _START = ["-m", "bridge_profiling.easy.start"]
 
@@ -49,34 +54,56 @@ def run(
     rdzv_endpoint: Annotated[
         str | None, Option(metavar="HOST[:PORT]", help="Machine 0, where the ranks meet. Default: from Slurm.")
     ] = None,
-    profiler: Annotated[ProfilerName, Option(help="The profiler.")] = ProfilerName.torch,
-    steps: Annotated[str, Option(metavar="A:B", help="First iteration, and first one after the last.")] = DEFAULT_STEPS,
-    ranks: Annotated[str, Option(metavar="all|0,1,…", help="Global ranks to profile.")] = "all",
+    profiler: Annotated[
+        ProfilerName | None, Option(**closed(ProfilerName), help="The profiler. Default: that of --config, else torch.")
+    ] = None,
+    steps: Annotated[
+        str | None,
+        Option(metavar="A:B", help=f"First iteration, and first one after the last. Default: {DEFAULT_STEPS}."),
+    ] = None,
+    ranks: Annotated[str | None, Option(metavar="all|0,1,…", help="Global ranks to profile. Default: all.")] = None,
     output_dir: Annotated[
         Path | None, Option(metavar="DIRECTORY", help="Default: $BRIDGE_PROFILING_DIR, else profiles.")
     ] = None,
-    report: Annotated[bool, Option("--report", help="Afterwards, print the verdict and write report.html.")] = False,
+    report: Annotated[
+        bool, Option("--report", help="Afterwards, print the verdict and write a page next to the captures.")
+    ] = False,
+    best_effort: Annotated[
+        bool, Option("--best-effort", help="Run the script even if something cannot be recorded on this machine.")
+    ] = False,
+    **recording: Any,
 ) -> None:
     """Run a PyTorch script unchanged, and profile some of its iterations: each ends with a step of its optimizer.
+
+    What cannot be recorded on this machine is refused before the script starts.
 
     Arguments after SCRIPT are the script's own. Under torchrun, or srun with several tasks, this process is one rank.
     Exit code: the script's. 2: invalid request.
     """
+    config_file, settings = recording.pop("config_file"), recording.pop("settings")
+    check_flags(recording, profiler and [profiler.value])
     request = Request(
         script=script[0],
         arguments=tuple(script[1:]),
         module=module,
-        profiler=profiler.value,
+        profiler=profiler and profiler.value,
         steps=steps,
         ranks=ranks,
         output_dir=None if output_dir is None else str(output_dir.absolute()),
+        config_file=None if config_file is None else str(config_file.absolute()),
+        overrides=tuple(to_overrides(recording, settings)),
     )
     launcher = LaunchEnv.read().launcher
     is_rank = launcher in ("torchrun", "ray") or (launcher != "none" and nproc is None and nodes == 1)
     if is_rank:
         _check_rank(nproc, nodes, report)
-    root = resolve_output_dir(request.config(None if is_rank else (nproc or 1) * nodes))
+    config = request.config(None if is_rank else (nproc or 1) * nodes)
+    root = resolve_output_dir(config)
     _check_programs(request, report)
+    for problem in _unrecordable(config, root):
+        if not best_effort:
+            raise problem
+        note(f"warning: {problem.what}; {problem.why}. The script runs without it.", err=True)
     if is_rank:
         os.execv(sys.executable, [sys.executable, *_START, *request.to_arguments()])
     command = [sys.executable, *_launcher(nproc or 1, nodes, node_rank, rdzv_endpoint), *_START, *request.to_arguments()]
@@ -84,8 +111,10 @@ def run(
     environment = os.environ | ({LAUNCH_VARIABLE: uuid.uuid4().hex} if nodes == 1 else {})
     started_ns = time.time_ns()
     code, _ = wait_for(subprocess.Popen(command, env=environment), _FORWARDED)
-    if _print_outcome(root, started_ns) and report:
-        _report(root)
+    captured = _print_outcome(root, started_ns)
+    if report:
+        for folder, place in places_to_report(root, captured).items():
+            _report(place, root / f"report-{folder}.html")
     raise typer.Exit(code)
 
 
@@ -120,6 +149,43 @@ def _check_programs(request: Request, report: bool) -> None:
     )
 
 
+def _unrecordable(config: ProfilingConfig, root: Path) -> Iterator[ProfilingConfigError]:
+    """Parts of a capture that this machine cannot record, as errors."""
+    if config.use_nsys_profiler and not runs_under_nsys() and shutil.which("nsys") is None:
+        yield ProfilingConfigError(
+            "nsys is not on this machine's PATH",
+            why="every rank starts under `nsys profile`",
+            instead="Install Nsight Systems, or type --profiler torch; with --best-effort the script runs anyway",
+        )
+    of_cuda = [
+        option
+        for option, wanted in (
+            ("a memory history (--memory, --profiler memory)", config.record_memory_history),
+            ("a capture of the device alone (--light)", config.pytorch_profiler_device_only),
+        )
+        if wanted
+    ]
+    if of_cuda and not _has_cuda():
+        yield ProfilingConfigError(
+            f"{' and '.join(of_cuda)} cannot be recorded here",
+            why="torch sees no CUDA device",
+            instead="Leave it out; with --best-effort the script runs anyway",
+        )
+    existing = next(place for place in (root, *root.parents) if place.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield ProfilingConfigError(
+            f"the output directory {root} cannot be written",
+            why=f"{existing} is {'not writable' if existing.is_dir() else 'not a directory'}",
+            instead="Type --output-dir and another directory; with --best-effort the script runs anyway",
+        )
+
+
+def _has_cuda() -> bool:
+    # In a process of its own: torch takes seconds to load, and this command needs nothing else of it.
+    code = "import torch; raise SystemExit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
 def _launcher(nproc: int, nodes: int, node_rank: int | None, endpoint: str | None) -> list[str]:
     """The part of the command that starts the ranks of this machine: torchrun, or nothing for one rank."""
     if nodes == 1:
@@ -149,23 +215,23 @@ def _parse_endpoint(typed: str) -> tuple[str, int]:
     return found[1], int(found[2] or _PORT)
 
 
-def _print_outcome(root: Path, started_ns: int) -> bool:
-    """Print what was captured; returns whether there is anything to read."""
+def _print_outcome(root: Path, started_ns: int) -> list[RankCapture]:
+    """Print what was captured; returns the captures."""
     try:
         captures = captures_since(root, started_ns)
     except TraceError as error:
         print_error(str(error))
-        return False
+        return []
     for line in lines(root, captures):
         note(f"bridge-profiling: {line}", err=True)
-    return any(capture.artifacts for capture in captures)
+    return captures
 
 
-def _report(root: Path) -> None:
+def _report(captures: Path, page: Path) -> None:
     from bridge_profiling.cli.report import report
 
     try:
-        report(root)
+        report(captures, page)
     except typer.Exit:
         pass  # It has printed the error, and the exit code is the script's.
     except (ProfilingConfigError, TraceError, OSError) as error:

@@ -7,63 +7,114 @@ import json
 import os
 import shlex
 import socket
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli.common import FAILURE, INTERRUPTED, JsonOption
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.capture.control.protocol import MAX_ITERATIONS, CaptureRequest
+from bridge_profiling.cli.common import FAILURE, INTERRUPTED, JsonOption, closed, print_error
+from bridge_profiling.config import ProfilingConfig, parse_ranks
+from bridge_profiling.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.manifest import find_captures
+from bridge_profiling.recording import FLAGS, apply, check_flags, to_overrides
 from bridge_profiling.report import words
 
 if TYPE_CHECKING:
     from bridge_profiling.capture.control.client import TriggerResult
 
 
+ProfilerName = StrEnum("ProfilerName", ["torch", "memory", "nsys"])
+
+
 def trigger(
     run: Annotated[Path, Argument(metavar="RUN", help="A running job: its output directory, job directory, or experiment.")],
-    iterations: Annotated[int, Option("--iterations", "-n", help="Number of iterations to capture.")] = 2,
-    start: Annotated[int | None, Option(metavar="I", help="First iteration. Default: the nearest possible.")] = None,
+    iterations: Annotated[
+        int, Option("--iterations", "-n", min=1, max=MAX_ITERATIONS, help="Number of iterations to capture.")
+    ] = 2,
+    start: Annotated[int | None, Option(min=0, metavar="I", help="First iteration. Default: the nearest possible.")] = None,
     ranks: Annotated[str | None, Option(metavar="0,1|all|pp", help="Ranks. Default: the job's profile_ranks.")] = None,
     profiler: Annotated[
-        list[str] | None,
-        Option(metavar="torch|memory|nsys", help="Profiler to use, repeatable. Default: the job's, else torch."),
+        list[ProfilerName] | None,
+        Option(**closed(ProfilerName), help="Profiler to use, repeatable. Default: the job's, else torch."),
     ] = None,
-    shapes: Annotated[bool, Option("--shapes", help="Record tensor shapes.")] = False,
-    stacks: Annotated[bool, Option("--stacks", help="Record Python stacks.")] = False,
     reason: Annotated[str | None, Option(metavar="TEXT", help="Why you need the capture, for the manifest.")] = None,
-    wait: Annotated[float | None, Option(min=0, metavar="SECONDS", help="Time to wait for answers; 0 to not wait.")] = None,
+    wait: Annotated[bool, Option("--wait", help="Wait until the captures are written, and print where.")] = False,
+    timeout: Annotated[
+        float | None, Option(min=0, metavar="SECONDS", help="Time to wait for the ranks' answers; 0 to not wait.")
+    ] = None,
     as_json: JsonOption = False,
+    **recording: Any,
 ) -> None:
     """Profile a job that is already running, without a restart.
 
-    Exit code 2: the request is refused and the job is unchanged. 1: a rank cannot capture, or has not answered.
+    Exit code 2: the request is refused and the job is unchanged. 1: a rank cannot capture, has not answered, or with --wait has
+    not captured everything.
     """
+    require(not wait or timeout != 0, "--wait and --timeout 0 exclude each other", instead="Leave one of them out")
     from bridge_profiling.capture.control import client
-    from bridge_profiling.capture.control.protocol import CaptureRequest
-    from bridge_profiling.config import parse_ranks
 
+    memory = recording.pop("memory")
+    profilers = None if profiler is None else [each.value for each in profiler]
+    settings = _settings(recording, profilers)
+    wanted = None if ranks is None else parse_ranks(ranks)
     request = CaptureRequest(
         iterations=iterations,
         start=start,
-        ranks=None if ranks is None else parse_ranks(ranks),
-        profilers=profiler,
-        shapes=shapes,
-        stacks=stacks,
+        ranks=wanted,
+        profilers=profilers,
+        settings=settings,
         reason=reason,
         requested_by=f"{_user()}@{socket.gethostname()}",
     )
     directory = client.find_requests(_output_dir(run))
+    if memory:
+        status = directory.status()
+        request = replace(request, profilers=[*(profilers or (status.profilers if status else ["torch"])), "memory"])
     try:
-        result = client.trigger(directory, request, wait=wait)
+        result = client.trigger(directory, request, wait=timeout)
+        if not as_json:
+            typer.echo(_in_words(result, directory.root, captured=wait))
+        if wait:
+            result = client.await_captures(directory, result)
     except KeyboardInterrupt as stopped:
         typer.echo(f"stopped waiting: {stopped}", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    typer.echo(json.dumps(_as_json(result, directory.root), indent=1) if as_json else _in_words(result, directory.root))
-    if result.silent or result.refusals:
+    if as_json:
+        typer.echo(json.dumps(_as_json(result, directory.root), indent=1))
+    is_whole = not wait or _print_captures(result, directory.root, quiet=as_json)
+    if result.silent or result.refusals or not is_whole:
         raise typer.Exit(FAILURE)
+
+
+def _settings(options: Mapping[str, Any], profilers: list[str] | None) -> dict[str, object]:
+    """The settings of a request for the options typed: those that differ from the defaults."""
+    flags = {name: options[name] for name in FLAGS if name in options}
+    config = ProfilingConfig()
+    check_flags(flags, profilers)
+    apply(config, to_overrides(flags, options["settings"]), options["config_file"])
+    return {name: value for name, value in asdict(config).items() if value != getattr(ProfilingConfig(), name)}
+
+
+def _print_captures(result: TriggerResult, root: Path, *, quiet: bool) -> bool:
+    """Print how a capture ended; returns whether each rank has captured everything."""
+    from bridge_profiling.easy.outcome import lines
+
+    if result.accepted is None:
+        return False
+    try:
+        captures = find_captures(root, result.accepted.folder)
+    except TraceError as error:
+        print_error(str(error))
+        return False
+    for line in [] if quiet else lines(root, captures, beside_others=result.accepted.folder):
+        typer.echo(line)
+    complete = {capture.rank for capture in captures if capture.manifest.status == "complete"}
+    return complete >= set(result.accepted.ranks)
 
 
 def _user() -> str:
@@ -90,7 +141,7 @@ def _output_dir(run: Path) -> Path:
     return Path(path)
 
 
-def _in_words(result: TriggerResult, root: Path) -> str:
+def _in_words(result: TriggerResult, root: Path, *, captured: bool) -> str:
     accepted, status = result.accepted, result.status
     if accepted is None:
         return f"request {result.request.id} is in {root}; did not wait for an answer"
@@ -103,7 +154,7 @@ def _in_words(result: TriggerResult, root: Path) -> str:
     lines += [f"rank {rank} cannot capture: {reason}" for rank, reason in result.refusals.items()]
     if result.silent:
         lines.append(f"no answer yet from {words.ranks(result.silent)}: {root / 'on-demand' / 'answers' / accepted.id}")
-    if len(result.refusals) < len(accepted.ranks):
+    if len(result.refusals) < len(accepted.ranks) and not captured:
         folder = root / accepted.profilers[0] / accepted.folder
         lines.append(f"then type: bridge-profiling report {shlex.quote(str(folder))}")
     return "\n".join(lines)

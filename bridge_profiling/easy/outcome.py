@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
@@ -18,8 +21,14 @@ def captures_since(root: Path, started_ns: int) -> list[RankCapture]:
     return [each for each in captures if each.manifest.clock is not None and each.manifest.clock.unix_ns >= started_ns]
 
 
-def lines(root: Path, captures: Iterable[RankCapture]) -> list[str]:
-    """For each window, failures and their reasons, the captured files, and the command to type next."""
+def lines(root: Path, captures: Iterable[RankCapture], *, beside_others: str = "") -> list[str]:
+    """For each window, failures and their reasons, the captured files, and the command to type next.
+
+    Args:
+        root: the output directory.
+        captures: what was captured.
+        beside_others: a window's folder to read alone, because the root holds other windows of the run.
+    """
     captures, printed = list(captures), []
     for folder, of_window in groupby(captures, lambda capture: capture.folder):
         mine = list(of_window)
@@ -33,8 +42,28 @@ def lines(root: Path, captures: Iterable[RankCapture]) -> list[str]:
             kinds = sorted({path.parent for capture in good for path in capture.artifacts})
             ranks = f"rank {good[0].rank}" if len(good) == 1 else f"{len(good)} ranks"
             printed.append(f"captured {ranks}: {', '.join(map(str, kinds))}")
-    places = list(dict.fromkeys(path.parent for capture in captures for path in capture.artifacts))
-    # A directory with one window is read with its unprofiled iterations; of several windows, each is read alone.
-    for place in [root] if len({capture.folder for capture in captures if capture.artifacts}) == 1 else places:
-        printed.append(f"type: bridge-profiling report {shlex.quote(str(place))}")
+    printed += [
+        f"type: {own_command('report', str(place))}"
+        for place in places_to_report(root, captures, beside_others=beside_others).values()
+    ]
     return printed
+
+
+def places_to_report(root: Path, captures: Iterable[RankCapture], *, beside_others: str = "") -> dict[str, Path]:
+    """What to type after `report` for each window, by the name of its folder.
+
+    A directory with one window is read with its unprofiled iterations; of several windows, each is read alone.
+    """
+    files = {capture.folder: capture.artifacts for capture in captures if capture.artifacts}
+    is_alone = len(files) == 1 and next(iter(files)) != beside_others
+    return {folder: root if is_alone else paths[0].parent for folder, paths in files.items()}
+
+
+def own_command(*arguments: str) -> str:
+    """A command of ours as it works in this shell: by its path where its environment is not activated."""
+    name, beside = "bridge-profiling", Path(sys.executable).with_name("bridge-profiling")
+    found = shutil.which(name)
+    if beside.exists() and (found is None or not Path(found).samefile(beside)):
+        here = os.path.relpath(beside)
+        name = str(beside) if here.startswith("..") else here
+    return shlex.join([name, *arguments])

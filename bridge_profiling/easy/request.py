@@ -6,17 +6,14 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from bridge_profiling.config import ProfilingConfig, parse_ranks, parse_steps
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling import recording
+from bridge_profiling.config import ProfilingConfig, check_ranks_exist, parse_ranks, parse_steps
+from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
 
-#: Settings of each profiler.
-PROFILERS: dict[str, dict[str, Any]] = {
-    "torch": {"use_pytorch_profiler": True},
-    "memory": {"record_memory_history": True},
-    "nsys": {"use_nsys_profiler": True},
-}
+#: The setting that switches each profiler on.
+PROFILERS = {"torch": "use_pytorch_profiler", "memory": "record_memory_history", "nsys": "use_nsys_profiler"}
 
 #: Three iterations to warm up, then five: the first and the last pay for the profiler's start and stop.
 DEFAULT_STEPS = "3:8"
@@ -26,36 +23,46 @@ _SHELL_SUFFIXES = frozenset({".sh", ".bash", ".slurm", ".sbatch"})
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A script, and what to profile in it.
+    """A script, and what to profile in it. Options that are None leave the setting to `config_file` or its default.
 
     Args:
         script: path of the script, or the module's name.
         arguments: the script's own.
         module: whether `script` names a module, as after `python -m`.
-        profiler: one of PROFILERS.
-        steps: window of iterations, `3:8`.
-        ranks: `all`, or a comma-separated list of ranks.
-        output_dir: root of captures; None for the variable BRIDGE_PROFILING_DIR, else `profiles`.
+        profiler: one of PROFILERS; torch by default.
+        steps: window of iterations; DEFAULT_STEPS by default.
+        ranks: `all`, or a comma-separated list of ranks; all by default.
+        output_dir: root of captures; by default the variable BRIDGE_PROFILING_DIR, else `profiles`.
+        config_file: YAML file with a section `profiling`.
+        overrides: overrides of that section.
     """
 
     script: str
     arguments: tuple[str, ...] = ()
     module: bool = False
-    profiler: str = "torch"
-    steps: str = DEFAULT_STEPS
-    ranks: str = "all"
+    profiler: str | None = None
+    steps: str | None = None
+    ranks: str | None = None
     output_dir: str | None = None
+    config_file: str | None = None
+    overrides: tuple[str, ...] = ()
 
     def config(self, world_size: int | None = None) -> ProfilingConfig:
         """The request as a checked `profiling` section."""
-        start, end = parse_steps(self.steps)
-        config = ProfilingConfig(
-            profile_step_start=start,
-            profile_step_end=end,
-            profile_ranks=parse_ranks(self.ranks, words=("all",)),
-            output_dir=self.output_dir,
-            **PROFILERS[self.profiler],
-        )
+        start, end = parse_steps(DEFAULT_STEPS)
+        config = ProfilingConfig(profile_step_start=start, profile_step_end=end, profile_ranks="all")
+        recording.apply(config, self.overrides, self.config_file)
+        if self.steps is not None:
+            config.profile_step_start, config.profile_step_end = parse_steps(self.steps)
+        if self.ranks is not None:
+            config.profile_ranks = parse_ranks(self.ranks, words=("all",))
+            check_ranks_exist(config.profile_ranks, world_size, name="--ranks")
+        if self.profiler is not None:
+            config.use_pytorch_profiler = config.use_nsys_profiler = False
+            setattr(config, PROFILERS[self.profiler], True)
+        elif not (config.use_pytorch_profiler or config.use_nsys_profiler):
+            config.use_pytorch_profiler = True
+        config.output_dir = self.output_dir or config.output_dir
         config.finalize(world_size=world_size)
         return config
 
@@ -75,8 +82,12 @@ class Request:
 
     def to_arguments(self) -> list[str]:
         """The request as `parse` reads it."""
-        options = ["--profiler", self.profiler, "--steps", self.steps, "--ranks", self.ranks]
-        options += ["--output-dir", self.output_dir] if self.output_dir is not None else []
+        values = {
+            "--profiler": self.profiler, "--steps": self.steps, "--ranks": self.ranks, "--output-dir": self.output_dir,
+            "--config": self.config_file,
+        }  # fmt: skip
+        options = [part for name, value in values.items() if value is not None for part in (name, value)]
+        options += [part for override in self.overrides for part in ("--set", override)]
         return [*options, *(["-m"] if self.module else []), self.script, *self.arguments]
 
 
@@ -92,18 +103,30 @@ def parse(arguments: Sequence[str]) -> Request:
         description="Run a PyTorch script unchanged, and profile some of its iterations. Start every rank of a job with it.",
         allow_abbrev=False,
     )
-    parser.add_argument("--profiler", choices=sorted(PROFILERS), default="torch", help="profiler (default: torch)")
-    parser.add_argument("--steps", default=DEFAULT_STEPS, help="first iteration, and first one after it (default: 3:8)")
-    parser.add_argument("--ranks", default="all", help="all, or ranks as 0,1 (default: all)")
+    parser.add_argument("--profiler", metavar="|".join(PROFILERS), help="profiler (default: torch)")
+    parser.add_argument("--steps", help=f"first iteration, and first one after it (default: {DEFAULT_STEPS})")
+    parser.add_argument("--ranks", help="all, or ranks as 0,1 (default: all)")
     parser.add_argument("--output-dir", help="root of captures (default: $BRIDGE_PROFILING_DIR, else profiles)")
+    parser.add_argument("--config", dest="config_file", metavar="FILE", help="YAML file with a section profiling")
+    parser.add_argument("--set", dest="settings", action="append", metavar="FIELD=VALUE", help="a setting of that section")
+    for name, (_, text) in recording.FLAGS.items():
+        parser.add_argument(recording.option(name), action="store_true", help=text)
     parser.add_argument("-m", dest="module", action="store_true", help="the script is a module's name, as with python -m")
     parser.add_argument("script", help="the script, or with -m the module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     # argparse would take a "--" among the script's arguments for its own, so it does not see them.
+    alone = {"--help", *map(recording.option, recording.FLAGS)}
     arguments, place = list(arguments), 0
     while place < len(arguments) and arguments[place].startswith("-") and arguments[place] != "--":
-        takes_value = arguments[place].startswith("--") and "=" not in arguments[place] and arguments[place] != "--help"
-        place += 2 if takes_value else 1
+        typed = arguments[place]
+        place += 2 if typed.startswith("--") and "=" not in typed and typed not in alone else 1
     script = place + 1 if arguments[place : place + 1] == ["--"] else place
-    found = parser.parse_args([*arguments[:place], *arguments[script : script + 1]])
-    return Request(**{**vars(found), "arguments": tuple(arguments[script + 1 :])})
+    found = vars(parser.parse_args([*arguments[:place], *arguments[script : script + 1]]))
+    flags = {name: found.pop(name) for name in recording.FLAGS}
+    profiler = found["profiler"]
+    if profiler not in (None, *PROFILERS):
+        instead = did_you_mean(profiler, PROFILERS, before="--profiler ")
+        raise ProfilingConfigError(f"--profiler {profiler} does not exist", instead=instead)
+    recording.check_flags(flags, profiler and [profiler])
+    overrides = recording.to_overrides(flags, found.pop("settings"))
+    return Request(**{**found, "arguments": tuple(arguments[script + 1 :]), "overrides": tuple(overrides)})

@@ -5,13 +5,12 @@ The submit host checks options, a rank puts them on its command line (nsys/comma
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
 
 #: APIs that are traced unless the user names others.
 DEFAULT_TRACE = ("nvtx", "cuda")
@@ -106,14 +105,11 @@ def check_trace(trace: object, *, name: str = "nsys_trace") -> None:
         instead=f'Type {name}=["nvtx", "cuda"], or leave it out for the same',
     )
     for word in names:
-        nearest = difflib.get_close_matches(word, TRACE_WORDS, n=1)
         require(
             word in TRACE_WORDS,
             f"{name} holds {word!r}, which nsys cannot trace",
             why="nsys would refuse to start, and the ranks would train without it",
-            instead=f"Type {nearest[0]!r}"
-            if nearest
-            else f"Type some of {', '.join(TRACE_WORDS)}; a newer nsys' own words go into nsys_extra_args as --trace=…",
+            instead=f"{did_you_mean(word, TRACE_WORDS)}; a newer nsys' own words go into nsys_extra_args as --trace=…",
         )
 
 

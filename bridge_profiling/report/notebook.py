@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bridge_profiling.analysis.ranks.timeline import segments, whole_captures, windows_of
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, did_you_mean
 from bridge_profiling.report import figures
 from bridge_profiling.report.timeline import timeline_figure
 from bridge_profiling.report.views import Figure
@@ -29,7 +29,7 @@ _FINEST = 2_000
 def figure(run: Run, name: str, **options: Any) -> PlotlyFigure:
     """An answer as a Plotly figure; `name` is a key of `FIGURES`."""
     if name not in FIGURES:
-        raise ProfilingConfigError(f"{name!r} is not a figure", instead=f"Type one of {', '.join(FIGURES)}")
+        raise ProfilingConfigError(f"{name!r} is not a figure", instead=did_you_mean(name, FIGURES))
     from plotly.graph_objects import Figure
 
     return Figure(FIGURES[name](run, **options))

@@ -9,6 +9,7 @@ import torch
 from bridge_profiling.capture import IterationWork, ParallelLayout
 from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.capture.record import describe_work, peak_tflops, throughput
+from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
@@ -37,6 +38,41 @@ def test_shapes_are_recorded_when_asked_for(run, settings, held):
         "memory": any(event["name"] == "[memory]" for event in events),
     }
     assert {name for name, is_held in found.items() if is_held} == held
+
+
+@pytest.mark.parametrize(("start", "warm_up", "armed_in"), [(6, 1, 5), (6, 3, 3), (2, 5, 0)])
+def test_the_profiler_warms_up_for_as_many_iterations_as_asked_for(run, monkeypatch, start, warm_up, armed_in):
+    seen = []
+    real = TorchProfiler.warm_up
+    monkeypatch.setattr(TorchProfiler, "warm_up", lambda profiler: [seen.append(len(run.losses)), real(profiler)])
+    run.train(run.config(start, start + 1, pytorch_profiler_warmup=warm_up), range(9))
+    assert seen == [armed_in]
+    assert run.outcome(f"iter-{start}-{start + 1}") == ("complete", [start])
+
+
+def test_a_trace_of_the_device_alone_gets_its_iterations_and_phases_from_the_hook(run, monkeypatch):
+    """Without operators Kineto records no annotations; here it records the CPU, as there is no device."""
+    real = torch.profiler.profile
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(
+        torch.profiler, "profile", lambda activities, **how: real(activities=[torch.profiler.ProfilerActivity.CPU], **how)
+    )
+    run.train(run.config(3, 5, pytorch_profiler_device_only=True), range(6))
+    assert run.outcome("iter-3-5") == ("complete", [3, 4])
+    events = [event for event in run.trace("iter-3-5") if event.get("ph") == "X"]
+    steps = [event for event in events if event["name"].startswith("ProfilerStep#")]
+    linear = [event for event in events if event["name"] == "aten::linear"]
+    for step, inside in zip(steps, linear, strict=True):
+        assert step["ts"] <= inside["ts"]
+        assert inside["ts"] + inside["dur"] <= step["ts"] + step["dur"]
+
+
+def test_a_trace_of_the_device_alone_needs_a_device(run):
+    run.train(run.config(3, 5, pytorch_profiler_device_only=True), range(6))
+    assert run.outcome("iter-3-5") == ("failed", None)
+    assert "this process uses none" in run.manifest("iter-3-5")["reason"]
 
 
 def test_a_chakra_execution_trace_is_written_when_asked_for(run):

@@ -119,7 +119,7 @@ def test_the_printed_command_can_be_typed(tmp_path: Path) -> None:
     request = CaptureRequest(iterations=2, start=115, ranks=[0, 1])
     answers = {rank: RankAnswer(rank=rank, status="refused", reason="too late") for rank in (0, 1)}
     result = TriggerResult(request, STATUS, plan_capture(request, STATUS), {0: answers[0]})
-    words = trigger._in_words(result, tmp_path / "my job").splitlines()[-1]
+    words = trigger._in_words(result, tmp_path / "my job", captured=False).splitlines()[-1]
     assert shlex.split(words.partition(": ")[2])[-1] == str(tmp_path / "my job" / "torch" / "iter-115-117")
-    nobody = trigger._in_words(replace(result, answers=answers), tmp_path)
+    nobody = trigger._in_words(replace(result, answers=answers), tmp_path, captured=False)
     assert nobody.splitlines()[-1] == "rank 1 cannot capture: too late"

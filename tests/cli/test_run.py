@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -13,13 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from bridge_profiling.cli import app
+from bridge_profiling.config import Window
+from bridge_profiling.easy.request import parse
 from bridge_profiling.errors import ProfilingConfigError
 
 run_module = importlib.import_module("bridge_profiling.cli.run")
 
 SCRIPT = str(Path(__file__).parents[2] / "docs" / "examples" / "plain_loop.py")
-
-OPTIONS = ["--profiler", "torch", "--steps", "3:8", "--ranks", "all"]
 
 
 class Child:
@@ -61,7 +62,7 @@ def typed(*arguments: str) -> object:
 
 def test_one_rank_needs_no_launcher_and_what_follows_the_script_is_the_scripts(started: type[Child]) -> None:
     result = typed(SCRIPT, "--steps", "9", "-m", "--help")
-    assert started.started == ["-m", "bridge_profiling.easy.start", *OPTIONS, SCRIPT, "--steps", "9", "-m", "--help"]
+    assert started.started == ["-m", "bridge_profiling.easy.start", SCRIPT, "--steps", "9", "-m", "--help"]
     # A shell's exit code of a process that SIGKILL ended.
     assert result.exit_code == 137
 
@@ -81,13 +82,64 @@ def test_a_signal_that_the_script_may_handle_is_the_scripts(started: type[Child]
 def test_a_report_that_cannot_be_made_leaves_the_scripts_exit_code(
     started: type[Child], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run_module, "captures_since", lambda root, started_ns: [SimpleNamespace(artifacts=["one"])])
-    monkeypatch.setattr(run_module, "lines", lambda root, captures: [])
-    Path("report.html").mkdir()
-    Path("profiles").mkdir()
+    manifest = SimpleNamespace(status="complete")
+    capture = SimpleNamespace(
+        folder="iter-3-8", rank=0, manifest=manifest, artifacts=[Path("profiles/torch/iter-3-8/rank-0.gz")]
+    )
+    monkeypatch.setattr(run_module, "captures_since", lambda root, started_ns: [capture])
+    Path("profiles/report-iter-3-8.html").mkdir(parents=True)
     result = typed("--report", SCRIPT)
     assert result.exit_code == 137
-    assert "no report: report.html cannot be written" in result.output
+    assert "report-iter-3-8.html cannot be written" in result.output
+
+
+def test_each_window_has_a_page_of_its_own_next_to_its_captures(started: type[Child], monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = [
+        SimpleNamespace(folder=folder, rank=0, manifest=SimpleNamespace(status="complete"), artifacts=[Path(folder) / "trace"])
+        for folder in ("iter-3-8", "iter-9-10")
+    ]
+    pages: dict[str, str] = {}
+    monkeypatch.setattr(run_module, "captures_since", lambda root, started_ns: captures)
+    monkeypatch.setattr(run_module, "_report", lambda place, page: pages.update({str(place): page.name}))
+    typed("--report", SCRIPT)
+    assert pages == {"iter-3-8": "report-iter-3-8.html", "iter-9-10": "report-iter-9-10.html"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--profiler", "nsys"), "nsys is not on this machine's PATH"),
+        (("--memory",), "a memory history .* cannot be recorded here; torch sees no CUDA device"),
+        (("--profiler", "memory", "--light"), "--light does not go with --profiler memory"),
+        (("--light",), "a capture of the device alone .* cannot be recorded here"),
+        (("--output-dir", "file/below"), "file/below cannot be written; .*file is not a directory"),
+    ],
+)
+def test_what_cannot_be_recorded_here_is_refused_unless_best_effort(
+    started: type[Child], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: str
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(run_module, "_has_cuda", lambda: False)
+    Path("file").touch()
+    with pytest.raises(ProfilingConfigError, match=expected):
+        typed(*arguments, SCRIPT)
+    if "exclude" not in expected and "go with" not in expected:
+        result = typed(*arguments, "--best-effort", SCRIPT)
+        assert result.exit_code == 137
+        assert re.search("warning: .*" + expected, result.output)
+
+
+def test_the_settings_of_a_file_lie_under_those_typed(started: type[Child]) -> None:
+    Path("settings.yaml").write_text(
+        "profiling: {use_nsys_profiler: false, profile_step_start: 5, profile_step_end: 6}\nmodel: {}\n"
+    )
+    typed("--config", "settings.yaml", "--record-shapes", "--set", "profile_every=20", SCRIPT)
+    request = parse(started.started[2:])
+    config = request.config()
+    assert (config.window, config.record_shapes, config.profile_every) == (Window(5, 6), True, 20)
+    assert config.use_pytorch_profiler
+    typed("--config", "settings.yaml", "--steps", "1:2", SCRIPT)
+    assert parse(started.started[2:]).config().window == Window(1, 2)
 
 
 def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started: type[Child]) -> None:
@@ -97,7 +149,7 @@ def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started: 
         names.append(started.environment["BRIDGE_PROFILING_LAUNCH_ID"])
     assert started.started == [
         *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", "-m", "bridge_profiling.easy.start"],
-        *["--profiler", "torch", "--steps", "5:6", "--ranks", "0,3", "-m", "package.train", "x"],
+        *["--steps", "5:6", "--ranks", "0,3", "-m", "package.train", "x"],
     ]
     assert len(set(names)) == 2
 
@@ -143,7 +195,7 @@ def test_a_rank_of_another_launcher_becomes_the_script(monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "execv", become)
     with pytest.raises(BecameError) as became:
         typed(SCRIPT)
-    assert list(became.value.args) == ["-m", "bridge_profiling.easy.start", *OPTIONS, SCRIPT]
+    assert list(became.value.args) == ["-m", "bridge_profiling.easy.start", SCRIPT]
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(ProfilingConfigError, match="is a rank already"):
         typed("--nproc", "2", SCRIPT)
@@ -153,8 +205,11 @@ def test_a_rank_of_another_launcher_becomes_the_script(monkeypatch: pytest.Monke
     ("arguments", "said"),
     [
         (("nowhere.py",), "nowhere.py does not exist"),
-        (("--steps", "5:5", SCRIPT), "the window is empty"),
-        (("--ranks", "0,2", "--nproc", "2", SCRIPT), "names 2, but the job has 2 ranks"),
+        (("--steps", "5:5", SCRIPT), "--steps 5:5: the window is empty; .* Type --steps 5:6"),
+        (("--steps", "8:3", SCRIPT), "Type --steps 3:8"),
+        (("--ranks", "0,2", "--nproc", "2", SCRIPT), "--ranks names 2, but the job has 2 ranks"),
+        (("--config", "empty.yaml", SCRIPT), "empty.yaml has no section profiling"),
+        (("--set", "profile_evry=3", SCRIPT), "Type profiling.profile_every=3"),
         (("--nodes", "2", "--rdzv-endpoint", "host", SCRIPT), "--nodes 2 needs --node-rank"),
         (("--nodes", "2", "--node-rank", "0", SCRIPT), "--nodes 2 needs --rdzv-endpoint"),
         (("--nodes", "2", "--node-rank", "0", "--rdzv-endpoint", "host:2950o", SCRIPT), "host:2950o is not HOST or HOST:PORT"),
@@ -170,6 +225,7 @@ def test_what_cannot_be_carried_out_is_refused_before_anything_starts(
     started.started = []
     Path("train.sh").touch()
     Path("empty").mkdir()
+    Path("empty.yaml").write_text("{}")
     with pytest.raises(ProfilingConfigError, match=said):
         typed(*arguments)
     assert started.started == []

@@ -92,7 +92,7 @@ def test_two_ranks_share_a_folder_and_their_losses_are_those_of_the_script_alone
         tmp_path, "run", "--nproc", "2", "--steps", "3:6", "--output-dir", "out", "--report", str(PLAIN_LOOP)
     )
     assert profiled.returncode == 0, profiled.stderr
-    assert f"bridge-profiling: type: bridge-profiling report {tmp_path}/out" in profiled.stderr
+    assert re.search(rf"bridge-profiling: type: \S*bridge-profiling report {tmp_path}/out", profiled.stderr)
     assert "no device work" in profiled.stdout.lower()
     assert (tmp_path / "report.html").stat().st_size > 100_000
     threads = torch.get_num_threads()

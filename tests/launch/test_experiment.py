@@ -12,7 +12,6 @@ import nemo_run as run
 import pytest
 import torch
 from torchx.specs import AppState
-from typer.testing import CliRunner
 
 pytestmark = pytest.mark.needs("megatron", "nemo_run")
 
@@ -81,13 +80,14 @@ def invoke(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("COLUMNS", "300")
+    from bridge_profiling.cli.common import exit_code
     from launch.experiment import app
 
-    def command(arguments: str, exit_code: int) -> str:
-        result = CliRunner().invoke(app, arguments.split(" "))
-        assert result.exit_code == exit_code, result.output
-        assert not list(tmp_path.rglob("*" if exit_code else "rank-*.json"))
-        return " ".join((result.output + capfd.readouterr().out).split())
+    def command(arguments: str, code: int) -> str:
+        monkeypatch.setattr(sys, "argv", ["experiment.py", *arguments.split(" ")])
+        assert exit_code(app) == code
+        assert not list(tmp_path.rglob("*" if code else "rank-*.json"))
+        return " ".join("".join(capfd.readouterr()).split())
 
     return command
 
@@ -96,9 +96,11 @@ def invoke(monkeypatch, tmp_path, capfd):
     ("arguments", "message"),
     [
         ("--steps 4", "Type --steps 10:12"),
-        ("--steps 19:21", "exceeds train.train_iters=20"),
+        ("--steps 19:21", "--steps 19:21 exceeds train.train_iters=20"),
+        ("--steps 8:3", "Type --steps 3:8"),
         ("--ranks x", "Type --ranks 0,1"),
-        ("--ranks 0,2", "names 2, but the job has 2 ranks"),
+        ("--ranks al", "Type --ranks 0,1 or --ranks all"),
+        ("--ranks 0,2", "--ranks names 2, but the job has 2 ranks"),
         ("train.train_iter=5", "Type train.train_iters=5"),
         ("--config nowhere.yaml", "nowhere.yaml"),
         ("--nproc-per-node 3", "train.global_batch_size=12"),
@@ -108,10 +110,17 @@ def invoke(monkeypatch, tmp_path, capfd):
         ("--profiler nsys", "nsys is not on this machine's PATH"),
         ("--profiler none --report", "a report is about captures"),
         ("--profiler none --memory", "--memory does not go with --profiler none"),
+        ("--profiler nsys --light", "--light does not go with --profiler nsys"),
+        ("--light --record-shapes", "--light and --record-shapes exclude each other"),
+        ("--set profile_evry=3", "Type profiling.profile_every=3"),
+        ("--set profile_step_start=3", "Type --steps A:B without --set"),
+        ("--set nothing", "--set nothing is not FIELD=VALUE"),
+        ("--executor slrm", "'slrm' does not exist. Type slurm."),
+        ("--recipe gpt_tny", "Type gpt_tiny"),
         ("--profiler torch --gpu-metrics", "Type --profiler nsys as well"),
         ("--env NAME", "--env NAME is not NAME=VALUE"),
         ("profiling.use_nsys_profiler=true", "Keep one of them"),
-        ("--flag", "No such option"),
+        ("--flag", "no such option"),
     ],
 )
 def test_a_wrong_request_is_refused_before_anything_is_submitted(invoke, arguments, message):
@@ -119,7 +128,11 @@ def test_a_wrong_request_is_refused_before_anything_is_submitted(invoke, argumen
 
 
 def test_a_dry_run_prints_what_would_run(invoke):
-    printed = invoke("--dry-run --steps 2:4 --ranks all --env A=1 --fault-tolerance", 0)
+    recorded = "--memory --with-stack --nvtx --set profile_every=4"
+    printed = invoke(f"--dry-run --steps 2:4 --ranks all --env A=1 --fault-tolerance {recorded}", 0)
+    for setting in ("record_memory_history", "pytorch_profiler_collect_callstack", "nvtx_ranges"):
+        assert f"profiling.{setting}=true" in printed
+    assert "profiling.profile_every=4" in printed
     assert "launch/pretrain.py --recipe gpt_tiny" in printed
     assert "profiling.profile_ranks=all" in printed
     assert "env A=1" in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,8 @@ from pathlib import Path
 from bridge_profiling.capture.control.planning import plan_capture
 from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, JobStatus, RankAnswer, RequestDirectory
 from bridge_profiling.config import DEFAULT_OUTPUT_DIR
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.manifest import find_captures
 from bridge_profiling.processes import is_running, pid_space
 
 #: A job does not respond if its status is older than this many polls, and seconds.
@@ -20,6 +22,9 @@ _SILENT_POLLS, _SILENT_SECONDS = 10, 30.0
 _DECISION_SECONDS = 10.0
 
 _POLL_SECONDS = 0.05
+
+#: How often a client that waits for a capture checks that the job still runs.
+_CHECK_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,40 @@ def trigger(directory: RequestDirectory, request: CaptureRequest, *, wait: float
         # A user who stops waiting does not want a capture later.
         outcome = "the request is withdrawn" if directory.withdraw(request.id) else "the job already has the request"
         raise KeyboardInterrupt(outcome) from None
+
+
+def await_captures(directory: RequestDirectory, result: TriggerResult) -> TriggerResult:
+    """Wait until the captures of an accepted request are written; returns the result with the ranks' last answers.
+
+    Raises:
+        ProfilingConfigError: the job was killed, or stops responding.
+        KeyboardInterrupt: Ctrl-C; its text says what happens to the captures.
+    """
+    accepted = result.accepted
+    if accepted is None:
+        return result
+    ranks = {rank for rank in accepted.ranks if rank not in result.refusals}
+    checked, deadline = time.monotonic(), math.inf
+    try:
+        while not ranks <= _written(directory.root, accepted.folder) and time.monotonic() < deadline:
+            if time.monotonic() - checked > _CHECK_SECONDS:
+                checked, status = time.monotonic(), directory.status()
+                if status is not None and status.ended is None:
+                    _check_responsive(directory, status)
+                elif deadline == math.inf:
+                    deadline = checked + _DECISION_SECONDS
+            time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the job captures, and writes the captures without this command") from None
+    return replace(result, answers=directory.answers(result.request.id))
+
+
+def _written(root: Path, folder: str) -> set[int]:
+    """Ranks that have written all that they will write of a capture."""
+    try:
+        return {capture.rank for capture in find_captures(root, folder) if capture.manifest.final}
+    except TraceError:
+        return set()
 
 
 def _check_responsive(directory: RequestDirectory, status: JobStatus) -> None:

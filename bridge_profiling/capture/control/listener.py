@@ -130,9 +130,7 @@ class Listener(threading.Thread):
             profile_step_start=accepted.start,
             profile_step_end=accepted.end,
             profile_ranks=accepted.ranks,
-            record_shapes=self._config.record_shapes or accepted.shapes,
-            pytorch_profiler_collect_callstack=self._config.pytorch_profiler_collect_callstack or accepted.stacks,
-            **switches,
+            **{**switches, **accepted.settings},
         )
         trigger = Trigger(
             kind=accepted.kind,

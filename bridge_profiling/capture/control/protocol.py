@@ -25,17 +25,24 @@ import uuid
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from bridge_profiling.atomic import create_exclusively, write_json
 from bridge_profiling.capture.files import folder_name
-from bridge_profiling.config import Window, check_exclusive
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.config import ProfilingConfig, Window, check_exclusive
+from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
 from bridge_profiling.layout import normalize_ranks
 from bridge_profiling.typed_json import read_typed
 
 #: Profilers that can start on demand, and the setting that turns each on in a job's config.
 PROFILERS = {"torch": "use_pytorch_profiler", "memory": "record_memory_history", "nsys": "use_nsys_profiler"}
+
+#: Settings that a request may change.
+SETTINGS = (
+    *("record_shapes", "pytorch_profiler_collect_shapes", "pytorch_profiler_collect_callstack", "nvtx_ranges"),
+    *("pytorch_profiler_collect_chakra", "pytorch_profiler_profile_memory", "pytorch_profiler_device_only"),
+    "pytorch_profiler_warmup",
+)
 
 #: A longer trace fills disks, and no viewer opens it.
 MAX_ITERATIONS = 1000
@@ -63,8 +70,7 @@ class CaptureRequest:
         start: the first one; None for the nearest that every rank can receive in time.
         ranks: global ranks, `all` or `pp`; None for the job's own `profile_ranks`.
         profilers: from PROFILERS; None for those the job was launched with, or torch.
-        shapes: record tensor shapes.
-        stacks: record Python stacks.
+        settings: fields of the section `profiling`, from SETTINGS, over those of the job.
         kind: `slow_iteration` if a rank requests it by itself.
         reason: why, for the manifest.
         requested_at: UTC, ISO 8601.
@@ -80,8 +86,7 @@ class CaptureRequest:
     start: int | None = None
     ranks: list[int] | str | None = None
     profilers: list[str] | None = None
-    shapes: bool = False
-    stacks: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
     kind: Literal["request", "slow_iteration"] = "request"
     reason: str | None = None
     requested_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -109,10 +114,24 @@ class CaptureRequest:
             require(
                 self.profilers and PROFILERS.keys() >= set(self.profilers),
                 f"profilers={self.profilers} cannot start on demand",
-                instead=f"Choose from {', '.join(PROFILERS)}",
+                instead=did_you_mean(next((name for name in self.profilers if name not in PROFILERS), ""), PROFILERS),
             )
             check_exclusive(use_nsys_profiler="nsys" in self.profilers, use_pytorch_profiler="torch" in self.profilers)
             object.__setattr__(self, "profilers", [name for name in PROFILERS if name in self.profilers])
+        for name, value in self.settings.items():
+            require(
+                name in SETTINGS,
+                f"the setting {name!r} cannot be changed by a request",
+                why="a running job takes over its other settings only when it starts",
+                instead=did_you_mean(name, SETTINGS),
+            )
+            expected = type(getattr(ProfilingConfig, name))
+            is_valid = type(value) is expected and (expected is bool or value >= 1)
+            require(
+                is_valid, f"the setting {name}={value!r} is not {'true or false' if expected is bool else 'a positive integer'}"
+            )
+        # All but the window, which the job decides.
+        ProfilingConfig(**self.settings).finalize()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +355,9 @@ def parse_request(text: str) -> CaptureRequest:
         if isinstance(content, dict):
             known = [each.name for each in fields(CaptureRequest)]
             unknown = [key for key in content if key not in known]
-            require(not unknown, f"the request has unknown keys {unknown}", why=f"its keys are {', '.join(known)}")
+            why = f"its keys are {', '.join(known)}"
+            instead = did_you_mean(unknown[0], known) if unknown else ""
+            require(not unknown, f"the request has unknown keys {unknown}", why=why, instead=instead)
             for name, item in (("ranks", int), ("profilers", str)):
                 if type(content.get(name)) is item:  # a single one needs no list
                     content[name] = [content[name]]

@@ -1,8 +1,9 @@
-"""A running job of two ranks, profiled on request twice; every other request is refused, and training is unchanged."""
+"""A running job of two ranks, profiled on request three times; every other request is refused, and training is unchanged."""
 
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -84,6 +85,10 @@ def story(tmp_path_factory):
         typed["by hand, open"] = drop(run, b'{"iterations": 1}')
         until(lambda: run.requests.status().iteration > start + 3 and is_free())
 
+        # The third, until it is written.
+        recorded = ["--with-stack", "--set", "pytorch_profiler_profile_memory=true"]
+        typed["third"] = type_trigger(folder, "--iterations", 1, "--ranks", "all", "--record-shapes", *recorded, "--wait")
+
         (folder / "stop").touch()
         typed["exit"] = process.wait(timeout=240)
         typed["ended"] = type_trigger(folder)
@@ -120,16 +125,30 @@ def test_it_is_profiled_a_second_time_on_the_given_rank_and_iterations(story):
     assert [path.name for path in (run.root / "torch" / f"iter-{start}-{start + 3}").iterdir()] == ["rank-1.pt.trace.json.gz"]
 
 
+def test_with_wait_the_command_ends_when_all_is_written_and_prints_how_to_read_it(story):
+    run, typed = story
+    code, out, _ = typed["third"]
+    assert code == 0, out
+    captured, to_type = out.splitlines()[-2:]
+    place = Path(captured.removeprefix("captured 2 ranks: "))
+    assert shlex.split(to_type)[-2:] == ["report", str(place)]
+    for rank in (0, 1):
+        names = {event["name"] for event in run.trace(place.name, rank)}
+        assert "[memory]" in names, "the setting is the request's"
+        config = run.manifest(place.name, rank)["config"]
+        assert (config["record_shapes"], config["pytorch_profiler_collect_callstack"]) == (True, True)
+
+
 def test_there_are_no_other_captures_and_training_is_unchanged(story):
     run, typed = story
     output = (run.root.parent / "output").read_text()
     assert typed["exit"] == 0, output
     assert "Traceback" not in output
     assert output.count("Unterminated string") == 1, "each refusal is logged once"
-    assert len(run.folders()) == len(list((run.root / "torch").iterdir())) == 2
+    assert len(run.folders()) == len(list((run.root / "torch").iterdir())) == 3
     assert sorted(path.name for path in run.requests.path.iterdir()) == ["answers", "done", "progress.json", "refused"]
     assert not list((run.requests.path / "answers").iterdir())
-    assert sorted(sorted(one["answers"]) for one in run.done()) == [["0", "1"], ["1"]]
+    assert sorted(sorted(one["answers"]) for one in run.done()) == [["0", "1"], ["0", "1"], ["1"]]
     losses = [json.loads((run.root.parent / f"losses-{rank}.json").read_text()) for rank in (0, 1)]
     state, alone = torch.zeros(8), []
     for iteration in range(len(losses[0])):
