@@ -166,8 +166,8 @@ def exit_code(app: typer.Typer) -> int:
         if message := error.format_message().strip():
             context = getattr(error, "ctx", None)
             end = "" if message[-1] in ".?" else "."
-            says_what_to_type = context is None or isinstance(error, NotInListError)
-            help_command = "" if says_what_to_type else f" Type {context.command_path} --help."
+            is_complete = context is None or isinstance(error, NotInListError)
+            help_command = "" if is_complete else f" Type {context.command_path} --help."  # type: ignore[union-attr]
             print_error(f"{message[0].lower()}{message[1:]}{end}{help_command}")
         return USAGE if isinstance(error, _UsageError) else FAILURE
     except TraceError as error:
