@@ -25,6 +25,7 @@ if __name__ == "__main__":
 from bridge_profiling import plugins
 from bridge_profiling.cli.common import closed, exit_code, with_options
 from bridge_profiling.config import check_ranks_exist, check_window_fits, parse_ranks, parse_steps
+from bridge_profiling.easy.outcome import own_command, shortest_path
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.recording import to_overrides
@@ -117,7 +118,10 @@ def main(
         return
     if profiler is not ProfilerName.none and finished.captures is not None:
         try:
-            print_captures(find_captures(finished.captures), Console())
+            captures = find_captures(finished.captures)
+            print_captures(captures, Console())
+            if finished.report is None and any(capture.artifacts for capture in captures):
+                print(f"type: {own_command('report', shortest_path(finished.captures))}")
         except TraceError as error:
             print(f"error: {error}", file=sys.stderr)
     if finished.report is not None:

@@ -133,6 +133,8 @@ def submit(
         dry_run: print what would run instead.
         report: analyse the captures in a second job afterwards. If that fails, the training has not failed.
     """
+    # torchrun's own messages: NeMo-Run asks for those that tell of nothing wrong, 40 lines, unless this is set.
+    os.environ.setdefault("LOGLEVEL", "WARNING")
     # The filter encloses the experiment, since NeMo-Run may print the rest of the log as it closes.
     with without_the_profilers_own_lines(), _checkout_as_working_directory(executor), run.Experiment(name) as experiment:
         check_submission(executor, name, task.args if isinstance(task, run.Script) else ())

@@ -19,10 +19,21 @@ def main(arguments: list[str]) -> int:
         # As pip does: each rank imports thousands of modules, and where Python may not keep what it compiled
         # (PYTHONDONTWRITEBYTECODE, a read-only image) every start would compile them again.
         uv = [sys.executable, "-m", "uv", "pip", "install", "--compile-bytecode", "--python", sys.executable]
-        if subprocess.run([*uv, "--quiet", *_pip_settings(pip), *arguments]).returncode == 0:
+        print(f"installing {arguments[-1]} and what it needs: a minute, or several on a slow line", file=sys.stderr)
+        if _run_with_progress([*uv, *_pip_settings(pip), *arguments]) == 0:
             return 0
         print("uv could not install this; trying pip, which takes minutes where uv takes seconds", file=sys.stderr)
     return subprocess.run([*pip, "install", "--quiet", "--no-cache-dir", *arguments]).returncode
+
+
+def _run_with_progress(command: list[str]) -> int:
+    """Run uv, and pass on what it does, without its list of everything installed; the exit code is uv's."""
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as uv:
+        assert uv.stderr is not None
+        for line in uv.stderr:
+            if not line.startswith((" + ", " - ", " ~ ")):
+                print(line, end="", file=sys.stderr, flush=True)
+    return uv.returncode
 
 
 def _pip_settings(pip: list[str]) -> list[str]:

@@ -27,6 +27,7 @@ from bridge_profiling.capture.signals import exit_is_pending, raise_pending_exit
 from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowSchedule, planned_windows
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import one_line, require
+from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout, select_ranks
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,10 @@ class ProfilingHook:
     ) -> None:
         self._config = replace(config) if config is not None else ProfilingConfig(on_demand=False)
         world_is_known = layout is not None or world_size > 1
-        layout = layout or ParallelLayout(world_size=world_size if world_is_known else rank + 1)
+        if not world_is_known:
+            env = LaunchEnv.current()
+            world_is_known, world_size = env.world_size > max(rank, 1), max(env.world_size, rank + 1)
+        layout = layout or ParallelLayout(world_size=world_size)
         require(
             world_size in (1, layout.world_size) and 0 <= rank < layout.world_size,
             f"rank {rank} of {world_size} does not fit a layout of {layout.world_size} ranks",

@@ -57,6 +57,7 @@ class Profiler:
         status: `complete` (everything asked for), `partial`, `missed` (the window never opened) or `failed`.
         reason: why the status is not `complete`.
         active: whether it has neither failed nor finished.
+        announces: print the outcome where logging does not show it.
     """
 
     config: ProfilingConfig
@@ -67,6 +68,7 @@ class Profiler:
     status: Status = "missed"
     reason: str | None = None
     active: bool = True
+    announces: bool = False
 
     name = ""
     needs_warm_up = False
@@ -126,7 +128,11 @@ class Profiler:
             where = ", ".join(str(path) for path in self.artifacts) or "nsys' own report"
             span = " to ".join(str(iteration) for iteration in dict.fromkeys([*captured[:1], *captured[-1:]])) or "none"
             outcome = self.reason or self.status
-            logger.info("rank %d: %s captured iterations %s (%s): %s", rank, self.name, span, outcome, where)
+            message = f"rank {rank}: {self.name} captured iterations {span} ({outcome}): {where}"
+            logger.info("%s", message)
+            if not logger.isEnabledFor(logging.INFO) and self.announces:
+                # A training without logging would not hear of its captures.
+                print(f"bridge_profiling: {message}", file=sys.stderr, flush=True)
         elif self.status == "missed":
             logger.warning("rank %d: %s captured nothing: %s", rank, self.name, self.reason)
 

@@ -373,4 +373,6 @@ def _profilers(config: ProfilingConfig, files: CaptureFiles, rank: Rank) -> list
         (config.use_nsys_profiler, NsysProfiler),
         (config.use_pytorch_profiler, TorchProfiler),
     ]
-    return [profiler(config, files, metadata) for asked, profiler in wanted if asked]
+    ranks = config.profile_ranks
+    is_first = rank.number == (min(ranks) if isinstance(ranks, list) else 0)
+    return [profiler(config, files, metadata, announces=is_first) for asked, profiler in wanted if asked]

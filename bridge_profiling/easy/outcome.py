@@ -64,6 +64,11 @@ def own_command(*arguments: str) -> str:
     name, beside = "bridge-profiling", Path(sys.executable).with_name("bridge-profiling")
     found = shutil.which(name)
     if beside.exists() and (found is None or not Path(found).samefile(beside)):
-        here = os.path.relpath(beside)
-        name = str(beside) if here.startswith("..") else here
+        name = shortest_path(beside)
     return shlex.join([name, *arguments])
+
+
+def shortest_path(path: Path) -> str:
+    """A path as one would type it: relative to the working directory where it is below that."""
+    here = os.path.relpath(path)
+    return str(path) if here.startswith("..") else here

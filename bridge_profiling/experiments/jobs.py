@@ -25,6 +25,9 @@ _TASKS_FILE = "_TASKS"
 
 _OUTPUT_DIR = "profiling.output_dir"
 
+#: Where `make profile` has NeMo-Run keep its experiments, in the checkout.
+_CHECKOUT_HOME = ".runs"
+
 
 @dataclass(frozen=True)
 class Built:
@@ -68,6 +71,11 @@ class Job:
         tunnel = self.executor.get("tunnel")
         return tunnel if isinstance(tunnel, Built) and tunnel.name == "SSHTunnel" else None
 
+    @property
+    def has_overrides(self) -> bool:
+        """Whether the task is a script that a plugin gave settings, which it may ignore."""
+        return self.task.name == "Script" and any("profiling." in str(argument) for argument in self.task.get("args") or [])
+
     def captures_path(self, output_dir: str | None = None) -> str | None:
         """The directory the job writes captures to, here or behind `ssh_tunnel`; None if the experiment does not say.
 
@@ -99,17 +107,22 @@ class Job:
 def find_experiment(name: str, environ: Mapping[str, str] = os.environ) -> Path:
     """The directory of an experiment, given that directory, one of its jobs', its id, or its title (the newest wins)."""
     home = Path(environ.get("NEMORUN_HOME") or Path.home() / ".nemo_run") / "experiments"
+    homes = [home, Path(_CHECKOUT_HOME) / "experiments"]
     job_of = [Path(name).absolute().parent] if Path(name).is_dir() else []
-    for place in (Path(name), *job_of, home / name.rpartition("_")[0] / name, home / name):
+    for place in (
+        Path(name),
+        *job_of,
+        *(place for each in homes for place in (each / name.rpartition("_")[0] / name, each / name)),
+    ):
         if (place / _TASKS_FILE).is_file():
             return place
-    for place in (Path(name), home / name):
+    for place in (Path(name), *(each / name for each in homes)):
         newest = max(place.glob(f"*/{_TASKS_FILE}"), key=lambda path: path.stat().st_mtime_ns, default=None)
         if newest is not None:
             return newest.parent
     raise ProfilingConfigError(
         f"the experiment {name!r} does not exist",
-        why=f"it is neither a directory with a {_TASKS_FILE} file, nor an id or a title in {home}",
+        why=f"it is neither a directory with a {_TASKS_FILE} file, nor an id or a title in {home} or {homes[1]}",
         instead="Type an experiment's id or directory, or a setting as section.field=value. To write an experiment without"
         " submitting it, call experiment.dryrun(delete_exp_dir=False)",
     )

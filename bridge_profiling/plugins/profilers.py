@@ -22,6 +22,7 @@ from bridge_profiling.overrides import check_plain_text
 from bridge_profiling.plugins import checks
 from bridge_profiling.plugins.executors import current_launcher, set_output_dir, settable_launcher, starts_every_rank
 from bridge_profiling.plugins.nemo_run_patches import patch_executor
+from bridge_profiling.plugins.outcome import announce_empty_captures
 from bridge_profiling.plugins.task import Task, script_arguments, starts_nsys, write_settings
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class NsysPlugin(run.Plugin):
             write_settings(task, "profiling", {"use_nsys_profiler": supported, **vars(script_args)}, arguments)
         set_output_dir(executor)
         patch_executor(executor)
+        announce_empty_captures(task, executor)
 
     def _checked_options(self, prefixed: bool) -> list[str]:
         if self.nsys_trace is not None:
@@ -181,3 +183,4 @@ class PyTorchProfilerPlugin(run.Plugin):
         write_settings(task, "profiling", {"use_pytorch_profiler": True, **vars(script_args)}, arguments)
         set_output_dir(executor)
         patch_executor(executor)
+        announce_empty_captures(task, executor)
