@@ -70,13 +70,12 @@ def captures_of(
     """
     job, path = locate_captures(experiment, job_name)
     if job.ssh_tunnel is None:
-        if not Path(path).is_dir():
-            nothing = "captured nothing: the script does not read profiling overrides, or failed early, as its log shows"
-            raise TraceError(
-                f"the job {job.name} of {experiment.name} "
-                + (nothing if job.has_overrides else f"has written no captures: {path} does not exist")
-            )
-        return Path(path)
+        written = [file for file in Path(path).rglob("*") if _CAPTURE.search(file.name) or file.match("manifest/*/rank-*.json")]
+        if written:
+            return Path(path)
+        nothing = "captured nothing: the script does not read profiling overrides, or failed early, as its log shows"
+        reason = nothing if job.has_overrides else f"has written no captures: {path} holds none"
+        raise TraceError(f"the job {job.name} of {experiment.name} {reason}")
     target = experiment / job.name.partition("[")[0] / "profiles"
     tunnel = (tunnel_to or ssh_tunnel)(job.ssh_tunnel)
     try:

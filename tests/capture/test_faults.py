@@ -5,8 +5,10 @@ Nor does writing: training does not wait for more of it than it must, and signal
 
 import gzip
 import json
+import logging
 import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from bridge_profiling.capture import torch_profiler
 from bridge_profiling.capture.control.listener import Listener
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.capture.window import CaptureWindow
+from bridge_profiling.errors import ProfilingConfigError
 from tests.capture.conftest import at, iterations_in, raising
 
 
@@ -38,6 +41,27 @@ def test_a_profiler_that_fails_leaves_the_losses_alone(run, monkeypatch, caplog,
     assert (*run.outcome("iter-2-5"), run.manifest("iter-2-5")["reason"]) == ("failed", None, reason)
     assert "it broke. Training goes on." in caplog.text
     assert not torch.autograd._profiler_enabled()
+
+
+@pytest.mark.parametrize(
+    ("rank", "level", "printed"), [(1, logging.WARNING, True), (2, logging.WARNING, False), (1, logging.INFO, False)]
+)
+def test_a_training_without_logging_prints_where_its_first_profiled_rank_wrote(run, monkeypatch, capsys, rank, level, printed):
+    monkeypatch.setattr(logging.getLogger("bridge_profiling"), "level", level)
+    logging.getLogger("bridge_profiling.capture.profiler").manager._clear_cache()
+    run.train(run.config(1, 2, profile_ranks=[2, 1]), range(3), rank=rank, world_size=4)
+    where = f"{run.root}/torch/iter-1-2/rank-{rank}.pt.trace.json.gz"
+    expected = f"bridge_profiling: rank {rank}: torch captured iterations 1 (complete): {where}\n"
+    assert (expected in capsys.readouterr().err) == printed
+
+
+@pytest.mark.parametrize(("size", "refused"), [("2", True), ("8", False)])
+def test_ranks_outside_the_world_of_the_launcher_are_refused(run, monkeypatch, size, refused):
+    """The loop passes no world size here; mp.spawn's ranks have no launcher that knows it."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(ProfilingConfigError, match="names 5, but the job has 2 ranks") if refused else nullcontext():
+        run.train(run.config(1, 2, profile_ranks=[5]), range(1))
 
 
 def test_a_profiler_of_the_users_own_is_left_alone(run):

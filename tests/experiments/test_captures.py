@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -169,11 +170,19 @@ def test_an_experiment_without_one_profiled_job_of_that_name_is_refused(home: Pa
 def test_what_ran_here_is_read_where_it_is(home: Path) -> None:
     experiment, job = experiment_of(Path("near"), {"NEMORUN_HOME": str(home)})
     captures = experiment / "near" / "profiles"
-    with pytest.raises(TraceError, match="has written no captures"):
+    with pytest.raises(TraceError, match="captured nothing: the script does not read profiling overrides"):
         captures_of(experiment, job)
     captures.mkdir(parents=True)
+    (captures / "rank0.pt.trace.json.gz").touch()
     assert captures_of(experiment, job) == captures
-    captures.rmdir()
+    shutil.rmtree(captures)
+
+
+def test_an_experiment_that_make_profile_keeps_in_the_checkout_is_found_there(home: Path, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / ".runs").symlink_to(home)
+    monkeypatch.chdir(tmp_path)
+    found, _ = experiment_of(Path("near"), {"HOME": "/nowhere"})
+    assert found.resolve() == experiment_of(Path("near"), {"NEMORUN_HOME": str(home)})[0]
 
 
 def test_a_directory_of_captures_wins_over_an_experiment_of_its_name(home: Path, tmp_path: Path, monkeypatch) -> None:

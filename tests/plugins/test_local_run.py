@@ -57,6 +57,7 @@ def finished(tmp_path_factory) -> Path:
     command = [sys.executable, str(home / "driver.py"), str(home / "script.py")]
     done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    (home / "stderr").write_text(done.stderr)
     return home
 
 
@@ -71,3 +72,17 @@ def test_list_overrides_arrive_and_nothing_is_added(profiler, finished):
         assert received[0] == "model.sizes=[1,2]"
         assert "profiling.profile_ranks=[0,1]" in received
         assert received[-1] == "profiling.record_shapes=false"
+
+
+@pytest.mark.system
+@pytest.mark.needs("megatron")
+def test_a_script_that_ignores_its_overrides_ends_with_what_it_captured(finished):
+    said = (finished / "stderr").read_text()
+    assert said.count("t captured nothing: the script does not read profiling overrides, unless it failed early") == 2
+    done = subprocess.run(
+        [sys.executable, "-m", "bridge_profiling.cli", "report", "torch"],
+        env={**os.environ, "NEMORUN_HOME": str(finished)}, cwd=finished, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    # The directory exists: the script of this test writes its arguments there.
+    assert done.returncode == 1
+    assert "captured nothing: the script does not read profiling overrides" in done.stderr
