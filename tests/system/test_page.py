@@ -30,6 +30,7 @@ _SECTIONS = [
     "waits",
     "findings",
     "work",
+    "flame",
     "communication",
     "timeline",
     "memory",
@@ -128,6 +129,8 @@ def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(
     assert drawn.count() >= 8
     for place in range(drawn.count()):
         assert drawn.nth(place).locator("svg.main-svg").count() >= 1, drawn.nth(place).get_attribute("id")
+    # Plotly draws none, and says nothing, if boxes do not add up.
+    assert page.locator("#figure-flame .slice").count() > 40
     folder = Path(os.environ.get("PAGE_PICTURES", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=folder / "page-top.png")
