@@ -33,6 +33,8 @@ SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 #: A Python frame as Kineto writes it.
 _PYTHON = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<name>.+)", re.DOTALL)
 
+_AUTOGRAD = "autograd::engine::evaluate_function: "
+
 #: A file of ours begins with this many bytes of header at most.
 _HEADER = 256
 
@@ -143,9 +145,9 @@ def folded_lines(table: pa.Table, weight: Weight) -> Iterator[str]:
 
 
 def short_name(frame: str) -> str:
-    """A frame without its directories: "forward (linear.py:130)"."""
+    """A frame without its directories and autograd's prefix: "forward (linear.py:130)", "AddmmBackward0"."""
     found = _PYTHON.fullmatch(frame)
-    return frame if found is None else f"{found['name']} ({Path(found['file']).name}:{found['line']})"
+    return frame.removeprefix(_AUTOGRAD) if found is None else f"{found['name']} ({Path(found['file']).name}:{found['line']})"
 
 
 def _by_thread(table: pa.Table) -> Iterator[tuple[tuple[int, int | None], list[Row]]]:

@@ -34,7 +34,7 @@ _SAME = 0.99
 _TEXT = "#14181f"
 
 #: Characters of a frame's name; those that fit the whole width, and those of a label that is read after a click on its box.
-_NAME, _WIDTH, _LABEL = 300, 150, 24
+_NAME, _WIDTH, _LABEL = 300, 150, 16
 
 _LABELS = {Weight.host: "host time", Weight.device: "device time launched"}
 

@@ -170,7 +170,7 @@ def test_a_notebook_shows_a_rank_that_was_captured(made: Made) -> None:
     [
         ("torch/nn/modules/linear.py(130): forward", "forward (linear.py:130)"),
         ("<frozen os>(680): __getitem__", "__getitem__ (<frozen os>:680)"),
-        ("aten::mm", "aten::mm"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "AddmmBackward0"),
         ("<built-in method mm of type object>", "<built-in method mm of type object>"),
     ],
 )
