@@ -122,14 +122,14 @@ class _Calls:
 
     def __init__(self, frames: _Frames) -> None:
         self._threads: list[tuple[int, int, Stacks]] = []
-        parts: list[tuple[NDArray[Any], ...]] = [(np.zeros(0, np.int64),) * 5]
+        parts: list[tuple[NDArray[Any], ...]] = [(np.zeros(0, np.int32),) * 5]
         count = 0
-        for rows in np.split(np.arange(len(frames.thread)), np.flatnonzero(np.diff(frames.thread)) + 1):
+        for rows in np.split(np.arange(len(frames.thread), dtype=np.int32), np.flatnonzero(np.diff(frames.thread)) + 1):
             if not len(rows):
                 continue
             found = stacks(frames.start_ns[rows], frames.end_ns[rows])
             self._threads.append((int(frames.thread[rows[0]]), count, found))
-            parent = np.where(found.parent >= 0, found.parent + count, -1)
+            parent = np.where(found.parent >= 0, found.parent + np.int32(count), np.int32(-1))
             parts.append((rows[found.row], parent, found.depth, found.longest, found.self_ns))
             count += len(found.row)
         self.row, self.parent, self.depth, longest, self.self_ns = map(np.concatenate, zip(*parts, strict=True))
