@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
 
 from bridge_profiling import analysis
 from bridge_profiling.errors import TraceError
@@ -90,12 +93,43 @@ class Run(analysis.Run):
             entries, Path(output), clock_offsets=offsets, host=host, findings=found, on_progress=on_progress
         )
 
+    def write_flame_graph(
+        self,
+        output: str | Path = "flamegraph.speedscope.json",
+        *,
+        weight: str = "host",
+        ranks: Collection[int] | None = None,
+        folded: bool = False,
+    ) -> int:
+        """Write `flame_graph` as a file for https://www.speedscope.app, with a profile for each rank and thread.
+
+        Args:
+            output: the file, written atomically.
+            weight: `host`: time of the host in each stack; `device`: time of the device in the work that it launched.
+            ranks: ranks to write; None for all.
+            folded: write folded text instead, a line `rank R;thread T;frame;…;frame nanoseconds` for each stack.
+
+        Returns:
+            The number of stacks.
+
+        Raises:
+            ProfilingConfigError: a rank was not captured, no stack has such time, or the file is another kind of file or cannot
+                be written.
+        """
+        from bridge_profiling.report.flame_graph import write_flame_graph
+
+        table = self.flame_graph()
+        table = table.filter(pc.equal(table["source"], self.main_source))
+        name = self.path.absolute().name
+        return write_flame_graph(table, Path(output), name=name, weight=weight, ranks=ranks, folded=folded)
+
     def figure(self, name: str, **options: Any) -> Figure:
         """An answer as a Plotly figure.
 
         Args:
             name: `attribution` (view: `cause` or `activity`), `iterations` (measure: `own_us`, `duration_us`, `compute_us` or
-                `waiting_us`), `waits`, `communication`, `memory` (rank, device), `timeline` (iteration, ranks).
+                `waiting_us`), `waits`, `communication`, `memory` (rank, device), `timeline` (iteration, ranks),
+                `flame_graph` (rank, weight: `host` or `device`).
             options: of that figure.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge_profiling.analysis.attribution import device, host, idle, operators, parts
+from bridge_profiling.analysis.attribution import device, flame_graph, host, idle, operators, parts
 from bridge_profiling.analysis.compare import bench, events
 from bridge_profiling.analysis.memory import tables
 from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question, SideTables
@@ -76,6 +76,7 @@ QUESTIONS = {
         COPIES,
         Question("launch_statistics", "rank", device.launch_statistics, (_DEVICE_EVENTS, _SPANS)),
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS)),
+        Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
         Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),
         Question("kernels", "source", device.kernels, (Given.DATABASE,)),
         Question("typical_iteration", "run", parts.typical_iteration, (ITERATIONS,)),

@@ -210,6 +210,14 @@ class Run:
         """
         return self.ask("operators", category=category, shapes=shapes, stacks=stacks)
 
+    def flame_graph(self, *, least_share: float = 0.0) -> pa.Table:
+        """Stacks of each thread: host time in each, and device time launched from it, outermost frame first.
+
+        Args:
+            least_share: leave out stacks with less than this share (0 to 1) of the rank's host time and of its device time.
+        """
+        return self.ask("flame_graph", least_share=least_share)
+
     def copies(self) -> pa.Table:
         """Copies: direction, pinned or pageable, bytes, bandwidth."""
         return self.ask("copies")

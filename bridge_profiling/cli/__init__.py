@@ -14,6 +14,7 @@ try:
     from bridge_profiling.cli.bench import bench
     from bridge_profiling.cli.compare import compare
     from bridge_profiling.cli.doctor import doctor
+    from bridge_profiling.cli.flamegraph import flamegraph
     from bridge_profiling.cli.memory import memory
     from bridge_profiling.cli.merge import merge
     from bridge_profiling.cli.monitor import monitor
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (report, run, analyze, merge, compare, memory, trigger, doctor, monitor):
+for _command in (report, run, analyze, merge, flamegraph, compare, memory, trigger, doctor, monitor):
     # Arguments after `run`'s script belong to the script.
     app.command(context_settings={"allow_interspersed_args": _command is not run})(common.with_flags(_command))
 app.add_typer(bench, name="bench")

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bridge_profiling.analysis.ranks.timeline import segments, whole_captures, windows_of
+<<<<<<< HEAD
 from bridge_profiling.errors import ProfilingConfigError, did_you_mean
+=======
+from bridge_profiling.errors import ProfilingConfigError, require
+>>>>>>> s6-flame
 from bridge_profiling.report import figures
+from bridge_profiling.report.flame_graph import Weight
+from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_figure
 from bridge_profiling.report.timeline import timeline_figure
 from bridge_profiling.report.views import Figure
 
@@ -109,6 +115,17 @@ def _timeline(run: Run, iteration: int | None = None, ranks: list[int] | None = 
     return timeline_figure([each for found in shown for each in found])
 
 
+def _flame_graph(run: Run, rank: int | None = None, weight: str = "host") -> Figure:
+    require(weight in list(Weight), f"weight={weight!r} is unknown", instead="Type host or device")
+    rows = [row for row in run.flame_graph(least_share=LEAST_SHARE).to_pylist() if row["source"] == run.main_source]
+    ranks = sorted({row["rank"] for row in rows})
+    require(ranks, "no stacks were captured", instead="Name a run with operators, annotations or Python stacks")
+    rank = ranks[0] if rank is None else rank
+    require(rank in ranks, f"no stacks of rank {rank} were captured", instead=f"Type one of {ranks}")
+    count = len({row["iteration"] for row in run.iterations().to_pylist() if row["rank"] == rank}) or 1
+    return flame_graph_figure([row for row in rows if row["rank"] == rank], Weight(weight), f"rank {rank}", count)
+
+
 def _iteration_count(run: Run) -> int:
     return len(set(run.iterations()["iteration"].to_pylist())) or 1
 
@@ -121,4 +138,5 @@ FIGURES = {
     "communication": _communication,
     "memory": _memory,
     "timeline": _timeline,
+    "flame_graph": _flame_graph,
 }

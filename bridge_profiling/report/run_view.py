@@ -17,6 +17,7 @@ from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.report import bench_view, figures, tables, words
 from bridge_profiling.report.findings_view import Pictures, findings_view
+from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_section
 from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
 from bridge_profiling.report.verdict import Summary, verdict
 from bridge_profiling.report.views import Cell, FigureView, PageView, SectionView, TableView
@@ -77,7 +78,7 @@ def summary_view(summary: Summary) -> PageView:
 
 def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     """A run's page, at `output`; its links to the traces are relative to that."""
-    run.prefetch("idle_causes", "launch_statistics", "operators")
+    run.prefetch("idle_causes", "launch_statistics", "operators", flame_graph={"least_share": LEAST_SHARE})
     shown = ranks_to_show(summary)
     timeline = timeline_of(run, shown)
     rows = {
@@ -100,6 +101,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         _waits(summary, run.waits().to_pylist(), len({row["iteration"] for row in rows["ranks"]}) or 1, rows["pipeline"]),
         _section("findings", kind="findings"),
         _section("work", tables=[table for table in work if table.rows]),
+        *flame_graph_section(run, summary, rows["iterations"]),
         _communication(run.communication().to_pylist(), iterations, bench_view.section(summary.bench)),
         _timeline(timeline, ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
         _memory(run, rows["memory"]),

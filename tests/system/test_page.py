@@ -30,6 +30,7 @@ _SECTIONS = [
     "waits",
     "findings",
     "work",
+    "flame",
     "communication",
     "timeline",
     "memory",
@@ -128,6 +129,8 @@ def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(
     assert drawn.count() >= 8
     for place in range(drawn.count()):
         assert drawn.nth(place).locator("svg.main-svg").count() >= 1, drawn.nth(place).get_attribute("id")
+    # Plotly draws none, and says nothing, if boxes do not add up.
+    assert page.locator("#figure-flame .slice").count() > 40
     folder = Path(os.environ.get("PAGE_PICTURES", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=folder / "page-top.png")
@@ -293,11 +296,12 @@ def test_hostile_names_stay_text(hostile_page: Path, show: Callable[[Path], Page
     assert page.locator("img").count() == 0
     shown = _rows(page, "kernels", 7)
     assert any("<script>document.title='taken'</script><img" in name for name in shown)
-    # Also where a script writes them: hover over every bar of the timeline.
-    page.locator("#timeline").scroll_into_view_if_needed()
-    box = page.locator("#figure-timeline").bounding_box()
-    for step in range(0, 100, 4):
-        page.mouse.move(box["x"] + box["width"] * step / 100, box["y"] + box["height"] / 2)
+    # Also where a script writes them: hover over every bar of the timeline and every box of the flame graph.
+    for figure in ("timeline", "flame"):
+        page.locator(f"#figure-{figure}").scroll_into_view_if_needed()
+        box = page.locator(f"#figure-{figure}").bounding_box()
+        for step in range(0, 100, 4):
+            page.mouse.move(box["x"] + box["width"] * step / 100, box["y"] + box["height"] / 2)
     page.wait_for_timeout(200)
     assert "taken" not in page.title()
     assert page.locator("img").count() == 0

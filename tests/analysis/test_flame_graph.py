@@ -1,0 +1,186 @@
+"""Stacks of nested, overlapping and empty ranges, and the host and device time in each."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge_profiling.analysis import stacks as stacks_module
+from bridge_profiling.analysis.session import RankQuestions
+from bridge_profiling.analysis.stacks import stacks
+from tests.analysis.ranks_in_hand import answer, rank, values, work
+
+US = 1000
+
+
+def _stack_of(found, piece):
+    rows = []
+    while piece >= 0:
+        rows.append(int(found.row[piece]))
+        piece = found.parent[piece]
+    return tuple(rows[::-1])
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 15)), max_size=14))
+def test_the_stack_at_each_time_is_the_ranges_open_then_by_start(rows):
+    ranges = sorted(((start, start + length) for start, length in rows), key=lambda each: (each[0], -each[1]))
+    found = stacks(*np.array(ranges, np.int64).reshape(-1, 2).T)
+    assert [len(_stack_of(found, piece)) - 1 for piece in range(len(found.row))] == found.depth.tolist()
+    spent = {}
+    for piece, time in enumerate(found.self_ns.tolist()):
+        spent[_stack_of(found, piece)] = spent.get(_stack_of(found, piece), 0) + time
+    expected = dict.fromkeys(spent, 0)
+    for time, piece in enumerate(found.innermost(np.arange(50)).tolist()):
+        open_then = tuple(row for row, (start, end) in enumerate(ranges) if start <= time < end)
+        assert _stack_of(found, piece) == open_then
+        expected[open_then] = expected.get(open_then, 0) + 1
+    expected.pop(())
+    assert spent == expected
+    assert sorted(found.row[found.longest].tolist()) == list(range(len(ranges)))
+
+
+def test_ranges_that_never_end_do_not_make_stacks_without_end(monkeypatch):
+    monkeypatch.setattr(stacks_module, "DEEPEST", 3)
+    start = np.arange(6)
+    found = stacks(start, np.full(6, 10))
+    assert (found.left_out, found.depth.max(), found.self_ns.tolist()) == (3, 2, [1, 1, 8])
+
+
+def _event(category, name, start_us, end_us, thread=1, **known):
+    return {"category": category, "name": name, "thread": thread, "start_ns": start_us * US, "end_ns": end_us * US} | known
+
+
+#: Two iterations of a loop whose annotation is entered in a Python frame; a second thread without Python.
+HOST = [
+    _event("python", "train.py(1): <module>", 0, 100),
+    _event("annotation", "ProfilerStep#1", 5, 50),
+    _event("python", "train.py(9): step", 10, 40),
+    _event("python", "profiler.py(7): __enter__", 12, 14),
+    _event("annotation", "forward", 13, 30),
+    _event("operator", "aten::mm", 15, 25, operator=4),
+    _event("runtime", "cudaLaunchKernel", 16, 18, operator=4),
+    _event("runtime", "cudaLaunchKernel", 32, 34),
+    _event("annotation", "ProfilerStep#2", 50, 95),
+    _event("python", "train.py(9): step", 60, 70),
+    _event("python", "<built-in method sleep of Lock object at 0x7f00>", 61, 63),
+    _event("python", "<built-in method sleep of Lock object at 0x7fff>", 64, 68),
+    _event("operator", "aten::mm", 15, 35, thread=2, operator=5),
+    _event("operator", "aten::empty", 20, 20, thread=2),
+    _event("overhead", "Buffer Flush", 20, 30, thread=2),
+]
+DEVICE = [
+    work("compute", 20 * US, 26 * US, 17 * US),
+    work("compute", 26 * US, 27 * US, 33 * US),
+    # On the second thread; by an operator without a recorded call; by an unknown launch; before the first iteration.
+    work("compute", 30 * US, 60 * US, 22 * US) | {"launch_thread": 2},
+    work("memcpy", 60 * US, 64 * US, operator=5),
+    work("memset", 64 * US, 66 * US),
+    work("compute", 1 * US, 3 * US, 2 * US),
+]
+ITERATIONS = [{"iteration": 1, "start_ns": 5 * US, "end_ns": 50 * US}, {"iteration": 2, "start_ns": 50 * US, "end_ns": 95 * US}]
+NAMES = ("thread", "stack", "category", "count", "self_us", "total_us", "device_us", "device_total_us")
+MODULE, STEP = "train.py(1): <module>", "train.py(9): step"
+
+
+def test_each_stack_has_the_time_it_was_open_without_and_with_its_callees_and_the_device_time_it_launched():
+    found = RankQuestions(rank(host_events=HOST, device_events=DEVICE, iterations=ITERATIONS)).answer("flame_graph")
+    enter, forward = "profiler.py(7): __enter__", "forward"
+    assert values(found.table, *NAMES) == [
+        (1, [MODULE], "python", 1, 50, 90, 0, 7),
+        (1, [MODULE, STEP], "python", 2, 14, 40, 1, 7),
+        # `forward` counts where it is longest: outside the frame that enters it.
+        (1, [MODULE, STEP, forward], "annotation", 1, 6, 16, 0, 6),
+        (1, [MODULE, STEP, forward, "aten::mm"], "operator", 1, 8, 10, 6, 6),
+        (1, [MODULE, STEP, forward, "aten::mm", "cudaLaunchKernel"], "runtime", 1, 2, 2, 0, 0),
+        (1, [MODULE, STEP, "<built-in method sleep of Lock object>"], "python", 2, 6, 6, 0, 0),
+        (1, [MODULE, STEP, enter], "python", 1, 1, 2, 0, 0),
+        (1, [MODULE, STEP, enter, forward], "annotation", 0, 1, 1, 0, 0),
+        (1, [MODULE, STEP, "cudaLaunchKernel"], "runtime", 1, 2, 2, 0, 0),
+        (2, ["aten::mm"], "operator", 1, 20, 20, 34, 34),
+        (2, ["aten::mm", "aten::empty"], "operator", 1, 0, 0, 0, 0),
+    ]
+    assert [each.text for each in found.caveats] == [
+        "0.002 ms of device work are in no stack of the flame graph: where they were launched was not recorded"
+    ]
+
+
+def test_small_stacks_are_left_out_unless_the_device_works_for_them():
+    tables = rank(host_events=HOST, device_events=DEVICE, iterations=ITERATIONS)
+    everything = answer(tables, "flame_graph")
+    found = answer(tables, "flame_graph", least_share=0.12)
+    assert values(found, "thread", "stack", "total_us", "device_total_us") == [
+        (1, [MODULE], 90, 7),
+        (1, [MODULE, STEP], 40, 7),
+        (1, [MODULE, STEP, "forward"], 16, 6),
+        (1, [MODULE, STEP, "forward", "aten::mm"], 10, 6),
+        (2, ["aten::mm"], 20, 34),
+    ]
+    assert everything.schema == found.schema == answer(rank(), "flame_graph").schema
+
+
+def test_without_python_stacks_ranges_nest_and_a_caveat_says_how_to_record_them():
+    host = [event for event in HOST if event["category"] != "python"]
+    found = RankQuestions(rank(host_events=host, iterations=ITERATIONS)).answer("flame_graph")
+    assert values(found.table, "stack", "self_us")[:3] == [
+        (["ProfilerStep"], 90 - 17 - 2),
+        (["ProfilerStep", "forward"], 7),
+        (["ProfilerStep", "forward", "aten::mm"], 8),
+    ]
+    (caveat,) = found.caveats
+    assert caveat.code == "no_python_stacks"
+    assert "profiling.pytorch_profiler_collect_callstack=true" in caveat.text
+
+
+def test_without_marked_iterations_it_is_of_the_whole_capture():
+    found = answer(rank(host_events=HOST), "flame_graph")
+    assert values(found, "stack", "total_us")[0] == ([MODULE], 100)
+
+
+@pytest.mark.parametrize("folder", ["kineto/tp2_dp2", "nsys/tp2_dp2"])
+def test_on_real_ranks_it_holds_all_time_in_ranges_and_all_device_time(real, folder):
+    run = real(folder)
+    found, device = run.flame_graph().to_pylist(), {}
+    for kernels in (run.kernels(), run.copies()):
+        for row in kernels.to_pylist():
+            device[row["rank"]] = device.get(row["rank"], 0) + row["total_us"]
+    for number, rows in itertools.groupby(found, key=lambda row: row["rank"]):
+        rows = list(rows)
+        assert sum(row["device_us"] for row in rows) == pytest.approx(device[number], rel=0.02)
+        outermost = [row for row in rows if len(row["stack"]) == 1]
+        assert sum(row["self_us"] for row in rows) == pytest.approx(sum(row["total_us"] for row in outermost))
+        for stack, extended in itertools.pairwise(row["stack"] for row in rows):
+            assert extended[:-1] == stack[: len(extended) - 1]
+    iterations = run.iterations().to_pylist()
+    first = next(row for row in found if row["rank"] == 0)
+    assert first["stack"] == ["ProfilerStep" if folder.startswith("kineto") else "iteration"]
+    assert first["count"] == len({row["iteration"] for row in iterations})
+
+
+def test_a_capture_of_the_torch_profiler_with_stacks(tmp_path, run_of):
+    torch = pytest.importorskip("torch")
+    from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+    def multiply():
+        with record_function("twice"):
+            return torch.mm(torch.mm(matrix, matrix), matrix)
+
+    matrix = torch.ones(64, 64)
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True, schedule=schedule(wait=1, warmup=1, active=2)) as profiler:
+        for _ in range(4):
+            multiply()
+            profiler.step()
+    profiler.export_chrome_trace(str(tmp_path / "rank-0.json"))
+    run = run_of()
+    rows = run.flame_graph().to_pylist()
+    (mine,) = [row for row in rows if row["stack"][-1].endswith(": multiply")]
+    inside = [row for row in rows if row["stack"][: len(mine["stack"])] == mine["stack"]]
+    assert (mine["category"], mine["count"]) == ("python", 2)
+    assert sum(row["self_us"] for row in inside) == pytest.approx(mine["total_us"])
+    products = [row for row in inside if row["stack"][-1] == "aten::mm"]
+    assert [row["stack"][len(mine["stack"])] for row in products] == ["twice"]
+    assert [row["count"] for row in products] == [4]
+    window = sum(row["duration_us"] for row in run.iterations().to_pylist())
+    assert sum(row["self_us"] for row in rows) == pytest.approx(window, rel=0.2)
+    assert not run.caveats("flame_graph")

@@ -1,0 +1,178 @@
+"""Flame graphs as files, on the page and in a notebook."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.report.flame_graph import Weight, check_replaceable, short_name
+from bridge_profiling.report.flame_graph_view import flame_graph_figure
+from bridge_profiling.run import Run
+from tests.traces.kineto_files import call, complete, kernel
+
+jsonschema = pytest.importorskip("jsonschema")
+
+SCHEMA = json.loads((Path(__file__).parent / "speedscope" / "file-format-schema.json").read_text())
+
+#: Microseconds: a function that runs an operator on thread 1, and an operator on thread 2.
+EVENTS = [
+    complete("user_annotation", "ProfilerStep#1", 0, 100),
+    complete("python_function", "lib/train.py(3): <module>", 0, 100),
+    complete("python_function", "lib/model.py(7): <listcomp>", 10, 50),
+    complete("cpu_op", "aten::mm", 20, 30),
+    call("cudaLaunchKernel", 25, 5, 1),
+    kernel("gemm", 40, 12.5, correlation=1),
+    complete("cpu_op", "a;b\nc", 20, 10, tid=2),
+]
+MODULE, LISTCOMP = "lib/train.py(3): <module>", "lib/model.py(7): <listcomp>"
+
+Made = Callable[..., Run]
+
+
+def _written(run: Run, output: Path, **options: Any) -> dict[str, Any]:
+    run.write_flame_graph(output, **options)
+    return json.loads(output.read_text())
+
+
+def _stacks(document: dict[str, Any]) -> dict[str, list[tuple[list[str], float]]]:
+    names = [frame["name"] for frame in document["shared"]["frames"]]
+    return {
+        profile["name"]: [
+            ([names[place] for place in sample], weight)
+            for sample, weight in zip(profile["samples"], profile["weights"], strict=True)
+        ]
+        for profile in document["profiles"]
+    }
+
+
+def test_a_speedscope_file_has_a_profile_of_each_thread_and_is_valid(made: Made, tmp_path: Path) -> None:
+    document = _written(made(events=EVENTS), tmp_path / "host.json")
+    jsonschema.validate(document, SCHEMA)
+    assert _stacks(document) == {
+        "rank 0, thread 1, host time": [
+            (["<module>"], 50),
+            (["<module>", "<listcomp>"], 20),
+            (["<module>", "<listcomp>", "aten::mm"], 25),
+            (["<module>", "<listcomp>", "aten::mm", "cudaLaunchKernel"], 5),
+        ],
+        "rank 0, thread 2, host time": [(["a;b\nc"], 10)],
+    }
+    assert document["shared"]["frames"][1] == {"name": "<listcomp>", "file": "lib/model.py", "line": 7}
+    assert [profile["endValue"] for profile in document["profiles"]] == [100, 10]
+
+
+def test_weights_are_of_the_device_for_the_ranks_asked_for(made: Made, tmp_path: Path) -> None:
+    document = _written(made(3, EVENTS), tmp_path / "device.json", weight="device", ranks=[0, 2])
+    jsonschema.validate(document, SCHEMA)
+    stack = [(["<module>", "<listcomp>", "aten::mm"], 12.5)]
+    assert _stacks(document) == {f"rank {rank}, thread 1, device time": stack for rank in (0, 2)}
+
+
+def test_folded_text_has_a_line_of_whole_nanoseconds_for_each_stack(made: Made, tmp_path: Path) -> None:
+    output = tmp_path / "stacks.txt"
+    assert made(events=EVENTS).write_flame_graph(output, folded=True) == 5
+    first, *_, last = output.read_text().splitlines()
+    assert (first, last) == ("rank 0;thread 1;lib/train.py(3): <module> 50000", "rank 0;thread 2;a:b c 10000")
+
+
+def test_only_a_flame_graph_of_the_same_format_is_replaced(made: Made, tmp_path: Path) -> None:
+    run, other, folded, empty = made(events=EVENTS), tmp_path / "notes.json", tmp_path / "stacks.txt", tmp_path / "empty"
+    other.write_text('{"my": "notes"}')
+    empty.touch()
+    for _ in range(2):
+        run.write_flame_graph(empty)
+        run.write_flame_graph(folded, folded=True)
+    for output, as_folded in ((other, False), (other, True), (folded, False), (empty, True)):
+        before = output.read_bytes()
+        with pytest.raises(ProfilingConfigError, match=r"exists and is not a .* Name another file with -o"):
+            run.write_flame_graph(output, folded=as_folded)
+        assert output.read_bytes() == before
+    check_replaceable(tmp_path / "new.json", folded=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ranks": [0, 5, 6]}, "no stacks of ranks 5-6 were captured. Type ranks from 0."),
+        ({"weight": "gpu"}, "Type host or device"),
+        ({"weight": "device"}, "no stacks with device time. Type --weight host"),
+    ],
+)
+def test_what_was_not_captured_is_refused(made: Made, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProfilingConfigError, match=message):
+        made(events=EVENTS[:4]).write_flame_graph(tmp_path / "flame.json", **options)
+    assert not (tmp_path / "flame.json").exists()
+
+
+def _boxes(figure: dict[str, Any]) -> dict[str, tuple[str, float]]:
+    """Each label with its parent's label and its time."""
+    (trace,) = figure["data"]
+    label = dict(zip(trace["ids"], trace["labels"], strict=True)) | {"": ""}
+    rows = zip(trace["labels"], trace["parents"], trace["values"], strict=True)
+    return {name: (label[parent], value) for name, parent, value in rows}
+
+
+def test_the_pictures_boxes_are_the_stacks_without_frames_that_all_have_in_common(made: Made) -> None:
+    rows = made(events=EVENTS).flame_graph().to_pylist()
+    figure = flame_graph_figure(rows, Weight.host, "rank 0")
+    assert _boxes(figure) == {
+        "rank 0": ("", 110_000),
+        "thread 1": ("rank 0", 100_000),
+        "&lt;module&gt; (train.py:3)": ("thread 1", 100_000),
+        "&lt;listcomp&gt; (model.py:7)": ("&lt;module&gt; (train.py:3)", 50_000),
+        "aten::mm": ("&lt;listcomp&gt; (model.py:7)", 30_000),
+        "cudaLaunchKernel": ("aten::mm", 5_000),
+        "thread 2": ("rank 0", 10_000),
+        "a;b\nc": ("thread 2", 10_000),
+    }
+    device = flame_graph_figure(rows, Weight.device, "rank 0")
+    assert [name for name, (_, time) in _boxes(device).items() if time == 12_500] == [
+        "rank 0",
+        "thread 1",
+        "&lt;listcomp&gt; (model.py:7)",
+        "aten::mm",
+    ]
+
+
+def test_small_frames_are_not_drawn(made: Made) -> None:
+    small = complete("cpu_op", "aten::empty", 70, 0.5)
+    figure = flame_graph_figure(made(events=[*EVENTS, small]).flame_graph().to_pylist(), Weight.host, "rank 0")
+    assert "aten::empty" not in _boxes(figure)
+
+
+def test_the_page_has_the_slowest_or_first_rank_where_ranges_nest(made: Made, tmp_path: Path) -> None:
+    text = made(2, EVENTS, "nested").report(tmp_path / "nested.html").read_text()
+    assert 'id="flame"' in text
+    assert "Stacks of rank 0: mean of 1 iteration." in text
+    assert "bridge-profiling flamegraph" in text
+    assert "No Python stacks were recorded" not in text
+    ranges = [event for event in EVENTS if event["cat"] != "python_function"]
+    assert "No Python stacks were recorded: " in made(1, ranges, "ranges").report(tmp_path / "ranges.html").read_text()
+    flat = [event for event in EVENTS if event["cat"] == "kernel" or event["name"] == "cudaLaunchKernel"]
+    assert 'id="flame"' not in made(1, flat, "flat").report(tmp_path / "flat.html").read_text()
+
+
+def test_a_notebook_shows_a_rank_that_was_captured(made: Made) -> None:
+    run = made(2, EVENTS)
+    assert run.figure("flame_graph", rank=1, weight="device").data[0].labels[0] == "rank 1"
+    for options, message in (({"rank": 7}, "no stacks of rank 7"), ({"weight": "x"}, "host or device")):
+        with pytest.raises(ProfilingConfigError, match=message):
+            run.figure("flame_graph", **options)
+
+
+@pytest.mark.parametrize(
+    ("frame", "name"),
+    [
+        ("torch/nn/modules/linear.py(130): forward", "forward (linear.py:130)"),
+        ("<frozen os>(680): __getitem__", "__getitem__ (<frozen os>:680)"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "AddmmBackward0"),
+        ("<built-in method mm of type object>", "<built-in method mm of type object>"),
+    ],
+)
+def test_a_frames_short_name_has_no_directories(frame: str, name: str) -> None:
+    assert short_name(frame) == name
