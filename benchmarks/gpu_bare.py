@@ -42,7 +42,7 @@ class BareTorch(Bare):
         self._config = config
 
     def arm(self) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
+        activities = [] if self._config.pytorch_profiler_device_only else [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._chakra: Any = None

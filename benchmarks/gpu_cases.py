@@ -19,6 +19,7 @@ from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE
 TORCH: dict[str, Any] = {"use_pytorch_profiler": True}
 SHAPES = TORCH | {"record_shapes": True}
 STACKS = TORCH | {"pytorch_profiler_collect_callstack": True}
+LIGHT = TORCH | {"pytorch_profiler_device_only": True}
 MEMORY_EVENTS = TORCH | {"pytorch_profiler_profile_memory": True}
 CHAKRA = TORCH | {"pytorch_profiler_collect_chakra": True}
 ALL = SHAPES | STACKS | MEMORY_EVENTS | CHAKRA
@@ -338,6 +339,7 @@ OVERHEAD_CASES = (
     _torch("torch-stacks", STACKS, 100),
     _torch("torch", TORCH, 75),
     _torch("torch-shapes", SHAPES, 75),
+    Case("inside-torch-light", 75, 30, partial(inside, profiling=LIGHT, window=_TORCH_WINDOW), cuda=True),
     _torch("torch-memory", MEMORY_EVENTS, 75),
     _torch("torch-chakra", CHAKRA, 75),
     _after_case("nsys", NSYS, {}, nsys=True),

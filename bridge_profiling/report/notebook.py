@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bridge_profiling.analysis.ranks.timeline import segments, whole_captures, windows_of
-<<<<<<< HEAD
-from bridge_profiling.errors import ProfilingConfigError, did_you_mean
-=======
-from bridge_profiling.errors import ProfilingConfigError, require
->>>>>>> s6-flame
+from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
 from bridge_profiling.report import figures
 from bridge_profiling.report.flame_graph import Weight
 from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_figure

@@ -66,6 +66,7 @@ def test_a_single_process_is_started_by_ncu(options, launches):
         # Without `bridge-profiling run`.
         ([*RUN, "my train.py", "--lr", "0.1"], "ncu-rank-0 python -u 'my train.py' --lr 0.1"),
         ([*RUN, "--output-dir", "a b", "train.py", "-m", "--steps"], "ncu-rank-0 python -u train.py -m --steps"),
+        ([*RUN, "--light", "--set", "profile_every=9", "train.py", "--x"], "ncu-rank-0 python -u train.py --x"),
         ([*RUN, "--output-dir=here", "-m", "package.train"], "ncu-rank-0 python -u -m package.train"),
         # A command that is not known, or whose process got its work from its parent.
         (None, "ncu-rank-0 <your command>"),

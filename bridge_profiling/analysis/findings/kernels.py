@@ -25,6 +25,7 @@ from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, ms, ranks_in_words
 from bridge_profiling.manifest import RankCapture
+from bridge_profiling.recording import FLAGS, option
 from bridge_profiling.traces.types import RankInfo
 
 
@@ -93,6 +94,9 @@ _MOST_LAUNCHES = 4
 
 #: Settings of this project's own profilers: only one profiler can use the device's counters.
 _PROFILERS = ("use_pytorch_profiler", "use_nsys_profiler")
+
+#: Options of `bridge-profiling run` without a value.
+_RUN_FLAGS = frozenset(map(option, FLAGS))
 
 #: What `bridge-profiling run` puts before a script, with its options.
 _RUN = ["-m", "bridge_profiling.easy.start"]
@@ -238,7 +242,8 @@ def _without_run(command: list[str]) -> list[str] | None:
     module: list[str] = []
     while left and left[0].startswith("-"):
         module = ["-m"] if left[0] == "-m" else module
-        left = left[2 if left[0].startswith("--") and "=" not in left[0] else 1 :]
+        takes_value = left[0].startswith("--") and "=" not in left[0] and left[0] not in _RUN_FLAGS
+        left = left[2 if takes_value else 1 :]
     return [*command[:place], *module, *left] if left else None
 
 
