@@ -1,0 +1,72 @@
+"""Writes docs/reference/features.md: each feature of the guides that this project comes from, and the test that shows it.
+
+python tools/feature_table.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reference" / "features.md"
+ROWS = ROOT / "tests" / "snippets" / "features.txt"
+
+_GUIDES = {
+    "bridge": "Megatron Bridge: profiling",
+    "rl": "NeMo RL: profiling and performance",
+    "torch": "Profiling tools",
+    "guide": "Comprehensive GPU profiling guide",
+    "speed": "Performance and optimization",
+}
+
+_HEAD = """# Features of other guides
+
+What the guides behind this project describe, and where it is here: the test that shows it, or the page that says what to use instead.
+The [snippets](snippets.md) of the guides have a page of their own. `tools/feature_table.py` writes this one, and a test checks that every
+file that it names exists.
+"""
+
+_NOT_YET = "not yet: "
+
+
+class Feature(NamedTuple):
+    """One row: a key of the guides, the feature, and the evidence as `tests/snippets/features.txt` has it."""
+
+    guide: str
+    name: str
+    evidence: str
+
+    @property
+    def file(self) -> Path | None:
+        """The test or page that shows it; None for a feature that is missing."""
+        if self.evidence.startswith(_NOT_YET):
+            return None
+        return ROOT / (self.evidence if self.evidence.startswith("docs/") else f"tests/{self.evidence}")
+
+
+def features() -> list[Feature]:
+    """The rows of the table."""
+    lines = ROWS.read_text(encoding="utf-8").splitlines()
+    return [Feature(*line.split(" | ")) for line in lines if not line.startswith("#")]
+
+
+def page() -> str:
+    """The text of the page."""
+    parts, rows = [_HEAD], features()
+    for guide, title in _GUIDES.items():
+        parts += [f"\n## {title}\n", "| feature | here |", "|---|---|"]
+        parts += [f"| {row.name} | {_shown(row)} |" for row in rows if row.guide == guide]
+    return "\n".join(parts) + "\n"
+
+
+def _shown(row: Feature) -> str:
+    if row.evidence.startswith("docs/"):
+        path = row.evidence.removeprefix("docs/")
+        link = path.removeprefix("reference/") if path.startswith("reference/") else f"../{path}"
+        return f"[{Path(path).stem.replace('-', ' ')}]({link})"
+    return row.evidence if row.file is None else f"works: `tests/{row.evidence}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
