@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bridge_profiling.run import Run
 
 #: Exit codes.
-FAILURE, USAGE, REGRESSION, INTERRUPTED = 1, 2, 3, 130
+FAILURE, USAGE, REGRESSION, UNDECIDED, INTERRUPTED = 1, 2, 3, 4, 130
 
 #: Shorter work shows no progress.
 _PATIENCE_S = 1.0
