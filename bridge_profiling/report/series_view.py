@@ -33,7 +33,7 @@ def series_view(series: Series) -> PageView:
     rows = [{"label": label, **run.parts} for label, run in zip(labels, series.runs, strict=True) if run.parts]
     if rows:
         variants = {f"by {view}": figures.attribution_figure(rows, view, _MEAN) for view in figures.VIEWS}
-        budget = FigureView("series-parts", variants, f"The parts of each run's mean captured iteration, {_MEAN}.")
+        budget = FigureView("series-parts", variants, "The mean captured iteration of each run, divided into its parts.")
         sections.append(SectionView("parts", "The parts of an iteration", figures=[budget], short="Parts"))
     title = f"{names[0]} → {names[-1]}, {len(names)} runs"
     return PageView("comparison", title, Verdict(headline, sentences), sections, caveats=series.limitations)
