@@ -213,7 +213,7 @@ def test_the_dockerfile_runs_the_commands_of_the_page_and_the_torch_of_its_base_
 
 @pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
 def test_hadolint_has_nothing_against_the_dockerfile():
-    # No pins: any release of the three packages works, and an image's own constraints decide. It does not see ARG PIP_NO_CACHE_DIR.
+    # No pins: any release of the three packages works. pip's cache is off by an ARG, which hadolint does not see.
     ended_well(["hadolint", "--failure-threshold", "warning", "--ignore", "DL3013", "--ignore", "DL3042", DOCKERFILE])
 
 
