@@ -1,4 +1,4 @@
-"""Three or more runs in order, in words, a table and figures."""
+"""Three or more runs in order, in words, tables and figures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from bridge_profiling.report import figures, words
 from bridge_profiling.report.comparison_view import PARTS, distinct_names
 from bridge_profiling.report.views import Cell, FigureView, PageView, SectionView, TableView, Verdict
 
-#: Parts with a column of their own; the page has the others.
+#: Parts with a column of their own; the figure has the others.
 _PARTS = 4
-
-#: What the parts of a run are parts of.
-_MEAN = "ms of the mean captured iteration"
 
 
 def series_view(series: Series) -> PageView:
@@ -29,12 +26,14 @@ def series_view(series: Series) -> PageView:
         f"The median iteration of each run with its {LEVEL:.0%} interval; runs that differ from the previous one stand out."
     )
     picture = FigureView("series", {"median": figure}, caption)
-    sections = [SectionView("runs", "The runs", figures=[picture], tables=[_table(series, names)], short="Runs")]
+    times, parts = _tables(series, names)
+    sections = [SectionView("runs", "The runs", figures=[picture], tables=[times], short="Runs")]
     rows = [{"label": label, **run.parts} for label, run in zip(labels, series.runs, strict=True) if run.parts]
-    if rows:
-        variants = {f"by {view}": figures.attribution_figure(rows, view, _MEAN) for view in figures.VIEWS}
-        budget = FigureView("series-parts", variants, "The mean captured iteration of each run, divided into its parts.")
-        sections.append(SectionView("parts", "The parts of an iteration", figures=[budget], short="Parts"))
+    axis = "ms of the mean captured iteration"
+    variants = {f"by {view}": figures.attribution_figure(rows, view, axis) for view in figures.VIEWS if rows}
+    budget = FigureView("series-parts", variants, "The mean captured iteration of each run, divided into its parts.")
+    section = SectionView("parts", "The parts of an iteration", figures=[budget] if rows else [], tables=[parts], short="Parts")
+    sections.append(section)
     title = f"{names[0]} → {names[-1]}, {len(names)} runs"
     return PageView("comparison", title, Verdict(headline, sentences), sections, caveats=series.limitations)
 
@@ -89,15 +88,14 @@ def _against(number: int, base: int, found: Comparison | None, quiet: str = "") 
     return f"{text}."
 
 
-def _table(series: Series, names: Sequence[str]) -> TableView:
+def _tables(series: Series, names: Sequence[str]) -> list[TableView]:
+    """The times, and the parts: in one table they would not fit on a terminal."""
     parts = _shown_parts(series.runs)
-    headings = ["run", "captured", "median ms", "iterations", "against first", "against previous"]
-    headings += [*(PARTS[part] for part in parts), "other parts", "peak memory", "name"]
-    rows = []
+    times: list[list[Cell]] = []
+    split: list[list[Cell]] = []
     for number, (run, name) in enumerate(zip(series.runs, names, strict=True), 1):
-        shown = [run.parts.get(part) for part in parts]
         rest = sum(run.parts[part] for part in BY_CAUSE if part not in parts) if run.parts else None
-        rows.append(
+        times.append(
             [
                 Cell(str(number), number),
                 Cell(words.date(run.captured_ns), run.captured_ns),
@@ -105,14 +103,26 @@ def _table(series: Series, names: Sequence[str]) -> TableView:
                 Cell(str(run.samples), run.samples),
                 Cell(_change(run.against_first)),
                 Cell(_change(run.against_previous)),
-                *(Cell(words.ms(each), each) for each in (*shown, rest)),
+                Cell(name),
+            ]
+        )
+        split.append(
+            [
+                Cell(str(number), number),
+                *(Cell(words.ms(each), each) for each in (*(run.parts.get(part) for part in parts), rest)),
                 Cell(words.memory(run.peak_bytes), run.peak_bytes),
                 Cell(name),
             ]
         )
     which = "without profiling" if series.evidence == "unprofiled" else "in the captures"
-    title = f"Runs in order; medians of iterations {which}, with their {LEVEL:.0%} interval; parts in {_MEAN}"
-    return TableView("runs", title, headings, rows, name_last=True)
+    headings = ["run", "captured", "median ms", "iterations", "against first", "against previous", "name"]
+    title = f"Median of the iterations {which}, with its {LEVEL:.0%} interval"
+    parts_title = "The mean captured iteration by cause, ms, and the peak of device memory"
+    part_headings = ["run", *(PARTS[part] for part in parts), "other parts", "peak memory", "name"]
+    return [
+        TableView("runs", title, headings, times, name_last=True),
+        TableView("run-parts", parts_title, part_headings, split, name_last=True),
+    ]
 
 
 def _shown_parts(runs: Sequence[SeriesRun]) -> list[str]:
