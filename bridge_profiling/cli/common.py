@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bridge_profiling.run import Run
 
 #: Exit codes.
-FAILURE, USAGE, REGRESSION, INTERRUPTED = 1, 2, 3, 130
+FAILURE, USAGE, REGRESSION, UNDECIDED, INTERRUPTED = 1, 2, 3, 4, 130
 
 #: Typer's or Click's, depending on Typer's release.
 _UsageError: type[Any]

@@ -1,8 +1,10 @@
-"""`bridge-profiling compare`: prints what changed from one run to another, as `analysis.compare` finds it."""
+"""`bridge-profiling compare`: prints what changed from one run to another, or through several; `analysis.compare` finds it."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,15 +12,21 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling.cli import common
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
 
 if TYPE_CHECKING:
     from bridge_profiling.analysis.compare import Comparison
+
+Against = StrEnum("Against", ["first", "previous"])
 
 
 def compare(
     base: Annotated[Path, Argument(metavar="BASE", help="The baseline: like RUN of analyze.")],
     other: Annotated[Path, Argument(metavar="OTHER", help="The run to compare with BASE.")],
+    more: Annotated[
+        list[Path] | None,
+        Argument(metavar="MORE", help="Later runs: compares three or more in order.", show_default=False),
+    ] = None,
     also_base: Annotated[list[Path] | None, Option(metavar="RUN", help="Another run like BASE; repeatable.")] = None,
     also_other: Annotated[list[Path] | None, Option(metavar="RUN", help="Another run like OTHER; repeatable.")] = None,
     as_json: common.JsonOption = False,
@@ -27,40 +35,92 @@ def compare(
         str | None,
         Option(metavar="PERCENT", help="Exit code 3 if slower with confidence by more than this: 5%."),
     ] = None,
+    strict: Annotated[bool, Option("--strict", help="Exit code 4 if --fail-over cannot be judged.")] = False,
+    against: Annotated[
+        Against | None,
+        Option(help="Of three or more runs, the one that --fail-over compares the last with. Default: first."),
+    ] = None,
     workers: common.WorkersOption = None,
 ) -> None:
     """Show what changed from BASE to OTHER: whether they are comparable, the difference, its confidence, and where it is.
 
-    Exit code 3: --fail-over is exceeded. 1: a capture could not be read, or only in part. 2: invalid request.
+    Exit code 3: --fail-over is exceeded. 4: it cannot be judged, and --strict is given. 1: a capture could not be read, or only
+    in part. 2: invalid request.
     """
-    limit = None if fail_over is None else _share(fail_over)
+    gate = _gate(fail_over, strict, against)
     sides = [base, *(also_base or [])], [other, *(also_other or [])]
-    with common.open_runs(*sides[0], *sides[1], output=output, workers=workers) as runs:
+    if more:
+        require(
+            not also_base and not also_other,
+            f"--also-base and --also-other with {len(more) + 2} runs",
+            why="they add runs to the two sides of a comparison of two",
+            instead="Name two runs, or all runs in order without these options",
+        )
+    else:
+        require(against is None, "--against with two runs", instead="Leave it out: OTHER is compared with BASE")
+    with common.open_runs(*sides[0], *sides[1], *(more or []), output=output, workers=workers) as runs:
         from bridge_profiling.analysis.compare import compare as compared
+        from bridge_profiling.analysis.compare.series import compare_series
 
-        found = compared(runs[: len(sides[0])], runs[len(sides[0]) :])
+        found = compare_series(runs) if more else compared(runs[: len(sides[0])], runs[len(sides[0]) :])
         errors = [error for run in runs for error in run.errors]
+    from bridge_profiling.analysis.compare.series import Series
     from bridge_profiling.report.comparison_view import comparison_view
+    from bridge_profiling.report.series_view import series_view
 
-    common.show(comparison_view(found), output, found.to_json() if as_json else None)
+    if isinstance(found, Series):
+        view, judged = series_view(found), getattr(found.runs[-1], f"against_{against or Against.first}")
+    else:
+        view, judged = comparison_view(found), found
+    common.show(view, output, found.to_json() if as_json else None)
+    if errors and gate is not None and gate.strict:
+        common.print_error(f"--fail-over {gate.typed} cannot be judged: a capture could not be read. Capture that run again.")
     common.finish(errors)
-    if limit is not None:
-        _judge(found, limit, fail_over or "")
+    if gate is not None:
+        _judge(judged, gate)
 
 
-def _share(text: str) -> float:
-    """`5%`, `5 %` or `5` as 0.05."""
-    number = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%?\s*", text)
+@dataclass(frozen=True)
+class _Gate:
+    """The limit of --fail-over as a share, as it was typed, and whether it must be judged."""
+
+    limit: float
+    typed: str
+    strict: bool
+
+
+def _gate(fail_over: str | None, strict: bool, against: Against | None) -> _Gate | None:
+    if fail_over is None:
+        option = "--strict" if strict else "--against"
+        require(not strict and against is None, f"{option} without --fail-over", instead=f"Type --fail-over 5% {option}")
+        return None
+    number = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%?\s*", fail_over)
     if number is None:
-        raise ProfilingConfigError(f"--fail-over {text!r} is not a percentage", instead="Type for example 5%")
-    return float(number[1]) / 100
+        raise ProfilingConfigError(f"--fail-over {fail_over!r} is not a percentage", instead="Type for example 5%")
+    return _Gate(float(number[1]) / 100, fail_over, strict)
 
 
-def _judge(found: Comparison, limit: float, typed: str) -> None:
-    """Exit with code 3 if the limit is exceeded; print a message if that is unknown, since a CI job may rely on it."""
-    if found.regressed(limit):
-        common.print_error(f"the median iteration is slower by more than {typed}")
+def _judge(found: Comparison, gate: _Gate) -> None:
+    """Exit with code 3 if the limit is exceeded; if that is unknown say so, and exit with code 4 if the gate is strict."""
+    if found.regressed(gate.limit):
+        common.print_error(f"the median iteration is slower by more than {gate.typed}")
         raise typer.Exit(common.REGRESSION)
-    if found.step is None or found.step.verdict == "unknown":
-        why = "the iteration times are unknown" if found.step is None else found.step.reason
-        typer.echo(f"warning: --fail-over {typed} cannot be judged: {why}", err=True)
+    if found.undecided is None:
+        return
+    text = f"--fail-over {gate.typed} cannot be judged: {found.undecided}"
+    if gate.strict:
+        common.print_error(f"{text}. {_remedy(found)}.")
+        raise typer.Exit(common.UNDECIDED)
+    typer.echo(f"warning: {text}", err=True)
+
+
+def _remedy(found: Comparison) -> str:
+    """What makes the limit decidable."""
+    if found.step is None:
+        return "Mark iterations in both runs, for example with bridge-profiling run"
+    if found.step.verdict == "unknown":
+        return (
+            "Let both trainings run 50 iterations beyond the window, or compare several runs per side with --also-base and "
+            "--also-other"
+        )
+    return "Capture a new baseline that does the same work on the same devices"

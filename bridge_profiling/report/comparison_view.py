@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,20 @@ def comparison_view(comparison: Comparison) -> PageView:
 
 
 def _names(comparison: Comparison) -> tuple[str, str]:
-    """What the sides are called: the last parts of their paths that differ."""
-    base, other = (Path(side[0]) for side in (comparison.base, comparison.other))
-    first, second = base.name, other.name
-    while first == second and base.parent != base and base != other:
-        base, other = base.parent, other.parent
-        first, second = f"{base.name}/{first}", f"{other.name}/{second}"
+    """What the sides are called."""
+    base, other = distinct_names([comparison.base[0], comparison.other[0]])
     more = [f" and {len(side) - 1} more" if len(side) > 1 else "" for side in (comparison.base, comparison.other)]
-    return f"{first}{more[0]}", f"{second}{more[1]}"
+    return f"{base}{more[0]}", f"{other}{more[1]}"
+
+
+def distinct_names(paths: Sequence[str]) -> list[str]:
+    """The last parts of paths, as many as tell different paths apart."""
+    parts = [Path(path).parts for path in paths]
+    for depth in range(1, max(map(len, parts), default=0)):
+        names = ["/".join(each[-depth:]) for each in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return [str(Path(path)) for path in paths]
 
 
 def _sentences(comparison: Comparison) -> Iterator[str]:
@@ -77,7 +83,8 @@ def _headline(comparison: Comparison) -> str:
         return "The change of the iteration time is unknown: iterations are not marked on both sides."
     seen = (
         f"the median iteration takes {words.milliseconds(step.us.other)} instead of {words.milliseconds(step.us.base)}, "
-        f"{words.change(step.us.change)} ({words.percent(step.us.relative, signed=True)})"
+        f"{words.change(step.us.change)} ({words.percent(step.us.relative, signed=True)}), "
+        f"speed-up {words.speedup(step.us.speedup)}"
     )
     if step.verdict == "unknown":
         return f"It is unknown whether {other} is slower or faster: {step.reason or 'too little data'}. As captured, {seen}."

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.analysis.compare.statistics import Change
+from bridge_profiling.analysis.compare.statistics import Change, Estimate
 from bridge_profiling.report import words
 from bridge_profiling.report.views import Figure, Row
 
@@ -76,7 +76,7 @@ def visible_parts(rows: Sequence[Row], view: str = "cause") -> list[str]:
     return [part for part in VIEWS[view] if any(row[part] > _VISIBLE * row["duration_us"] for row in rows)]
 
 
-def attribution_figure(rows: Sequence[Row], view: str = "cause") -> Figure:
+def attribution_figure(rows: Sequence[Row], view: str = "cause", title: str = "ms of the median iteration") -> Figure:
     """Rows of `Run.attribution` as stacked bars, named by `label` or rank; `view` divides them by `cause` or `activity`."""
     labels = [str(row.get("label", f"rank {row.get('rank')}")) for row in rows]
     traces = []
@@ -95,7 +95,7 @@ def attribution_figure(rows: Sequence[Row], view: str = "cause") -> Figure:
             }
         )
     height = 130 + max(len(rows), 2) * (34 if len(rows) <= 16 else 17)
-    return figure(traces, height, barmode="stack", bargap=0.25, xaxis=axis("ms of the median iteration"), yaxis=_names())
+    return figure(traces, height, barmode="stack", bargap=0.25, xaxis=axis(title), yaxis=_names())
 
 
 def by_group(rows: Sequence[Row], iterations: int) -> list[dict[str, Any]]:
@@ -192,6 +192,32 @@ def change_figure(parts: Mapping[str, Change], whole: Change, names: tuple[str, 
         # From zero, a change of a few percent would be invisible.
         xaxis=axis("ms of the median iteration", range=[max(low - 2 * room, 0), high + room]),
         yaxis=axis("", autorange="reversed", tickmode="array", tickvals=places, ticktext=labels),
+        showlegend=False,
+    )
+
+
+def series_figure(labels: Sequence[str], medians: Sequence[Estimate | None], changed: Sequence[bool]) -> Figure:
+    """The median iteration of each run with its interval, in order; runs that changed against the previous one stand out."""
+    points = [(place, estimate) for place, estimate in enumerate(medians) if estimate is not None]
+    reach = [0.0 if each.high is None else each.high - each.value for _, each in points]
+    trace = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [place for place, _ in points],  # names of runs may be equal, places are not
+        "y": [round(each.value / 1e3, 4) for _, each in points],
+        "error_y": {"type": "data", "array": [round(each / 1e3, 4) for each in reach], "thickness": 1.2, "width": 4},
+        "customdata": [labels[place] for place, _ in points],
+        "line": {"color": COLORS["muted"], "width": 1.5},
+        "marker": {"size": 9, "color": [COLORS["highlight" if changed[place] else "compute"] for place, _ in points]},
+        "hovertemplate": "%{customdata}<br>%{y:.3f} ms<extra></extra>",
+    }
+    return figure(
+        [trace],
+        320,
+        margin={"l": 70, "r": 20, "t": 20, "b": 60},
+        xaxis=axis("run", tickmode="array", tickvals=list(range(len(labels))), ticktext=list(labels), automargin=True),
+        # From zero, a change of a few percent would be invisible.
+        yaxis=axis("ms of the median iteration"),
         showlegend=False,
     )
 

@@ -7,7 +7,6 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -329,7 +328,7 @@ def _facts(summary: Summary, iterations: Rows, memory: Rows) -> list[tuple[str, 
         "devices": ", ".join(devices[:3]),
         "iterations": marked,
         "captured by": {"kineto": "torch.profiler", "nsys": "nsys"}.get(summary.source, ""),
-        "captured at": datetime.fromtimestamp(first / 1e9, UTC).strftime("%Y-%m-%d %H:%M UTC") if first else "",
+        "captured at": words.date(first) if first else "",
     }
     if not infos:
         found = {"ranks": str(len({row["rank"] for row in memory})), "captured by": "memory snapshot"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,16 @@ def percent(share: float | None, *, signed: bool = False) -> str:
     if signed:
         return _minus(f"{share:+.1%}")
     return _minus(f"{share:.0%}" if abs(share) >= 0.095 or not share else f"{share:.1%}")
+
+
+def speedup(factor: float | None) -> str:
+    """How many times as fast: "1.12×"."""
+    return UNKNOWN if factor is None else f"{factor:.2f}×"
+
+
+def date(unix_ns: int | None) -> str:
+    """Nanoseconds since 1970 as "2026-03-01 02:15 UTC"."""
+    return UNKNOWN if unix_ns is None else datetime.fromtimestamp(unix_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def size(amount: float | None) -> str:

@@ -24,10 +24,19 @@ def runs(folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def odd_runs(runs: Path) -> None:
+    """Runs that no limit can be judged with: without marked iterations, and with another matrix product."""
+    WrittenRun(iterations=1, marked=False).write(runs / "unmarked")
+    WrittenRun(unprofiled_ms=_QUIET, shapes="[[128, 64], [64, 64]]").write(runs / "more_work")
+
+
 def test_the_answer_is_the_first_sentence_and_the_page_says_the_same(typed: Typed, runs: Path) -> None:
     lines = typed("compare", "base", "slower", "-o", "page.html").stdout.splitlines()
     assert lines[0] == "base → slower"
-    assert lines[1].startswith("slower is slower: the median iteration takes 6.0 ms instead of 5.0 ms, +1.0 ms (+20.0%)")
+    assert lines[1].startswith(
+        "slower is slower: the median iteration takes 6.0 ms instead of 5.0 ms, +1.0 ms (+20.0%), speed-up 0.83×"
+    )
     assert "5 and 5 iterations without profiling" in lines[2]
     (gemm,) = (line for line in lines if line.endswith("  gemm"))
     assert gemm.split()[:3] == ["slower", "2", "2"]
@@ -45,6 +54,7 @@ def test_json_is_all_there_is_on_standard_output(typed: Typed) -> None:
     assert [(row["name"], row["change"]) for row in found["kernels"]] == [("gemm", "slower")]
 
 
+@pytest.mark.usefixtures("odd_runs")
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
@@ -53,7 +63,21 @@ def test_json_is_all_there_is_on_standard_output(typed: Typed) -> None:
         ("slower base --fail-over 5", 0, ""),
         ("base base --fail-over 0%", 0, ""),
         # Iterations enough on one side alone: a gate that was not looked at must say so.
-        ("base short --fail-over 5%", 0, "--fail-over 5% cannot be judged"),
+        ("base short --fail-over 5%", 0, "warning: --fail-over 5% cannot be judged"),
+        ("base short --fail-over 5% --strict", 4, "3 per side. Let both trainings run 50 iterations beyond the window"),
+        ("base unmarked --fail-over 5% --strict", 4, "Mark iterations in both runs"),
+        ("base more_work --fail-over 5% --strict", 4, "not comparable (shapes of matrix products). Capture a new baseline"),
+        ("base base --fail-over 5% --strict", 0, ""),
+        ("base slower --fail-over 5% --strict", 3, "slower by more than 5%"),
+        # The last of several runs is judged, against the first or the previous one.
+        ("base slower base --fail-over 5% --strict", 0, ""),
+        ("base base slower --fail-over 5%", 3, "slower by more than 5%"),
+        ("base slower slower --fail-over 5% --against previous", 0, ""),
+        ("base slower short --fail-over 5% --strict", 4, "cannot be judged"),
+        ("base slower --strict", 2, "--strict without --fail-over"),
+        ("base slower base --against previous", 2, "--against without --fail-over"),
+        ("base slower --against first --fail-over 5%", 2, "--against with two runs"),
+        ("base slower base --also-base base --also-other base", 2, "--also-base and --also-other with 3 runs"),
     ],
 )
 def test_the_exit_code_says_whether_the_gate_was_passed(typed: Typed, line: str, code: int, said: str) -> None:
@@ -76,7 +100,35 @@ def test_several_runs_a_side_are_compared_by_their_medians(typed: Typed) -> None
 def test_a_damaged_capture_is_named_and_ends_with_1(typed: Typed, runs: Path) -> None:
     trace = next(WrittenRun(ranks=2, seed=5).write(runs / "damaged").rglob("rank-1*.json"))
     trace.write_bytes(trace.read_bytes()[:2000])
-    done = typed("compare", "base", "damaged")
+    done = typed("compare", "base", "damaged", "--fail-over", "5%", "--strict")
     assert done.returncode == 1
+    assert "--fail-over 5% cannot be judged: a capture could not be read" in done.stderr
     assert "rank-1.pt.trace.json" in done.stderr
     assert "base → damaged" in done.stdout
+
+
+def test_several_runs_are_one_table_a_sentence_per_change_and_a_line_on_the_page(typed: Typed, runs: Path) -> None:
+    for night, (factor, host_us) in enumerate([(1.0, 100.0), (1.0, 100.0), (1.12, 700.0), (1.12, 700.0)]):
+        clock = {"clock": {"unix_ns": (1_772_330_000 + 86_400 * night) * 10**9, "perf_counter_ns": 1}}
+        times = [each * factor for each in _QUIET]
+        WrittenRun(unprofiled_ms=times, host_us=host_us, manifest=clock, seed=night).write(runs / f"nightly/{night}/profiles")
+    nights = [f"nightly/{night}/profiles" for night in range(4)]
+    lines = typed("compare", *nights, "-o", "page.html").stdout.splitlines()
+    assert lines[:3] == [
+        "0/profiles → 3/profiles, 4 runs",
+        "Run 4 is 12% slower than run 1 (0.89×): host launch delay +0.6 ms.",
+        "Run 3 is 12% slower than run 2 (0.89×): host launch delay +0.6 ms.",
+    ]
+    third, parts = (line for line in lines if line.endswith("  2/profiles"))
+    assert re.split(r"\s{2,}", third.strip())[:6] == [
+        *("3", "2026-03-03 01:53 UTC", "5.60 ± 0.03", "5", "+12.0%, 0.89×, slower", "+12.0%, 0.89×, slower")
+    ]
+    # Compute, host launch delay, between dependent kernels, other parts, and no memory.
+    assert parts.split() == ["3", "0.65", "0.72", "0.01", "0.00", "–", "2/profiles"]
+    page = (runs / "page.html").read_text()
+    assert "Run 3 is 12% slower than run 2" in page
+    assert 'id="figure-series"' in page
+    found = json.loads(typed("compare", *nights, "--json").stdout)
+    assert [run["against_previous"]["step"]["verdict"] for run in found["runs"][1:]] == ["unchanged", "slower", "unchanged"]
+    assert found["runs"][2]["against_previous"]["explains_most"]["part"] == "host_launch_us"
+    assert found["runs"][3]["step_us"]["value"] == pytest.approx(5600)

@@ -166,6 +166,57 @@ def test_installed_into_the_image_the_torch_stays_a_rank_works_and_the_doctor_af
     assert "output directory:" in container.must("bridge-profiling doctor --nodes 1", cwd=container.shared)
 
 
+DOCKERFILE = ROOT / "docs" / "examples" / "Dockerfile"
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions and their arguments; it continues no line."""
+    lines = [line for line in DOCKERFILE.read_text().splitlines() if line and not line.startswith("#")]
+    assert not [line for line in lines if line.endswith("\\")]
+    return [tuple(line.split(" ", 1)) for line in lines]
+
+
+def test_the_dockerfile_runs_the_commands_of_the_page_and_the_torch_of_its_base_stays(container, tmp_path):
+    """Each stage is a directory here, and both run in one environment; the base image is the one with the marked torch."""
+    stages: dict[str, Path] = {}
+    ran, at = [], tmp_path
+    for name, text in instructions():
+        words = text.split()
+        if name == "ARG":
+            assert re.fullmatch(r"BASE=nvcr\.io/nvidia/pytorch:[\d.]+-py3|PIP_NO_CACHE_DIR=1", text)
+        elif name == "FROM":
+            assert words[0] == "${BASE}"
+            stages[words[-1]] = root = tmp_path / f"stage-{len(stages)}"
+        elif name == "WORKDIR":
+            at = root / text.removeprefix("/")
+            at.mkdir(parents=True)
+        elif name == "COPY":
+            stage = re.fullmatch(r"--from=(\w+)", words[0])
+            *sources, target = words[1:] if stage else words
+            for source in sources:
+                found = stages[stage[1]] / source.removeprefix("/") if stage else ROOT / source
+                if found.is_dir():
+                    shutil.copytree(found, at / target, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(found, at / target)
+        else:
+            assert name == "RUN", name
+            ran.append(text)
+            printed = container.must(text, cwd=at)
+            container.assert_torch_stayed()
+    installing = "Install it into the image"
+    documented = [section("The wheel"), section(installing), section(installing, 1), section("Check the result")]
+    assert ran == [command.strip() for command in documented]
+    assert printed.startswith(MARKER)
+    assert "output directory:" in container.must("bridge-profiling doctor --nodes 1", cwd=container.shared)
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
+def test_hadolint_has_nothing_against_the_dockerfile():
+    # No pins: any release of the three packages works. pip's cache is off by an ARG, which hadolint does not see.
+    ended_well(["hadolint", "--failure-threshold", "warning", "--ignore", "DL3013", "--ignore", "DL3042", DOCKERFILE])
+
+
 def test_a_real_profile_needs_torch_and_nothing_else(tmp_path):
     refused = {"nemo_run", "fiddle", "leptonai", "omegaconf", "yaml", "rich", "typer", "nvtx", "psutil", "megatron", "msgspec"}
     program = tmp_path / "train.py"

@@ -108,19 +108,31 @@ class Comparison:
         """Whether iterations are certainly slower by more than a share of the base."""
         return self.step is not None and self.step.regressed(limit)
 
+    @property
+    def different_work(self) -> list[str]:
+        """Topics of the differences that make iteration times incomparable: of the work, and other device models."""
+        return [each.topic for each in self.differences if each.concerns == WORK or each.topic == "devices"]
+
+    @property
+    def undecided(self) -> str | None:
+        """Why no limit on the change of the iteration time can be judged; None if one can."""
+        if self.step is None:
+            return "the iteration times are unknown, because iterations are not marked on both sides"
+        if self.step.verdict == "unknown":
+            return self.step.reason
+        if self.different_work:
+            return f"the runs are not comparable ({', '.join(self.different_work)})"
+        return None
+
     def document(self) -> dict[str, Any]:
         """All of it as plain data, with events that changed."""
-        step = None
-        if self.step is not None:
-            known = {name: getattr(self.step, name) for name in ("verdict", "evidence", "method", "reason")}
-            step = _change(self.step.us) | known | {"samples": list(self.step.samples), "level": LEVEL}
         return {
             "schema_version": SCHEMA_VERSION,
             "base": self.base,
             "other": self.other,
             "same_work": self.same_work,
             "differences": [asdict(each) for each in self.differences],
-            "step": step,
+            "step": self.step_document(),
             "profiled_step": None if self.profiled is None else _change(self.profiled),
             "by_cause": {name: _change(each) for name, each in self.by_cause.items()},
             "by_activity": {name: _change(each) for name, each in self.by_activity.items()},
@@ -133,8 +145,15 @@ class Comparison:
             "limitations": self.limitations,
         }
 
+    def step_document(self) -> dict[str, Any] | None:
+        """The change of the median iteration as plain data."""
+        if self.step is None:
+            return None
+        known = {name: getattr(self.step, name) for name in ("verdict", "evidence", "method", "reason")}
+        return _change(self.step.us) | known | {"samples": list(self.step.samples), "level": LEVEL}
+
     def to_json(self) -> str:
-        """`document` as text: the output of `bridge-profiling compare --json`."""
+        """`document` as text: the output of `bridge-profiling compare BASE OTHER --json`."""
         return json.dumps(self.document(), indent=1, allow_nan=False)
 
 
@@ -160,12 +179,22 @@ def compare(
             why="the spread between runs of one kind needs at least two runs per side",
             instead="Give several runs of both sides, or one of each",
         )
-    return _compare([[run.compared() for run in side] for side in runs], noise or Noise())
+    return compare_answers([[run.compared() for run in side] for side in runs], noise or Noise())
 
 
-def _compare(runs: list[list[ComparedRun]], noise: Noise) -> Comparison:
+def compare_answers(
+    runs: Sequence[Sequence[ComparedRun]], noise: Noise, *, ranks: Sequence[int] | None = None, evidence: str | None = None
+) -> Comparison:
+    """Compare the answers of both sides' runs.
+
+    Args:
+        runs: those of the base, and those of the other side.
+        noise: limits above which a difference of an event is a change.
+        ranks: whose iterations are compared; None for those in common.
+        evidence: iterations to use, see `steps.step_change`.
+    """
     every = [run for side in runs for run in side]
-    ranks = of_steps.ranks_in_common(every)
+    ranks = of_steps.ranks_in_common(every) if ranks is None else ranks
     sides: list[Side] = [[(run, of_steps.run_steps(run, ranks)) for run in side] for side in runs]
     marked = all(steps is not None for side in sides for _, steps in side)
     if not marked:  # amounts per iteration and amounts of whole captures are not comparable
@@ -189,7 +218,7 @@ def _compare(runs: list[list[ComparedRun]], noise: Noise) -> Comparison:
         base=[run.name for run in runs[0]],
         other=[run.name for run in runs[1]],
         differences=differences(sides[0], sides[1], (communication[0], communication[1])),
-        step=of_steps.step_change(sides[0], sides[1]),
+        step=of_steps.step_change(sides[0], sides[1], evidence),
         profiled=of_steps.median_change(base, other) if marked else None,
         by_cause=of_steps.split(base, other, BY_CAUSE) if marked else {},
         by_activity=of_steps.split(base, other, BY_ACTIVITY) if marked else {},
@@ -269,7 +298,7 @@ def _finding(finding: Any) -> dict[str, Any]:
 
 def _change(change: Change) -> dict[str, Any]:
     us = {f"{name}_us": getattr(change, name) for name in ("base", "other", "change", "low", "high")}
-    return us | {"relative": change.relative, "significant": change.significant}
+    return us | {"relative": change.relative, "speedup": change.speedup, "significant": change.significant}
 
 
 def _limitations(sides: Sequence[Side], *, marked: bool, merged: bool) -> list[str]:

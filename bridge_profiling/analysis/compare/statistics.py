@@ -1,4 +1,4 @@
-"""Confidence intervals of the difference of two medians or two means.
+"""Confidence intervals of medians, of the difference of two medians or two means, and of a slope.
 
 Student's t distribution is computed here and tested against its density: SciPy would be larger than all other packages on the
 analysis host together.
@@ -58,11 +58,53 @@ class Change:
         return self.change / self.base if self.base else None
 
     @property
+    def speedup(self) -> float | None:
+        """How many times as fast, for durations: 1.12 is 12% more in the same time; None if the value after is 0."""
+        return self.base / self.other if self.other else None
+
+    @property
     def significant(self) -> bool | None:
         """Whether the confidence interval excludes 0; None without one."""
         if self.low is None or self.high is None:
             return None
         return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its confidence interval if known.
+
+    Args:
+        value: the estimate.
+        low: lower bound; None if unknown.
+        high: upper bound.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def median_of(samples: Sequence[float]) -> Estimate:
+    """The median of at least one sample, in order of time, with the confidence interval that `change_of_median` builds on."""
+    values = np.asarray(samples, np.float64)
+    median = float(np.median(values))
+    if len(values) < ENOUGH_SAMPLES:
+        return Estimate(median)
+    reach = _reach([_variance_of_median(values) * _inflation(values)], [_effective(values)])
+    return Estimate(median, median - reach, median + reach)
+
+
+def slope_of(values: Sequence[float]) -> Estimate:
+    """The least-squares change from each value to the next, with Student's t of the residuals. Needs three values."""
+    heights = np.asarray(values, np.float64)
+    places = np.arange(len(heights)) - (len(heights) - 1) / 2
+    weight = float(places @ places)
+    slope = float(places @ heights) / weight
+    residuals = heights - heights.mean() - slope * places
+    freedom = len(heights) - 2
+    reach = t_quantile((1 + LEVEL) / 2, freedom) * math.sqrt(float(residuals @ residuals) / freedom / weight)
+    return Estimate(slope, slope - reach, slope + reach)
 
 
 def change_of_median(base: Sequence[float], other: Sequence[float]) -> Change:
@@ -140,9 +182,14 @@ def t_quantile(probability: float, freedom: float) -> float:
 
 
 def _bounded(values: tuple[float, float], spread: Sequence[float], counts: Sequence[float]) -> Change:
-    difference, error = values[1] - values[0], math.sqrt(sum(spread))
-    reach = t_quantile((1 + LEVEL) / 2, _freedom(spread, counts)) * error if error else 0.0
+    difference, reach = values[1] - values[0], _reach(spread, counts)
     return Change(*values, difference - reach, difference + reach)
+
+
+def _reach(spread: Sequence[float], counts: Sequence[float]) -> float:
+    """Half the width of the confidence interval, from the variance and the number of samples of each side."""
+    error = math.sqrt(sum(spread))
+    return t_quantile((1 + LEVEL) / 2, _freedom(spread, counts)) * error if error else 0.0
 
 
 def _freedom(spread: Sequence[float], counts: Sequence[float]) -> float:

@@ -155,7 +155,7 @@ def run_steps(run: ComparedRun, ranks: Sequence[int]) -> RunSteps | None:
     )
 
 
-def _unprofiled_us(run: ComparedRun) -> list[float]:
+def unprofiled_us(run: ComparedRun) -> list[float]:
     """Microseconds of each iteration outside the profiler's window, as means over the ranks that timed it."""
     times: dict[int, list[int]] = {}
     for capture in run.manifests:
@@ -165,23 +165,46 @@ def _unprofiled_us(run: ComparedRun) -> list[float]:
     return [fmean(times[iteration]) / 1e3 for iteration in sorted(times) if len(times[iteration]) == most]
 
 
-def step_change(base: Side, other: Side) -> StepChange | None:
-    """The change of the median iteration, from the better evidence that both sides have; None without iterations."""
-    unprofiled = [[_unprofiled_us(run) for run, _ in side] for side in (base, other)]
-    if all(len(times) >= ENOUGH_SAMPLES for side in unprofiled for times in side):
-        return _change(unprofiled, "unprofiled", None)
-    if any(steps is None for _, steps in (*base, *other)):
+def best_evidence(runs: Side) -> str:
+    """`unprofiled` if each of the runs timed enough iterations outside its window, else `profiled`."""
+    return "unprofiled" if all(len(unprofiled_us(run)) >= ENOUGH_SAMPLES for run, _ in runs) else "profiled"
+
+
+def step_times(side: Side, evidence: str) -> list[list[float]] | None:
+    """Microseconds of each run's iterations, of one kind of evidence; None if a run has none."""
+    if evidence == "unprofiled":
+        times = [unprofiled_us(run) for run, _ in side]
+    else:
+        times = [[] if steps is None else steps.parts["duration_us"].tolist() for _, steps in side]
+    return times if all(times) else None
+
+
+def step_change(base: Side, other: Side, evidence: str | None = None) -> StepChange | None:
+    """The change of the median iteration; None without iterations.
+
+    Args:
+        base: runs of one side.
+        other: runs of the other side.
+        evidence: `unprofiled` or `profiled`; None for the better one that both sides have.
+    """
+    evidence = evidence or best_evidence([*base, *other])
+    before, after = (step_times(side, evidence) for side in (base, other))
+    if before is None or after is None:
         return None
-    sides = [[steps for _, steps in side if steps is not None] for side in (base, other)]
-    fewest = [min(0 if steps.with_boundary else len(steps.iterations) for steps in side) for side in sides]
     reason = None
-    if min(fewest) < ENOUGH_SAMPLES:
-        counts = [f"{count or 'no'} steady iteration{'' if count == 1 else 's'}" for count in fewest]
-        reason = (
-            f"the captures hold {counts[0]} of the base and {counts[1]} of the other; a confidence interval needs "
-            f"{ENOUGH_SAMPLES} per side"
-        )
-    return _change([[steps.parts["duration_us"].tolist() for steps in side] for side in sides], "profiled", reason)
+    if evidence == "profiled":
+        counted = [
+            [0 if steps is None or steps.with_boundary else len(steps.iterations) for _, steps in side]
+            for side in (base, other)
+        ]
+        fewest = [min(each) for each in counted]
+        if min(fewest) < ENOUGH_SAMPLES:
+            counts = [f"{count or 'no'} steady iteration{'' if count == 1 else 's'}" for count in fewest]
+            reason = (
+                f"the captures hold {counts[0]} of the base and {counts[1]} of the other; a confidence interval needs "
+                f"{ENOUGH_SAMPLES} per side"
+            )
+    return _change([before, after], evidence, reason)
 
 
 def with_equal_parts(*sides: Sequence[RunSteps]) -> list[list[RunSteps]]:

@@ -1,0 +1,92 @@
+"""TensorBoard's PyTorch plugin opens our folders: its own reader finds each rank and its views."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.example_run import ExampleRun
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "how-to" / "coming-from.md"
+GPU_RUN = ROOT / "tests" / "planted" / "clean_2"
+
+#: What the plugin does for a run in its folder; it reads each rank in a process of its own.
+READER = """
+import json, sys
+from torch_tb_profiler import io
+from torch_tb_profiler.profiler import RunLoader
+
+run = RunLoader("run", sys.argv[1], io.Cache()).load()
+found = {}
+for (worker, span), profile in run.profiles.items():
+    found[worker] = {"views": [view.display_name for view in profile.views]}
+    if worker == "All":
+        devices = (profile.gpu_info or {"data": {}})["data"]
+        found[worker]["nodes"] = {node: len(processes) for node, processes in devices.items()}
+        continue
+    found[worker]["steps"] = [row[0] for row in profile.overview["steps"]["rows"]]
+    found[worker]["operators"] = [row["name"] for row in profile.operation_table_by_name["data"]]
+    found[worker]["kernels"] = [row[0] for row in profile.kernel_table["data"]["rows"]] if profile.has_kernel else []
+print(json.dumps(found))
+"""
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def _plugin() -> None:
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("torch_tb_profiler")
+
+
+def read(folder: Path) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", READER, folder], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_ranks_just_captured_have_their_overview_operators_and_trace(tmp_path: Path) -> None:
+    example = ExampleRun("ddp.py", tmp_path)
+    found = read(example.captured.root / "torch" / "iter-3-5")
+    assert found.keys() >= {"rank-0", "rank-1"}
+    for rank in ("rank-0", "rank-1"):
+        assert set(found[rank]["views"]) >= {"Overview", "Operator", "Trace"}
+        assert found[rank]["steps"] == ["3", "4"]
+        assert {"aten::addmm", "aten::linear"} <= set(found[rank]["operators"])
+
+
+def test_ranks_of_gpus_also_have_kernels_and_links_give_the_distributed_view_its_nodes(tmp_path: Path) -> None:
+    """Captured by the hook on two GPUs, and recompressed for this repository."""
+    profiles = tmp_path / "profiles"
+    for kind in ("manifest", "torch"):
+        (profiles / kind / "iter-5-8").mkdir(parents=True)
+    for rank in (0, 1):
+        manifest = f"manifest/iter-5-8/rank-{rank}.json"
+        (profiles / manifest).write_text((GPU_RUN / manifest).read_text().replace(".json.xz", ".json.gz"))
+        name = f"torch/iter-5-8/rank-{rank}.pt.trace.json"
+        (profiles / f"{name}.gz").write_bytes(gzip.compress(lzma.decompress((GPU_RUN / f"{name}.xz").read_bytes()), 1))
+    found = read(profiles / "torch" / "iter-5-8")
+    for rank in ("rank-0", "rank-1"):
+        assert found[rank]["views"] == ["Overview", "Operator", "Kernel", "Trace"]
+        assert found[rank]["steps"] == ["5", "6", "7"]
+        assert any("nccl" in name for name in found[rank]["kernels"])
+        assert any("at::native" in name for name in found[rank]["kernels"])
+    assert found["All"] == {"views": ["Distributed"], "nodes": {"rank-0": 1, "rank-1": 1}}
+
+    (links,) = re.findall(r"```python\n(from pathlib.*?)```", PAGE.read_text().split("\n## TensorBoard\n")[1], re.DOTALL)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", links], cwd=tmp_path, env=environment, check=True)
+    (host,) = {json.loads(path.read_text())["host"] for path in profiles.glob("manifest/*/*.json")}
+    found = read(tmp_path / "tensorboard" / "iter-5-8")
+    assert found.keys() == {"All", f"{host}_0", f"{host}_1"}
+    assert found["All"]["nodes"] == {host: 2}
