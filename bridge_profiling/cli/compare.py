@@ -22,6 +22,7 @@ def compare(
     also_base: Annotated[list[Path] | None, Option(metavar="RUN", help="Another run like BASE; repeatable.")] = None,
     also_other: Annotated[list[Path] | None, Option(metavar="RUN", help="Another run like OTHER; repeatable.")] = None,
     as_json: common.JsonOption = False,
+    json_schema: common.JsonSchemaOption = False,
     output: common.PageOption = None,
     fail_over: Annotated[
         str | None,
