@@ -11,8 +11,8 @@ class Estimate(TypedDict):
     """Statistics of a repeated measurement, in the unit of the key."""
 
     count: Annotated[Count, doc("Number of samples")]
-    median: Annotated[float | None, doc("Median; null if it is not finite")]
-    mean: Annotated[float | None, doc("Mean; null if it is not finite")]
+    median: Annotated[float, doc("Median")]
+    mean: Annotated[float, doc("Mean")]
     low: Annotated[float | None, doc("Lower bound of the median at 95%; null with too few samples")]
     high: Annotated[float | None, doc("Upper bound of the median at 95%; null with too few samples")]
 
