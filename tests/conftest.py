@@ -88,6 +88,7 @@ NEEDS = {
     "hugging_face": lambda: _package("transformers") or _package("accelerate"),
     "bridge": why_no_bridge,
     "browser": why_no_browser,
+    "check_jsonschema": lambda: _package("check_jsonschema"),
 }
 
 

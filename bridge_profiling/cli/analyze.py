@@ -12,6 +12,7 @@ from bridge_profiling.cli import common
 def analyze(
     run: common.RunArgument,
     as_json: common.JsonOption = False,
+    json_schema: common.JsonSchemaOption = False,
     **reading: Any,
 ) -> None:
     """Show where each rank's time goes: device, iterations, kernels, communication, memory.

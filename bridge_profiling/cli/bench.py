@@ -27,6 +27,12 @@ bench = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+@bench.callback()
+def _flags(json_schema: common.JsonSchemaOption = False) -> None:
+    pass
+
+
 OutputOption = Annotated[
     Path | None,
     Option("--output", "-o", metavar="FILE", help="Add the result to this file."),

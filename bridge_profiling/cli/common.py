@@ -65,6 +65,20 @@ def closed(names: type[StrEnum]) -> dict[str, Any]:
 
 RunArgument = Annotated[Path, Argument(metavar="RUN", help="Captures: a directory, a file, or a NeMo-Run experiment.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
+
+
+def _print_schema(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        from bridge_profiling.report.schemas import schema_text
+
+        typer.echo(schema_text(context.info_name or ""), nl=False)
+        raise typer.Exit
+
+
+#: Eager: the command's arguments need not be typed.
+JsonSchemaOption = Annotated[
+    bool, Option("--json-schema", callback=_print_schema, is_eager=True, help="Print the JSON Schema of --json and exit.")
+]
 PageOption = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write a page as one HTML file.")]
 ParquetOption = Annotated[
     Path | None,

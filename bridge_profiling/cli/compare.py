@@ -30,6 +30,7 @@ def compare(
     also_base: Annotated[list[Path] | None, Option(metavar="RUN", help="Another run like BASE; repeatable.")] = None,
     also_other: Annotated[list[Path] | None, Option(metavar="RUN", help="Another run like OTHER; repeatable.")] = None,
     as_json: common.JsonOption = False,
+    json_schema: common.JsonSchemaOption = False,
     output: common.PageOption = None,
     fail_over: Annotated[
         str | None,
@@ -38,7 +39,10 @@ def compare(
     strict: Annotated[bool, Option("--strict", help="Exit code 4 if --fail-over cannot be judged.")] = False,
     against: Annotated[
         Against | None,
-        Option(help="Of three or more runs, the one that --fail-over compares the last with. Default: first."),
+        Option(
+            **common.closed(Against),
+            help="Of three or more runs, the one that --fail-over compares the last with. Default: first.",
+        ),
     ] = None,
     workers: common.WorkersOption = None,
 ) -> None:

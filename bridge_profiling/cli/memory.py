@@ -14,6 +14,7 @@ def memory(
     run: Annotated[Path, Argument(metavar="RUN", help="A memory snapshot, a directory of captures, or a NeMo-Run experiment.")],
     other: Annotated[Path | None, Argument(metavar="[OTHER]", help="The run to compare with RUN.")] = None,
     as_json: common.JsonOption = False,
+    json_schema: common.JsonSchemaOption = False,
     output: common.PageOption = None,
     workers: common.WorkersOption = None,
 ) -> None:

@@ -24,6 +24,7 @@ def report(
     ] = None,
     page: Annotated[bool, Option(help="Write the page.")] = True,
     as_json: common.JsonOption = False,
+    json_schema: common.JsonSchemaOption = False,
     threshold: Annotated[
         list[str] | None,
         Option(metavar="NAME=VALUE", help="Limit of a finding, such as data_loading=0.05."),

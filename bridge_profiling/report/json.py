@@ -1,7 +1,7 @@
-"""The document that `bridge-profiling analyze --json` prints.
+"""The document that `bridge-profiling analyze --json` and `report --json` print; `schemas.run` has its keys.
 
-Keys may be added; within a `schema_version` none changes its meaning. Times are microseconds,
- sizes bytes, bandwidths 10⁹ bytes per second.
+Keys may be added; within a `schema_version` none changes its meaning. Times are microseconds, sizes bytes, bandwidths
+10⁹ bytes per second.
 """
 
 from __future__ import annotations
@@ -15,38 +15,27 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from bridge_profiling.analysis.attribution.parts import BY_CAUSE
+from bridge_profiling.report.figures import PARTS
+from bridge_profiling.report.schemas import run as schema
+from bridge_profiling.report.verdict import Summary, outcome, summarize, verdict
+
 if TYPE_CHECKING:
     from bridge_profiling.analysis import Run
     from bridge_profiling.analysis.findings import Finding, Thresholds
-
-SCHEMA_VERSION = 1
-
-_ITERATION = (
-    "iteration",
-    "duration_us",
-    "compute_us",
-    "communication_us",
-    "exposed_communication_us",
-    "idle_us",
-    "launch_starved_us",
-    "blocked_us",
-    "dependency_stalled_us",
-    "boundary",
-)
-_KERNEL = ("name", "kind", "count", "total_us", "mean_us", "min_us", "max_us")
 
 #: Columns that identify an operation in a group.
 _KIND = ("operation", "group", "group_name", "group_ranks")
 
 
-def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
+def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocument:
     """Every answer about a run as plain data; None stands for the default thresholds."""
-    # Findings first: one pass over the captures then reads everything.
-    findings = [as_plain_data(finding) for finding in run.findings(thresholds)]
+    # First: one pass over the captures for the findings then reads everything.
+    summary = summarize(run, thresholds)
     breakdowns = _by_capture(run.breakdown())
-    iterations = _by_capture(run.iterations(), _ITERATION)
-    kernels = _by_capture(run.kernels(), _KERNEL)
-    ranks = []
+    iterations = _by_capture(run.iterations(), list(schema.Iteration.__annotations__))
+    kernels = _by_capture(run.kernels(), list(schema.Kernel.__annotations__))
+    ranks: list[Any] = []
     for info in run.infos:
         capture = (info.rank, info.source)
         places = info.coordinates
@@ -62,17 +51,21 @@ def document(run: Run, thresholds: Thresholds | None = None) -> dict[str, Any]:
             }
         )
     collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()
-    bench = run.against_bench
+    bench: Any = None if summary.bench is None else summary.bench.as_plain_data()
+    caveats: list[Any] = [asdict(caveat) for caveat in run.caveats()]
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": 1,
+        "verdict": _verdict(summary),
+        "budget": _budget(summary),
         "ranks": ranks,
         "collectives": collectives,
         "memory": memory,
         "pipeline": pipeline,
-        "bench": None if bench is None else bench.as_plain_data(),
-        "findings": findings,
+        "bench": bench,
+        "findings": [as_plain_data(finding) for finding in summary.findings],
+        # Last: questions add to what the captures cannot show.
         "limitations": run.limitations,
-        "caveats": [asdict(caveat) for caveat in run.caveats()],
+        "caveats": caveats,
     }
 
 
@@ -81,19 +74,85 @@ def dumps(run: Run, thresholds: Thresholds | None = None) -> str:
     return json.dumps(finite(document(run, thresholds)), indent=1, allow_nan=False)
 
 
-def as_plain_data(finding: Finding) -> dict[str, Any]:
+def as_plain_data(finding: Finding) -> schema.Finding:
     """A finding as the document holds it."""
+    events: list[Any] = [asdict(event) for event in finding.events]
     return {
         "id": finding.id,
         "title": finding.title,
         "ranks": finding.ranks,
         "evidence": dict(finding.evidence),
         "recoverable_us_per_iteration": finding.recoverable_us_per_iteration,
-        "confidence": str(finding.confidence),
+        "confidence": finding.confidence.value,
         "confidence_reason": finding.confidence_reason,
         "action": finding.action,
-        "events": [asdict(event) for event in finding.events],
+        "events": events,
         "severe": finding.severe,
+    }
+
+
+def _verdict(summary: Summary) -> schema.Verdict:
+    said = verdict(summary)
+    first = summary.findings[0] if summary.findings else None
+    return {
+        "outcome": outcome(summary).value,
+        "headline": said.headline,
+        "sentences": list(said.sentences),
+        "first": list(said.first),
+        "notes": list(said.caveats),
+        "finding": None if first is None else first.id,
+        "iteration_us": summary.typical_us,
+        "iterations": summary.fewest_iterations,
+        "recoverable_us_per_iteration": summary.saving_us,
+        "recoverable_share": summary.share(summary.saving_us),
+        "total_recoverable_us_per_iteration": summary.total_saving_us,
+        "total_recoverable_share": summary.share(summary.total_saving_us),
+        "confidence": None if first is None else first.confidence.value,
+        "confidence_reason": None if first is None else first.confidence_reason,
+        "profiler_us": summary.profiler_us,
+    }
+
+
+def _budget(summary: Summary) -> schema.Budget:
+    found = summary.budget
+    source: Any = summary.source
+    parts: list[Any] = [
+        {
+            "cause": part.column.removesuffix("_us"),
+            "name": PARTS[part.column][0],
+            "time_us": part.time_us,
+            "share": part.share,
+            "low_share": part.low,
+            "high_share": part.high,
+        }
+        for part in found.parts
+    ]
+    return {
+        "source": source,
+        "iteration_us": found.iteration_us,
+        "waiting_known": found.waiting_known,
+        "parts": parts,
+        "ranks": [_rank_budget(row) for row in summary.attribution],
+    }
+
+
+def _rank_budget(row: dict[str, Any]) -> schema.RankBudget:
+    """A row of `Run.attribution`."""
+    parts: list[Any] = [
+        {
+            "cause": column.removesuffix("_us"),
+            "name": PARTS[column][0],
+            "time_us": row[column],
+            "share": row[column] / row["duration_us"] if row["duration_us"] else 0.0,
+        }
+        for column in BY_CAUSE
+    ]
+    return {
+        "rank": row["rank"],
+        "iteration_us": row["duration_us"],
+        "iterations": row["iterations"],
+        "waiting_known": row["waiting_known"],
+        "parts": parts,
     }
 
 
@@ -107,7 +166,7 @@ def _by_capture(table: pa.Table, columns: Sequence[str] | None = None) -> dict[t
     return found
 
 
-def _collectives(run: Run) -> list[dict[str, Any]]:
+def _collectives(run: Run) -> list[schema.Collective]:
     waits: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
     for row in run.communication(by_rank=True).to_pylist():
         if row["wait_us"] is not None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
-from bridge_profiling.analysis.attribution.parts import BY_CAUSE, ENOUGH_ITERATIONS
+from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
 from bridge_profiling.analysis.findings.evidence import profiler_cost_us
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
+from bridge_profiling.report.budget import Budget, budget
 from bridge_profiling.report.figures import PARTS
 from bridge_profiling.report.views import Verdict
 from bridge_profiling.traces.discover import WHICH_WINDOW
@@ -29,6 +32,16 @@ _SMALL = 0.02
 
 #: Findings whose advice is part of the verdict.
 _FIRST = 3
+
+
+class Outcome(StrEnum):
+    """What the verdict is about."""
+
+    finding = "finding"  # at least one finding
+    nothing_found = "nothing_found"  # iterations were judged, and no number exceeds its threshold
+    no_device_work = "no_device_work"  # traces without work on a device, as of training on CPUs
+    memory_only = "memory_only"  # memory snapshots, and no trace
+    too_little = "too_little"  # no iteration is marked
 
 
 @dataclass(frozen=True)
@@ -64,10 +77,41 @@ class Summary:
     snapshots: list[int] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
+    @cached_property
+    def budget(self) -> Budget:
+        """Where the time of the typical iteration goes."""
+        return budget(self.attribution)
+
     @property
     def typical_us(self) -> float | None:
         """The median over ranks of the median iteration."""
-        return median(row["duration_us"] for row in self.attribution) if self.attribution else None
+        return self.budget.iteration_us
+
+    @property
+    def fewest_iterations(self) -> int | None:
+        """Number of iterations behind the median of the rank that has the fewest; None without iterations."""
+        return min((row["iterations"] for row in self.attribution), default=None)
+
+    @property
+    def saving_us(self) -> float | None:
+        """Potential saving of the first finding per iteration; None if unknown, or without findings."""
+        return self.findings[0].recoverable_us_per_iteration if self.findings else None
+
+    @property
+    def total_saving_us(self) -> float | None:
+        """Potential saving of all findings together; None if it is unknown for each."""
+        known = [each.recoverable_us_per_iteration for each in self.findings if each.recoverable_us_per_iteration is not None]
+        return sum(known) if known else None
+
+    @property
+    def profiler_us(self) -> float | None:
+        """Time that profiling added to an iteration: the median over ranks, from the manifests; None if unknown."""
+        cost = profiler_cost_us(self.manifests)
+        return median(cost.values()) if cost else None
+
+    def share(self, time_us: float | None) -> float | None:
+        """A time as a share of the typical iteration; None if either is unknown."""
+        return time_us / self.typical_us if time_us is not None and self.typical_us else None
 
 
 def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
@@ -97,27 +141,39 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     )
 
 
+def outcome(summary: Summary) -> Outcome:
+    """What the verdict on a run is about."""
+    if summary.findings:
+        return Outcome.finding
+    if summary.attribution:
+        return Outcome.nothing_found
+    if summary.without_device:
+        return Outcome.no_device_work
+    return Outcome.memory_only if summary.snapshots else Outcome.too_little
+
+
 def verdict(summary: Summary) -> Verdict:
     """The verdict on a run."""
     findings = summary.findings
-    if findings:
-        headline = words.sentence(findings[0].title)
-        sentences = [*_iteration(summary), *_saving(summary)]
-    elif summary.attribution:
-        headline = "Nothing to change was found."
-        sentences = [*_iteration(summary), "No number exceeds its threshold."]
-    elif summary.without_device:
-        headline = "These captures hold no device work to judge."
-        sentences = [
-            "Captures of training on CPUs look like this, and so do those of a profiler that could not access its GPUs.",
-            "The page's table of operators and the trace itself show the host's work.",
-        ]
-    elif summary.snapshots:
-        headline = "These captures hold memory only."
-        sentences = [f"Memory was recorded on {words.ranks(summary.snapshots)}.", "A trace shows where the time goes."]
-    else:
-        headline = "These captures hold too little to judge."
-        sentences = ["No iteration is marked in them."]
+    match outcome(summary):
+        case Outcome.finding:
+            headline = words.sentence(findings[0].title)
+            sentences = [*_iteration(summary), *_saving(summary)]
+        case Outcome.nothing_found:
+            headline = "Nothing to change was found."
+            sentences = [*_iteration(summary), "No number exceeds its threshold."]
+        case Outcome.no_device_work:
+            headline = "These captures hold no device work to judge."
+            sentences = [
+                "Captures of training on CPUs look like this, and so do those of a profiler that could not access its GPUs.",
+                "The page's table of operators and the trace itself show the host's work.",
+            ]
+        case Outcome.memory_only:
+            headline = "These captures hold memory only."
+            sentences = [f"Memory was recorded on {words.ranks(summary.snapshots)}.", "A trace shows where the time goes."]
+        case Outcome.too_little:
+            headline = "These captures hold too little to judge."
+            sentences = ["No iteration is marked in them."]
     # A device that is not busy is a symptom of the others.
     causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
     first = [_advice(finding, len(summary.infos)) for finding in causes[:_FIRST]]
@@ -138,35 +194,31 @@ def _iteration(summary: Summary) -> Iterator[str]:
     differ = max(durations) - min(durations) > _ALIKE * typical_us
     on = words.counted(len(rows), "rank")
     yield f"An iteration takes {words.milliseconds(typical_us)} (median of {of} on {on}{spread if differ else ''})."
-    shares = {part: [row[part] / row["duration_us"] for row in rows if row["duration_us"]] for part in BY_CAUSE}
-    means = {part: fmean(values) for part, values in shares.items() if values}
     parts = []
     # Compute first, then the others, the largest first.
-    for part in sorted(means, key=lambda part: (part != "compute_us", -means[part])):
-        if means[part] >= _SMALL:
-            low, high = min(shares[part]), max(shares[part])
-            by_rank = f" ({low:.0%} to {high:.0%} by rank)" if high - low > _SHARES_ALIKE else ""
-            name = "exposed communication" if part == "communication_us" else PARTS[part][0]
-            if part == "communication_us" and not all(row["waiting_known"] for row in rows):
+    for part in sorted(summary.budget.parts, key=lambda part: (part.column != "compute_us", -part.share)):
+        if part.share >= _SMALL:
+            by_rank = f" ({part.low:.0%} to {part.high:.0%} by rank)" if part.high - part.low > _SHARES_ALIKE else ""
+            name = "exposed communication" if part.column == "communication_us" else PARTS[part.column][0]
+            if part.column == "communication_us" and not summary.budget.waiting_known:
                 name += " (including waiting for other ranks)"
-            parts.append(f"{words.percent(means[part])} {name}{by_rank}")
-    rest = sum(share for share in means.values() if share < _SMALL)
+            parts.append(f"{words.percent(part.share)} {name}{by_rank}")
+    rest = sum(part.share for part in summary.budget.parts if part.share < _SMALL)
     yield f"Its parts: {', '.join([*parts, *([f'{words.percent(rest)} other'] if rest >= 0.005 else [])])}."
 
 
 def _saving(summary: Summary) -> Iterator[str]:
     """What the first finding, and all of them, could save."""
-    savings = [finding.recoverable_us_per_iteration for finding in summary.findings]
-    total = sum(saving or 0.0 for saving in savings)
+    count, first, total = len(summary.findings), summary.saving_us, summary.total_saving_us
 
     def said(saving: float) -> str:
-        share = f" ({words.percent(saving / summary.typical_us)})" if summary.typical_us else ""
+        share = f" ({words.percent(summary.share(saving))})" if summary.typical_us else ""
         return f"up to {words.milliseconds(saving)} per iteration{share}"
 
-    if savings[0]:
-        more = f"; all {len(savings)} findings together {said(total)}" if len(savings) > 1 else ""
-        yield f"Potential saving: {said(savings[0])}{more}."
-    elif savings[0] is None:
+    if first and total is not None:
+        more = f"; all {count} findings together {said(total)}" if count > 1 else ""
+        yield f"Potential saving: {said(first)}{more}."
+    elif first is None:
         yield "The potential saving is unknown." if not total else f"Potential saving of the other findings: {said(total)}."
 
 
@@ -182,13 +234,13 @@ def _caveats(summary: Summary) -> Iterator[str]:
         if finding.confidence != Confidence.high:
             reason = f": {finding.confidence_reason.rstrip('.')}" if finding.confidence_reason else ""
             yield f"Confidence is {finding.confidence}{reason}."
-    fewest = min((row["iterations"] for row in summary.attribution), default=None)
+    fewest = summary.fewest_iterations
     if fewest is not None and fewest < ENOUGH_ITERATIONS:
         yield f"Only {words.counted(fewest, 'iteration')} captured, which cannot show what happens only sometimes. Capture ten."
-    cost = profiler_cost_us(summary.manifests)
-    if cost and median(cost.values()) > 0:
-        yield f"Profiling made an iteration {words.milliseconds(median(cost.values()))} longer, according to the manifests."
-    elif summary.attribution and not cost and not any("manifest" in finding.confidence_reason for finding in first):
+    cost_us = summary.profiler_us
+    if cost_us is not None and cost_us > 0:
+        yield f"Profiling made an iteration {words.milliseconds(cost_us)} longer, according to the manifests."
+    elif summary.attribution and cost_us is None and not any("manifest" in finding.confidence_reason for finding in first):
         yield "Profiler overhead is unknown (no manifest); profiled iterations are longer than others."
     world = max((info.world_size or 0 for info in summary.infos), default=0)
     if world > len(summary.infos):

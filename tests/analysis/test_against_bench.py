@@ -1,5 +1,6 @@
 """A capture compared with benchmarks: which result fits, what is between measured sizes, what is not compared and why."""
 
+import json
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ from bridge_profiling.analysis.compare.bench import interpolated
 from bridge_profiling.bench import results as bench_results
 from bridge_profiling.errors import ProfilingConfigError
 from tests.planted.cases import CASES
+from tests.report.published import problems
 
 MIB = 1 << 20
 DEVICE = "NVIDIA H200"
@@ -74,6 +76,7 @@ def test_each_group_is_compared_with_as_many_ranks_at_its_own_sizes(compared):
     # The bus bandwidth of a gather is half of what two ranks gather.
     gathers = [row for row in rows_of(run, "DATA_PARALLEL_GROUP_WITH_CP") if row["operation"] == "all_gather"]
     assert [row["alone_bus_bandwidth_gbs"] for row in gathers] == [pytest.approx(gbs_of(75_544_576) / 2)] * 2
+    assert problems("analyze", json.loads(run.to_json())) == []
 
 
 @pytest.mark.parametrize(
@@ -158,3 +161,4 @@ def test_copies_steps_and_loaders_are_compared_too(compared):
     assert bench.step["reason"] == "cpu was measured, but NVIDIA H200 captured"
     assert bench.data_loader["batch_us"] == pytest.approx(20_000)
     assert bench.data_loader["iteration_us"] > 20_000
+    assert problems("analyze", json.loads(run.to_json())) == []

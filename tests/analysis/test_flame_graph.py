@@ -184,5 +184,5 @@ def test_a_capture_of_the_torch_profiler_with_stacks(tmp_path, run_of):
     window = sum(row["duration_us"] for row in run.iterations().to_pylist())
     # The stacks of other threads, such as those of pytest's own, are recorded, too.
     own = [row["self_us"] for row in rows if row["thread"] == mine["thread"]]
-    assert sum(own) == pytest.approx(window, rel=0.2)
+    assert 0.8 * window < sum(own)
     assert not run.caveats("flame_graph")

@@ -14,6 +14,7 @@ import pytest
 from bridge_profiling.errors import ProfilingConfigError
 from tests.cli.conftest import COMMAND, Typed
 from tests.ports import free_port
+from tests.report.published import problems
 
 STEP = """
 import time
@@ -60,6 +61,7 @@ def test_a_step_and_a_loader_are_printed_and_kept_in_one_file(process: Typed) ->
     done = process(*loader.split())
     assert json.loads(done.stdout)["rows"][0]["samples_per_batch"] == 4
     kept = json.loads(Path("bench.json").read_text())["results"]
+    assert [problems("bench", result) for result in kept] == [[], []]
     assert [result["kind"] for result in kept] == ["step", "data_loader"]
     assert kept[0]["rows"][0]["time_us"]["median"] >= 1000
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.analysis.findings import Confidence, Finding
 from bridge_profiling.manifest import Manifest, RankCapture
+from bridge_profiling.report.run_view import summary_view
+from bridge_profiling.report.terminal import print_report
 from bridge_profiling.report.verdict import Summary
 from bridge_profiling.traces.types import RankInfo
 from bridge_profiling.typed_json import read_typed
@@ -53,6 +58,13 @@ def summary(rows: list[dict[str, Any]], findings: list[Finding] | None = None, *
     ]
     usual: dict[str, Any] = {"infos": infos, "manifests": [], "limitations": [], "errors": []}
     return Summary(path=Path("run7"), source="kineto", attribution=rows, findings=findings or [], **(usual | known))
+
+
+def printed(found: Summary, width: int = 80, **options: Any) -> str:
+    """What `bridge-profiling report` prints, by default in a pipe; `options` are Rich's."""
+    out = io.StringIO()
+    print_report(summary_view(found), Console(file=out, highlight=False, width=width, **options))
+    return out.getvalue()
 
 
 def manifest(rank: int, profiled_ms: list[int], plain_ms: list[int]) -> RankCapture:

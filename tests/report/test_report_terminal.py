@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import io
-
-from rich.console import Console
-
-from bridge_profiling.report.run_view import summary_view
-from bridge_profiling.report.terminal import print_report
-from bridge_profiling.report.verdict import Summary
-from tests.report.summaries import MS, finding, row, summary
+from tests.report.summaries import MS, finding, printed, row, summary
 
 TERMINAL = {"force_terminal": True, "color_system": "truecolor"}
-
-
-def _printed(found: Summary, width: int = 80, **options: object) -> str:
-    out = io.StringIO()
-    print_report(summary_view(found), Console(file=out, highlight=False, width=width, **options))  # type: ignore[arg-type]
-    return out.getvalue()
 
 
 def test_piped_it_is_plain_lines_that_are_never_wrapped_with_every_finding() -> None:
     rows = [row(0, data_loading_us=30 * MS), row(1, data_loading_us=30 * MS)]
     more = [finding(id="host_sync", title=f"The host synchronises [red] {place}") for place in range(2, 21)]
-    text = _printed(summary(rows, [finding(), *more]))
+    text = printed(summary(rows, [finding(), *more]))
     assert not {"\x1b", "█"} & set(text)
     lines = text.splitlines()
     assert lines[0] == f"{finding().title}."
@@ -34,14 +21,14 @@ def test_piped_it_is_plain_lines_that_are_never_wrapped_with_every_finding() -> 
 
 
 def test_a_terminal_shows_bars_as_long_as_their_iterations() -> None:
-    text = _printed(summary([row(0, duration_us=50 * MS), row(1, duration_us=100 * MS)]), width=100, **TERMINAL)
+    text = printed(summary([row(0, duration_us=50 * MS), row(1, duration_us=100 * MS)]), width=100, **TERMINAL)
     assert [line.count("█") for line in text.splitlines() if "rank" in line and "█" in line] == [20, 40]
 
 
 def test_it_fits_one_screen_however_many_ranks_and_findings() -> None:
     rows = [row(rank, data_loading_us=30 * MS) for rank in range(1024)]
     many = summary(rows, [finding(ranks=[rank], id="straggler_host") for rank in range(20)])
-    text = _printed(many, width=120, **TERMINAL)
+    text = printed(many, width=120, **TERMINAL)
     assert len(text.splitlines()) <= 50
     assert "all ranks, mean of 1024" in text
     assert "14 more findings are on the page" in text
@@ -51,6 +38,6 @@ def test_advice_is_never_cut() -> None:
     """What to do first is a whole sentence, on a terminal too, however long it is."""
     advice = "Set " + ", ".join(f"setting_{number}=true" for number in range(30)) + "."
     found = summary([row(0)], [finding(ranks=[0], action=f"{advice} Then look at the disks.")])
-    text = _printed(found, force_terminal=True, color_system=None)
+    text = printed(found, force_terminal=True, color_system=None)
     assert " ".join(text.split()).count(advice) == 2, "in the verdict and with the finding"
     assert "…" not in text

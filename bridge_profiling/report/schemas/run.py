@@ -1,0 +1,354 @@
+"""The document of `analyze --json` and `report --json`: a new key is one more line here, and its value in `report.json`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypedDict
+
+from bridge_profiling.report.schemas.units import (
+    Bandwidth,
+    Bytes,
+    Count,
+    MeanBytes,
+    Microseconds,
+    Nanoseconds,
+    Rank,
+    RankKey,
+    Share,
+    doc,
+)
+
+Profiler = Literal["kineto", "nsys"]
+Confidence = Literal["high", "medium", "low"]
+
+#: `attribution.parts.BY_CAUSE`.
+Cause = Literal[
+    "compute",
+    "communication",
+    "waiting",
+    "data_loading",
+    "host_launch",
+    "small_kernels",
+    "host_sync",
+    "pageable_copy",
+    "copy",
+    "checkpoint",
+    "profiler",
+    "dependency_stalled",
+]
+
+
+class Verdict(TypedDict):
+    """The answer in short, as `bridge-profiling report` prints it, with the numbers in its sentences."""
+
+    outcome: Annotated[
+        Literal["finding", "nothing_found", "no_device_work", "memory_only", "too_little"],
+        doc(
+            "`finding`: there is at least one. `nothing_found`: no number exceeds its threshold. Else nothing can be judged: "
+            "`no_device_work`, `memory_only` (no trace), or `too_little` (no iteration is marked)"
+        ),
+    ]
+    headline: Annotated[str, doc("The most important sentence: the first finding's title if there is one")]
+    sentences: Annotated[list[str], doc("At most three sentences: the iteration, its parts, the potential saving")]
+    first: Annotated[list[str], doc("What to change first: one sentence for each of the first three findings")]
+    notes: Annotated[list[str], doc("Sentences about what limits the answer")]
+    finding: Annotated[str | None, doc("The finding that the headline is about: `id` of the first of `findings`")]
+    iteration_us: Annotated[
+        Microseconds | None,
+        doc(
+            "Duration of the typical iteration: the median over ranks of each rank's median iteration; null without iterations"
+        ),
+    ]
+    iterations: Annotated[Count | None, doc("Iterations behind that median, on the rank that has the fewest")]
+    recoverable_us_per_iteration: Annotated[
+        Microseconds | None, doc("Potential saving of that finding: an upper bound; null if unknown, or without findings")
+    ]
+    recoverable_share: Annotated[Share | None, doc("The same as a share of the typical iteration")]
+    total_recoverable_us_per_iteration: Annotated[
+        Microseconds | None, doc("Potential saving of all findings together; null if it is unknown for each")
+    ]
+    total_recoverable_share: Annotated[Share | None, doc("The same as a share of the typical iteration")]
+    confidence: Annotated[Confidence | None, doc("Confidence in that finding; null without findings")]
+    confidence_reason: Annotated[str | None, doc("Why the confidence is not high; empty if it is, null without findings")]
+    profiler_us: Annotated[
+        Microseconds | None,
+        doc("Time that profiling added to an iteration, from the manifests: the median over ranks; null if unknown"),
+    ]
+
+
+class RankPart(TypedDict):
+    """The time of a rank's median iteration that has one cause."""
+
+    cause: Annotated[Cause, doc("The cause. `by_cause` of `compare --json` has the same names with `_us`")]
+    name: Annotated[str, doc("The cause in the words of the terminal and the page")]
+    time_us: Annotated[Microseconds, doc("Time per iteration. The parts add up to the iteration")]
+    share: Annotated[Share, doc("Share of the iteration; of the run, the mean over its ranks")]
+
+
+class Part(RankPart):
+    """The time of the typical iteration that has one cause."""
+
+    low_share: Annotated[Share, doc("The smallest share of a rank")]
+    high_share: Annotated[Share, doc("The largest share of a rank")]
+
+
+class RankBudget(TypedDict):
+    """A rank's median iteration, and its parts."""
+
+    rank: Annotated[Rank, doc("Global rank")]
+    iteration_us: Annotated[Microseconds, doc("Duration of the rank's median iteration")]
+    iterations: Annotated[Count, doc("Number of iterations that it is the median of")]
+    waiting_known: Annotated[bool, doc("Whether waiting for other ranks is known; else `communication` contains it")]
+    parts: Annotated[list[RankPart], doc("Every cause, in a fixed order")]
+
+
+class Budget(TypedDict):
+    """Where the time of the typical iteration goes, by cause; from ranks with device work, by the main profiler."""
+
+    source: Annotated[Profiler, doc("The profiler that captured the most ranks")]
+    iteration_us: Annotated[Microseconds | None, doc("The same as `verdict.iteration_us`")]
+    waiting_known: Annotated[
+        bool, doc("Whether waiting for other ranks is known on every rank; else `communication` contains it")
+    ]
+    parts: Annotated[list[Part], doc("Every cause, in a fixed order; empty without iterations")]
+    ranks: Annotated[list[RankBudget], doc("The same for each rank that has iterations and device work")]
+
+
+class Device(TypedDict):
+    """Device time over the whole capture. Times are unions over all streams."""
+
+    span_us: Annotated[Microseconds, doc("From the start of the first device event to the end of the last one")]
+    busy_us: Annotated[Microseconds, doc("Something ran")]
+    idle_us: Annotated[Microseconds, doc("Nothing ran")]
+    compute_us: Annotated[Microseconds, doc("A compute kernel ran")]
+    communication_us: Annotated[Microseconds, doc("A communication kernel ran")]
+    exposed_communication_us: Annotated[Microseconds, doc("Communication ran, and nothing else")]
+    overlapped_communication_us: Annotated[Microseconds, doc("Communication and compute ran at the same time")]
+    memcpy_us: Annotated[Microseconds, doc("A copy ran")]
+    memset_us: Annotated[Microseconds, doc("A memset ran")]
+    kernel_count: Annotated[Count, doc("Number of kernels, with those that communicate")]
+    communication_kernel_count: Annotated[Count, doc("Number of kernels that communicate")]
+
+
+class Iteration(TypedDict):
+    """Device time in one iteration. Compute, launch-starved, blocked and dependency-stalled time add up to the duration."""
+
+    iteration: Annotated[int, doc("Number of the iteration")]
+    duration_us: Annotated[Microseconds, doc("Duration of the iteration on the device")]
+    compute_us: Annotated[Microseconds, doc("A compute kernel ran")]
+    communication_us: Annotated[Microseconds, doc("A communication kernel ran")]
+    exposed_communication_us: Annotated[Microseconds, doc("Communication ran, and nothing else")]
+    idle_us: Annotated[Microseconds, doc("Nothing ran")]
+    launch_starved_us: Annotated[Microseconds, doc("No compute, because the host had not launched the next kernel")]
+    blocked_us: Annotated[Microseconds, doc("No compute, because the next kernel waited for communication or a copy")]
+    dependency_stalled_us: Annotated[Microseconds, doc("No compute, between kernels that depend on each other")]
+    boundary: Annotated[bool, doc("Whether it is at the profiler's start, stop or flush")]
+
+
+class Kernel(TypedDict):
+    """Kernels of one name on one rank, over the whole capture."""
+
+    name: Annotated[str | None, doc("Demangled name; null if the capture does not record it")]
+    kind: Annotated[Literal["compute", "communication"], doc("What the kernel does")]
+    count: Annotated[Count, doc("Number of calls")]
+    total_us: Annotated[Microseconds, doc("Time of all calls; concurrent calls count twice")]
+    mean_us: Annotated[Microseconds, doc("Mean time of a call")]
+    min_us: Annotated[Microseconds, doc("Shortest call")]
+    max_us: Annotated[Microseconds, doc("Longest call")]
+
+
+class RankAnswer(TypedDict):
+    """One rank by one profiler."""
+
+    rank: Annotated[Rank, doc("Global rank")]
+    source: Annotated[Profiler, doc("The profiler")]
+    files: Annotated[list[str], doc("Paths of the capture's files")]
+    coordinates: Annotated[
+        dict[str, tuple[int, int]] | None,
+        doc("By parallel dimension (`tp`, `pp`, …): the rank in it, and its size; null if unknown"),
+    ]
+    device: Annotated[Device, doc("Device time over the whole capture")]
+    iterations: Annotated[list[Iteration], doc("Iterations in order; empty if none is marked")]
+    kernels: Annotated[list[Kernel], doc("Kernels by name, the most time first")]
+
+
+class Collective(TypedDict):
+    """Communication of one operation in one group, over the whole capture."""
+
+    operation: Annotated[str | None, doc("`all_reduce`, `all_gather`, `reduce_scatter`, `send`, …; null if unknown")]
+    group: Annotated[str | None, doc("The program's name of the group, else torch's; null if unknown")]
+    ranks: Annotated[list[Rank] | None, doc("Global ranks of the group; null if unknown")]
+    size: Annotated[Count | None, doc("Number of ranks in the group; null if unknown")]
+    count: Annotated[Count, doc("Number of operations")]
+    matched_count: Annotated[Count, doc("Number of operations that were captured on at least two ranks")]
+    bytes: Annotated[Bytes | None, doc("Sum of one rank's messages; null if unknown")]
+    transfer_us: Annotated[
+        Microseconds | None, doc("Time of the matched operations without waiting for other ranks; null if none is matched")
+    ]
+    wait_us: Annotated[dict[RankKey, Microseconds], doc("Time that each rank waited for others, by rank")]
+    algorithm_bandwidth_gbs: Annotated[Bandwidth | None, doc("Message size over transfer time; null if unknown")]
+    bus_bandwidth_gbs: Annotated[
+        Bandwidth | None, doc("As in nccl-tests, comparable with the speed of the link; null if unknown")
+    ]
+
+
+class DeviceMemory(TypedDict):
+    """Memory of one device of a rank."""
+
+    rank: Annotated[Rank, doc("Global rank")]
+    device: Annotated[int, doc("Number of the device in the process")]
+    source: Annotated[Literal["snapshot", "kineto"], doc("A memory snapshot, or the allocations in a trace")]
+    peak_bytes: Annotated[Bytes, doc("Most memory allocated at a time")]
+    peak_ns: Annotated[Nanoseconds | None, doc("Time of that peak on the rank's clock; null if it was before the recording")]
+    end_bytes: Annotated[Bytes, doc("Memory allocated at the end")]
+    peak_reserved_bytes: Annotated[Bytes | None, doc("Most memory reserved by the allocator at a time; null if unknown")]
+    end_reserved_bytes: Annotated[Bytes | None, doc("Memory reserved at the end; null if unknown")]
+    largest_free_bytes: Annotated[Bytes | None, doc("Largest free block when the snapshot was taken; null without one")]
+    fragmentation: Annotated[Share | None, doc("Fragmentation of the free memory, 0 to 1; null without a snapshot")]
+    inactive_split_bytes: Annotated[Bytes | None, doc("Free parts of partly used device blocks; null without a snapshot")]
+    needlessly_reserved_bytes: Annotated[
+        Bytes | None, doc("Memory reserved while as much was free in holes too small to use; null if unknown")
+    ]
+    iterations: Annotated[Count, doc("Iterations that growth is computed from")]
+    growth_bytes_per_iteration: Annotated[
+        MeanBytes | None, doc("Median growth between the ends of two iterations; null with fewer than two iterations")
+    ]
+
+
+class Stage(TypedDict):
+    """A pipeline stage. Times are means of an iteration of a rank."""
+
+    stage: Annotated[Count, doc("Number of the stage")]
+    stages: Annotated[Count, doc("Number of stages")]
+    ranks: Annotated[list[Rank], doc("Captured ranks of the stage")]
+    iterations: Annotated[Count, doc("Number of iterations")]
+    microbatches: Annotated[Count | None, doc("Microbatches of an iteration; null if unknown")]
+    pipeline_us: Annotated[Microseconds, doc("Duration of the pipeline's part of the iteration")]
+    compute_us: Annotated[Microseconds, doc("Compute")]
+    excess_compute_us: Annotated[Microseconds, doc("Compute beyond the mean stage: uneven stages; may be negative")]
+    bubble_us: Annotated[Microseconds, doc("Waiting for other stages: the three parts that follow")]
+    warm_up_us: Annotated[Microseconds, doc("Bubble before the first microbatch")]
+    steady_us: Annotated[Microseconds, doc("Bubble between microbatches")]
+    cool_down_us: Annotated[Microseconds, doc("Bubble after the last microbatch")]
+    other_idle_us: Annotated[Microseconds, doc("Other time without compute")]
+    bubble_fraction: Annotated[Share | None, doc("Bubble as a share of `pipeline_us`")]
+    ideal_bubble_fraction: Annotated[
+        Share | None, doc("The same for an even pipeline that never waits; null if the microbatches are unknown")
+    ]
+
+
+class ComparedTransfers(TypedDict):
+    """Transfers of the run compared with those measured alone."""
+
+    count: Annotated[Count, doc("Number captured")]
+    compared_count: Annotated[Count, doc("Number compared")]
+    alone_us: Annotated[Microseconds | None, doc("Time that the compared ones take alone; null if none is compared")]
+    reached_share: Annotated[Share | None, doc("Time alone over time in the run: 1 is as fast as alone")]
+    reason: Annotated[str | None, doc("Why some or all are not compared; null if all are")]
+
+
+class ComparedCommunication(ComparedTransfers):
+    """Communication of one operation in one group compared with what `bench collectives` measured."""
+
+    operation: Annotated[str | None, doc("As in `collectives`")]
+    group: Annotated[str | None, doc("As in `collectives`")]
+    group_name: Annotated[str | None, doc("torch's name of the process group; null if unknown")]
+    group_ranks: Annotated[str | None, doc("JSON text of the group's global ranks; null if unknown")]
+    group_size: Annotated[Count | None, doc("Number of ranks in the group; null if unknown")]
+    transfer_us: Annotated[Microseconds | None, doc("Transfer time in the run of those compared")]
+    bus_bandwidth_gbs: Annotated[Bandwidth | None, doc("Bus bandwidth in the run of those compared")]
+    alone_bus_bandwidth_gbs: Annotated[Bandwidth | None, doc("Bus bandwidth of the same transfers alone")]
+
+
+class ComparedCopies(ComparedTransfers):
+    """Copies between host and device compared with what `bench copies` measured."""
+
+    direction: Annotated[Literal["HtoD", "DtoH"], doc("From host to device, or from device to host")]
+    host_memory: Annotated[str | None, doc("The host's memory: `pinned`, `pageable`, …; null if unknown")]
+    copy_us: Annotated[Microseconds | None, doc("Time in the run of those compared")]
+    bandwidth_gbs: Annotated[Bandwidth | None, doc("Bandwidth in the run of those compared")]
+    alone_bandwidth_gbs: Annotated[Bandwidth | None, doc("Bandwidth of the same copies alone")]
+
+
+class ComparedIteration(TypedDict):
+    """The run's median iteration."""
+
+    subject: Annotated[str, doc("The measured function, as it was typed")]
+    iteration_us: Annotated[Microseconds | None, doc("The run's median iteration; null if no iteration is marked")]
+    of: Annotated[Literal["iterations that were not profiled", "captured iterations"], doc("What that is the median of")]
+    reason: Annotated[str | None, doc("Why there is no comparison; null if there is one")]
+
+
+class ComparedStep(ComparedIteration):
+    """The run's median iteration compared with what `bench step` measured."""
+
+    alone_us: Annotated[Microseconds | None, doc("Median of the step alone; null if not comparable")]
+
+
+class ComparedLoader(ComparedIteration):
+    """The run's median iteration compared with what `bench data-loader` measured."""
+
+    batch_us: Annotated[Microseconds | None, doc("Time for a batch alone, at the fastest setting; null if unknown")]
+
+
+class AgainstBench(TypedDict):
+    """The run compared with results of `bridge-profiling bench`."""
+
+    file: Annotated[str, doc("The file of results")]
+    found_beside_captures: Annotated[bool, doc("Whether the file was found next to the captures instead of named")]
+    communication: Annotated[list[ComparedCommunication], doc("By operation and group")]
+    copies: Annotated[list[ComparedCopies], doc("By direction and memory of the host")]
+    step: Annotated[ComparedStep | None, doc("The step alone; null without such a result")]
+    data_loader: Annotated[ComparedLoader | None, doc("The data loader alone; null without such a result")]
+
+
+class Event(TypedDict):
+    """A place in a capture that shows a finding."""
+
+    rank: Annotated[Rank, doc("The rank whose capture contains it")]
+    name: Annotated[str, doc("A kernel, an operator, a range or an allocation site")]
+    iteration: Annotated[int | None, doc("Null outside of iterations, and for several iterations together")]
+    start_ns: Annotated[Nanoseconds | None, doc("Start on the rank's clock, of the longest one of several; null if unknown")]
+    duration_us: Annotated[Microseconds | None, doc("Total of all that it stands for; null if unknown")]
+    count: Annotated[Count, doc("How many it stands for")]
+
+
+class Finding(TypedDict):
+    """A cause of lost time, or of memory trouble."""
+
+    id: Annotated[str, doc("Stable name, such as `data_loading`. Releases may add findings")]
+    title: Annotated[str, doc("One sentence with the most important number")]
+    ranks: Annotated[list[Rank], doc("The responsible ranks, not those that wait for them")]
+    evidence: Annotated[dict[str, Any], doc("Values by name, with the unit at the end of the name; which ones depends on `id`")]
+    recoverable_us_per_iteration: Annotated[
+        Microseconds | None, doc("Potential saving: an upper bound; null if it costs no time, or the cost is unknown")
+    ]
+    confidence: Annotated[Confidence, doc("How certain the finding is")]
+    confidence_reason: Annotated[str, doc("Why the confidence is not high; empty if it is")]
+    action: Annotated[str, doc("What to change, the first step first")]
+    events: Annotated[list[Event], doc("The places that show it best")]
+    severe: Annotated[bool, doc("Whether it exceeds the threshold for trouble, not only that for attention")]
+
+
+class Caveat(TypedDict):
+    """Something that a capture cannot show, or that was read differently than it was written."""
+
+    code: Annotated[str, doc("Stable name, such as `few_iterations`. Releases may add codes")]
+    text: Annotated[str, doc("Sentences for the reader")]
+    ranks: Annotated[list[Rank], doc("The ranks that it applies to; empty for the whole run")]
+    file: Annotated[str | None, doc("The file that it is about; null if it is about none")]
+
+
+class RunDocument(TypedDict):
+    """Every answer about a run, as `bridge-profiling analyze RUN --json` and `bridge-profiling report RUN --json` print it."""
+
+    schema_version: Annotated[Literal[1], doc("Keys may be added; within a version none changes its meaning")]
+    verdict: Annotated[Verdict, doc("The answer in short")]
+    budget: Annotated[Budget, doc("Where the time of the typical iteration goes")]
+    ranks: Annotated[list[RankAnswer], doc("One for each rank and profiler")]
+    collectives: Annotated[list[Collective], doc("Communication by operation and group")]
+    memory: Annotated[list[DeviceMemory], doc("Memory by rank and device; empty if none was recorded")]
+    pipeline: Annotated[list[Stage], doc("Pipeline stages; empty without a pipeline, or if its messages are not recorded")]
+    bench: Annotated[AgainstBench | None, doc("Comparison with benchmarks; null without any")]
+    findings: Annotated[list[Finding], doc("Where time is lost or memory is short, the largest potential saving first")]
+    limitations: Annotated[list[str], doc("Sentences: what these captures cannot show, and how they were read differently")]
+    caveats: Annotated[list[Caveat], doc("The same as data")]

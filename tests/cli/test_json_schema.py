@@ -1,0 +1,82 @@
+"""`--json-schema`, and that what --json prints fits it, whatever was captured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge_profiling.report.schemas import schema_text
+from tests.analysis.compared_runs import WrittenRun
+from tests.cli.conftest import Typed
+from tests.cli.ranks import write
+from tests.report.published import problems
+
+
+@pytest.mark.parametrize("command", ["analyze", "report", "compare", "memory", "bench"])
+def test_the_schema_is_printed_without_a_run(typed: Typed, command: str) -> None:
+    done = typed(command, "--json-schema")
+    assert (done.returncode, done.stdout, done.stderr) == (0, schema_text(command), "")
+
+
+@pytest.fixture
+def runs(folder: Path) -> None:
+    """A run with captures that cannot be read, nothing but such, on CPUs alone, without iterations, and one to compare with."""
+    for run in ("run", "bad"):
+        write(folder / run / "rank-1.json.gz", 1, cut=60)
+        write(folder / run / "rank-2.json.gz", 2, cut=0)
+    write(folder / "cpu" / "rank-0.json.gz", 0, device=False)
+    write(folder / "mixed" / "rank-0.json.gz", 0)
+    write(folder / "mixed" / "rank-1.json.gz", 1, device=False)
+    WrittenRun(marked=False).write(folder / "unmarked")
+    WrittenRun(ranks=2, unprofiled_ms=[5.0, 5.01, 4.99, 5.02, 5.0]).write(folder / "base")
+    WrittenRun(ranks=2, unprofiled_ms=[6.0, 6.01, 5.99, 6.02, 6.0], kernels={"gemm": [400.0]}).write(folder / "slower")
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"analyze {run}" for run in ("run", "run/rank-0.json.gz", "bad", "cpu", "mixed", "unmarked", "base")),
+        "analyze run --parquet tables",
+        "report slower --threshold device_busy=0.99",
+        "report cpu",
+        "compare base slower",
+        "compare base slower --also-base base --also-other slower",
+        "compare base unmarked",
+        "compare base base",
+        "compare base base slower",
+        "compare run base cpu unmarked",
+        "compare run cpu",
+    ],
+)
+def test_what_is_printed_fits_the_schema(typed: Typed, line: str) -> None:
+    command, *_ = line.split()
+    document = json.loads(typed(*line.split(), "--json").stdout)
+    assert problems(command, document) == []
+    if "tables" in line:
+        again = json.loads(typed("analyze", "tables", "--json").stdout)
+        assert problems(command, again) == []
+        assert again["budget"] == document["budget"]
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(
+    ("run", "outcome"),
+    [("run", "finding"), ("bad", "too_little"), ("cpu", "no_device_work"), ("unmarked", "finding")],
+)
+def test_the_verdict_says_what_could_be_judged(typed: Typed, run: str, outcome: str) -> None:
+    assert json.loads(typed("analyze", run, "--json").stdout)["verdict"]["outcome"] == outcome
+
+
+@pytest.mark.integration
+@pytest.mark.needs("check_jsonschema")
+def test_a_pipe_into_check_jsonschema_passes(process: Typed, folder: Path) -> None:
+    (folder / "schema.json").write_text(process("analyze", "--json-schema").stdout)
+    check = [sys.executable, "-m", "check_jsonschema", "--schemafile", "schema.json", "-"]
+    for document, code in ((process("analyze", "run", "--json").stdout, 0), ('{"schema_version": 1}', 1)):
+        done = subprocess.run(check, input=document, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, done.stdout + done.stderr
