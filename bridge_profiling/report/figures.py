@@ -198,24 +198,25 @@ def change_figure(parts: Mapping[str, Change], whole: Change, names: tuple[str, 
 
 def series_figure(labels: Sequence[str], medians: Sequence[Estimate | None], changed: Sequence[bool]) -> Figure:
     """The median iteration of each run with its interval, in order; runs that changed against the previous one stand out."""
-    points = [(place, estimate) for place, estimate in enumerate(medians) if estimate is not None]
+    points = [(number, estimate) for number, estimate in enumerate(medians, 1) if estimate is not None]
     reach = [0.0 if each.high is None else each.high - each.value for _, each in points]
     trace = {
         "type": "scatter",
         "mode": "lines+markers",
-        "x": [place for place, _ in points],  # names of runs may be equal, places are not
+        "x": [number for number, _ in points],
         "y": [round(each.value / 1e3, 4) for _, each in points],
         "error_y": {"type": "data", "array": [round(each / 1e3, 4) for each in reach], "thickness": 1.2, "width": 4},
-        "customdata": [labels[place] for place, _ in points],
+        "customdata": [labels[number - 1] for number, _ in points],
         "line": {"color": COLORS["muted"], "width": 1.5},
-        "marker": {"size": 9, "color": [COLORS["highlight" if changed[place] else "compute"] for place, _ in points]},
+        "marker": {"size": 9, "color": [COLORS["highlight" if changed[number - 1] else "compute"] for number, _ in points]},
         "hovertemplate": "%{customdata}<br>%{y:.3f} ms<extra></extra>",
     }
     return figure(
         [trace],
         320,
         margin={"l": 70, "r": 20, "t": 20, "b": 60},
-        xaxis=axis("run", tickmode="array", tickvals=list(range(len(labels))), ticktext=list(labels), automargin=True),
+        # Numbers: paths of many runs do not fit next to each other.
+        xaxis=axis("run", tick0=1, dtick=-(-len(labels) // 15), range=[0.5, len(labels) + 0.5]),
         # From zero, a change of a few percent would be invisible.
         yaxis=axis("ms of the median iteration"),
         showlegend=False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.analysis.compared_runs import WrittenRun
 from tests.system.jobs import cli
 from tests.traces.conftest import captures
 from tests.traces.kineto_files import write_ranks_called
@@ -73,6 +74,17 @@ def hostile_page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("hostile")
     write_ranks_called(_HOSTILE, folder)
     return report(folder, folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def series_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of twenty runs in order, of which one is slower."""
+    folder = tmp_path_factory.mktemp("series")
+    runs = [folder / f"nightly-{night:02}" for night in range(20)]
+    for night, run in enumerate(runs):
+        WrittenRun(iterations=3, host_us=400.0 if night == 12 else 100.0, seed=night).write(run)
+    cli("compare", *runs, "-o", folder / "series.html")
+    return folder / "series.html"
 
 
 @pytest.fixture
@@ -144,8 +156,12 @@ def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(
 
 
 @pytest.mark.parametrize("width", [_LAPTOP["width"], 420])
-def test_labels_do_not_overlap_and_nothing_sticks_out(real_page: Path, show: Callable[..., Page], width: int) -> None:
-    page = show(real_page, width)
+@pytest.mark.parametrize("made", ["real_page", "series_page"])
+def test_labels_do_not_overlap_and_nothing_sticks_out(
+    made: str, request: pytest.FixtureRequest, show: Callable[..., Page], width: int
+) -> None:
+    page = show(request.getfixturevalue(made), width)
+    assert page.errors == []
     sticking_out = page.evaluate(
         """() => [...document.querySelectorAll("main *, header *")].filter((each) => !each.closest(".scroll, .hidden"))
             .filter((each) => each.getBoundingClientRect().right > document.documentElement.clientWidth + 1)

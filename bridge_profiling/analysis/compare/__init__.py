@@ -119,7 +119,7 @@ class Comparison:
         if self.step is None:
             return "the iteration times are unknown, because iterations are not marked on both sides"
         if self.step.verdict == "unknown":
-            return self.step.reason
+            return self.step.reason or "there is too little data"
         if self.different_work:
             return f"the runs are not comparable ({', '.join(self.different_work)})"
         return None

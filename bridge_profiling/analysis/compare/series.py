@@ -34,7 +34,7 @@ class SeriesRun:
 
     Args:
         name: path of the run.
-        captured_ns: when its first manifest was written, nanoseconds since 1970; None without manifests.
+        captured_ns: when its manifests were written, by their clock, nanoseconds since 1970; None without one.
         step_us: median iteration in microseconds; None without iterations.
         samples: number of iterations that the median is of.
         parts: microseconds of each part (`BY_CAUSE`, `BY_ACTIVITY`) of the mean captured iteration, and its `duration_us`;
