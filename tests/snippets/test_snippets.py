@@ -23,9 +23,6 @@ from bridge_profiling.ray_request import VARIABLES, RayRequest
 from bridge_profiling.run import Run
 from tests.monitor.conftest import driver  # noqa: F401 - a fixture
 from tests.snippets.blocks import FATES, blocks, source
-from tools.feature_table import PAGE as FEATURES
-from tools.feature_table import features
-from tools.feature_table import page as feature_page
 from tools.snippet_table import PAGE, page
 
 needs_cuda = pytest.mark.needs("cuda")
@@ -286,8 +283,3 @@ def test_memory_of_forward_passes() -> None:
     used = execute("nemo-rl-performance 18", **names)["benchmark_memory"]()
     assert len(used) == 12
     assert max(used) > 0
-
-
-def test_every_feature_of_the_guides_has_a_test_or_a_page_and_the_table_is_current() -> None:
-    assert [row.evidence for row in features() if row.file is not None and not row.file.is_file()] == []
-    assert FEATURES.read_text(encoding="utf-8") == feature_page()
