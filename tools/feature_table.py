@@ -22,8 +22,8 @@ _GUIDES = {
 
 _HEAD = """# Features of other guides
 
-What the guides behind this project describe, and where it is here: the test that shows it, or the page that says what to
-use instead. The [snippets](snippets.md) of the guides have a page of their own. `tools/feature_table.py` writes this one,
+Each feature that the guides behind this project describe, with the test that shows it, or the page that says what to use
+instead. The [snippets](snippets.md) of the guides have a page of their own. `tools/feature_table.py` writes this one,
 and a test checks that every file that it names exists.
 """
 

@@ -75,7 +75,7 @@ def run(
 ) -> None:
     """Run a PyTorch script unchanged, and profile some of its iterations: each ends with a step of its optimizer.
 
-    What cannot be recorded on this machine is refused before the script starts.
+    Refuses a request that this machine cannot carry out before the script starts.
 
     Arguments after SCRIPT are the script's own. Under torchrun, or srun with several tasks, this process is one rank.
     Exit code: the script's. 2: invalid request.

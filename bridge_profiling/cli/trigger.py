@@ -111,7 +111,7 @@ def _print_captures(result: TriggerResult, root: Path, *, quiet: bool) -> bool:
     except TraceError as error:
         print_error(str(error))
         return False
-    for line in [] if quiet else lines(root, captures, beside_others=result.accepted.folder):
+    for line in [] if quiet else lines(root, captures, next_to_others=result.accepted.folder):
         typer.echo(line)
     complete = {capture.rank for capture in captures if capture.manifest.status == "complete"}
     return complete >= set(result.accepted.ranks)

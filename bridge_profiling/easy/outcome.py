@@ -21,13 +21,13 @@ def captures_since(root: Path, started_ns: int) -> list[RankCapture]:
     return [each for each in captures if each.manifest.clock is not None and each.manifest.clock.unix_ns >= started_ns]
 
 
-def lines(root: Path, captures: Iterable[RankCapture], *, beside_others: str = "") -> list[str]:
+def lines(root: Path, captures: Iterable[RankCapture], *, next_to_others: str = "") -> list[str]:
     """For each window, failures and their reasons, the captured files, and the command to type next.
 
     Args:
         root: the output directory.
         captures: what was captured.
-        beside_others: a window's folder to read alone, because the root holds other windows of the run.
+        next_to_others: a window's folder to read alone, because the root holds other windows of the run.
     """
     captures, printed = list(captures), []
     for folder, of_window in groupby(captures, lambda capture: capture.folder):
@@ -44,27 +44,27 @@ def lines(root: Path, captures: Iterable[RankCapture], *, beside_others: str = "
             printed.append(f"captured {ranks}: {', '.join(map(str, kinds))}")
     printed += [
         f"type: {own_command('report', str(place))}"
-        for place in places_to_report(root, captures, beside_others=beside_others).values()
+        for place in places_to_report(root, captures, next_to_others=next_to_others).values()
     ]
     return printed
 
 
-def places_to_report(root: Path, captures: Iterable[RankCapture], *, beside_others: str = "") -> dict[str, Path]:
+def places_to_report(root: Path, captures: Iterable[RankCapture], *, next_to_others: str = "") -> dict[str, Path]:
     """What to type after `report` for each window, by the name of its folder.
 
     A directory with one window is read with its unprofiled iterations; of several windows, each is read alone.
     """
     files = {capture.folder: capture.artifacts for capture in captures if capture.artifacts}
-    is_alone = len(files) == 1 and next(iter(files)) != beside_others
+    is_alone = len(files) == 1 and next(iter(files)) != next_to_others
     return {folder: root if is_alone else paths[0].parent for folder, paths in files.items()}
 
 
 def own_command(*arguments: str) -> str:
     """A command of ours as it works in this shell: by its path where its environment is not activated."""
-    name, beside = "bridge-profiling", Path(sys.executable).with_name("bridge-profiling")
+    name, sibling = "bridge-profiling", Path(sys.executable).with_name("bridge-profiling")
     found = shutil.which(name)
-    if beside.exists() and (found is None or not Path(found).samefile(beside)):
-        name = shortest_path(beside)
+    if sibling.exists() and (found is None or not Path(found).samefile(sibling)):
+        name = shortest_path(sibling)
     return shlex.join([name, *arguments])
 
 

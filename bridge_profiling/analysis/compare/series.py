@@ -62,7 +62,7 @@ class Series:
         runs: at least three.
         evidence: iterations that all medians are of: `unprofiled` if every run timed enough of them, else `profiled`.
         trend: change of the median iteration from one run to the next, in microseconds; None if it is not supported.
-        no_trend: why there is no trend; None if there is one.
+        no_trend: why no trend is supported; None otherwise.
         limitations: caveats as sentences.
     """
 

@@ -259,5 +259,5 @@ class SeriesDocument(TypedDict):
     level: Annotated[Share, doc("Probability with which bounds hold a value")]
     runs: Annotated[list[OneOfSeries], doc("The runs in order")]
     trend_us_per_run: Annotated[Median | None, doc("Change of the median iteration per run; null if none is supported")]
-    no_trend: Annotated[str | None, doc("Why there is no trend; null if there is one")]
+    no_trend: Annotated[str | None, doc("Why no trend is supported; null otherwise")]
     limitations: Annotated[list[str], doc("Sentences; those about one run begin with it")]

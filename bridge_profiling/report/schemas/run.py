@@ -275,7 +275,7 @@ class ComparedIteration(TypedDict):
     subject: Annotated[str, doc("The measured function, as it was typed")]
     iteration_us: Annotated[Microseconds | None, doc("The run's median iteration; null if no iteration is marked")]
     of: Annotated[Literal["iterations that were not profiled", "captured iterations"], doc("What that is the median of")]
-    reason: Annotated[str | None, doc("Why there is no comparison; null if there is one")]
+    reason: Annotated[str | None, doc("Why nothing is compared; null otherwise")]
 
 
 class ComparedStep(ComparedIteration):
