@@ -152,7 +152,7 @@ def _pieces(edges: _Edges, left_out: int) -> Stacks:
     shared, cuts = edges.shared_slots()
     whole = _rows(~shared)
     cut_keys = cuts[:, 0] * count + cuts[:, 1]
-    # The last one is of slot -1, which is no slot.
+    # The last one is of slot -1, which stands for none.
     piece_of, is_shared = np.full(len(shared) + 1, -1, np.int32), np.append(shared, False)
     piece_of[whole] = np.arange(len(whole), dtype=np.int32)
 
