@@ -222,6 +222,10 @@ class Run:
         """Copies: direction, pinned or pageable, bytes, bandwidth."""
         return self.ask("copies")
 
+    def gpu_metrics(self) -> pa.Table:
+        """Hardware counters that nsys sampled: activity of SMs and tensor cores, bandwidths; mean, 95th percentile, maximum."""
+        return self.ask("gpu_metrics")
+
     def units(self) -> pa.Table:
         """Communication of a sharded model by FSDP unit or ZeRO step: gathers and reductions, host and device time."""
         return self.ask("units")

@@ -36,6 +36,12 @@ _VISIBLE = 0.0005
 #: Height of the memory picture, and of a line of its legend, in pixels.
 _PICTURE, _LINE = 320, 20
 
+#: Below the memory picture, a line for each name: names of sites are long, and Plotly cuts those that stand side by side.
+_LEGEND_BELOW = {"orientation": "v", "x": 0, "y": -50 / _PICTURE, "xanchor": "left", "yanchor": "top", "traceorder": "normal"}
+
+#: Counters drawn at first.
+_COUNTERS_SHOWN = 4
+
 
 def figure(data: list[dict[str, Any]], height: int, **layout: Any) -> Figure:
     """A figure with the margins, legend and hover that all share; `layout` overrides them."""
@@ -307,6 +313,37 @@ def waits_figure(matrix: WaitMatrix) -> Figure:
     )
 
 
+def counters_figure(rows: Sequence[Row]) -> Figure:
+    """One device's counters in percent over time: those with the highest means at first, the others on request."""
+    by_name: dict[str, Sequence[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row["metric"], [])
+        by_name[row["metric"]] = [*by_name[row["metric"]], row]
+    order = sorted(by_name, key=lambda name: -sum(row["value"] for row in by_name[name]) / len(by_name[name]))
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "x": [round(row["time_us"] / 1e3, 3) for row in by_name[name]],
+            "y": [round(row["value"], 2) for row in by_name[name]],
+            "line": {"width": 1.2},
+            "visible": True if place < _COUNTERS_SHOWN else "legendonly",
+            "hovertemplate": "%{y:.1f}% at %{x:.1f} ms<extra>%{fullData.name}</extra>",
+        }
+        for place, name in enumerate(order)
+    ]
+    below = 60 + _LINE * len(traces)
+    return figure(
+        traces,
+        20 + _PICTURE + below,
+        margin={"l": 70, "r": 20, "t": 20, "b": below},
+        xaxis=axis("ms since the first marked iteration began", automargin=False),
+        yaxis=axis("%", rangemode="tozero"),
+        legend=_LEGEND_BELOW,
+    )
+
+
 def memory_figure(by_site: Sequence[Row], timeline: Sequence[Row]) -> Figure:
     """One device's memory over time, stacked by allocation site where a snapshot names sites."""
     zero = min((row["time_ns"] for row in (*by_site, *timeline)), default=0)
@@ -344,8 +381,7 @@ def memory_figure(by_site: Sequence[Row], timeline: Sequence[Row]) -> Figure:
         margin={"l": 70, "r": 20, "t": 20, "b": below},
         xaxis=axis("ms since the recording began", automargin=False),
         yaxis=axis("MiB", rangemode="tozero"),
-        # A line each: sites are long, and Plotly cuts names that stand side by side.
-        legend={"orientation": "v", "x": 0, "y": -50 / _PICTURE, "xanchor": "left", "yanchor": "top", "traceorder": "normal"},
+        legend=_LEGEND_BELOW,
     )
 
 

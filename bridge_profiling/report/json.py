@@ -61,6 +61,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
         "collectives": collectives,
         "memory": memory,
         "pipeline": pipeline,
+        "gpu_metrics": run.gpu_metrics().to_pylist(),
         "bench": bench,
         "findings": [as_plain_data(finding) for finding in summary.findings],
         # Last: questions add to what the captures cannot show.

@@ -54,6 +54,7 @@ def run_tables(run: Run) -> list[TableView]:
         tables.stragglers(run.stragglers().to_pylist()),
         tables.pipeline(run.pipeline().to_pylist()),
         tables.copies(run.copies().to_pylist(), _TERMINAL_ROWS),
+        tables.gpu_metrics(run.gpu_metrics().to_pylist(), _TERMINAL_ROWS),
         tables.memory_devices(run.memory().to_pylist(), len(breakdown) + 1),
     ]
     return [table for table in found if table.rows]
@@ -103,6 +104,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         *flame_graph_section(run, summary, rows["iterations"]),
         _communication(run.communication().to_pylist(), iterations, bench_view.section(summary.bench)),
         _timeline(timeline, ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
+        *_gpu_metrics(run, shown),
         _memory(run, rows["memory"]),
     ]
     # Last: questions add to what the captures cannot show.
@@ -251,6 +253,23 @@ def _timeline(timeline: Timeline, at_first: list[int]) -> SectionView:
         "caption": f"Work shorter than {shortest} is drawn together with its neighbors; the raw trace has all of it.{left}",
     }
     return _section("timeline", kind="timeline", data=data)
+
+
+def _gpu_metrics(run: Run, shown: Sequence[int]) -> list[SectionView]:
+    """The counters that nsys sampled: all as a table, those in percent over time; nothing where none were."""
+    rows = run.gpu_metrics().to_pylist()
+    if not rows:
+        return []
+    courses: dict[tuple[int, int], Rows] = defaultdict(list)
+    for row in run.ask("gpu_metrics_over_time").to_pylist():
+        if row["rank"] in shown[:_ON_A_SCREEN] and "%" in row["metric"]:
+            courses[row["rank"], row["device"]].append(row)
+    variants = {
+        f"rank {rank}, device {device}": figures.counters_figure(course) for (rank, device), course in sorted(courses.items())
+    }
+    caption = "Counters in percent of their peak, in the marked iterations. Click a name to hide or show it."
+    drawn = [FigureView("gpu-metrics-over-time", variants, caption)] if variants else []
+    return [_section("gpu-metrics", figures=drawn, tables=[tables.gpu_metrics(rows, _MOST_ROWS)])]
 
 
 def _memory(run: Run, rows: Rows) -> SectionView:

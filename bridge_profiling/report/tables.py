@@ -199,6 +199,25 @@ def copies(rows: Rows, count: int) -> TableView:
     return table("copies", "Copies over the whole capture", shown, columns, note=note)
 
 
+def gpu_metrics(rows: Rows, count: int) -> TableView:
+    """Rows of `Run.gpu_metrics`."""
+    shown, note = most(rows, count)
+    columns = {
+        "rank": of("rank", str),
+        "device": of("device", str),
+        "mean": of("mean", _level),
+        "95th percentile": of("p95", _level),
+        "max": of("max", _level),
+        "samples": of("samples"),
+        "counter": lambda row: row["metric"],
+    }
+    return table("gpu-metrics-table", "GPU counters in the marked iterations, sampled by nsys", shown, columns, note=note)
+
+
+def _level(value: float) -> str:
+    return f"{value:,.1f}"
+
+
 def copy_kind(row: Row) -> str:
     """A copy's direction and memory, or "memset"."""
     if row.get("kind") == "memset":

@@ -168,6 +168,16 @@ def test_sampled_counters_have_their_names_and_devices(read_report):
     ]
 
 
+def test_what_is_recorded_and_not_read_is_named(read_report):
+    report = small_report()
+    for table in ("OSRT_API", "CUDNN_EVENTS", "CUDA_GPU_MEMORY_USAGE_EVENTS"):
+        report.add(table, start=100, end=200)
+    found = [caveat.text for caveat in read_report(report).info.caveats if caveat.code == "unread_tables"]
+    names = "system calls (osrt), cuDNN calls, CUDA memory usage"
+    assert found == [f"the report also holds {names}, which only Nsight Systems and nsys stats show"]
+    assert "unread_tables" not in caveats(read_report(small_report()))
+
+
 @pytest.mark.parametrize("blobs", [True, False], ids=["binary", "json"])
 def test_nccls_description_of_a_message_describes_its_kernel(read_report, blobs):
     tables = read_report(nccl_report(blobs=blobs))

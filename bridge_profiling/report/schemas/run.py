@@ -338,6 +338,19 @@ class Caveat(TypedDict):
     file: Annotated[str | None, doc("The file that it is about; null if it is about none")]
 
 
+class GpuMetric(TypedDict):
+    """A hardware counter of a GPU, sampled by nsys in the marked iterations."""
+
+    rank: Annotated[Rank, doc("Global rank")]
+    source: Annotated[Literal["kineto", "nsys"], doc("The profiler")]
+    device: Annotated[int, doc("Number of the GPU in the machine")]
+    metric: Annotated[str, doc("nsys' name, which ends with the unit in brackets")]
+    samples: Annotated[Count, doc("Number of samples")]
+    mean: Annotated[float, doc("Mean, in that unit")]
+    p95: Annotated[float, doc("95th percentile, in that unit")]
+    max: Annotated[float, doc("Maximum, in that unit")]
+
+
 class RunDocument(TypedDict):
     """Every answer about a run, as `bridge-profiling analyze RUN --json` and `bridge-profiling report RUN --json` print it."""
 
@@ -348,6 +361,7 @@ class RunDocument(TypedDict):
     collectives: Annotated[list[Collective], doc("Communication by operation and group")]
     memory: Annotated[list[DeviceMemory], doc("Memory by rank and device; empty if none was recorded")]
     pipeline: Annotated[list[Stage], doc("Pipeline stages; empty without a pipeline, or if its messages are not recorded")]
+    gpu_metrics: Annotated[list[GpuMetric], doc("Hardware counters; empty unless nsys sampled them")]
     bench: Annotated[AgainstBench | None, doc("Comparison with benchmarks; null without any")]
     findings: Annotated[list[Finding], doc("Where time is lost or memory is short, the largest potential saving first")]
     limitations: Annotated[list[str], doc("Sentences: what these captures cannot show, and how they were read differently")]

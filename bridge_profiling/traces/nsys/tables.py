@@ -222,7 +222,34 @@ def _thread(global_tid: Integers) -> Integers:
     return np.where(global_tid == NULL, NULL, global_tid & THREAD_MASK)
 
 
+#: What nsys records on request and nothing here reads, by table.
+_UNREAD = {
+    "OSRT_API": "system calls (osrt)",
+    "CUDNN_EVENTS": "cuDNN calls",
+    "CUBLAS_EVENTS": "cuBLAS calls",
+    "CUSPARSE_EVENTS": "cuSPARSE calls",
+    "CUSOLVER_EVENTS": "cuSOLVER calls",
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": "CUDA memory usage",
+    "MPI_P2P_EVENTS": "MPI messages",
+    "MPI_COLLECTIVES_EVENTS": "MPI collectives",
+    "UCX_P2P_EVENTS": "UCX messages",
+    "OPENMP_EVENT_KIND_TASK": "OpenMP tasks",
+    "COMPOSITE_EVENTS": "CPU samples",
+    "SCHED_EVENTS": "context switches",
+    "SYSCALL": "system calls",
+    "OPENACC_LAUNCH_EVENTS": "OpenACC launches",
+    "NET_NIC_METRIC": "network counters",
+    "NET_IB_DEVICE_INFO": "InfiniBand counters",
+}
+
+
 def _add_caveats(database: Database, info: RankInfo, work: DeviceWork, calls: Calls, ranges: Ranges) -> None:
+    unread = [
+        what for table, what in _UNREAD.items() if database.has(table) and database.rows(f"SELECT 1 FROM {table} LIMIT 1")
+    ]
+    if unread:
+        names = ", ".join(dict.fromkeys(unread))
+        info.add_caveat("unread_tables", f"the report also holds {names}, which only Nsight Systems and nsys stats show")
     if negative := work.negative + calls.negative:
         info.error = f"{database.name} holds {negative} events that end before they start; the others were read"
         info.partial = True

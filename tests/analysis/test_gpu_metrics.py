@@ -1,0 +1,57 @@
+"""Hardware counters that nsys sampled: their levels in the marked iterations, over time, and where they are shown."""
+
+import json
+
+import pytest
+
+from bridge_profiling.report.page import write_page
+from bridge_profiling.report.run_view import page_view, run_tables
+from bridge_profiling.report.verdict import summarize
+from tests.traces.nsys_files import small_report
+
+KIND, ACTIVE, READ = 1 << 56, "SMs Active [Throughput %]", "DRAM Read Bandwidth [Throughput %]"
+
+
+@pytest.fixture
+def sampled(tmp_path, run_of):
+    """Iterations 4000 to 4900 and 5000 to 5900 ns, and a sample of two counters every 100 ns from 3000 to 6900."""
+    report = small_report()
+    for metric, name in ((7, ACTIVE), (8, READ)):
+        report.add("TARGET_INFO_GPU_METRICS", typeId=KIND, metricId=metric, metricName=name)
+        for time in range(3000, 7000, 100):
+            level = 100 if time < 4000 or time > 5900 else {7: 80 if time < 5000 else 40, 8: 10}[metric]
+            report.add("GPU_METRICS", timestamp=time, typeId=KIND, metricId=metric, value=level)
+    report.write(tmp_path / "rank-0.sqlite")
+    return run_of()
+
+
+def test_levels_are_those_of_the_marked_iterations(sampled):
+    active, read = sampled.gpu_metrics().to_pylist()
+    assert (active["metric"], active["samples"], active["max"], active["p95"]) == (ACTIVE, 20, 80, 80)
+    assert (active["rank"], active["source"], active["device"], active["mean"]) == (0, "nsys", 0, 60)
+    assert (read["metric"], read["mean"], read["p95"]) == (READ, 10, 10)
+
+
+def test_over_time_they_are_means_of_equal_intervals(sampled):
+    found = sampled.ask("gpu_metrics_over_time", intervals=2).to_pylist()
+    values = [(row["metric"], round(row["time_us"], 2), row["value"]) for row in found]
+    assert values == [(READ, 0.48, 10), (READ, 1.43, 10), (ACTIVE, 0.48, 80), (ACTIVE, 1.43, 40)]
+
+
+def test_they_are_on_the_terminal_the_page_and_in_json(sampled, tmp_path):
+    (counters,) = [table for table in run_tables(sampled) if table.id == "gpu-metrics-table"]
+    assert [cell.text for cell in counters.rows[0]] == ["0", "0", "60.0", "80.0", "80.0", "20", ACTIVE]
+    page = tmp_path / "page.html"
+    write_page(page_view(sampled, summarize(sampled), page), page)
+    assert "GPU counters" in page.read_text()
+    assert [row["metric"] for row in json.loads(sampled.to_json())["gpu_metrics"]] == [ACTIVE, READ]
+
+
+def test_without_samples_nothing_is_shown(tmp_path, run_of):
+    small_report().write(tmp_path / "rank-0.sqlite")
+    run = run_of()
+    assert run.gpu_metrics().num_rows == 0
+    assert not [table for table in run_tables(run) if table.id == "gpu-metrics-table"]
+    page = tmp_path / "page.html"
+    write_page(page_view(run, summarize(run), page), page)
+    assert "GPU counters" not in page.read_text()
