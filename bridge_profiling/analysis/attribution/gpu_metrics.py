@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import duckdb
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    import duckdb
 
 #: Samples within each rank's marked iterations, or all of a rank that has none. Counters are those of the whole GPU.
 _SAMPLES = """
