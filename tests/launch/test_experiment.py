@@ -1,5 +1,6 @@
 """launch/experiment.py: a Script and a Partial train alike under NeMo-Run, and a wrong request is refused beforehand."""
 
+import io
 import json
 import os
 import re
@@ -80,6 +81,8 @@ def invoke(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("COLUMNS", "300")
+    # NeMo-Run's packager runs git with this process's standard input, and pytest's own refuses to be read.
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     from bridge_profiling.cli.common import exit_code
     from launch.experiment import app
 
