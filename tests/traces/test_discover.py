@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -151,12 +150,6 @@ def test_a_place_without_a_capture_is_one_error_that_names_it(tmp_path):
     for name, why in {"": "holds no capture", "empty": "holds no capture", "no": "does not exist"}.items():
         with pytest.raises(TraceError, match=f"^{tmp_path / name} {why}"):
             find_run(tmp_path / name)
-
-
-def test_a_real_capture_names_its_rank_whatever_the_file_is_called(captures, tmp_path):
-    shutil.copy(captures / "kineto" / "pp2_dp2" / "rank-2.json.gz", tmp_path / "rank-7.json.gz")
-    for root in (tmp_path, tmp_path / "rank-7.json.gz"):
-        assert _found(root) == [("kineto", 2, "trace", "rank-7.json.gz")]
 
 
 def test_a_copy_named_after_another_rank_does_not_replace_the_rank_it_claims(tmp_path):
