@@ -175,12 +175,8 @@ class SimulatedRun:
     ) -> None:
         self.ran(rank, "communication", *times, self.happened)
         known = {name: self.device[rank][-1][name] for name in ("truth", "start_ns", "end_ns", "iteration")}
-        known |= {
-            "operation": operation,
-            "group": group,
-            "group_name": f"{group}-{members[0]}",
-            "peer": None if peer < 0 else peer,
-        }
+        group_name = f"{group}-{members[0]}"
+        known |= {"operation": operation, "group": group, "group_name": group_name, "peer": None if peer < 0 else peer}
         ranks = {"group_ranks": json.dumps(list(members), separators=(",", ":")), "group_size": len(members)}
         self.operations[rank].append({**known, **ranks, "message_bytes": size})
 

@@ -157,12 +157,7 @@ def chosen(options, written):
     [
         ("void ns::softmax<float, 4>(float*)", ["void ns::other<float>(float*)"], ["--kernel-name", "softmax"], []),
         ("_Z6kernelIfEvPT_", [], ["--kernel-name-base", "mangled", "--kernel-name", "_Z6kernelIfEvPT_"], []),
-        (
-            "void k<float>()",
-            ["void k<float, 4>()"],
-            ["--kernel-name-base", "demangled", "--kernel-name"],
-            ["void k<float, 4>()"],
-        ),
+        ("void k<float>()", ["void k<float, 4>()"], ["--kernel-name-base", "demangled"], ["void k<float, 4>()"]),
         ("void k<float, 4>()", ["void k<float>()"], ["--kernel-name-base", "demangled", "--kernel-name"], []),
     ],
 )

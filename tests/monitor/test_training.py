@@ -76,11 +76,12 @@ def test_a_step_may_be_a_block(clock):
 
 def test_waiting_for_data_is_part_of_a_step_that_is_a_block(clock):
     monitor = TrainingMonitor()
-    for _ in range(3):
-        with monitor.data_loading():
-            clock(1)
+    got = []
+    for element in monitor.loading(clock(1) or each for each in "abc"):
+        got.append(element)
         with monitor.record_step():
             clock(3)
+    assert (got, monitor.read().values["data_loading_ratio"]) == (["a", "b", "c"], 2 / 11)
     # Nobody knows when the first step began to wait.
     assert [seconds for _, seconds in monitor.new_iterations()] == [3.0, 4.0, 4.0]
 
@@ -98,12 +99,9 @@ def test_rates_cover_the_recent_iterations_and_the_summary_covers_all(clock):
 def test_metrics_that_the_loop_does_not_report_are_unavailable_with_the_reason():
     readings = TrainingMonitor().read()
     assert (readings.values, readings.unavailable.keys()) == ({}, TRAINING_METRICS.keys())
-    expected = {
-        "tokens_per_second": "the loop does not report tokens",
-        "data_loading_ratio": "the loop does not report when it waits for data",
-        "iteration_seconds": "no iteration has ended yet",
-    }
-    assert readings.unavailable | expected == readings.unavailable
+    waiting = {"data_loading_ratio": "the loop does not report when it waits for data"}
+    expected = {"tokens_per_second": "the loop does not report tokens", "iteration_seconds": "no iteration has ended yet"}
+    assert readings.unavailable | expected | waiting == readings.unavailable
 
 
 def test_a_hook_times_the_iterations_so_the_loop_need_not_report_them(clock):
@@ -129,22 +127,6 @@ def test_all_iterations_of_a_real_hook_are_counted():
             with hook.iteration(iteration):
                 pass
     assert [iteration for iteration, _ in monitor.new_iterations()] == list(range(7))
-
-
-def test_data_is_passed_on_unchanged_and_waiting_for_it_counts(clock):
-    def data():
-        for element in "abc":
-            clock(1)
-            yield element
-
-    got = []
-    with TrainingMonitor() as monitor:
-        for element in monitor.loading(data()):
-            got.append(element)
-            clock(3)
-            monitor.end_step()
-    assert got == ["a", "b", "c"]
-    assert monitor.read().values["data_loading_ratio"] == 0.25
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,8 @@ def row(rank: int, duration_us: float = 100 * MS, iterations: int = 10, **parts_
     found: dict[str, Any] = dict.fromkeys((*BY_CAUSE, *BY_ACTIVITY), 0.0) | parts_us
     found["compute_us"] = duration_us - sum(parts_us.values())
     found["idle_us"] = duration_us - found["compute_us"]
-    return {
-        "rank": rank,
-        "source": "kineto",
-        "iterations": iterations,
-        "waiting_known": True,
-        "duration_us": duration_us,
-        **found,
-    }
+    known = {"rank": rank, "source": "kineto", "iterations": iterations, "waiting_known": True, "duration_us": duration_us}
+    return known | found
 
 
 def finding(**known: Any) -> Finding:

@@ -91,11 +91,7 @@ def test_what_the_profiler_or_the_start_explains_is_no_finding(find: Find, durat
 
 @pytest.mark.parametrize(
     ("durations", "changed"),
-    [
-        (dict.fromkeys(range(5, 9), 30.0), {}),
-        (_durations(24), {"durations_ns": None}),
-        (_durations(24), {"window": "missing"}),
-    ],
+    [(dict.fromkeys(range(5, 9), 30.0), {}), (_durations(24), {"durations_ns": None}), (_durations(24), {"window": "missing"})],
 )
 def test_too_few_unprofiled_iterations_or_a_damaged_manifest_leave_doubt(
     find: Find, durations: dict[int, float], changed: dict[str, Any]
