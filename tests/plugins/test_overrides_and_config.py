@@ -140,13 +140,7 @@ def test_an_inline_script_says_that_it_gets_no_arguments(local, caplog):
 
 
 @each_plugin
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (None, r"run\.Partial .*run\.Script"),
-        (run.Partial(print), "found no config"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "message"), [(None, r"run\.Partial .*run\.Script"), (run.Partial(print), "found no config")])
 def test_a_task_that_cannot_be_set_up_is_refused(make, section, overrides, wrong, message, local):
     with pytest.raises(ProfilingConfigError, match=message):
         make().setup(wrong, local)

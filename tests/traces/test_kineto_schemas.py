@@ -201,10 +201,7 @@ def test_long_lists_of_ranks_come_from_the_groups_the_trace_lists(read_trace):
 
 
 @pytest.mark.parametrize("piece_bytes", [64, 1000])
-@pytest.mark.parametrize(
-    "nested",
-    [{"Nested": [kernel("inner", 1, 1)] * 9}, {"Text": '},{"ph": "X"', "Odd": '\\" ]}'}],
-)
+@pytest.mark.parametrize("nested", [{"Nested": [kernel("inner", 1, 1)] * 9}, {"Text": '},{"ph": "X"', "Odd": '\\" ]}'}])
 def test_pieces_are_cut_between_events_only(write_trace, monkeypatch, nested, piece_bytes):
     events = [kernel(f'k{number} }},{{"ph":', 10 * number, 5, **nested) for number in range(40)]
     trailer = {"after": [{"ph": "X"}, {"name": "no event"}, {"ph": "X"}] * 20, "schemaVersion": 2}
