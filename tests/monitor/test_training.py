@@ -26,16 +26,9 @@ def test_a_step_starts_at_the_end_of_the_previous_one(clock):
             clock(seconds * 3 / 4)
             monitor.end_step(tokens=1000, samples=4, loss=seconds / 2)
     readings = monitor.read()
-    assert readings.values == {
-        "iteration": 2,
-        "iteration_seconds": 3.0,
-        "iteration_median_seconds": 2.0,
-        "tokens_per_second": 500.0,
-        "samples_per_second": 2.0,
-        "data_loading_ratio": 0.25,
-        "loss": 1.5,
-        "seconds_since_iteration": 0.0,
-    }
+    seconds = {"iteration_seconds": 3.0, "iteration_median_seconds": 2.0, "seconds_since_iteration": 0.0}
+    rates = {"tokens_per_second": 500.0, "samples_per_second": 2.0, "data_loading_ratio": 0.25}
+    assert readings.values == {"iteration": 2, "loss": 1.5} | seconds | rates
     # The others, of memory, are unavailable.
     assert readings.unavailable.keys() == TRAINING_METRICS.keys() - readings.values.keys()
     assert monitor.throughput == (0.5, 500.0, 2.0)

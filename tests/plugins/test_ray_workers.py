@@ -31,12 +31,8 @@ VARIABLES = {
     "BRIDGE_PROFILING_RAY_PROFILER": "nsys",
     "NRL_NSYS_EXTRA_OPTIONS": '{"gpu-metrics-device": "all", "o": "/home/me/nemo_run/reports/%p"}',
 }
-ASKED = {
-    "profile_step_start": 2,
-    "profile_step_end": 3,
-    "worker_patterns": "*policy*,*vllm*",
-    "nsys_extra_options": {"gpu-metrics-device": "all", "o": "/home/me/nemo_run/reports/%p"},
-}
+ASKED = {"profile_step_start": 2, "profile_step_end": 3, "worker_patterns": "*policy*,*vllm*"}
+ASKED["nsys_extra_options"] = {"gpu-metrics-device": "all", "o": "/home/me/nemo_run/reports/%p"}
 HEAD = "export HEAD_NODE_ADDR=$head_node_ip"
 
 #: Slurm's srun and Ray's launcher, as far as the scripts need them; a job's program writes down its environment.

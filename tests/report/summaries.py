@@ -26,15 +26,10 @@ def row(rank: int, duration_us: float = 100 * MS, iterations: int = 10, **parts_
 
 def finding(**known: Any) -> Finding:
     """A finding with what a claim needs to know."""
-    usual: dict[str, Any] = {
-        "id": "data_loading",
-        "title": "Data loading holds all ranks for 30 ms of each iteration",
-        "ranks": [0, 1],
-        "evidence": {"waiting_us": 30 * MS},
-        "recoverable_us_per_iteration": 30 * MS,
-        "confidence": Confidence.high,
-        "action": "Raise dataset.num_workers. Then look at the disks.",
-    }
+    usual: dict[str, Any] = {"id": "data_loading", "ranks": [0, 1], "confidence": Confidence.high}
+    usual |= {"recoverable_us_per_iteration": 30 * MS, "evidence": {"waiting_us": 30 * MS}}
+    usual["title"] = "Data loading holds all ranks for 30 ms of each iteration"
+    usual["action"] = "Raise dataset.num_workers. Then look at the disks."
     return Finding(**(usual | known))
 
 
@@ -52,13 +47,10 @@ def summary(rows: list[dict[str, Any]], findings: list[Finding] | None = None, *
 def manifest(rank: int, profiled_ms: list[int], plain_ms: list[int]) -> RankCapture:
     """A rank's manifest: profiled iterations after plain ones."""
     first = len(plain_ms) + 2
-    numbers = [0, *range(1, len(plain_ms) + 1), *range(first, first + len(profiled_ms))]
-    content = {
-        "rank": rank,
-        "status": "complete",
-        "window": {"start": first, "end": first + len(profiled_ms)},
-        "captured": {"iterations": list(range(first, first + len(profiled_ms)))},
-        "durations_ns": {"iteration": numbers, "duration_ns": [each * 1_000_000 for each in (500, *plain_ms, *profiled_ms)]},
-        "profilers": [],
-    }
+    captured = list(range(first, first + len(profiled_ms)))
+    numbers = [0, *range(1, len(plain_ms) + 1), *captured]
+    content = {"rank": rank, "status": "complete", "window": {"start": first, "end": first + len(profiled_ms)}, "profilers": []}
+    content["captured"] = {"iterations": captured}
+    durations_ns = [each * 1_000_000 for each in (500, *plain_ms, *profiled_ms)]
+    content["durations_ns"] = {"iteration": numbers, "duration_ns": durations_ns}
     return RankCapture(Path("run7"), "iter-12-14", read_typed(content, Manifest, "manifest"))
