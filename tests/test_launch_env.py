@@ -1,7 +1,5 @@
 """Rank, world size, node and rendezvous, as each launcher leaves them in the environment."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError

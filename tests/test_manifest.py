@@ -1,7 +1,5 @@
 """The manifest's types: what a rank writes is what every reader gets, and nothing else passes for one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """NeMo RL's variables: what they mean, and one clear error for each that means nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.config import Window

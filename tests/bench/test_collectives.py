@@ -1,7 +1,5 @@
 """Every operation among three real processes: an odd number, so that one has no partner."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Parsing of options, and requests that are refused before anything starts."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.bench import requests

@@ -1,7 +1,5 @@
 """The result file: results that it keeps, files that are refused; and bus factors computed by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.bench import results

@@ -1,7 +1,5 @@
 """The GPU benchmarks: the plain step is the loop's own, verdicts follow the interval, and costs are taken apart."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The verdicts of doctor's checks on a request, and on a machine made of text that real machines were recorded with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Whether the output directory can be written, is seen by all nodes, and has room."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

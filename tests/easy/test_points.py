@@ -1,7 +1,5 @@
 """Time between pairs of calls, and device memory at labelled points."""
 
-from __future__ import annotations
-
 import json
 import threading
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The command lines of nsys, fitted to the nsys of a machine; tests/system/test_nsys.py runs them with a real one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What captures hold of communication is what the configuration implies, and two profilers record the same work."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.analysis.attribution.device import device_work

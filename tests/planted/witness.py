@@ -4,8 +4,6 @@ The second witness is independent: another program, which another reader reads; 
 compared, and so no communication's duration: how long a rank waits for others is another matter in every run.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping

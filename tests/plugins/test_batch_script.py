@@ -1,7 +1,5 @@
 """Values written into a batch script come out of a real shell as they went in, whatever NeMo-Run replaces between."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

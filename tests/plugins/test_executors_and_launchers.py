@@ -1,7 +1,5 @@
 """What each plugin does to an executor: launcher fields, retries, environment, and the arguments that reach a process."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import os

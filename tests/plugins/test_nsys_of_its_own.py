@@ -1,7 +1,5 @@
 """A task that starts nsys itself receives settings, and the launcher stays unchanged."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import shlex

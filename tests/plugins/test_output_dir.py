@@ -5,8 +5,6 @@ They are chosen pairwise: each value of kind, launcher and profiler meets each v
 `UPDATE_GOLDEN=1` rewrites the files in golden_roles/. No cluster and no network: NeMo-Run packages a task from what it knows.
 """
 
-from __future__ import annotations
-
 import copy
 import getpass
 import importlib

@@ -1,7 +1,5 @@
 """What each plugin does to a task: the overrides of a Script, word by word, and the same config for a Partial."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from unittest.mock import MagicMock

@@ -4,8 +4,6 @@ golden_ray/ holds the batch scripts; UPDATE_GOLDEN=1 writes them anew. They also
 and Ray's commands.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

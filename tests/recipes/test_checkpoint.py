@@ -1,7 +1,5 @@
 """A training that stops and resumes in another process goes on to the bit, and its profile with it."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import re

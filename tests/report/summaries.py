@@ -1,7 +1,5 @@
 """Summaries and findings made for a claim."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

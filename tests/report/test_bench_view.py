@@ -1,7 +1,5 @@
 """A capture and benchmarks compared in words: on the terminal and on the page."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

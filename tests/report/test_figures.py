@@ -1,7 +1,5 @@
 """Figures: Plotly's own JSON, aggregated where it would be unreadable; and a run in a notebook."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable

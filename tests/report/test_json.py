@@ -1,7 +1,5 @@
 """The JSON is the design's, field by field."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

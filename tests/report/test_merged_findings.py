@@ -1,7 +1,5 @@
 """Findings as annotations of the merged trace: tracks above the ranks they are about."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

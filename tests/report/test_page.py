@@ -1,7 +1,5 @@
 """The page's text: what stands on it without a browser. tests/system/test_page.py opens it in one."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

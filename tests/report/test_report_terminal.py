@@ -1,7 +1,5 @@
 """The answer on the terminal: one screen with bars, plain lines in a pipe."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """The verdict in words: where the time goes, what to do first, and what limits the answer; and that nothing was found."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.analysis.findings import Confidence

@@ -1,7 +1,5 @@
 """Numbers in words: a unit always, and no more digits than matter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """On real H200 captures, every event agrees with a slow reading of the same file."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gzip

@@ -1,7 +1,5 @@
 """RUN can be any directory or file: captures of any origin are found, and each says where its rank comes from."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Damaged and hostile files give one error that names the file, and what can be read of them is kept."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

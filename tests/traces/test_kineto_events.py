@@ -1,7 +1,5 @@
 """What an event means where the known tool gets it wrong, and which events no table has a place for: those are counted."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Every way in which torch, Kineto and ROCm have written traces since torch 1.8 is read, to the same tables."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

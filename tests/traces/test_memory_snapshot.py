@@ -1,7 +1,5 @@
 """Memory snapshots: the replay agrees with a naive one and with the real capture, and what is lost is said."""
 
-from __future__ import annotations
-
 import lzma
 import pickle
 import sys

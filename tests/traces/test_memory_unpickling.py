@@ -1,7 +1,5 @@
 """A pickle of plain data is read as Python wrote it; one that asks for anything else is refused, and runs nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import pickletools

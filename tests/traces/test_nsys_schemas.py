@@ -1,7 +1,5 @@
 """nsys' tables and columns change between versions: what is missing is null, with a caveat where it matters."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.traces.cache import load

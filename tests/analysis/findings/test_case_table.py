@@ -3,8 +3,6 @@
 The page's tables are the expectation: what is found, at which place, on which ranks, with which saving and confidence.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run with one cause has the finding of that cause, on the ranks that have it, with what it costs."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

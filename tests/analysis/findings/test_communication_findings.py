@@ -1,7 +1,5 @@
 """Data that moves while nothing is computed, and waiting, which is another rank's finding."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

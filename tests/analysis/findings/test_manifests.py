@@ -1,7 +1,5 @@
 """What manifests record: the profiler's own cost, which is subtracted from the host's, and slow iterations."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

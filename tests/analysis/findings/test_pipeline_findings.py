@@ -1,7 +1,5 @@
 """Pipeline stages that wait: for a longer stage, for want of microbatches; and what moving layers cannot improve."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
