@@ -22,6 +22,7 @@ def test_the_defaults_are_megatron_bridges():
     [
         ({"use_nsys_profiler": True, "use_pytorch_profiler": True}, "Keep one of them"),
         ({"profile_step_start": -1}, "profile_step_start=0 or more"),
+        ({"profile_step_end": -3}, "profile_step_end=0 or more"),
         ({"profile_step_start": 5, "profile_step_end": 5}, "window is empty: .*profile_step_end=6 to capture"),
         ({"profile_step_start": 9, "profile_step_end": 5}, "Swap them"),
         ({"profile_step_start": 1.5}, "not an integer"),
@@ -32,10 +33,12 @@ def test_the_defaults_are_megatron_bridges():
         ({"profile_ranks": "every"}, "the words are 'all' and 'pp'"),
         ({"profile_ranks": None}, "not a list of ranks"),
         ({"profile_every": 1}, "an integer of at least 2; windows of 2 iterations would overlap.*profile_every=100"),
+        ({"profile_every": 2.5}, "not an integer"),
         ({"profile_every": 5, "profile_at_most": 0}, "profile_at_most=0 is not an integer of at least 1 and at most 1000"),
         ({"nsys_captures": 0}, "nsys_captures=0 is not an integer.*leave it out"),
         ({"on_demand_seconds": 0}, "on_demand_seconds=0 is not a number from 0.01"),
         ({"slow_iteration_factor": 1}, "factor=1 is not a number above 1.*slow_iteration_factor=2"),
+        ({"slow_iteration_factor": 2, "slow_iteration_captures": 0}, "slow_iteration_captures=0 is not an integer"),
         ({"slow_iteration_factor": 2, "on_demand": False}, "Leave profiling.on_demand out"),
     ],
 )

@@ -40,6 +40,7 @@ def test_nested_types_are_built_and_unknown_keys_ignored():
         ({"inner": {}}, "it.inner has no 'number'"),
         ({"inner": []}, "it.inner is .*not an object"),
         ({"mode": "slow"}, "it.mode is 'slow', not one of fast, exact"),
+        ({"mode": []}, "it.mode is .*not one of fast, exact"),
         ({"either": [1, "2"]}, "it.either is .*not of type str"),
         ({"ratio": "1"}, "it.ratio is '1', not of type float"),
         ({"parts": {"x": 1}}, "it.parts.x is '1', not an object"),

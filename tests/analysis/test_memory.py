@@ -127,6 +127,7 @@ def test_without_order_in_the_allocations_growth_is_unknown(tmp_path):
         ("__call__ /usr/lib/python3.11/contextlib.py:81\nbuild /me/model.py:3", "build /me/model.py:3"),
         ("at::_ops::mul::call(x) ??:0\ntorch::autograd::generated::MulBackward0::apply(y) ??:0", "autograd MulBackward0"),
         ("at::_ops::mm::redispatch(x) ??:0\n__clone ??:0", "operator mm"),
+        (f"malloc a.cpp:1\n{_TORCH}", _TORCH),
         ("__clone ??:0", "__clone ??:0"),
         (None, UNRECORDED),
     ],

@@ -13,6 +13,7 @@ KIB, MIB = 1 << 10, 1 << 20
     [
         ("1KiB:64KiB:4x", (KIB, 4 * KIB, 16 * KIB, 64 * KIB)),
         ("1KiB:100KiB:10", (KIB, 10 * KIB, 100 * KIB)),
+        ("512:2KiB", (512, KIB, 2 * KIB)),
         ("1MiB,1KB,8", (8, 1000, MIB)),
         ("1.5MiB", (3 * MIB // 2,)),
     ],

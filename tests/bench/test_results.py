@@ -54,7 +54,6 @@ def test_another_kind_of_file_is_refused_and_not_changed(path, text, said):
 @pytest.mark.parametrize(
     "damaged",
     [
-        result(rows=[{}]),
         result(rows=[row("fast")]),
         result(world_size=None),
         {"kind": "step", "device": "cpu", "subject": "a:b", "rows": [{"time_us": 3}]},

@@ -120,8 +120,11 @@ def test_a_device_that_has_failed_keeps_no_manifest_from_being_written(monkeypat
     [
         ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
         ("NVIDIA H100 PCIe", "bf16", 756.0),
+        ("NVIDIA H100 NVL", "fp8", 1670.5),
         ("NVIDIA GH200 480GB", "bf16", 989.4),
+        ("NVIDIA H20", "fp16", 148.0),
         ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
+        ("NVIDIA B200", "bf16", 2250.0),
         ("NVIDIA GB200", "fp8", 5000.0),
         ("NVIDIA A100-SXM4-80GB", "fp8", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),

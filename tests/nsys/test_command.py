@@ -118,9 +118,11 @@ UNKNOWN = "nsys 2024.2 does not know --cuda-event-trace: left out --cuda-event-t
     [
         (NEW, {"use_nsys_profiler": True, "nsys_captures": 4}, ["--capture-range-end=repeat:4"], [], []),
         (NEW, REPEATED, ["--capture-range-end=repeat:3"], [], []),
+        (NEW, REPEATED | {"nsys_captures": 5}, ["--capture-range-end=repeat:5"], [], []),
         # A default that an older nsys does not know goes without a word, and an option of the user's does not.
         (OLD, {}, [], ["--cuda-event-trace=false"], []),
         (OLD, {"nsys_extra_args": ["--cuda-event-trace=true"]}, [], ["--cuda-event-trace=true"], [UNKNOWN]),
+        (NEW, {"nsys_extra_args": ["--sample=process-tree", "--delay=30"]}, ["--delay=30"], ["--sample=none"], []),
         (NEW, {"nsys_extra_args": ["-s", "process-tree", "-y", "30"]}, ["-s", "process-tree"], ["--sample=none"], []),
         (NEW, {"cuda": False}, NVTX, [], []),
         (NEW, WITHOUT_CUDA, ["--trace=osrt"], [], NO_CUDA),

@@ -82,7 +82,6 @@ marked.starts_nsys_itself = True
     [
         (script(), True),
         (script(metadata={STARTS_NSYS_KEY: "no"}), False),
-        (script(metadata={}), False),
         (run.Script(inline="launch/pretrain.py"), False),
         (run.Partial(marked), True),
         (run.Partial(print), False),

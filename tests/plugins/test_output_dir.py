@@ -164,7 +164,6 @@ def test_dockers_container_gets_the_command_as_shell_text(executors):
         (run.SkypilotExecutor, {}, "/nemo_run/profiles"),
         # Machines that are given back leave the profiles in the bucket.
         (run.SkypilotExecutor, {"autodown": True, "storage_mounts": BUCKET}, "/bucket/exp_1/t/profiles"),
-        (run.SkypilotJobsExecutor, {"autodown": True, "storage_mounts": BUCKET}, "/bucket/exp_1/t/profiles"),
     ],
 )
 def test_skypilots_profiles_are_where_they_outlive_the_job(kind, options, directory, skypilot):
@@ -177,6 +176,7 @@ def test_skypilots_profiles_are_where_they_outlive_the_job(kind, options, direct
     ("profiler", "make", "message"),
     [
         ("torch", "skypilot_down", "Pass storage_mounts with a bucket.*BRIDGE_PROFILING_DIR"),
+        ("nsys", "skypilot_jobs", "Pass storage_mounts with a bucket.*BRIDGE_PROFILING_DIR"),
         ("torch", "kubeflow", 'workdir_pvc="CLAIM".*pull_results'),
         # Reports in a place of the user's own, without a shell to make it.
         ("nsys", "kubeflow_elsewhere", "workdir_pvc"),

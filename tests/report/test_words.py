@@ -10,12 +10,15 @@ from bridge_profiling.report import words
 @pytest.mark.parametrize(
     ("write", "value", "said"),
     [
+        (words.milliseconds, 121_234.5, "121 ms"),
         (words.milliseconds, 8_437.0, "8.4 ms"),
         (words.milliseconds, 31.0, "0.031 ms"),
         (words.milliseconds, 0.0, "0 ms"),
         (words.milliseconds, -1_300.0, "−1.3 ms"),
         (words.milliseconds, None, "–"),
+        (words.percent, 0.312, "31%"),
         (words.percent, 0.0437, "4.4%"),
+        (words.percent, 0.0, "0%"),
         (words.percent, None, "–"),
         # Memory counts in powers of two, and messages in powers of ten.
         (words.memory, 5 * 2**30, "5.00 GiB"),
@@ -37,6 +40,7 @@ def test_numbers(write: Any, value: Any, said: str) -> None:
         ("share_of_iteration", 0.1429, "share of the iteration", "14%"),
         ("growth_bytes_per_iteration", 2 * 2**20, "growth per iteration", "2.0 MiB"),
         ("bus_bandwidth_gbs", 277.36, "bus bandwidth", "277.4 GB/s"),
+        ("kernel_count", 3552, "kernel count", "3,552"),
         ("waiting_us", {0: 1_500.0, "3": 25_000.0}, "waits for others", "rank 0: 1.5 ms, rank 3: 25 ms"),
         ("idle_us", {"host_sync": {1: 2_000.0}}, "idle", "host sync: rank 1: 2.0 ms"),
         ("devices", [{"rank": 0, "peak_bytes": 2**30}], "devices", "rank: 0, peak: 1.00 GiB"),
