@@ -5,8 +5,6 @@
 - A run leaves no process and no file outside of the checkout.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib.util

@@ -1,7 +1,5 @@
 """What a test run leaves behind: processes, and files outside of its caches. A port is held by a process."""
 
-from __future__ import annotations
-
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os

@@ -1,7 +1,5 @@
 """Ports that stay free until a process under test listens on them, however long it takes to start."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket

@@ -8,7 +8,6 @@ from bridge_profiling import ProfilingConfigError
 from bridge_profiling.layout import ParallelLayout, select_ranks
 
 LAYOUTS = [
-    {"world_size": 8, "tp": 2, "pp": 2},
     {"world_size": 16, "tp": 2, "pp": 2, "cp": 2},
     {"world_size": 16, "tp": 2, "pp": 2, "ep": 2, "etp": 1},
     {"world_size": 16, "tp": 1, "pp": 4, "ep": 4},

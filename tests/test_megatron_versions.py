@@ -1,7 +1,5 @@
 """The releases of megatron-core called tested are those that the package asks for, and that `make test-versions` runs."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

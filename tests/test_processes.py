@@ -1,7 +1,5 @@
 """Other processes as /proc shows them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """NeMo RL's variables: what they mean, and one clear error for each that means nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.config import Window
@@ -26,12 +24,7 @@ def test_the_convention_of_nemo_rl():
 
 
 def test_neither_variable_asks_for_nothing():
-    for environ in (
-        {},
-        dict.fromkeys(BOTH, ""),
-        {"NRL_NSYS_EXTRA_OPTIONS": '{"a": 1}'},
-        {"BRIDGE_PROFILING_RAY_PROFILER": "x"},
-    ):
+    for environ in ({}, dict.fromkeys(BOTH, ""), {"NRL_NSYS_EXTRA_OPTIONS": '{"a": 1}', "BRIDGE_PROFILING_RAY_PROFILER": "x"}):
         assert RayRequest.from_environment(environ) is None
 
 
@@ -42,8 +35,9 @@ def test_one_without_the_other_says_which_is_missing_and_what_to_type(given, mis
 
 
 @pytest.mark.parametrize(("patterns", "found"), [(" a* ,, b?", ("a*", "b?")), ("worker[01]", ("worker[01]",)), ("*", ("*",))])
-def test_patterns_are_separated_by_commas_and_stripped(patterns, found):
-    assert asked(NRL_NSYS_WORKER_PATTERNS=patterns).patterns == found
+def test_patterns_are_separated_by_commas_and_whitespace_means_nothing(patterns, found):
+    request = asked(NRL_NSYS_WORKER_PATTERNS=patterns, NRL_NSYS_PROFILE_STEP_RANGE=" 10 : 12 ")
+    assert (request.patterns, request.window) == (found, Window(10, 12))
 
 
 @pytest.mark.parametrize(("name", "value", "said"), [
@@ -59,24 +53,16 @@ def test_values_that_mean_nothing_are_refused(name, value, said):
         asked(**{name: value})
 
 
-def test_whitespace_around_steps_is_nothing():
-    assert asked(NRL_NSYS_PROFILE_STEP_RANGE=" 10 : 12 ").window == Window(10, 12)
-
-
-def test_extra_options_keep_their_names_and_become_text():
-    written = '{"gpu-metrics-device": "all", "t": "cuda,nvtx,osrt", "--sample": "none", "cuda-memory-usage": true, "y": 5}'
-    expected = {
-        "gpu-metrics-device": "all",
-        "t": "cuda,nvtx,osrt",
-        "sample": "none",
-        "cuda-memory-usage": "true",
-        "y": "5",
-    }
+@pytest.mark.parametrize(("written", "expected"), [
+    ('{"gpu-metrics-device": "all", "t": "cuda,nvtx"}', {"gpu-metrics-device": "all", "t": "cuda,nvtx"}),
+    ('{"--sample": "none", "cuda-memory-usage": true, "y": 5}', {"sample": "none", "cuda-memory-usage": "true", "y": "5"}),
+    # NeMo RL puts quotes around its own name.
+    ("""{"o": "'/runs/nsys/%p'"}""", {"o": "/runs/nsys/%p"}),
+    # Placeholders of nsys are no braces of the shell.
+    ('{"o": "/r/%h_%q{SLURM_JOB_ID}_%p"}', {"o": "/r/%h_%q{SLURM_JOB_ID}_%p"}),
+])  # fmt: skip
+def test_extra_options_keep_their_names_and_become_text(written, expected):
     assert asked(NRL_NSYS_EXTRA_OPTIONS=written).extra_options == expected
-
-
-def test_the_quotes_that_nemo_rl_puts_around_its_own_name_go():
-    assert asked(NRL_NSYS_EXTRA_OPTIONS="""{"o": "'/runs/nsys/%p'"}""").extra_options == {"o": "/runs/nsys/%p"}
 
 
 @pytest.mark.parametrize(("written", "said"), [
@@ -90,10 +76,6 @@ def test_extra_options_that_nsys_cannot_be_given_are_refused(written, said):
     with pytest.raises(ProfilingConfigError, match=said) as raised:
         asked(NRL_NSYS_EXTRA_OPTIONS=written)
     assert "NRL_NSYS_EXTRA_OPTIONS" in str(raised.value)
-
-
-def test_placeholders_of_nsys_are_no_braces_of_the_shell():
-    assert asked(NRL_NSYS_EXTRA_OPTIONS='{"o": "/r/%h_%q{SLURM_JOB_ID}_%p"}').extra_options["o"] == "/r/%h_%q{SLURM_JOB_ID}_%p"
 
 
 def test_a_request_asks_for_itself():

@@ -1,7 +1,5 @@
 """A run without a readable capture: neither a page nor a merged trace of nothing replaces a good one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/reference/support.md shows what is tested: tools/support_table.py writes its tables."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

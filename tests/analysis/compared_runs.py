@@ -81,20 +81,12 @@ class WrittenRun:
         # The first of the run counts to nothing; these come after the window and what it costs.
         outside = [0, *range(end + 1, end + 1 + len(self.unprofiled_ms))]
         durations = [round(each * 1e6) for each in (999.0, *self.unprofiled_ms)]
-        manifest = {
-            "status": "complete",
-            "reason": None,
-            "window": {"start": 10, "end": end},
-            "captured": {"first": captured[0], "last": captured[-1], "iterations": captured},
-            "profilers": [profiler],
-            "rank": rank,
-            "world_size": self.ranks,
-            "coordinates": dict.fromkeys(("tp", "pp", "cp", "ep"), (0, 1)) | {"dp": (rank, self.ranks)},
-            "host": "node1",
-            "config": {"record_shapes": True},
-            "versions": {"torch": "2.13.0"},
-            "durations_ns": {"iteration": outside, "duration_ns": durations},
-        }
+        manifest = {"status": "complete", "reason": None, "rank": rank, "world_size": self.ranks, "host": "node1"}
+        manifest |= {"config": {"record_shapes": True}, "versions": {"torch": "2.13.0"}, "profilers": [profiler]}
+        manifest["coordinates"] = dict.fromkeys(("tp", "pp", "cp", "ep"), (0, 1)) | {"dp": (rank, self.ranks)}
+        manifest["window"] = {"start": 10, "end": end}
+        manifest["captured"] = {"first": captured[0], "last": captured[-1], "iterations": captured}
+        manifest["durations_ns"] = {"iteration": outside, "duration_ns": durations}
         path = root / "manifest" / trace.parent.name / f"rank-{rank}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(manifest | dict(self.manifest)))

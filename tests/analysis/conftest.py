@@ -1,7 +1,5 @@
 """Small ranks made for a claim, and the real captures."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

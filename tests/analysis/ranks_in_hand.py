@@ -1,7 +1,5 @@
 """One rank's tables written by hand, times in nanoseconds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

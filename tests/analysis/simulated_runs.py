@@ -129,18 +129,13 @@ class SimulatedRun:
             begin = operations[0]["start_ns"] if skip.get(rank) and operations else 0
             events = [row for row in sorted(self.device[rank], key=itemgetter("start_ns")) if row["start_ns"] >= begin]
             sequence: dict[str, Iterable[int]] = defaultdict(itertools.count)
-            rows = {
-                "collectives": [
-                    row | unmarked | {"collective": numbers[row["truth"]], "sequence": next(sequence[row["group_name"]])}
-                    for row in operations
-                ],
-                "device_events": [
-                    row | unmarked | {"collective": numbers.get(row["truth"])}
-                    for row in events
-                    if row["truth"] is None or row["truth"] in numbers
-                ],
-                "iterations": self.iterations[rank] if marked else [],
-            }
+            rows: dict[str, list[dict[str, Any]]] = {"iterations": self.iterations[rank] if marked else []}
+            rows["collectives"] = [
+                row | unmarked | {"collective": numbers[row["truth"]], "sequence": next(sequence[row["group_name"]])}
+                for row in operations
+            ]
+            known_events = [row for row in events if row["truth"] is None or row["truth"] in numbers]
+            rows["device_events"] = [row | unmarked | {"collective": numbers.get(row["truth"])} for row in known_events]
             known = {"rank_source": "trace", "source": "kineto", "files": [f"rank-{rank}.json"], "clock": "unix", **info}
             entries.append(folder / f"{rank:05d}")
             tables = {name: table(name, each, rank) for name, each in rows.items()}
@@ -175,12 +170,8 @@ class SimulatedRun:
     ) -> None:
         self.ran(rank, "communication", *times, self.happened)
         known = {name: self.device[rank][-1][name] for name in ("truth", "start_ns", "end_ns", "iteration")}
-        known |= {
-            "operation": operation,
-            "group": group,
-            "group_name": f"{group}-{members[0]}",
-            "peer": None if peer < 0 else peer,
-        }
+        group_name = f"{group}-{members[0]}"
+        known |= {"operation": operation, "group": group, "group_name": group_name, "peer": None if peer < 0 else peer}
         ranks = {"group_ranks": json.dumps(list(members), separators=(",", ":")), "group_size": len(members)}
         self.operations[rank].append({**known, **ranks, "message_bytes": size})
 

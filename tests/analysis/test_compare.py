@@ -110,16 +110,10 @@ def test_what_is_not_the_same_work_is_said_first(compared):
     other = WrittenRun(ranks=3, iterations=3, shapes="[[128, 64], [64, 64]]", unprofiled_ms=[5.0, 5.0], manifest=changes)
     found = compared(base, other)
     assert not found.same_work
-    assert [(each.concerns, each.topic) for each in found.differences] == [
-        ("work", "ranks of the job"),
-        ("work", "layout"),
-        ("work", "tokens of an iteration"),
-        ("work", "shapes of matrix products"),
-        ("conditions", "torch"),
-        ("conditions", "hosts"),
-        ("measurement", "ranks captured"),
-        ("measurement", "record_shapes"),
-    ]
+    concerns = {"work": ["ranks of the job", "layout", "tokens of an iteration", "shapes of matrix products"]}
+    concerns |= {"conditions": ["torch", "hosts"], "measurement": ["ranks captured", "record_shapes"]}
+    expected = [(concern, topic) for concern, topics in concerns.items() for topic in topics]
+    assert [(each.concerns, each.topic) for each in found.differences] == expected
     by_topic = {each.topic: (each.base, each.other) for each in found.differences}
     assert by_topic["layout"] == ("cp=1 dp=2 ep=1 pp=1 tp=1", "cp=1 dp=3 ep=1 pp=1 tp=1")
     assert by_topic["tokens of an iteration"] == ("4,096", "8,192")

@@ -35,11 +35,7 @@ def test_with_a_synchronization_at_its_end_an_iteration_is_its_host_range():
     ("events", "durations_us", "compute_us"),
     [
         # The host is done with iteration 9 when the device has hardly begun it.
-        (
-            [work("compute", 500, 5500, 100, iteration=9), work("compute", 5500, 10_500, 1100, iteration=10)],
-            [5.5, 5],
-            [5, 5],
-        ),
+        ([work("compute", 500, 5500, 100, iteration=9), work("compute", 5500, 10_500, 1100, iteration=10)], [5.5, 5], [5, 5]),
         # Communication that runs on into the next iteration does not move its beginning.
         (
             [

@@ -130,7 +130,6 @@ def test_without_order_in_the_allocations_growth_is_unknown(tmp_path):
         (f"malloc a.cpp:1\n{_TORCH}", _TORCH),
         ("__clone ??:0", "__clone ??:0"),
         (None, UNRECORDED),
-        ("", UNRECORDED),
     ],
 )
 def test_the_site_is_the_innermost_line_of_the_programs_own(stack, expected):

@@ -65,7 +65,6 @@ def test_a_single_process_is_started_by_ncu(options, launches):
         ),
         # Without `bridge-profiling run`.
         ([*RUN, "my train.py", "--lr", "0.1"], "ncu-rank-0 python -u 'my train.py' --lr 0.1"),
-        ([*RUN, "--output-dir", "a b", "train.py", "-m", "--steps"], "ncu-rank-0 python -u train.py -m --steps"),
         ([*RUN, "--light", "--set", "profile_every=9", "train.py", "--x"], "ncu-rank-0 python -u train.py --x"),
         ([*RUN, "--output-dir=here", "-m", "package.train"], "ncu-rank-0 python -u -m package.train"),
         # A command that is not known, or whose process got its work from its parent.
@@ -82,18 +81,20 @@ def test_the_training_is_started_without_its_own_profiler(command, started):
     assert not any("own profiler off:" in note for note in found.notes)
 
 
-def test_a_local_rank_that_the_launcher_gave_one_rank_is_not_given_to_all():
-    found = made(["python", "-u", "train.py", "--local_rank=1", "--deepspeed"], rank=1, world_size=2)
+@pytest.mark.parametrize(
+    ("command", "hosts", "started", "note"),
+    [
+        # The launcher gave this local rank to one rank.
+        ("train.py --local_rank=1 --deepspeed", 1, "python train.py --deepspeed", "deepspeed --no_python"),
+        ("t.py", None, "python t.py", "as you start the training"),
+        ("t.py", 2, "python t.py", "as you start the training"),
+    ],
+)
+def test_across_hosts_or_of_another_kind_the_launcher_is_the_users(command, hosts, started, note):
+    found = made(["python", *command.split()], rank=1, world_size=16, hosts=hosts)
     assert found.command.startswith("<your launcher")
-    assert found.command.endswith(" sh python -u train.py --deepspeed")
-    assert any("deepspeed --no_python" in note for note in found.notes)
-
-
-@pytest.mark.parametrize("hosts", [None, 2])
-def test_across_hosts_the_launcher_is_the_users(hosts):
-    found = made(["python", "t.py"], rank=9, world_size=16, hosts=hosts)
-    assert found.command.startswith("<your launcher")
-    assert any("as you start the training" in note for note in found.notes)
+    assert found.command.endswith(f" sh {started}")
+    assert any(note in each for each in found.notes)
 
 
 @pytest.mark.integration
@@ -158,12 +159,7 @@ def chosen(options, written):
     [
         ("void ns::softmax<float, 4>(float*)", ["void ns::other<float>(float*)"], ["--kernel-name", "softmax"], []),
         ("_Z6kernelIfEvPT_", [], ["--kernel-name-base", "mangled", "--kernel-name", "_Z6kernelIfEvPT_"], []),
-        (
-            "void k<float>()",
-            ["void k<float, 4>()"],
-            ["--kernel-name-base", "demangled", "--kernel-name"],
-            ["void k<float, 4>()"],
-        ),
+        ("void k<float>()", ["void k<float, 4>()"], ["--kernel-name-base", "demangled"], ["void k<float, 4>()"]),
         ("void k<float, 4>()", ["void k<float>()"], ["--kernel-name-base", "demangled", "--kernel-name"], []),
     ],
 )

@@ -1,7 +1,5 @@
 """Every operation among three real processes: an odd number, so that one has no partner."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -54,10 +52,7 @@ def test_a_lack_of_memory_is_a_one_line_error(monkeypatch):
 
 @pytest.mark.parametrize(
     ("variables", "said"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "the launcher started only one rank"),
-        ({"RANK": "0"}, "WORLD_SIZE is not set"),
-    ],
+    [({"RANK": "0", "WORLD_SIZE": "1"}, "the launcher started only one rank"), ({"RANK": "0"}, "WORLD_SIZE is not set")],
 )
 def test_a_launcher_that_cannot_measure_is_refused(variables, said, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WORLD_SIZE", raising=False)

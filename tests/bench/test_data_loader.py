@@ -1,7 +1,5 @@
 """The throughput of a data loader on its own, with real loaders and workers."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import time

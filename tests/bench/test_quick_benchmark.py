@@ -1,7 +1,5 @@
 """`quick_benchmark` measures a model and restores its state."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

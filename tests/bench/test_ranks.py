@@ -1,7 +1,5 @@
 """Ranks started on this machine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The result file: results that it keeps, files that are refused; and bus factors computed by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.bench import results
@@ -56,11 +54,8 @@ def test_another_kind_of_file_is_refused_and_not_changed(path, text, said):
 @pytest.mark.parametrize(
     "damaged",
     [
-        result(rows=[{}]),
         result(rows=[row("fast")]),
-        result(rows=[row(None)]),
         result(world_size=None),
-        {"kind": "copies", "rows": []},
         {"kind": "step", "device": "cpu", "subject": "a:b", "rows": [{"time_us": 3}]},
         {"kind": "data_loader", "subject": "a:b", "rows": [{}]},
     ],
@@ -84,15 +79,7 @@ def test_values_that_json_does_not_support_are_not_written(path):
 
 @pytest.mark.parametrize(
     ("operation", "ranks", "factor"),
-    [
-        ("all_reduce", 2, 1.0),
-        ("all_reduce", 8, 1.75),
-        ("all_gather", 4, 0.75),
-        ("reduce_scatter", 8, 0.875),
-        ("all_to_all", 4, 0.75),
-        ("send", 2, 1.0),
-        ("send_recv", 8, 1.0),
-    ],
+    [("all_reduce", 8, 1.75), ("all_gather", 4, 0.75), ("reduce_scatter", 8, 0.875), ("all_to_all", 4, 0.75), ("send", 2, 1.0)],
 )
 def test_bus_bandwidth_over_algorithm_bandwidth(operation, ranks, factor):
     assert results.bus_factor(operation, ranks) == factor

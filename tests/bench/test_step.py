@@ -1,7 +1,5 @@
 """Timing of a step: the number of calls, and the statistics of repeated measurements, compared with tables and simulations."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """The GPU benchmarks: the plain step is the loop's own, verdicts follow the interval, and costs are taken apart."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
@@ -79,17 +77,11 @@ def test_a_target_is_met_by_the_whole_interval_or_it_is_said(low, high, whole, v
 
 
 def test_a_captures_cost_is_taken_apart_into_layers_iterations_and_captures():
-    costs = [
-        {
-            "option": "torch",
-            "layers": layers,
-            "micro_batches": micro_batches,
-            "recompute": recompute,
-            "window": window,
-            "kept_bytes": 9000 + window * (500 + 40 * layers * micro_batches) * (2 if recompute else 1),
-        }
-        for layers, micro_batches, recompute in [(2, 2, False), (6, 2, False), (3, 8, False), (6, 2, True)]
-        for window in (3, 8)
-    ]
+    names, costs = ("layers", "micro_batches", "recompute", "window"), []
+    for layers, micro_batches, recompute in [(2, 2, False), (6, 2, False), (3, 8, False), (6, 2, True)]:
+        for window in (3, 8):
+            kept = 9000 + window * (500 + 40 * layers * micro_batches) * (2 if recompute else 1)
+            case = dict(zip(names, (layers, micro_batches, recompute, window), strict=True))
+            costs.append(case | {"option": "torch", "kept_bytes": kept})
     assert per_iteration(costs, "kept_bytes")["torch", 6, 2, False] == pytest.approx((980, 9000))
     assert per_unit(costs, "kept_bytes")["torch"] == pytest.approx((40, 500))

@@ -1,7 +1,5 @@
 """Ratios of paired measurements: the interval holds the truth as often as it says, and drift and outliers do not move it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -12,7 +12,6 @@ from bridge_profiling.capture.record import describe_work, peak_tflops, throughp
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
 from bridge_profiling.manifest import find_captures
 from tests.capture.conftest import raising, read_trace
 
@@ -52,6 +51,8 @@ def test_the_profiler_warms_up_for_as_many_iterations_as_asked_for(run, monkeypa
 
 def test_a_trace_of_the_device_alone_gets_its_iterations_and_phases_from_the_hook(run, monkeypatch):
     """Without operators Kineto records no annotations; here it records the CPU, as there is no device."""
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
     real = torch.profiler.profile
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -234,11 +235,3 @@ def test_a_second_run_into_the_same_directory_gets_a_folder_of_its_own(run):
     names = ["iter-1-2", "iter-1-2.1", "iter-1-2.2"]
     assert sorted(path.name for path in (run.root / "torch").iterdir()) == names
     assert [run.manifest(name)["job"]["attempt"] for name in names] == [0, 1, 2]
-
-
-def test_ranks_of_one_driver_are_of_one_launch_whatever_steps_started_them():
-    """Ray's workers inherit what started the Ray of their machine: under Slurm that is a step of its own on each."""
-    first = {LAUNCH_VARIABLE: "session/1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
-    other = first | {"SLURM_STEP_ID": "1", "MASTER_PORT": "29500"}
-    assert LaunchEnv.read(first).launch_id == LaunchEnv.read(other).launch_id
-    assert LaunchEnv.read(first).launch_id != LaunchEnv.read(first | {"SLURM_RESTART_COUNT": "1"}).launch_id

@@ -72,13 +72,14 @@ def test_a_profiler_of_the_users_own_is_left_alone(run):
     assert "another profiler" in run.manifest("iter-1-3")["reason"]
 
 
-def test_an_output_directory_that_cannot_be_made_is_one_line_and_training_goes_on(tmp_path, run, caplog):
+@pytest.mark.parametrize(("profiler", "said"), [(True, "Training goes on"), (False, "no captures on demand")])
+def test_an_output_directory_that_cannot_be_made_is_one_line_and_training_goes_on(tmp_path, run, caplog, profiler, said):
     (tmp_path / "file").write_text("in the way")
     run.root = tmp_path / "file" / "profiles"
-    run.train(run.config(1, 3), range(5))
-    assert len(run.losses) == 5
+    run.listen(range(50), config=run.config(1, 3, use_pytorch_profiler=profiler, on_demand_seconds=0.03))
+    assert len(run.losses) == 50
     [error] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert "Training goes on" in error
+    assert said in error
 
 
 def test_an_output_directory_that_vanishes_fails_the_capture_alone(run):

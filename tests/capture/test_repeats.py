@@ -27,17 +27,15 @@ def wait_for_writers(iteration, hook):
 def test_every_window_is_captured_exactly_and_says_what_asked_for_it(run):
     run.train(None, range(40))
     plain, run.losses = run.losses, []
-    run.train(repeated(run), range(40), between=wait_for_writers)
+    config = run.config(4, 6, profile_every=10, profile_at_most=3, record_shapes=True, pytorch_profiler_collect_callstack=True)
+    run.train(config, range(40), between=wait_for_writers)
     assert run.losses == plain
     assert run.folders() == ["iter-4-6", "iter-14-16", "iter-24-26"]
     for number, folder in enumerate(run.folders(), 1):
         start, manifest = 10 * number - 6, run.manifest(folder)
         assert run.outcome(folder) == ("complete", [start, start + 1])
-        assert [manifest["trigger"][key] for key in ("kind", "number", "reason")] == [
-            "repeat",
-            number,
-            f"one every 10 iterations, number {number} of at most 3",
-        ]
+        reason = f"one every 10 iterations, number {number} of at most 3"
+        assert [manifest["trigger"][key] for key in ("kind", "number", "reason")] == ["repeat", number, reason]
         assert manifest["config"]["profile_step_start"] == start
         assert manifest["other_windows"] == [[at, at + 2] for at in (4, 14, 24) if at != start]
         # Their iterations are not taken for unprofiled ones.

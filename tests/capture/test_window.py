@@ -12,15 +12,12 @@ from tests.capture.conftest import at, raising
 @pytest.mark.parametrize(
     ("window", "ran", "status", "captured", "reason"),
     [
-        ((0, 1), range(4), "complete", [0], None),
         ((0, 4), range(4), "complete", [0, 1, 2, 3], None),
-        ((4, 6), range(10), "complete", [4, 5], None),
         ((5, 8), range(8), "complete", [5, 6, 7], None),
         # A resume; with iteration 3 the profiler warms up before the window.
         ((4, 7), range(3, 10), "complete", [4, 5, 6], None),
         ((4, 7), range(4, 10), "complete", [4, 5, 6], None),
         ((4, 7), range(5, 10), "partial", [5, 6], "the run's first iteration was 5, inside the window 4-7"),
-        ((4, 7), range(6, 8), "partial", [6], "the run's first iteration was 6, inside the window 4-7"),
         ((4, 7), range(7, 10), "missed", None, "training started at iteration 7, past the window 4-7"),
         ((105, 107), range(100, 110), "complete", [105, 106], None),
         # The end of training
@@ -100,13 +97,6 @@ def test_phases_lie_inside_their_iterations_and_an_evaluation_between_two_is_in_
     assert inside == [["forward-backward", "optimizer"]] * 2
     assert [name for begin, _, name in phases if steps[0][1] <= begin <= steps[1][0]] == ["evaluation"]
     assert len(phases) == 5
-
-
-def test_losses_are_bit_identical_with_and_without_profiling(run):
-    run.train(None, range(8))
-    plain, run.losses = run.losses, []
-    run.train(run.config(2, 5, record_shapes=True, pytorch_profiler_collect_callstack=True), range(8))
-    assert run.losses == plain
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [([1], [1]), ("all", [0, 1]), ("pp", [0])])

@@ -1,7 +1,5 @@
 """The verdicts of doctor's checks on a request, and on a machine made of text that real machines were recorded with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -69,15 +67,7 @@ CASES = [
     (check_window_fits, "train.train_iters=12", {}, {}, "ok", "iterations 10 to 11 of 0 to 11"),
     (check_window_fits, "train.train_iters=11", {}, {}, "fails", "last iteration is 10"),
     (check_window_fits, "", {}, {}, "unknown", "train.train_iters is not known"),
-    (check_window_fits, "train.train_iters=50 profiling.profile_step_end=10", {}, {}, "fails", "the window is empty"),
-    (
-        check_window_fits,
-        "train.train_iters=50 profiling.profile_step_start=-1",
-        {},
-        {},
-        "fails",
-        "not an integer of at least 0",
-    ),
+    (check_window_fits, "train.train_iters=50 profiling.profile_step_start=-1", {}, {}, "fails", "not an integer of at least"),
     (check_window_fits, "train.train_iters=50 train.start_iteration=12", {}, {}, "fails", "after the window 10-12"),
     (check_window_fits, "train.train_iters=50 train.start_iteration=11", {}, {}, "warning", "iteration 11 is the run's first"),
     (check_window_fits, "train.train_iters=50 train.start_iteration=10", {}, {}, "warning", "iteration 10 is the run's first"),
@@ -118,14 +108,7 @@ CASES = [
     (check_nccl_settings, "", {}, environment("NCCL_SHM_DISABLE=1"), "warning", "through the network"),
     (check_nccl_settings, "", {"environment": {"NCCL_IB_DISABLE": "1"}}, {}, "warning", "TCP sockets"),
     (check_nccl_settings, "", {"environment": {"NCCL_IB_DISABLE": "1"}, "nodes": 1}, {}, "ok", ""),
-    (
-        check_nccl_settings,
-        "",
-        {},
-        {"recorded": {"/etc/nccl.conf": "# site\nNCCL_ALGO=Ring\n"}},
-        "warning",
-        "every message size",
-    ),
+    (check_nccl_settings, "", {}, {"recorded": {"/etc/nccl.conf": "# a\nNCCL_ALGO=Ring\n"}}, "warning", "every message size"),
     (check_nccl_settings, "", {}, environment("NCCL_DEBUG=TRACE"), "warning", "NCCL_DEBUG=TRACE (environment): NCCL logs all"),
     (check_nccl_settings, "", {}, environment("NCCL_DEBUG_SUBSYS=INIT,COLL"), "warning", "logs every collective"),
     (check_nccl_settings, "", {}, environment("CUDA_LAUNCH_BLOCKING=1"), "warning", "nothing overlaps"),
@@ -136,14 +119,7 @@ CASES = [
     (check_other_profilers, "", {}, environment("CUDA_INJECTION64_PATH=/opt/tool/libtool.so"), "warning", "loads another tool"),
     (check_other_profilers, "", {}, environment("LD_PRELOAD=/lib/a.so:/opt/libscorep_b.so"), "warning", "loads another tool"),
     (check_other_profilers, "", {}, environment("KINETO_USE_DAEMON=1"), "warning", "a daemon"),
-    (
-        check_other_profilers,
-        "",
-        {},
-        environment("NSYS_PROFILING_SESSION_ID=3", "LD_PRELOAD=/nsight.so"),
-        "warning",
-        "under nsys",
-    ),
+    (check_other_profilers, "", {}, environment("NSYS_PROFILING_SESSION_ID=3", "LD_PRELOAD=/a.so"), "warning", "under nsys"),
     (check_nsys, NSYS, {}, {}, "fails", "nsys is not on this machine's PATH"),
     (check_nsys, "", {"name": ""}, {}, "warning", "nsys is not on this machine's PATH"),
     (check_nsys, TORCH, {}, {}, None, ""),
@@ -151,7 +127,6 @@ CASES = [
     (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.19.9"}}, "ok", "0.19.9"),
     (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.15.3"}}, "warning", "pip install 'megatron-core>=0"),
     (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.20.0rc1"}}, "warning", "0.20.0rc1"),
-    (check_megatron_core, "", {}, {"recorded": {"megatron-core": "1.0"}}, "warning", "1.0"),
     (check_megatron_core, "", {}, {}, None, ""),
 ]
 

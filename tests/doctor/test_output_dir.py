@@ -1,7 +1,5 @@
 """Whether the output directory can be written, is seen by all nodes, and has room."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -140,17 +138,11 @@ def test_pipeline_and_data_parallel_ranks_share_the_model(request_for):
     assert replica / 2 < stage < replica * 0.7
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        "model.position_embedding_type=rope",
-        "model.gated_linear_unit=true",
-        "model.qk_layernorm=true",
-        "model.recompute_granularity=full",
-        "profiling.profile_step_end=13",
-        "profiling.record_shapes=true",
-    ],
-)
+MORE = "model.position_embedding_type=rope model.gated_linear_unit=true model.qk_layernorm=true"
+MORE += " model.recompute_granularity=full profiling.profile_step_end=13 profiling.record_shapes=true"
+
+
+@pytest.mark.parametrize("more", MORE.split())
 def test_more_operators_or_more_said_of_them_make_it_larger(request_for, more):
     plain, larger = (estimate(request_for(*MODEL, PROFILED, *extra, world_size=1)).kept for extra in ((), (more,)))
     assert larger > 1.1 * plain
@@ -172,6 +164,5 @@ def test_more_operators_or_more_said_of_them_make_it_larger(request_for, more):
 def test_features_never_measured_and_models_of_unknown_size_are_named(verdicts, arguments, world_size, uncertainty, said):
     verdict = verdicts(PROFILED, *arguments, world_size=world_size, nodes=1)["trace size"]
     assert (f"within a factor of {uncertainty}, " in verdict.found, said in verdict.found) == (True, True)
-    assert (verdict.status, "model.num_layers" in verdict.instead) == (
-        ("unknown", True) if uncertainty == 30 else ("ok", False)
-    )
+    unknown = uncertainty == 30
+    assert (verdict.status, "model.num_layers" in verdict.instead) == ("unknown" if unknown else "ok", unknown)

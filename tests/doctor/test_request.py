@@ -1,7 +1,5 @@
 """What is known of a run before it is submitted: settings of files, overrides and command lines."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.doctor.request import Request, apply_arguments, apply_file

@@ -1,7 +1,5 @@
 """Trains a script under the start of `bridge-profiling run`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.easy.scripts import start

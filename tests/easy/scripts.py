@@ -1,7 +1,5 @@
 """Scripts that know nothing of profiling, and how they are run: by Python itself, and by `bridge-profiling run`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`@auto_profile` profiles some calls of a function and changes nothing that it does; `phase` names and times its parts."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

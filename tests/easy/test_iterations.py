@@ -1,7 +1,5 @@
 """What counts as an iteration of a script that says nothing of them, and what is understood as its command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

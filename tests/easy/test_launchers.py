@@ -1,7 +1,5 @@
 """An unchanged script under every launcher that a plain script may have: real processes, several at a time."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

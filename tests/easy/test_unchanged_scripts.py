@@ -1,7 +1,5 @@
 """A script that knows nothing of profiling computes the same under `bridge-profiling run`, and its window is captured."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -7,10 +7,7 @@ import pytest
 from tests.gpu.jobs import left_running
 from tests.gpu.kernels import COMPUTE, WINDOW, check_allocation_sites, check_window, kernels_of, matrix_products
 
-pytestmark = [
-    pytest.mark.needs("cuda", "megatron", "transformer_engine", "megatron_bridge"),
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.needs("cuda", "megatron", "transformer_engine", "megatron_bridge"), pytest.mark.timeout(900)]
 
 WHOLE = ["bridge-torch-memory", "bridge-nsys", "bridge_tp2-torch", "bridge_evaluation-torch"]
 CUT = ["bridge_exit-torch", "bridge_terminated-torch"]

@@ -7,15 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.gpu.catalog import EXECUTION_MICROBATCHES, EXECUTIONS
-from tests.gpu.kernels import (
-    COMPUTE,
-    check_same_kernels,
-    check_window,
-    from_inductor,
-    kernels_of,
-    launched_by,
-    matrix_products,
-)
+from tests.gpu.kernels import COMPUTE, check_same_kernels, check_window, from_inductor, kernels_of, launched_by, matrix_products
 
 pytestmark = [pytest.mark.needs("cuda", "megatron", "nemo_run", "nsys_on_path"), pytest.mark.timeout(900)]
 

@@ -103,9 +103,7 @@ def test_a_loop_that_leaks_memory_raises_an_alert(path, caplog):
 def test_alerts_of_one_kind_are_reported_once_a_minute_and_all_are_counted(monkeypatch):
     reported = []
     sink = SimpleNamespace(
-        alert=lambda alert, sample: reported.append((now[0] - began, alert.kind)),
-        write=lambda sample: None,
-        close=lambda: None,
+        alert=lambda alert, sample: reported.append((now[0] - began, alert.kind)), write=lambda sample: None, close=lambda: None
     )
     with Monitor(sinks=[sink], interval=60, gpus=[]) as monitor:
         wait_for(lambda: monitor.sample is not None)

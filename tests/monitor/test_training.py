@@ -26,16 +26,9 @@ def test_a_step_starts_at_the_end_of_the_previous_one(clock):
             clock(seconds * 3 / 4)
             monitor.end_step(tokens=1000, samples=4, loss=seconds / 2)
     readings = monitor.read()
-    assert readings.values == {
-        "iteration": 2,
-        "iteration_seconds": 3.0,
-        "iteration_median_seconds": 2.0,
-        "tokens_per_second": 500.0,
-        "samples_per_second": 2.0,
-        "data_loading_ratio": 0.25,
-        "loss": 1.5,
-        "seconds_since_iteration": 0.0,
-    }
+    seconds = {"iteration_seconds": 3.0, "iteration_median_seconds": 2.0, "seconds_since_iteration": 0.0}
+    rates = {"tokens_per_second": 500.0, "samples_per_second": 2.0, "data_loading_ratio": 0.25}
+    assert readings.values == {"iteration": 2, "loss": 1.5} | seconds | rates
     # The others, of memory, are unavailable.
     assert readings.unavailable.keys() == TRAINING_METRICS.keys() - readings.values.keys()
     assert monitor.throughput == (0.5, 500.0, 2.0)
@@ -76,11 +69,12 @@ def test_a_step_may_be_a_block(clock):
 
 def test_waiting_for_data_is_part_of_a_step_that_is_a_block(clock):
     monitor = TrainingMonitor()
-    for _ in range(3):
-        with monitor.data_loading():
-            clock(1)
+    got = []
+    for element in monitor.loading(clock(1) or each for each in "abc"):
+        got.append(element)
         with monitor.record_step():
             clock(3)
+    assert (got, monitor.read().values["data_loading_ratio"]) == (["a", "b", "c"], 2 / 11)
     # Nobody knows when the first step began to wait.
     assert [seconds for _, seconds in monitor.new_iterations()] == [3.0, 4.0, 4.0]
 
@@ -98,12 +92,9 @@ def test_rates_cover_the_recent_iterations_and_the_summary_covers_all(clock):
 def test_metrics_that_the_loop_does_not_report_are_unavailable_with_the_reason():
     readings = TrainingMonitor().read()
     assert (readings.values, readings.unavailable.keys()) == ({}, TRAINING_METRICS.keys())
-    expected = {
-        "tokens_per_second": "the loop does not report tokens",
-        "data_loading_ratio": "the loop does not report when it waits for data",
-        "iteration_seconds": "no iteration has ended yet",
-    }
-    assert readings.unavailable | expected == readings.unavailable
+    waiting = {"data_loading_ratio": "the loop does not report when it waits for data"}
+    expected = {"tokens_per_second": "the loop does not report tokens", "iteration_seconds": "no iteration has ended yet"}
+    assert readings.unavailable | expected | waiting == readings.unavailable
 
 
 def test_a_hook_times_the_iterations_so_the_loop_need_not_report_them(clock):
@@ -129,22 +120,6 @@ def test_all_iterations_of_a_real_hook_are_counted():
             with hook.iteration(iteration):
                 pass
     assert [iteration for iteration, _ in monitor.new_iterations()] == list(range(7))
-
-
-def test_data_is_passed_on_unchanged_and_waiting_for_it_counts(clock):
-    def data():
-        for element in "abc":
-            clock(1)
-            yield element
-
-    got = []
-    with TrainingMonitor() as monitor:
-        for element in monitor.loading(data()):
-            got.append(element)
-            clock(3)
-            monitor.end_step()
-    assert got == ["a", "b", "c"]
-    assert monitor.read().values["data_loading_ratio"] == 0.25
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The files shared by a training and the supervisor of its nsys."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The command lines of nsys, fitted to the nsys of a machine; tests/system/test_nsys.py runs them with a real one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -74,7 +72,6 @@ def test_a_version_and_its_options_are_as_the_program_prints_them(program):
         (OLD, ["--cuda-event-trace", "false", "--trace", "nvtx"], ["--trace", "nvtx"], ["--cuda-event-trace"]),
         (OLD, ["--gpu-metrics-devices=0"], ["--gpu-metrics-device=0"], ["as --gpu-metrics-device"]),
         (NEW, ["--gpu-metrics-device", "0"], ["--gpu-metrics-devices", "0"], ["as --gpu-metrics-devices"]),
-        (NEW, ["--gpu-metrics-devices=0"], ["--gpu-metrics-devices=0"], []),
     ],
 )
 def test_options_are_renamed_or_left_out_and_each_is_named(version, options, adapted, warned):
@@ -128,13 +125,7 @@ UNKNOWN = "nsys 2024.2 does not know --cuda-event-trace: left out --cuda-event-t
         (NEW, {"nsys_extra_args": ["--sample=process-tree", "--delay=30"]}, ["--delay=30"], ["--sample=none"], []),
         (NEW, {"nsys_extra_args": ["-s", "process-tree", "-y", "30"]}, ["-s", "process-tree"], ["--sample=none"], []),
         (NEW, {"cuda": False}, NVTX, [], []),
-        (
-            NEW,
-            WITHOUT_CUDA,
-            ["--trace=osrt"],
-            [],
-            NO_CUDA,
-        ),
+        (NEW, WITHOUT_CUDA, ["--trace=osrt"], [], NO_CUDA),
     ],
 )
 def test_options_follow_the_settings_the_user_and_the_machine(version, settings, contained, left_out, warned):

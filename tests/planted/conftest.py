@@ -1,7 +1,5 @@
 """The captures with known causes, each read once for all tests. What is kept of them is outside the repository."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -1,7 +1,8 @@
 """What one iteration must communicate, from the configuration and the layout alone: Megatron-Core 0.16's rules, written down.
 
-For tests to compare with what a profiler recorded. Covers dense GPT models of megatron-core's local layers in bf16 or fp32 with
-tensor, pipeline and data parallelism, and nothing else. Each rule names where megatron-core has it.
+For tests to compare with what a profiler recorded. Covers models like gpt_125m (megatron-core's local layers with biases,
+LayerNorm and learned positions) in bf16 or fp32 with tensor, pipeline and data parallelism, and nothing else. Each rule names
+where megatron-core has it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,7 @@ _BUCKET, _BUCKET_PER_RANK = 40_000_000, 1_000_000
 _PARAMETER_STEP, _BUCKET_STEP = 64, 128
 
 TENSOR, PIPELINE, EMBEDDING = "TENSOR_MODEL_PARALLEL_GROUP", "PIPELINE_MODEL_PARALLEL_GROUP", "EMBEDDING_GROUP"
-DATA, OPTIMIZER, MODEL = (
-    "DATA_PARALLEL_GROUP_WITH_CP",
-    "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP",
-    "MODEL_PARALLEL_GROUP",
-)
+DATA, OPTIMIZER, MODEL = ("DATA_PARALLEL_GROUP_WITH_CP", "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", "MODEL_PARALLEL_GROUP")
 
 
 @dataclass(frozen=True, order=True)
@@ -190,25 +187,15 @@ class _Rank:
         model, tp = self.model, self.layout.tp
         hidden, embedding = model.hidden_size, model.vocab_size // tp * model.hidden_size
         shared = model.share_embeddings_and_output_weights
-        norm = [hidden] if model.normalization == "RMSNorm" else [hidden, hidden]
         if self.first:
             yield embedding, shared and not self.last
-            if model.position_embedding_type == "learned_absolute":
-                yield model.seq_length * hidden, False
-        heads = model.num_attention_heads * model.kv_channels
-        qkv = heads + 2 * (model.num_query_groups or model.num_attention_heads) * model.kv_channels
-        inner = model.ffn_hidden_size * (2 if model.gated_linear_unit else 1)
-        bias, qkv_bias = model.add_bias_linear, model.add_bias_linear or model.add_qkv_bias
-        layer = [
-            *norm,
-            *([heads // tp * hidden, hidden] if bias else [heads // tp * hidden]),
-            *([qkv // tp * hidden, qkv // tp] if qkv_bias else [qkv // tp * hidden]),
-            *norm,
-            *([inner // tp * hidden, inner // tp] if bias else [inner // tp * hidden]),
-            *([model.ffn_hidden_size // tp * hidden, hidden] if bias else [model.ffn_hidden_size // tp * hidden]),
-        ]
+            yield model.seq_length * hidden, False
+        heads, inner = model.num_attention_heads * model.kv_channels, model.ffn_hidden_size // tp
+        attention = [heads // tp * hidden, hidden, 3 * heads // tp * hidden, 3 * heads // tp]
+        mlp = [inner * hidden, inner, inner * hidden, hidden]
+        norm = [hidden, hidden]
         for _ in range(_layers(model, self.layout.pp)[self.place["pp"]]):
-            yield from ((elements, False) for elements in layer)
+            yield from ((elements, False) for elements in (*norm, *attention, *norm, *mlp))
         if self.last:
             yield from ((elements, False) for elements in norm)
             if not (shared and self.first):

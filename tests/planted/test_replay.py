@@ -1,7 +1,5 @@
 """Answers about captures with known causes: each differs from that about its clean baseline by what was injected."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from itertools import pairwise

@@ -4,8 +4,6 @@ The second witness is independent: another program, which another reader reads; 
 compared, and so no communication's duration: how long a rank waits for others is another matter in every run.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -49,12 +47,7 @@ def differences(kineto: RankTables, nsys: RankTables) -> Iterator[str]:
         names = {name for _, name in _rows(tables, _KERNELS, "name")}
         if len(set(map(kernel, names))) < len(names):
             yield "kernels: different ones cannot be told apart by what both profilers say of them"
-    for what, counted in (
-        ("kernels", _kernels),
-        ("copies", _copies),
-        ("memsets", _memsets),
-        ("collectives", _collectives),
-    ):
+    for what, counted in (("kernels", _kernels), ("copies", _copies), ("memsets", _memsets), ("collectives", _collectives)):
         yield from _differences(what, counted(kineto), counted(nsys))
     computed = [_computed_us(tables) for tables in (kineto, nsys)]
     if abs(computed[0] / computed[1] - 1) > COMPUTE_TOLERANCE:

@@ -1,7 +1,5 @@
 """Values written into a batch script come out of a real shell as they went in, whatever NeMo-Run replaces between."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest
@@ -48,9 +46,8 @@ def test_in_a_shell_only_the_placeholder_itself_changes():
     unquoted = {f"unquoted_{index}": value for index, value in enumerate(UNQUOTED)}
     seen = _in_the_job([*lines, *(f"export {name}={value}" for name, value in unquoted.items())])
     assert {name: seen[name] for name in names} == {name: expected[value] for name, value in names.items()}
-    assert {name: seen[name] for name in unquoted} == {
-        name: value.replace("/nemo_run", "/jobs/1") for name, value in unquoted.items()
-    }
+    placed = {name: value.replace("/nemo_run", "/jobs/1") for name, value in unquoted.items()}
+    assert {name: seen[name] for name in unquoted} == placed
 
 
 def test_quotes_are_for_values_that_would_not_arrive_without():

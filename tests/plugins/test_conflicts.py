@@ -1,7 +1,5 @@
 """Profilers that exclude each other, in both orders and by every route."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from unittest.mock import MagicMock

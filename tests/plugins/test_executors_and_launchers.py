@@ -1,7 +1,5 @@
 """What each plugin does to an executor: launcher fields, retries, environment, and the arguments that reach a process."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import os
@@ -14,13 +12,8 @@ from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin
 from tests.plugins.conftest import nsys, pytorch
 
-DEFAULTS = [
-    "--force-overwrite=true",
-    "--capture-range=cudaProfilerApi",
-    "--capture-range-end=stop",
-    "--cuda-graph-trace=node",
-    "--cuda-event-trace=false",
-]
+DEFAULTS = ["--force-overwrite=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+DEFAULTS += ["--cuda-graph-trace=node", "--cuda-event-trace=false"]
 
 
 def package(name, task, executor):
@@ -49,7 +42,6 @@ def test_nsys_sets_the_launchers_fields_and_keeps_its_kind(launcher, task, slurm
     ("launcher", "asked", "merged"),
     [
         ([], {}, DEFAULTS),
-        ([], {"nsys_extra_args": ["--cuda-graph-trace=graph"]}, [*DEFAULTS[:3], DEFAULTS[4], "--cuda-graph-trace=graph"]),
         ([], {"nsys_extra_args": ["--cuda-graph-trace", "graph"]}, [*DEFAULTS[:3], DEFAULTS[4], "--cuda-graph-trace", "graph"]),
         ([], {"nsys_extra_args": ["-c", "none"]}, [DEFAULTS[0], *DEFAULTS[2:], "-c", "none"]),
         ([], {"nsys_extra_args": ["--env-var", "A=1", "--wait=all"]}, [*DEFAULTS, "--env-var", "A=1", "--wait=all"]),
@@ -99,16 +91,12 @@ def test_gpu_metrics_where_there_are_none_say_so(task, local, slurm, caplog):
     assert "no such field" in caplog.text
 
 
-def test_fault_tolerance_sets_launcher_and_retries(task, local):
-    FaultTolerancePlugin(num_in_job_restarts=5, num_job_retries_on_failure=1, rank_heartbeat_timeout=60).setup(task, local)
-    assert local.launcher == run.FaultTolerance(max_restarts=5, initial_rank_heartbeat_timeout=1800, rank_heartbeat_timeout=60)
-    assert local.retries == 1
-
-
-def test_fault_tolerance_keeps_what_a_launcher_set_by_hand_has(task):
-    executor = run.LocalExecutor(launcher=run.FaultTolerance(log_level="DEBUG"))
-    FaultTolerancePlugin().setup(task, executor)
-    assert (executor.launcher.log_level, executor.launcher.max_restarts) == ("DEBUG", 3)
+@pytest.mark.parametrize("kept", [{}, {"log_level": "DEBUG"}])
+def test_fault_tolerance_sets_launcher_and_retries_and_keeps_what_was_set_by_hand(kept, task):
+    executor = run.LocalExecutor(launcher=run.FaultTolerance(**kept) if kept else None)
+    FaultTolerancePlugin(num_in_job_restarts=5, num_job_retries_on_failure=1, rank_heartbeat_timeout=60).setup(task, executor)
+    expected = {"max_restarts": 5, "initial_rank_heartbeat_timeout": 1800, "rank_heartbeat_timeout": 60}
+    assert (executor.launcher, executor.retries) == (run.FaultTolerance(**expected | kept), 1)
 
 
 def test_fault_tolerance_on_slurm_is_set_up_also_after_someone_asked_for_the_launcher(task, slurm):

@@ -1,7 +1,5 @@
 """`import bridge_profiling.plugins` works on a login node that has no torch and no megatron."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

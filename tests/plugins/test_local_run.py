@@ -1,7 +1,5 @@
 """Under a real experiment on this machine, a script's process receives its arguments as they were written."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What each plugin does to a task: the overrides of a Script, word by word, and the same config for a Partial."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from unittest.mock import MagicMock
@@ -139,19 +137,8 @@ def test_an_inline_script_says_that_it_gets_no_arguments(local, caplog):
     assert "no arguments to an inline run.Script" in caplog.text
 
 
-WRONG_WINDOWS = [(5, 5), (7, 5), (-1, 5), (1.0, 5), (True, 5), ("1", 5), (99, 101)]
-
-
 @each_plugin
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (None, r"run\.Partial .*run\.Script"),
-        ("pretrain.py", r"run\.Partial .*run\.Script"),
-        (print, r"run\.Partial .*run\.Script"),
-        (run.Partial(print), "found no config"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "message"), [(None, r"run\.Partial .*run\.Script"), (run.Partial(print), "found no config")])
 def test_a_task_that_cannot_be_set_up_is_refused(make, section, overrides, wrong, message, local):
     with pytest.raises(ProfilingConfigError, match=message):
         make().setup(wrong, local)

@@ -66,10 +66,7 @@ def test_the_signal_and_the_handlers_are_set_once(task, slurm, asked, loader):
     for _ in range(2):
         PreemptionPlugin(**asked).setup(task, slurm)
     assert slurm.signal == "TERM@60"
-    assert settings(task) == {
-        "train.exit_signal_handler": "true",
-        "train.exit_signal_handler_for_dataloader": loader,
-    }
+    assert settings(task) == {"train.exit_signal_handler": "true", "train.exit_signal_handler_for_dataloader": loader}
 
 
 def test_a_config_without_the_loaders_field_needs_none_where_it_is_off(slurm):
@@ -90,15 +87,14 @@ def test_it_goes_with_every_other_plugin_in_any_order(other, script, slurm):
 
 
 @pytest.mark.parametrize(
-    ("train_class", "asked", "missing"),
+    ("train_class", "asked", "missing", "section"),
     [
-        (TrainWithoutLoader, {"enable_exit_handler_for_data_loader": True}, "exit_signal_handler_for_dataloader"),
-        (TrainWithout, {}, "exit_signal_handler"),
+        (TrainWithoutLoader, {"enable_exit_handler_for_data_loader": True}, "exit_signal_handler_for_dataloader", {}),
+        (TrainWithout, {}, "exit_signal_handler", {"train": run.Config(TrainWithout)}),
     ],
 )
-@pytest.mark.parametrize("with_section", [False, True])
-def test_a_config_that_cannot_hold_the_settings_is_refused(train_class, asked, missing, with_section, slurm):
-    task = partial_of(train_class, **({"train": run.Config(train_class)} if with_section else {}))
+def test_a_config_that_cannot_hold_the_settings_is_refused(train_class, asked, missing, section, slurm):
+    task = partial_of(train_class, **section)
     before = copy.deepcopy((task, slurm))
     with pytest.raises(ProfilingConfigError, match=f"'{missing}' in {train_class.__name__}"):
         PreemptionPlugin(**asked).setup(task, slurm)
@@ -190,12 +186,9 @@ def test_data_loader_processes_that_the_signal_would_kill_are_warned_of(workers,
     assert ("enable_exit_handler_for_data_loader=True" in caplog.text) == warned
 
 
-@pytest.mark.parametrize(
-    ("limit", "seconds"),
-    [
-        ("5", 300), ("5:30", 330), ("01:00:00", 3600), ("00:10:00", 600), ("1-0", 86400), ("1-12:30", 131400),
-        ("2-00:00:01", 172801), ("UNLIMITED", None), ("", None), (None, None),
-    ],
-)  # fmt: skip
+LIMITS = {"5": 300, "5:30": 330, "01:10:00": 4200, "1-0": 86400, "1-12:30": 131400, "2-00:00:01": 172801}
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [*LIMITS.items(), ("UNLIMITED", None), ("", None), (None, None)])
 def test_slurms_forms_of_a_time_limit(limit, seconds):
     assert time_limit_seconds(limit) == seconds

@@ -4,8 +4,6 @@ golden_ray/ holds the batch scripts; UPDATE_GOLDEN=1 writes them anew. They also
 and Ray's commands.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -31,12 +29,8 @@ VARIABLES = {
     "BRIDGE_PROFILING_RAY_PROFILER": "nsys",
     "NRL_NSYS_EXTRA_OPTIONS": '{"gpu-metrics-device": "all", "o": "/home/me/nemo_run/reports/%p"}',
 }
-ASKED = {
-    "profile_step_start": 2,
-    "profile_step_end": 3,
-    "worker_patterns": "*policy*,*vllm*",
-    "nsys_extra_options": {"gpu-metrics-device": "all", "o": "/home/me/nemo_run/reports/%p"},
-}
+ASKED = {"profile_step_start": 2, "profile_step_end": 3, "worker_patterns": "*policy*,*vllm*"}
+ASKED["nsys_extra_options"] = {"gpu-metrics-device": "all", "o": "/home/me/nemo_run/reports/%p"}
 HEAD = "export HEAD_NODE_ADDR=$head_node_ip"
 
 #: Slurm's srun and Ray's launcher, as far as the scripts need them; a job's program writes down its environment.

@@ -1,7 +1,5 @@
 """Configurations of recipes: `recipe("gpt_125m", "train.train_iters=8 model.bf16=false")`."""
 
-from __future__ import annotations
-
 from bridge_profiling.overrides import apply_overrides
 from recipes.catalog import RANKS, get_recipe
 from recipes.config import ConfigContainer

@@ -1,7 +1,5 @@
 """Tests of recipes run as on a machine without GPUs, in a process that was started by no launcher."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.forked_ranks import LAUNCHER_VARIABLES

@@ -1,7 +1,5 @@
 """A training that stops and resumes in another process goes on to the bit, and its profile with it."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import re
@@ -59,10 +57,7 @@ def one(tmp_path_factory):
         "late": f"train.exit_duration_in_mins=1e-6 checkpoint.save={folder}/late",
         "regular": f"{regular} checkpoint.most_recent_k=2",
     }
-    second = {
-        "regular_again": regular,
-        "longer": f"checkpoint.load={folder}/regular train.train_iters=8 optimizer.lr=1e-30",
-    }
+    second = {"regular_again": regular, "longer": f"checkpoint.load={folder}/regular train.train_iters=8 optimizer.lr=1e-30"}
     for name, (edges, _, _) in WINDOWS.items():
         both = f"{window(*edges)} profiling.output_dir={folder}/profiles/{name}"
         first[name] = f"{both} train.exit_interval=3 checkpoint.save={folder}/{name}"

@@ -1,7 +1,5 @@
 """Names of checkpoints, and which one is resumed from, whatever a killed job left behind."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The container of every setting: what finalize() derives, and what it refuses."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Which samples a rank sees in which iteration, mock ones and those of indexed data alike."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

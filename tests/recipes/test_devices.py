@@ -1,7 +1,5 @@
 """What a rank's device changes: whose layers are trained and what that excludes, and the settings without CUDA."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import nullcontext

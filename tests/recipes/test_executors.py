@@ -1,7 +1,5 @@
 """Executors are real, find our code and our interpreter, and refuse what would go wrong after submission."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

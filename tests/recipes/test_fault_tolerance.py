@@ -1,7 +1,5 @@
 """A rank sends heartbeats and its time-outs to the launcher's monitor; the monitors here are real."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

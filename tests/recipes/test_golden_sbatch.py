@@ -3,8 +3,6 @@
 UPDATE_GOLDEN=1 writes them anew; what changed is then for `git diff` and a reader.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """The training loop on real ranks: every layout trains, and what should not change a loss does not change a bit of it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Recipes fit their ranks and are the published models; their parameters and FLOPs are those of a model that runs."""
 
-from __future__ import annotations
-
 import gc
 import re
 

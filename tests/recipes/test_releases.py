@@ -1,7 +1,5 @@
 """What differs between releases of megatron-core, whichever of them is installed."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import sys

@@ -3,8 +3,6 @@
 Each one's losses are in folder/name.jsonl, its captures in folder/name.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

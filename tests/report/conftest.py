@@ -1,7 +1,5 @@
 """Runs of the real captures, opened and closed, and captures made for a claim."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

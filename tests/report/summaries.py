@@ -1,7 +1,5 @@
 """Summaries and findings made for a claim."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any
@@ -25,27 +23,16 @@ def row(rank: int, duration_us: float = 100 * MS, iterations: int = 10, **parts_
     found: dict[str, Any] = dict.fromkeys((*BY_CAUSE, *BY_ACTIVITY), 0.0) | parts_us
     found["compute_us"] = duration_us - sum(parts_us.values())
     found["idle_us"] = duration_us - found["compute_us"]
-    return {
-        "rank": rank,
-        "source": "kineto",
-        "iterations": iterations,
-        "waiting_known": True,
-        "duration_us": duration_us,
-        **found,
-    }
+    known = {"rank": rank, "source": "kineto", "iterations": iterations, "waiting_known": True, "duration_us": duration_us}
+    return known | found
 
 
 def finding(**known: Any) -> Finding:
     """A finding with what a claim needs to know."""
-    usual: dict[str, Any] = {
-        "id": "data_loading",
-        "title": "Data loading holds all ranks for 30 ms of each iteration",
-        "ranks": [0, 1],
-        "evidence": {"waiting_us": 30 * MS},
-        "recoverable_us_per_iteration": 30 * MS,
-        "confidence": Confidence.high,
-        "action": "Raise dataset.num_workers. Then look at the disks.",
-    }
+    usual: dict[str, Any] = {"id": "data_loading", "ranks": [0, 1], "confidence": Confidence.high}
+    usual |= {"recoverable_us_per_iteration": 30 * MS, "evidence": {"waiting_us": 30 * MS}}
+    usual["title"] = "Data loading holds all ranks for 30 ms of each iteration"
+    usual["action"] = "Raise dataset.num_workers. Then look at the disks."
     return Finding(**(usual | known))
 
 
@@ -70,13 +57,10 @@ def printed(found: Summary, width: int = 80, **options: Any) -> str:
 def manifest(rank: int, profiled_ms: list[int], plain_ms: list[int]) -> RankCapture:
     """A rank's manifest: profiled iterations after plain ones."""
     first = len(plain_ms) + 2
-    numbers = [0, *range(1, len(plain_ms) + 1), *range(first, first + len(profiled_ms))]
-    content = {
-        "rank": rank,
-        "status": "complete",
-        "window": {"start": first, "end": first + len(profiled_ms)},
-        "captured": {"iterations": list(range(first, first + len(profiled_ms)))},
-        "durations_ns": {"iteration": numbers, "duration_ns": [each * 1_000_000 for each in (500, *plain_ms, *profiled_ms)]},
-        "profilers": [],
-    }
+    captured = list(range(first, first + len(profiled_ms)))
+    numbers = [0, *range(1, len(plain_ms) + 1), *captured]
+    content = {"rank": rank, "status": "complete", "window": {"start": first, "end": first + len(profiled_ms)}, "profilers": []}
+    content["captured"] = {"iterations": captured}
+    durations_ns = [each * 1_000_000 for each in (500, *plain_ms, *profiled_ms)]
+    content["durations_ns"] = {"iteration": numbers, "duration_ns": durations_ns}
     return RankCapture(Path("run7"), "iter-12-14", read_typed(content, Manifest, "manifest"))

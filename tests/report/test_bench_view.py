@@ -1,28 +1,14 @@
 """A capture and benchmarks compared in words: on the terminal and on the page."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.report.bench_view import section
 
-ROW = {
-    "operation": "all_reduce",
-    "group": "TENSOR_MODEL_PARALLEL_GROUP",
-    "group_name": "15",
-    "group_ranks": "[0,1]",
-    "group_size": 2,
-    "count": 36,
-    "compared_count": 36,
-    "transfer_us": 60_000.0,
-    "alone_us": 25_800.0,
-    "reached_share": 0.43,
-    "bus_bandwidth_gbs": 43.0,
-    "alone_bus_bandwidth_gbs": 100.0,
-    "reason": None,
-}
+ROW = {"operation": "all_reduce", "count": 36, "compared_count": 36, "transfer_us": 60_000.0, "alone_us": 25_800.0}
+ROW |= {"group": "TENSOR_MODEL_PARALLEL_GROUP", "group_name": "15", "group_ranks": "[0,1]", "group_size": 2}
+ROW |= {"reached_share": 0.43, "bus_bandwidth_gbs": 43.0, "alone_bus_bandwidth_gbs": 100.0, "reason": None}
 NOTHING = dict.fromkeys(name for name, value in ROW.items() if isinstance(value, float))
 OTHER = ROW | NOTHING | {"compared_count": 0, "reason": "8 ranks were measured, and the group has 2"}
 

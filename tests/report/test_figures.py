@@ -1,7 +1,5 @@
 """Figures: Plotly's own JSON, aggregated where it would be unreadable; and a run in a notebook."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable
@@ -64,20 +62,10 @@ def test_the_wait_matrix_keeps_the_ranks_that_matter_and_says_how_much_that_is()
 
 
 def _group(number: int = 0, **known: Any) -> dict[str, Any]:
-    return {
-        "operation": "all_reduce",
-        "group": "TENSOR_MODEL_PARALLEL_GROUP",
-        "group_name": str(number),
-        "group_ranks": f"[{2 * number},{2 * number + 1}]",
-        "group_size": 2,
-        "captured_ranks": 2,
-        "count": 8,
-        "bytes": 800,
-        "transfer_us": 40.0,
-        "wait_us": 20.0,
-        "algorithm_bandwidth_gbs": 100.0 + number,
-        "bus_bandwidth_gbs": 100.0 + number,
-    } | known
+    group = {"group": "TENSOR_MODEL_PARALLEL_GROUP", "group_name": str(number), "group_size": 2, "captured_ranks": 2}
+    group["group_ranks"] = f"[{2 * number},{2 * number + 1}]"
+    costs = {"operation": "all_reduce", "count": 8, "bytes": 800, "transfer_us": 40.0, "wait_us": 20.0}
+    return group | costs | dict.fromkeys(("algorithm_bandwidth_gbs", "bus_bandwidth_gbs"), 100.0 + number) | known
 
 
 def test_communication_is_of_one_iteration_and_the_waiting_of_one_rank_in_one_row_for_each_name() -> None:

@@ -1,7 +1,5 @@
 """The JSON document: its answers, and the numbers that the terminal prints."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Findings as annotations of the merged trace: tracks above the ranks they are about."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,16 +40,12 @@ def _slices(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_a_finding_is_where_its_event_is_and_says_what_to_change(merge: Merge) -> None:
-    event = Event(1, "dataloader <b>", 0, 200_000, 50.0)
+    # Four events, of which the slice is as long as one.
+    event = Event(1, "dataloader <b>", 0, 200_000, 200.0, 4)
     (found,) = _slices(merge(finding(ranks=[1], events=[event])))
     assert (found["pid"], found["ts"], found["dur"]) == (1, 200.0, 50.0)
     assert (found["name"], found["args"]["event"]) == (finding().title, "dataloader <b>")
     assert "num_workers" in found["args"]["change"]
-
-
-def test_an_event_that_stands_for_many_is_as_long_as_one_of_them(merge: Merge) -> None:
-    (found,) = _slices(merge(finding(ranks=[0], events=[Event(0, "sync", 0, 0, 400.0, 4)])))
-    assert found["dur"] == 100.0
 
 
 def test_a_finding_without_a_place_covers_the_iterations_of_its_ranks(merge: Merge) -> None:

@@ -1,7 +1,5 @@
 """The answer on the terminal: one screen with bars, plain lines in a pipe."""
 
-from __future__ import annotations
-
 from tests.report.summaries import MS, finding, printed, row, summary
 
 TERMINAL = {"force_terminal": True, "color_system": "truecolor"}

@@ -1,7 +1,5 @@
 """The first screen after a profile: what each rank captured, and which operators took the host's time."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Writes small traces and reports, reads them, and knows where the real captures lie."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json

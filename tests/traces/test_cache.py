@@ -1,7 +1,5 @@
 """A capture is parsed once: the second time its tables come from Parquet, as long as it is the same file and engine."""
 
-from __future__ import annotations
-
 import gzip
 import os
 

@@ -1,6 +1,4 @@
-"""On real H200 captures, figures agree with an independent reference, and every event with a slow reading of the same file."""
-
-from __future__ import annotations
+"""On real H200 captures, every event agrees with a slow reading of the same file."""
 
 import contextlib
 import functools
@@ -13,23 +11,12 @@ from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from bridge_profiling.analysis.intervals import union
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.nsys import tables as nsys
 from tests.system.nsys_install import working_nsys
 from tests.traces.conftest import values
-
-#: Milliseconds of device time over the whole capture, from the captures' README; their last digit is rounded.
-REFERENCE = {
-    "tp2_dp2/rank-0": (454.0, 371.5, 145.3, 233.8, 221.7, 4.3, 7456),
-    "tp2_dp2/rank-1": (455.3, 184.9, 139.8, 40.8, 40.7, 4.2, 7406),
-    "plant_data/rank-0": (663.0, 164.5, 140.5, 19.7, 19.5, 4.3, 7456),
-    "pp2_dp2/rank-0": (227.6, 186.9, 121.2, 61.2, 61.2, 4.2, 3506),
-    "nsys": (361.5, 167.8, 141.1, 23.1, 22.1, 4.4, 7456),
-}
 
 
 @pytest.fixture(scope="module")
@@ -45,29 +32,6 @@ def rows(captures, tmp_path_factory):
 def report(captures):
     """The tables of a rank's report, which is read once. Its own rank is not the one that the reader is given."""
     return functools.cache(lambda rank: nsys.read(captures / "nsys" / "tp2_dp2" / f"rank{rank}.sqlite.xz", rank=9))
-
-
-def of_kind(tables, wanted):
-    rows = [row for kind, *row in values(tables.device_events, "kind", "start_ns", "end_ns") if kind == wanted]
-    return union(*np.array(rows).T)
-
-
-@pytest.mark.parametrize("name", REFERENCE)
-def test_device_times_agree_with_the_reference(decoded, report, name):
-    tables = report(0) if name == "nsys" else decoded(name)
-    events = values(tables.device_events, "kind", "start_ns", "end_ns")
-    compute, communication, copies, sets = (of_kind(tables, kind) for kind in ("compute", "communication", "memcpy", "memset"))
-    found_ns = (
-        max(end for *_, end in events) - events[0][1],
-        (compute | communication | copies | sets).total_ns,
-        compute.total_ns,
-        communication.total_ns,
-        (communication - (compute | copies | sets)).total_ns,
-        copies.total_ns,
-    )
-    *expected_ms, kernels = REFERENCE[name]
-    assert [value / 1e6 for value in found_ns] == [pytest.approx(value, rel=1e-4, abs=0.05) for value in expected_ms]
-    assert sum(kind in ("compute", "communication") for kind, *_ in events) == kernels
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Traces of torch 2.11, 2.13 and 2.15 read alike, without loss; tools/kineto_traces.py makes those of a CPU."""
 
-from __future__ import annotations
-
 import json
 import lzma
 from collections import Counter

@@ -1,7 +1,5 @@
 """nsys' tables and columns change between versions: what is missing is null, with a caveat where it matters."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.traces.cache import load
@@ -79,10 +77,8 @@ def test_a_ranges_text_is_one_name_and_what_emit_nvtx_appends_is_taken_off(read_
     names = ["a, seq = b", "x y", "line\nbreak", "", "東京", "f", "a,b", "aten::mm", "among the strings"]
     found = values(read_report(report).host_events, "name", "category", "shapes")
     assert [name for name, *_ in found] == names
-    assert [row for row in found if row[1] == "operator"] == [
-        ("f", "operator", None),
-        ("aten::mm", "operator", "[[32],[4,8],[]]"),
-    ]
+    operators = [("f", "operator", None), ("aten::mm", "operator", "[[32],[4,8],[]]")]
+    assert [row for row in found if row[1] == "operator"] == operators
 
 
 def test_loops_name_their_iterations_in_several_ways(read_report):
@@ -151,10 +147,8 @@ def test_waits_are_joined_on_event_sync_id_where_there_is_one_and_a_query_is_non
         report.add(files.SYNCHRONIZATION, start=start, end=start + 10, syncType=2, **PLACE | wait)
     report.call("cudaEventQuery_v3020", 88, 99, correlation=16)
     columns = ("kind", "stream", "producer_stream", "producer_correlation")
-    assert values(read_report(report)["synchronizations"], *columns) == [
-        ("stream_wait_event", 7, 20, 10),
-        ("event", None, 30, 12),
-    ]
+    waits = [("stream_wait_event", 7, 20, 10), ("event", None, 30, 12)]
+    assert values(read_report(report)["synchronizations"], *columns) == waits
 
 
 def test_sampled_counters_have_their_names_and_devices(read_report):

@@ -1,7 +1,5 @@
 """Findings of simulated jobs and of real captures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,12 +3,10 @@
 The page's tables are the expectation: what is found, at which place, on which ranks, with which saving and confidence.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from types import SimpleNamespace
 
 import pytest
@@ -82,23 +80,6 @@ def test_a_capture_has_the_findings_of_its_row_and_no_others(judge: Judge, name:
         assert row.confidence == str(cause.confidence)
         assert cause.recoverable_us_per_iteration is None or cause.recoverable_us_per_iteration / 1e3 == _about(row.saving_ms)
         assert cause.events
-
-
-@pytest.mark.parametrize(
-    ("name", "ranks"),
-    [
-        ("straggler_compute_2", {1}),
-        ("straggler_compute_4", {2}),
-        ("straggler_host_2", {1}),
-        ("kineto/plant_straggler", {0, 2}),  # ranks 3 and 1 wait most
-    ],
-)
-def test_a_straggler_is_a_rank_that_others_wait_for(judge: Judge, name: str, ranks: set[int]) -> None:
-    judged = judge(name)
-    assert {rank for finding in judged.findings if finding.id.startswith("straggler_") for rank in finding.ranks} == ranks
-    for rank in ranks:
-        rows = [row for row in judged.ranks if row["rank"] == rank and row["waiting_us"] is not None]
-        assert mean(row["waited_for_us"] for row in rows) > mean(row["waiting_us"] for row in rows)
 
 
 @pytest.mark.parametrize("name", REAL)

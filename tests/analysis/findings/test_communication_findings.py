@@ -1,7 +1,5 @@
 """Data that moves while nothing is computed, and waiting, which is another rank's finding."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +92,8 @@ def _overlapped(job: SimulatedJob, _: int) -> None:
     job.meet()
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        _a_tenth_of_the_time,  # between hosts that bandwidth is not slow
-        _waiting_for_rank_0,
-        _late_hosts_after_communication,
-        _overlapped,
-    ],
-)
+# Between hosts, the bandwidth of the first is not slow.
+@pytest.mark.parametrize("step", [_a_tenth_of_the_time, _waiting_for_rank_0, _late_hosts_after_communication, _overlapped])
 def test_what_a_faster_link_would_not_save_is_no_communication(communication: Findings, step: Any) -> None:
     assert communication(step) == {}
 

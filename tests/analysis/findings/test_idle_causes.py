@@ -1,7 +1,5 @@
 """Time without compute is cut by cause, each nanosecond once, by what the host really did."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Savings add up, and time that a waiting rank loses saves nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

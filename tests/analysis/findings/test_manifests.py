@@ -1,7 +1,5 @@
 """What manifests record: the profiler's own cost, which is subtracted from the host's, and slow iterations."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,20 +34,11 @@ def find(tmp_path: Path, write_trace: WriteTrace, run_of: RunOf) -> Find:
                 kernel("gemm", begin + 20_000, 10_000, correlation=place + 1),
             ]
         artifacts = [{"path": _TRACE, "bytes": write_trace(events, name=_TRACE, distributedInfo={"rank": 0}).stat().st_size}]
-        manifest = {
-            "schema_version": 1,
-            "status": "complete",
-            "reason": None,
-            "rank": 0,
-            "world_size": 1,
-            "window": {"start": 5, "end": 9},
-            "captured": {"first": 5, "last": 8, "iterations": [5, 6, 7, 8]},
-            "profilers": [{"name": "torch", "status": "complete", "reason": None, "artifacts": artifacts}],
-            "durations_ns": {
-                "iteration": list(durations_ms),
-                "duration_ns": [round(duration * 1e6) for duration in durations_ms.values()],
-            },
-        }
+        manifest = {"schema_version": 1, "status": "complete", "reason": None, "rank": 0, "world_size": 1}
+        manifest |= {"window": {"start": 5, "end": 9}, "captured": {"first": 5, "last": 8, "iterations": [5, 6, 7, 8]}}
+        manifest["profilers"] = [{"name": "torch", "status": "complete", "reason": None, "artifacts": artifacts}]
+        durations_ns = [round(duration * 1e6) for duration in durations_ms.values()]
+        manifest["durations_ns"] = {"iteration": list(durations_ms), "duration_ns": durations_ns}
         (tmp_path / _MANIFEST).write_text(json.dumps({k: v for k, v in (manifest | changed).items() if v != "missing"}))
         return {finding.id: finding for finding in run_of().findings()}
 
@@ -91,11 +80,7 @@ def test_what_the_profiler_or_the_start_explains_is_no_finding(find: Find, durat
 
 @pytest.mark.parametrize(
     ("durations", "changed"),
-    [
-        (dict.fromkeys(range(5, 9), 30.0), {}),
-        (_durations(24), {"durations_ns": None}),
-        (_durations(24), {"window": "missing"}),
-    ],
+    [(dict.fromkeys(range(5, 9), 30.0), {}), (_durations(24), {"durations_ns": None}), (_durations(24), {"window": "missing"})],
 )
 def test_too_few_unprofiled_iterations_or_a_damaged_manifest_leave_doubt(
     find: Find, durations: dict[int, float], changed: dict[str, Any]

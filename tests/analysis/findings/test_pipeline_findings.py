@@ -1,7 +1,5 @@
 """Pipeline stages that wait: for a longer stage, for want of microbatches; and what moving layers cannot improve."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -64,6 +62,7 @@ def test_few_microbatches_are_found_with_what_the_schedule_loses(find: Find) -> 
 def test_a_stage_with_more_layers_is_named_with_its_excess(find: Find, iterations: int, confidence: Confidence) -> None:
     (finding,) = find([2, 6], 8, iterations=iterations)
     assert (finding.ranks, finding.evidence["longest_stage"], finding.confidence) == ([1], 1, confidence)
+    assert "num_layers_in_last_pipeline_stage" in finding.action
     # Six layers for four in the mean: two of 2 + 4 ms for each of eight microbatches, and one more for filling the pipeline.
     assert finding.evidence["uneven_stages_us"] == pytest.approx(2 * 6_000 * 9, rel=0.02)
     assert finding.recoverable_us_per_iteration == pytest.approx(2 * 6_000 * 9, rel=0.05)
@@ -74,12 +73,11 @@ def test_a_stage_with_more_layers_is_named_with_its_excess(find: Find, iteration
     [
         ([6, 2], 0, 0, "num_layers_in_first_pipeline_stage"),
         ([2, 6, 2], 0, 1, "stage 1"),
-        ([2, 6], 0, 1, "num_layers_in_last_pipeline_stage"),
         ([4, 4], 6 * MS, 1, "account_for_loss_in_pipeline_split"),
     ],
 )
 def test_each_longer_stage_has_its_own_setting(find: Find, layers: list[int], output_ns: int, rank: int, setting: str) -> None:
-    (finding,) = find(layers, 12 if len(layers) == 3 else 8, output_ns)
+    (finding,) = find(layers, 12, output_ns)
     assert finding.ranks == [rank]
     assert setting in finding.action
 

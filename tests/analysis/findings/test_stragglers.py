@@ -1,7 +1,5 @@
 """Which ranks are late, why, and which only wait for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

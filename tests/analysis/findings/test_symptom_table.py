@@ -1,7 +1,5 @@
 """docs/how-to/from-symptom-to-setting.md: every finding has its row, and every setting that it names exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

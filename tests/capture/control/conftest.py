@@ -6,25 +6,11 @@ import pytest
 
 from bridge_profiling.capture.control.protocol import CaptureRequest, JobStatus
 
-STATUS = JobStatus(
-    run="run-1",
-    launch="",
-    job_id=None,
-    host="elsewhere",
-    pid=1,
-    pid_space=None,
-    poll_seconds=1.0,
-    world_size=8,
-    pipeline_ranks=[0, 4],
-    profile_ranks=[0],
-    profilers=["torch"],
-    train_iters=1000,
-    iteration=100,
-    completed=100,
-    fastest_ns=500_000_000,
-    median_ns=600_000_000,
-    cuda=True,
-)
+_PROCESS = {"run": "run-1", "launch": "", "job_id": None, "host": "elsewhere", "pid": 1, "pid_space": None, "cuda": True}
+_PROFILED = {"profile_ranks": [0], "profilers": ["torch"], "poll_seconds": 1.0}
+_TRAINING = {"world_size": 8, "pipeline_ranks": [0, 4], "train_iters": 1000}
+_PROGRESS = {"iteration": 100, "completed": 100, "fastest_ns": 500_000_000, "median_ns": 600_000_000}
+STATUS = JobStatus(**_PROCESS, **_PROFILED, **_TRAINING, **_PROGRESS)
 
 
 def requested(**request):
