@@ -83,7 +83,7 @@ class ProfilingConfig:
     """Record allocations and frees as events in the torch profiler's trace."""
 
     pytorch_profiler_device_only: bool = False
-    """Record the device, CUDA calls and phases, but no operators: about 60% of the torch profiler's overhead."""
+    """Record the device, CUDA calls and phases, but no operators: about half of the torch profiler's overhead."""
 
     pytorch_profiler_warmup: int = 1
     """Iterations before the window in which the torch profiler already runs and discards its records."""

@@ -46,11 +46,11 @@ def gpu_metrics_over_time(connection: duckdb.DuckDBPyConnection, *, intervals: i
         rank, device, metric, time_us (middle of the interval, since the first marked iteration began), value.
     """
     connection.execute(_SAMPLES)
-    return connection.execute(
+    return connection.sql(
         """with placed as (
           select *, (last_ns - first_ns + 1) / $intervals as width_ns from metric_samples
         ), numbered as (select *, floor((time_ns - first_ns) / width_ns) as place from placed)
         select rank, device, metric, (place + 0.5) * any_value(width_ns) / 1000 as time_us, avg(value) as value
         from numbered group by rank, device, metric, place order by rank, device, metric, place""",
-        {"intervals": intervals},
+        params={"intervals": intervals},
     ).to_arrow_table()
