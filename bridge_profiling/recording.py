@@ -5,6 +5,7 @@ Each becomes a setting of the section `profiling`. Loads neither torch nor Typer
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,4 +120,13 @@ def apply(config: ProfilingConfig, overrides: Sequence[str], file: str | Path | 
     root = _Root(config)
     if file is not None:
         apply_yaml(root, file, section="profiling")
-    apply_overrides(root, overrides)
+    try:
+        apply_overrides(root, overrides)
+    except ProfilingConfigError as error:
+        what, why, instead = map(_as_typed, (error.what, error.why, error.instead))
+        raise ProfilingConfigError(what, why=why, instead=instead) from None
+
+
+def _as_typed(text: str) -> str:
+    """A sentence about settings, naming the option that they were typed with."""
+    return re.sub(r"\bprofiling\.(?=\w)", "--set ", text)

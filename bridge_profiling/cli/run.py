@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -172,10 +173,13 @@ def _unrecordable(config: ProfilingConfig, root: Path) -> Iterator[ProfilingConf
             instead="Leave it out; with --best-effort the script runs anyway",
         )
     existing = next(place for place in (root, *root.parents) if place.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    try:
+        # Rather than asking for permissions, which know nothing of quotas, of read-only file systems, or of /proc.
+        tempfile.TemporaryDirectory(dir=existing).cleanup()
+    except OSError as error:
         yield ProfilingConfigError(
             f"the output directory {root} cannot be written",
-            why=f"{existing} is {'not writable' if existing.is_dir() else 'not a directory'}",
+            why=f"{existing}: {error.strerror}",
             instead="Type --output-dir and another directory; with --best-effort the script runs anyway",
         )
 
