@@ -27,7 +27,7 @@ COLUMNS = ("a process alone", "torchrun, one machine", "torchrun, several", "Slu
 _DDP = "tests/integrations/test_ddp_fsdp.py::test_an_example_is_captured_whole_and_trains_as_without"
 _GPU_FRAMEWORKS = "tests/gpu/test_frameworks.py::test_each_rank_captures_exactly_the_window"
 _GPU_CHAIN = "tests/gpu/test_chain.py::test_the_trace_holds_exactly_the_window"
-_GPU_ALONE = "tests/gpu/test_endings.py::test_sigterm_to_a_rank_leaves_what_it_captured_and_exit_code_143"
+_GPU_ALONE = "tests/gpu/test_endings.py::test_sigterm_to_the_launcher_or_the_rank_leaves_what_every_rank_captured"
 _SLURM = "tests/system/test_slurm.py::test_exactly_the_ranks_asked_for_are_profiled_in_exactly_the_window"
 _SLURM_NSYS = "tests/system/test_slurm.py::test_exactly_the_ranks_asked_for_run_under_nsys"
 _MACHINES = "tests/easy/test_launchers.py::test_machines_share_a_folder_and_launches_do_not"
@@ -102,7 +102,7 @@ TABLE: list[tuple[str, str, dict[str, list[str]]]] = [
         "Ray": ["tests/system/test_ray_workers.py::test_reports_of_nsys_are_named_by_worker_and_rank_and_hold_exactly_the_steps"],
     }),
     ("A running job (`bridge-profiling trigger`)", "torch", {
-        "a process alone": ["tests/gpu/test_on_demand.py::test_both_requests_are_captured_whole"],
+        "a process alone": ["tests/gpu/test_on_demand.py::test_two_requests_to_a_running_training_are_captured_whole"],
         "torchrun, one machine": ["tests/capture/control/test_trigger.py::test_it_is_profiled_a_second_time_on_the_given_rank_and_iterations"],
     }),
     ("", "nsys", {
