@@ -97,8 +97,6 @@ def test_what_will_fail_ends_with_1_and_says_what_to_do(doctor: Typed) -> None:
             "unknown nsys: on this machine: nsys is not on this machine's PATH",
         ),
         ((*NSYS, "--elsewhere", "--output-dir", "."), {}, 0, "srun bridge-profiling doctor"),
-        (TORCH, {"NCCL_P2P_DISABLE": "1"}, 0, "warning NCCL settings: "),
-        (TORCH, {"CUDA_INJECTION64_PATH": "/opt/tool.so"}, 0, "warning other profilers: "),
         (("--config", "run.yaml"), {}, 1, "fails   window"),
         (("--config", "run.yaml", "train.train_iters=12"), {}, 0, "ok      window"),
         # Piped, no line is broken.

@@ -115,14 +115,6 @@ def test_matched_collectives_put_ranks_on_one_clock(typed: Typed, folder: Path) 
     assert ends[0] == pytest.approx(ends[1], abs=0.01)
 
 
-def test_a_bad_rank_is_named_and_the_others_are_merged(typed: Typed, folder: Path) -> None:
-    (folder / "run" / "rank-2.json.gz").write_bytes(b"\x1f\x8bno gzip")
-    done = typed("merge", "--no-findings", "run", "-o", "all.json.gz")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "rank-2.json.gz" in done.stderr
-    assert {event["pid"] for event in _phase(_read("all.json.gz"), "X")} == {0, 1}
-
-
 @pytest.mark.system
 def test_memory_does_not_grow_with_the_number_of_ranks(captures: Path, tmp_path: Path) -> None:
     """Eight ranks of 8,000 device and 54,000 host events, against one."""
