@@ -134,13 +134,6 @@ def test_one_good_rank_among_junk_is_analyzed_and_each_bad_file_named(write_trac
     assert run.kernels().num_rows >= 1
 
 
-def test_only_junk_leaves_empty_answers_and_errors(write_trace, run_of):
-    write_trace(b"", "rank-0.json.gz")
-    run = run_of()
-    assert answers(run) == {question: [] for question in PER_RANK}
-    assert (len(run.errors), run.infos) == (1, [])
-
-
 @pytest.mark.parametrize(
     ("path", "options", "error", "message"),
     [
@@ -157,11 +150,6 @@ def test_a_request_that_cannot_be_met_is_an_error_that_says_why(tmp_path, write_
     with pytest.raises(error) as raised:
         Run(tmp_path / path, **options)
     assert message.format(tmp_path) in str(raised.value)
-
-
-def test_an_unknown_option_is_refused(write_trace, run_of):
-    with pytest.raises(TypeError, match="breakdown has no option by_rank"):
-        run_of(write_trace(steps(1))).ask("breakdown", by_rank=True)
 
 
 def test_without_ray_installed_the_error_says_what_to_type(monkeypatch):

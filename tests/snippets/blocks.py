@@ -72,7 +72,7 @@ def _fates() -> dict[str, Fate]:
         "nemo-rl-profiling",
         {
             0: "test_ray_variables",
-            1: "test_training_with_markers",
+            1: ("plain", "how-to/any-script.md"),
             2: "test_memory_profiler",
             3: "test_torch_profiler_class",
             **dict.fromkeys((4, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17), ("events", "how-to/analyze.md")),
@@ -85,18 +85,15 @@ def _fates() -> dict[str, Fate]:
     put(
         "profiling-tools",
         {
-            0: "test_plain_profiler_on_a_gpu",
+            **dict.fromkeys((0, 2, 3, 4), ("plain", "how-to/any-script.md")),
             1: ("picture", "how-to/read-the-page.md"),
-            2: "test_plain_profiler_on_a_gpu",
-            3: "test_plain_profiler_on_a_gpu",
-            4: "test_named_parts_of_a_model",
             5: ("shell", "how-to/analyze.md"),
             6: ("TensorFlow is out of scope", "how-to/coming-from.md"),
             7: ("shell", "how-to/coming-from.md"),
             8: ("picture", "how-to/read-the-page.md"),
             9: "test_traces_of_nsys",
             10: "test_traces_of_nsys",
-            11: "test_annotated_step",
+            11: ("plain", "how-to/any-script.md"),
             12: ("the test of Nsight Compute runs it on a GPU", "how-to/nsight-compute.md"),
             13: ("plain", "how-to/monitor.md"),
             14: ("plain", "how-to/bench.md"),
@@ -114,7 +111,7 @@ def _fates() -> dict[str, Fate]:
             3: "test_traces_of_nsys",
             4: ("the system test of nsys started by hand runs it", "how-to/nsys.md"),
             5: ("its schedule with three warm-up iterations is `bridge-profiling run --steps`", "how-to/any-script.md"),
-            6: "test_training_with_markers",
+            6: ("plain", "how-to/any-script.md"),
             7: ("one nsys around all ranks; the plugin starts one for each", "how-to/nsys.md"),
             8: ("plain", "how-to/ddp-fsdp.md"),
             9: ("times collectives by hand; the trace has them", "how-to/compare-ranks.md"),
@@ -143,7 +140,7 @@ def _fates() -> dict[str, Fate]:
             33: ("picture", "how-to/from-symptom-to-setting.md"),
             34: ("other options, listed there", "how-to/coming-from.md"),
             35: "test_easy_profiler",
-            36: "test_quick_start",
+            36: ("`quick_benchmark` around a model of torchvision", "how-to/bench.md"),
         },
     )
     put(
@@ -152,11 +149,9 @@ def _fates() -> dict[str, Fate]:
             **dict.fromkeys((0, 1, 2, 10), ("setting", "how-to/from-symptom-to-setting.md")),
             3: ("NeMo RL's own helper", "how-to/bench.md"),
             **dict.fromkeys((4, 5, 6, 11, 12, 13, 14, 15, 16), ("plain", "how-to/from-symptom-to-setting.md")),
-            7: "test_plain_profiler_on_a_gpu",
-            8: "test_memory_in_one_line",
+            **dict.fromkeys((7, 8, 18), ("plain", "how-to/memory.md")),
             9: "test_training_monitor",
             17: ("its TrainingBenchmark is made and not used; `bench step` measures a step", "how-to/bench.md"),
-            18: "test_memory_of_forward_passes",
         },
     )
     return table

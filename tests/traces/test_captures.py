@@ -106,14 +106,6 @@ def test_point_to_point_operations_of_both_stages_match(decoded):
     assert {sequence: mirrored[operation] for sequence, operation in sides[0].items()} == sides[1]
 
 
-def test_collectives_of_one_group_have_the_same_sequence_on_its_ranks(decoded):
-    columns = ("sequence", "operation", "message_bytes", "dtype", "group")
-    first, second = (values(decoded(f"tp2_dp2/rank-{rank}").collectives, *columns) for rank in (0, 1))
-    first, second = (sorted(row for row in rows if row[-1].startswith("TENSOR")) for rows in (first, second))
-    assert first == second
-    assert (len(first), all(size for _, _, size, *_ in first)) == (296, True)
-
-
 def test_streams_wait_for_the_latest_record_of_an_event(rows, report):
     """This version has no eventSyncId, gives records no time, and numbers the kinds of waits otherwise than its own list."""
     records = rows("SELECT eventId, correlationId, streamId FROM CUPTI_ACTIVITY_KIND_CUDA_EVENT")

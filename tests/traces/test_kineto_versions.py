@@ -75,7 +75,3 @@ def test_the_versions_read_alike(kind):
     assert found[0]["ranges"] == [name for number in steps for name in (f"ProfilerStep#{number}", *PHASES)]
     assert found[0]["shapes"]["aten::linear", "[[8,16],[32,16],[32]]"] == len(steps)
     assert found[0]["caveats"] == ["no_device_work"]
-    if kind == "hook":
-        assert found[0]["iterations"] == [(1, False)]
-        assert found[0]["rank"] == (0, "trace", 1, "unix", (0, 1))
-        assert found[0]["groups"] == [("0", "default_pg", (0,))]
