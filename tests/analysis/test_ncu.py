@@ -66,10 +66,8 @@ def test_a_single_process_is_started_by_ncu(options, launches):
         # Without `bridge-profiling run`.
         ([*RUN, "my train.py", "--lr", "0.1"], "ncu-rank-0 python -u 'my train.py' --lr 0.1"),
         ([*RUN, "--light", "--set", "profile_every=9", "train.py", "--x"], "ncu-rank-0 python -u train.py --x"),
-        ([*RUN, "--output-dir=here", "-m", "package.train"], "ncu-rank-0 python -u -m package.train"),
         # A command that is not known, or whose process got its work from its parent.
         (None, "ncu-rank-0 <your command>"),
-        ([], "ncu-rank-0 <your command>"),
         (["python", "-c", SPAWNED, "--multiprocessing-fork"], "ncu-rank-0 <your command>"),
         (["python", "-u", "/site/ray/_private/workers/default_worker.py"], "ncu-rank-0 <your command>"),
     ],
@@ -87,7 +85,6 @@ def test_the_training_is_started_without_its_own_profiler(command, started):
         # The launcher gave this local rank to one rank.
         ("train.py --local_rank=1 --deepspeed", 1, "python train.py --deepspeed", "deepspeed --no_python"),
         ("t.py", None, "python t.py", "as you start the training"),
-        ("t.py", 2, "python t.py", "as you start the training"),
     ],
 )
 def test_across_hosts_or_of_another_kind_the_launcher_is_the_users(command, hosts, started, note):
@@ -137,7 +134,6 @@ def test_a_finding_of_a_real_capture_carries_it(tmp_path):
         ("std::enable_if<(4)>(2), void>::type fused::kernel<float>(float const*)", "kernel"),
         ("void scan<at::native::op<long>::operator<(long) const::{lambda(long)#1}, 2>(long*)", "scan"),
         ("void cut_off_kernel<at::native::BinaryFunctor<float, fl", "cut_off_kernel"),
-        ("void plain(float const*, int) [clone .kd]", "plain"),
         ("", ""),
     ],
 )

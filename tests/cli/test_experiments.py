@@ -66,7 +66,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("analyze two/one", "median of 3"),
         ("merge two/one", "of 1 ranks"),
-        ("report two/one", "rank 0"),
         ("memory two/one", "one/profiles records no memory"),
         ("compare {id}/one two/one", "Nothing changed."),
     ],
@@ -83,7 +82,6 @@ def test_the_experiments_captures_are_what_is_read(home: Path, typed: Typed, com
     ("run", "said"),
     [
         ("near", "does not exist"),  # It has not started.
-        ("two/other", "does not exist"),
         ("nowhere", "does not exist"),
         (".", "no job listens in"),
         ("far", "the job runs on the remote side of a tunnel, me@login"),
