@@ -79,30 +79,23 @@ def test_a_signal_that_the_script_may_handle_is_the_scripts(started: type[Child]
     assert started.received == [signal.SIGUSR1, signal.SIGTERM]
 
 
-def test_a_report_that_cannot_be_made_leaves_the_scripts_exit_code(
-    started: type[Child], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_each_window_has_a_page_and_one_that_cannot_be_made_leaves_the_scripts_exit_code(
+    started: type[Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = SimpleNamespace(status="complete")
-    capture = SimpleNamespace(
-        folder="iter-3-8", rank=0, manifest=manifest, artifacts=[Path("profiles/torch/iter-3-8/rank-0.gz")]
-    )
-    monkeypatch.setattr(run_module, "captures_since", lambda root, started_ns: [capture])
-    Path("profiles/report-iter-3-8.html").mkdir(parents=True)
-    result = typed("--report", SCRIPT)
-    assert result.exit_code == 137
-    assert "report-iter-3-8.html cannot be written" in result.output
-
-
-def test_each_window_has_a_page_of_its_own_next_to_its_captures(started: type[Child], monkeypatch: pytest.MonkeyPatch) -> None:
     captures = [
         SimpleNamespace(folder=folder, rank=0, manifest=SimpleNamespace(status="complete"), artifacts=[Path(folder) / "trace"])
         for folder in ("iter-3-8", "iter-9-10")
     ]
     pages: dict[str, str] = {}
     monkeypatch.setattr(run_module, "captures_since", lambda root, started_ns: captures)
-    monkeypatch.setattr(run_module, "_report", lambda place, page: pages.update({str(place): page.name}))
-    typed("--report", SCRIPT)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "_report", lambda place, page: pages.update({str(place): page.name}))
+        typed("--report", SCRIPT)
     assert pages == {"iter-3-8": "report-iter-3-8.html", "iter-9-10": "report-iter-9-10.html"}
+    Path("profiles/report-iter-3-8.html").mkdir(parents=True)
+    result = typed("--report", SCRIPT)
+    assert result.exit_code == 137
+    assert "report-iter-3-8.html cannot be written" in result.output
 
 
 @pytest.mark.parametrize(

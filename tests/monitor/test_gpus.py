@@ -182,14 +182,6 @@ def test_a_log_has_a_line_per_gpu_and_sample_without_a_block(driver, tmp_path):
     # One sample at the beginning and one at the end.
     assert [(row["gpu_id"], row["power_w"]) for row in rows] == [(0, 512.0), (1, None)] * 2
     assert rows[0].pop("timestamp") <= rows[2]["timestamp"]
-    assert rows[0] == monitor.get_metrics()[0] == {
-        "gpu_id": 0,
-        "gpu_util_pct": 87.0,
-        "memory_util_pct": 34.0,
-        "memory_used_gb": 64.424509,
-        "memory_total_gb": 85.899346,
-        "power_w": 512.0,
-        "temperature_c": 61,
-    }  # fmt: skip
+    assert rows[0] == monitor.get_metrics()[0]
     with pytest.raises(ProfilingConfigError, match="cannot be written"):
         monitor.start_logging(output_file=tmp_path)
