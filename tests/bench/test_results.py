@@ -55,9 +55,7 @@ def test_another_kind_of_file_is_refused_and_not_changed(path, text, said):
     "damaged",
     [
         result(rows=[row("fast")]),
-        result(world_size=None),
         {"kind": "step", "device": "cpu", "subject": "a:b", "rows": [{"time_us": 3}]},
-        {"kind": "data_loader", "subject": "a:b", "rows": [{}]},
     ],
 )
 def test_a_result_that_lacks_a_field_is_damaged(path, damaged):

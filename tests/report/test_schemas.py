@@ -68,11 +68,3 @@ def test_a_wrong_document_is_refused_and_a_new_key_is_not(
     assert any(said in message for message in errors) if said else errors == []
     # Our own tests do not tolerate a key without a description.
     assert problems("analyze", wrong) != []
-
-
-@pytest.mark.integration  # reads 14 real captures
-@pytest.mark.parametrize("folder", ["kineto/pp2_dp2", "kineto/tp2_dp2_overlap", "kineto/plant_data", "nsys/tp2_dp2"])
-def test_the_real_captures_fit_the_schema(real: Callable[[str], Run], folder: str) -> None:
-    document = json.loads(real(folder).to_json())
-    assert problems("analyze", document) == []
-    assert {rank["source"] for rank in document["ranks"]} == {folder.partition("/")[0]}
