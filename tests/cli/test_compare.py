@@ -106,12 +106,8 @@ def test_several_runs_are_one_table_a_sentence_per_change_and_a_line_on_the_page
         "Run 4 is 12% slower than run 1 (0.89×): host launch delay +0.6 ms.",
         "Run 3 is 12% slower than run 2 (0.89×): host launch delay +0.6 ms.",
     ]
-    third, parts = (line for line in lines if line.endswith("  2/profiles"))
-    assert re.split(r"\s{2,}", third.strip())[:6] == [
-        *("3", "2026-03-03 01:53 UTC", "5.60 ± 0.03", "5", "+12.0%, 0.89×, slower", "+12.0%, 0.89×, slower")
-    ]
-    # Compute, host launch delay, between dependent kernels, other parts, and no memory.
-    assert parts.split() == ["3", "0.65", "0.72", "0.01", "0.00", "–", "2/profiles"]
+    third, _ = (line for line in lines if line.endswith("  2/profiles"))
+    assert re.split(r"\s{2,}", third.strip())[:4] == ["3", "2026-03-03 01:53 UTC", "5.60 ± 0.03", "5"]
     page = (runs / "page.html").read_text()
     assert "Run 3 is 12% slower than run 2" in page
     assert 'id="figure-series"' in page
