@@ -2,8 +2,8 @@
 
     python tools/injected_captures/make.py --output DIR [--case NAME …] [--cpu]
 
-Cases run one after the other, each under torchrun. A case that fails leaves the others alone; its row in the table and its log
-say why. At the end everything is packed as it is kept in the repository (`pack.py`), into DIR/planted.tar. Needs nsys for the
+Cases run one after the other, each under torchrun. A case that fails leaves the others alone, and its log
+says why. At the end everything is packed as it is kept in the repository (`pack.py`), into DIR/planted.tar. Needs nsys for the
 cases that it captures, and no network.
 """
 
@@ -19,7 +19,6 @@ import sys
 import tarfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -35,21 +34,9 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that one case may take.
 CASE_SECONDS = 330.0
 
-#: Lines of a failed case's log that the table shows.
-LOG_LINES = 30
 
 #: NCCL without peer-to-peer copies goes through shared memory, which containers often have little of.
 SHARED_MEMORY_BYTES = 1 << 30
-
-
-@dataclass
-class Ended:
-    """One case's run: where it ran, how long it took, and why it failed."""
-
-    case: Case
-    folder: Path
-    seconds: float
-    failure: str | None
 
 
 def gpus() -> list[int]:
@@ -82,8 +69,8 @@ def _lines(*command: str) -> list[str]:
     return [line.strip() for line in printed.splitlines() if line.strip()]
 
 
-def run(case: Case, folder: Path, devices: Sequence[int]) -> Ended:
-    """Run one case's ranks on these GPUs, on a CPU where there are none, with their output in `log.txt`."""
+def run(case: Case, folder: Path, devices: Sequence[int]) -> bool:
+    """Run one case's ranks on these GPUs, or on a CPU, with their output in `log.txt`; says whether its captures are whole."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}"]
@@ -99,9 +86,8 @@ def run(case: Case, folder: Path, devices: Sequence[int]) -> Ended:
         finally:
             end_tree(process)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    seconds = time.monotonic() - started
-    print(f"{case.name}: {failure or 'done'} after {seconds:.1f} s", flush=True)
-    return Ended(case, folder, seconds, failure)
+    print(f"{case.name}: {failure or 'done'} after {time.monotonic() - started:.1f} s", flush=True)
+    return failure is None
 
 
 def _environment(case: Case, devices: Sequence[int]) -> dict[str, str]:
@@ -133,33 +119,12 @@ def _incomplete(case: Case, profiles: Path) -> str | None:
     return None
 
 
-def report(runs: Sequence[Ended], packed: dict[str, list[tuple[str, int]]]) -> str:
-    """A table: case, ranks, iterations, files, bytes; and why the failed ones failed."""
-    lines = [f"{'case':28} {'ranks':>5} {'iterations':>10} {'files':>5} {'bytes':>9} {'largest':>8} {'seconds':>7}  status"]
-    for run in runs:
-        files = packed.get(run.case.name, [])
-        sizes = [size for _, size in files] or [0]
-        first, end = run.case.window
-        lines.append(
-            f"{run.case.name:28} {run.case.ranks:5} {f'{first} to {end - 1}':>10} {len(files):5} {sum(sizes):9} {max(sizes):8}"
-            f" {run.seconds:7.1f}  {'failed: ' + run.failure if run.failure else 'done'}"
-        )
-    total = sum(size for files in packed.values() for _, size in files)
-    lines.append(f"{sum(run.failure is None for run in runs)} of {len(runs)} cases are done, {total} bytes")
-    for run in runs:
-        if run.failure:
-            tail = (run.folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
-            lines += ["", f"--- {run.case.name}: {run.failure}", *tail]
-    return "\n".join(lines)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make the captures of tests/planted.")
     parser.add_argument("--output", required=True, type=Path, help="directory for planted.tar")
     parser.add_argument("--case", action="append", choices=sorted(CASES), help="only this one; may be given several times")
     parser.add_argument("--cpu", action="store_true", help="small sizes on a CPU: tries the plumbing, captures no device")
     options = parser.parse_args()
-    began = time.monotonic()
     output = options.output.resolve()
     devices = [] if options.cpu else gpus()
     cases = [CASES[name] for name in options.case or CASES]
@@ -169,17 +134,13 @@ def main() -> int:
     scratch = output / "runs"
     scratch.mkdir(parents=True, exist_ok=True)
     described = describe()
-    runs = [run(case, scratch / case.name, devices) for case in cases]
-    whole = [(ended.case.name, ended.folder) for ended in runs if not ended.failure]
-    packed = pack.pack_runs(whole, output / "packed", scratch)
+    whole = [case.name for case in cases if run(case, scratch / case.name, devices)]
+    pack.pack_runs([(name, scratch / name) for name in whole], output / "packed", scratch)
     (output / "packed" / "machine.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    table = report(runs, packed)
-    (output / "packed" / "table.txt").write_text(table + "\n", encoding="utf-8")
     with tarfile.open(output / "planted.tar", "w") as tar:
         tar.add(output / "packed", arcname="planted")
-    print(table)
-    print(f"{output / 'planted.tar'}: {(output / 'planted.tar').stat().st_size} bytes, {time.monotonic() - began:.0f} s")
-    return 0 if all(ended.failure is None for ended in runs) else 1
+    print(f"{len(whole)} of {len(cases)} cases are in {output / 'planted.tar'}; each case's output is in {scratch}/*/log.txt")
+    return 0 if len(whole) == len(cases) else 1
 
 
 if __name__ == "__main__":

@@ -68,16 +68,13 @@ class Neutral:
         return self._old.sub(lambda found: self._new[found[0]], text)
 
 
-def pack_runs(runs: Sequence[tuple[str, Path]], target: Path, scratch: Path) -> dict[str, list[tuple[str, int]]]:
+def pack_runs(runs: Sequence[tuple[str, Path]], target: Path, scratch: Path) -> None:
     """Pack the profiles of each run.
 
     Args:
         runs: each case's name and the folder it ran in.
         target: where a folder for each case is made; emptied first.
         scratch: the folder that the runs lie in.
-
-    Returns:
-        Each case's files, relative to its folder, and their bytes.
     """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
@@ -104,14 +101,6 @@ def pack_runs(runs: Sequence[tuple[str, Path]], target: Path, scratch: Path) -> 
             place = target / case / path.relative_to(path.parents[2])
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(_packed_manifest(path, target / case, neutral), encoding="utf-8")
-    return {
-        case: [
-            (str(path.relative_to(target / case)), path.stat().st_size)
-            for path in sorted((target / case).rglob("*"))
-            if path.is_file()
-        ]
-        for case, _ in runs
-    }
 
 
 def _packed_name(name: str) -> str:
