@@ -57,13 +57,10 @@ class Case:
         out: where it writes; made if it is missing.
         ranks: data-parallel ranks.
         config: what to set in Bridge's config, as {"section.field": value}.
-        callback: train with our callback; without, Bridge's own profiling does what `config` asks for.
+        callback: train with our callback.
         settings: arguments of our callback; `output_dir` is `out/profiles`.
-        bare: leave out the `with` around `pretrain`.
         fault: {"raise": i} raises in the forward step of iteration i, {"signal": i} sends the process SIGTERM there; with
             "rank", on that rank alone.
-        again: after that exception, train once more in the same process, as Bridge's in-process restart does.
-        finetune: call Bridge's `finetune` instead.
         script: a script to run in the place of all this, with these arguments.
     """
 
@@ -72,10 +69,7 @@ class Case:
     config: dict[str, Any] = field(default_factory=dict)
     callback: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
-    bare: bool = False
     fault: dict[str, int] = field(default_factory=dict)
-    again: bool = False
-    finetune: bool = False
     script: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -160,9 +154,7 @@ def configuration(case: Case) -> Any:
 def train(case: Case, rank: int) -> None:
     """Train as `case` says, in this process."""
     import torch
-    from megatron.bridge.training.finetune import finetune
     from megatron.bridge.training.gpt_step import forward_step
-    from megatron.bridge.training.initialize import destroy_global_state
     from megatron.bridge.training.pretrain import pretrain
     from megatron.bridge.training.state import GlobalState
 
@@ -185,20 +177,8 @@ def train(case: Case, rank: int) -> None:
     if case.callback:
         profiling = ProfilingCallback(config, output_dir=f"{case.out}/profiles", **case.settings)
         callbacks.append(profiling)
-    entry = finetune if case.finetune else pretrain
-    with nullcontext() if case.bare else profiling:
-        try:
-            entry(config=config, forward_step_func=step, callbacks=callbacks)
-        except RuntimeError:
-            if not case.again:
-                raise
-            case.fault = {}
-            # What Bridge's in-process restart does in between.
-            destroy_global_state()
-            if torch.distributed.is_initialized():
-                torch.distributed.destroy_process_group()
-            entry(config=config, forward_step_func=step, callbacks=callbacks)
-    print("pretrain() has returned")
+    with profiling:
+        pretrain(config=config, forward_step_func=step, callbacks=callbacks)
 
 
 def describe() -> dict[str, Any]:
