@@ -35,7 +35,7 @@ _MACHINES = "tests/easy/test_launchers.py::test_machines_share_a_folder_and_laun
 #: Framework, profiler, and for each column in which it was seen to work the tests that show it.
 TABLE: list[tuple[str, str, dict[str, list[str]]]] = [
     ("Megatron-Core, this project's recipes", "torch", {
-        "a process alone": ["tests/recipes/test_profiled_training.py::test_the_trace_holds_what_window_and_run_share", _GPU_ALONE],
+        "a process alone": ["tests/recipes/test_megatron_loop.py::test_the_trace_holds_what_window_and_run_share", _GPU_ALONE],
         "torchrun, one machine": ["tests/launch/test_pretrain.py::test_two_ranks_train_with_the_arguments_as_nemo_run_delivers_them", _GPU_CHAIN],
         "torchrun, several": [_SLURM], "Slurm": [_SLURM],
     }),

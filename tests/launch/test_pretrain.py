@@ -28,7 +28,6 @@ def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
         ("--config", "--config: expected one argument"),
         ("--config /no/such.yaml", "/no/such.yaml does not exist"),
         ("train.train_iter=3", "Type train.train_iters=3"),
-        ("train.global_batch_size=7", "Type train.global_batch_size=8"),
         ("profiling.use_pytorch_profiler=true profiling.use_nsys_profiler=true", "both on"),
     ],
 )

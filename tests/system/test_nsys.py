@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,12 +77,6 @@ def pids(pattern):
     return [int(pid) for pid in subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True).stdout.split()]
 
 
-def waits_of(pid):
-    """How often a process has gone to sleep so far."""
-    said = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", said, re.MULTILINE).group(1))
-
-
 def test_the_ranks_asked_for_run_under_nsys_and_the_others_without(environment, tmp_path):
     """Must-show 1, on one machine: TP=2 DP=2 under torchrun, ranks 0 and 3."""
     command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
@@ -114,17 +107,6 @@ def test_sigterm_reaches_the_training_through_nsys_and_what_was_captured_is_ther
     assert manifest(tmp_path)["status"] == "partial"
     assert manifest(tmp_path)["captured"]["iterations"] == [2]
     assert nvtx_iterations(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite") == [2, 3]
-
-
-def test_once_its_report_is_delivered_the_supervisor_only_waits_for_the_training(environment, tmp_path):
-    process = start(environment | {"ITERATIONS": "50"}, tmp_path)
-    # Its last look at what it has delivered is well behind it then.
-    wait_for(process, "iteration 20 of")
-    assert manifest(tmp_path)["status"] == "complete"
-    waits = waits_of(process.pid)
-    wait_for(process, "iteration 45 of")
-    assert waits_of(process.pid) == waits
-    ends(process)
 
 
 def test_a_training_that_is_killed_leaves_its_report_and_a_true_manifest(held, tmp_path):
@@ -213,9 +195,8 @@ def test_an_nsys_typed_by_hand_is_left_alone(environment, tmp_path, nsys, captur
         assert outcome["artifacts"] == []
 
 
-@pytest.mark.parametrize("how", [["--delay=1"], ["--delay=0", "--duration=1"]])
-def test_a_collection_by_the_clock_leaves_its_report_when_it_ends(held, tmp_path, how):
-    process, _ = held(f"nsys_extra_args=[--capture-range=none,{','.join(how)}]", "nsys_export_sqlite=true")
+def test_a_collection_by_the_clock_leaves_its_report_when_it_ends(held, tmp_path):
+    process, _ = held("nsys_extra_args=[--capture-range=none,--delay=0,--duration=1]", "nsys_export_sqlite=true")
     time.sleep(3)
     (tmp_path / "hold").unlink()
     assert "the loop is done" in ends(process)
@@ -225,33 +206,16 @@ def test_a_collection_by_the_clock_leaves_its_report_when_it_ends(held, tmp_path
     assert "nsys does not stop with the window" in " ".join(outcome["notes"])
 
 
-def test_runs_of_four_ranks_at_once_lose_no_report_in_silence(environment, tmp_path, record_property):
-    """A report may be lost; its manifest then says so. `NSYS_RUNS=20` makes it twenty runs, as for a release.
-
-    Four plain nsys at once lose one in ten: of 80 hardly ever none.
-    """
-    runs = int(os.environ.get("NSYS_RUNS", "4"))
-    # Two runs at a time, as two jobs on one machine: nsys waits for its own processes much of its time.
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda number: _reports_of_four_ranks(environment, tmp_path / f"run-{number}"), range(runs)))
-    reports = sum(found)
-    figures = f"{runs} runs of 4 ranks at once: {reports} reports, {4 * runs - reports} lost, each reported by its manifest"
-    record_property("told", figures)  # tests/conftest.py shows it, also from a worker of pytest-xdist
-    # One of 16 may be lost, and two of 40.
-    assert 4 * runs - reports <= max(1, 0.05 * 4 * runs)
-
-
-def _reports_of_four_ranks(environment, folder):
-    """How many reports a run leaves; its manifests must say the same."""
-    folder.mkdir()
-    job = environment | {"WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": folder.name}
-    ranks = [start(job | {"RANK": str(rank)}, folder) for rank in range(4)]
-    said = [process.communicate(timeout=300)[0] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * 4, "".join(said)
-    there = [(folder / "nsys" / "iter-2-4" / f"rank-{rank}.nsys-rep").exists() for rank in range(4)]
-    statuses = [manifest(folder, rank)["status"] for rank in range(4)]
-    assert there == [status == "complete" for status in statuses], (folder, statuses, said)
-    return sum(there)
+def test_eight_ranks_at_once_lose_no_report_in_silence(environment, tmp_path):
+    """Four plain nsys at once lose one report in ten. A report may be lost; its manifest then says so."""
+    ranks = range(8)
+    job = environment | {"WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "run"}
+    started = [start(job | {"RANK": str(rank)}, tmp_path) for rank in ranks]
+    said = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * 8, "".join(said)
+    there = [(tmp_path / "nsys" / "iter-2-4" / f"rank-{rank}.nsys-rep").exists() for rank in ranks]
+    assert there == [manifest(tmp_path, rank)["status"] == "complete" for rank in ranks], said
+    assert sum(there) >= 6
 
 
 DRIVER = """

@@ -1,13 +1,10 @@
-"""On a real Slurm of two nodes: trainings are profiled, interrupted ones keep what they had, the environment arrives.
+"""On a real Slurm of two nodes: trainings are profiled, and interrupted ones keep what they had.
 
 A container layout cannot run here, for want of Pyxis: tests/recipes/golden_sbatch holds its batch scripts.
 """
 
 from __future__ import annotations
 
-import importlib
-import io
-import json
 import os
 import re
 import subprocess
@@ -209,43 +206,3 @@ def test_a_job_that_is_ended_inside_the_window_keeps_what_it_captured(slurm_clus
         assert iterations == list(range(3, 3 + len(iterations)))
         assert len(iterations) >= 3
         assert set(iterations) <= set(captured[rank]) <= {*iterations, iterations[-1] + 1}
-
-
-def test_the_environment_arrives_as_it_was_written(slurm_cluster, tmp_path, monkeypatch):
-    nemo_run = pytest.importorskip("nemo_run")
-    from recipes import executors
-
-    monkeypatch.setenv("SLURM_CONF", slurm_cluster.environment["SLURM_CONF"])
-    monkeypatch.setattr("sys.stdin", io.StringIO())  # what NeMo-Run starts reads from it
-    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path / "home"))
-    # By its module: in `nemo_run.run.…`, `run` is a function.
-    scheduler = importlib.import_module("nemo_run.run.torchx_backend.schedulers.slurm")
-    monkeypatch.setattr(scheduler, "SLURM_JOB_DIRS", str(tmp_path / "home" / ".slurm_jobs"))
-    given = {
-        "PLAIN": "1,2:/a/b",
-        "SPACES": "  two  words ",
-        "JSON": '{"a": [1, "it\'s"], "$ref": "#/b"}',
-        "SHELL": "$HOME `id` \\ * ~ ! | & ; # %j",
-        "LINES": "one\ntwo",
-        "ELSEWHERE": "/home/me/nemo_run/data:/nemo_runs",
-        "lower_case": "x",
-        "NOTHING": "",
-        "IN_THE_JOB": "/nemo_run/code",
-    }
-    executor = executors.slurm(slurm_cluster.account, nodes=2, launcher=None, env=given)
-    dump = tmp_path / "dump.py"
-    dump.write_text(
-        "import json, os, shutil, sys\n"
-        "seen = dict(os.environ, python=shutil.which('python'))\n"
-        "json.dump(seen, open(f'{sys.argv[1]}/{os.environ[\"SLURM_PROCID\"]}.json', 'w'))\n"
-    )
-    script = nemo_run.Script(path=str(dump), entrypoint="python", args=[str(tmp_path)])
-    with nemo_run.Experiment("environment") as experiment:
-        experiment.add(script, executor=executor, name="dump")
-        experiment.run(detach=False, tail_logs=False)
-    for rank in (0, 1):
-        seen = json.loads((tmp_path / f"{rank}.json").read_text())
-        job_dir = experiment.jobs[0].executor.job_dir
-        assert {name: seen.get(name) for name in given} == given | {"IN_THE_JOB": f"{job_dir}/code"}
-        assert seen["python"] == str(Path(sys.prefix, "bin", "python"))
-        assert seen["OMP_NUM_THREADS"] == "1"
