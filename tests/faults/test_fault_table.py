@@ -34,8 +34,7 @@ def shown(captured: list[int] | None) -> str:
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory) -> dict[str, dict]:
     folder = tmp_path_factory.mktemp("faults")
-    done = run_ranks(run_faults.strike_one_after_the_other, folder, [row[:2] for row in OF_ONE_RANK], folder=folder)
-    assert done.exit_codes == [0], done.stdout + done.stderr
+    run_ranks(run_faults.strike_one_after_the_other, folder, [row[:2] for row in OF_ONE_RANK], folder=folder, check=True)
     return json.loads((folder / "results.json").read_text())
 
 

@@ -157,20 +157,6 @@ def test_dockers_container_gets_the_command_as_shell_text(executors):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "directory"),
-    [
-        (run.SkypilotExecutor, {}, "/nemo_run/profiles"),
-        # Machines that are given back leave the profiles in the bucket.
-        (run.SkypilotExecutor, {"autodown": True, "storage_mounts": BUCKET}, "/bucket/exp_1/t/profiles"),
-    ],
-)
-def test_skypilots_profiles_are_where_they_outlive_the_job(kind, options, directory, skypilot):
-    executor = assigned(skypilot(kind, **options))
-    PLUGINS["torch"].setup(run.Script(path="train.py"), executor)
-    assert executor.env_vars == {"BRIDGE_PROFILING_DIR": directory}
-
-
-@pytest.mark.parametrize(
     ("profiler", "make", "message"),
     [
         ("torch", "skypilot_down", "Pass storage_mounts with a bucket.*BRIDGE_PROFILING_DIR"),

@@ -2,13 +2,10 @@
 
 import copy
 import functools
-from unittest.mock import MagicMock
 
-import fiddle as fdl
 import nemo_run as run
 import pytest
 
-from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
 from tests.plugins.conftest import nsys, pretrain
@@ -48,15 +45,6 @@ def test_a_script_gets_overrides_and_a_partial_or_a_built_config_ends_the_same(
     for task in (partial, real):
         make(script_args_converter_fn=lambda _: ["--a"]).setup(task, run.LocalExecutor())
     assert real.config == built(partial) == built(script)
-
-
-@each_plugin
-def test_a_missing_section_is_made(make, section, overrides, local):
-    for config in (MagicMock(profiling=None, ft=None), MagicMock(spec=["train"], train=None)):
-        task = run.Partial(pretrain, config=config)
-        make().setup(task, local)
-        made = fdl.build(getattr(task.config, section))
-        assert type(made) is (FaultToleranceConfig if section == "ft" else ProfilingConfig)
 
 
 @each_plugin

@@ -29,8 +29,7 @@ class Losses:
 
 def run_cases(folder: Path, cases: dict[str, str], ranks: int = 1) -> tuple[dict[str, Losses], str]:
     """Train every case on that many ranks; gives their losses and the output."""
-    ended = run_ranks(train_cases, folder, cases, folder=folder, ranks=ranks)
-    assert ended.exit_codes == [0] * ranks, ended.stdout + ended.stderr
+    ended = run_ranks(train_cases, folder, cases, folder=folder, ranks=ranks, check=True)
     return {name: Losses(folder / f"{name}.jsonl") for name in cases}, ended.stdout
 
 

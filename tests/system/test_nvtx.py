@@ -68,29 +68,17 @@ def installed(release: str) -> Path:
     return folder
 
 
-def captured(nsys: Path, folder: Path, package: Path, *theirs: str) -> tuple[list[str], dict[str, str]]:
-    """The ranges in the report of a rank that started itself under nsys, and the versions its manifest names."""
-    job = environment(nsys, PYTHONPATH=f"{package}:{ROOT}")
-    ended_well([sys.executable, "-c", LOOP, folder, *theirs], env=job)
-    manifest = manifests(folder, "iter-2-4")[0]
-    assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [2, 3]), manifest
-    return nvtx_ranges(folder / "nsys" / "iter-2-4" / "rank-0.sqlite"), manifest["versions"]
-
-
-WINDOW = ["bridge_profiling_window", "iteration_2", "forward", "iteration_3", "forward"]
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_every_range_of_the_window_is_there_with_any_nvtx(nsys: Path, tmp_path: Path, release: str) -> None:
-    found, versions = captured(nsys, tmp_path, installed(release), "theirs")
-    assert versions["nvtx"] == release, "the test ran with another nvtx"
-    assert found == WINDOW
-
-
-def test_every_range_of_the_window_is_there_without_nvtx(nsys: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", [*RELEASES, None])
+def test_every_range_of_the_window_is_there_with_any_nvtx_and_without(nsys: Path, tmp_path: Path, release: str | None) -> None:
     (tmp_path / "nvtx.py").write_text("raise ImportError('not installed')")
-    found, _ = captured(nsys, tmp_path, tmp_path)
-    assert found == WINDOW
+    theirs = ["theirs"] if release else []
+    job = environment(nsys, PYTHONPATH=f"{installed(release) if release else tmp_path}:{ROOT}")
+    ended_well([sys.executable, "-c", LOOP, tmp_path, *theirs], env=job)
+    manifest = manifests(tmp_path, "iter-2-4")[0]
+    assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [2, 3]), manifest
+    assert release in (manifest["versions"].get("nvtx"), None), "the test ran with another nvtx"
+    found = nvtx_ranges(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite")
+    assert found == ["bridge_profiling_window", "iteration_2", "forward", "iteration_3", "forward"]
 
 
 def test_torchs_own_ranges_open_the_window_where_nsys_takes_strings_that_are_not_registered(nsys: Path, tmp_path: Path) -> None:
