@@ -7,7 +7,6 @@ import pytest
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.traces.discover import find_run
-from tests.capture.conftest import at, raising
 
 
 def repeated(run, at_most=3):
@@ -92,12 +91,6 @@ def test_a_window_that_follows_at_once_is_prepared_only_when_the_one_before_it_i
     run.train(run.config(2, 4, profile_every=2, profile_at_most=3), range(12))
     assert calls == [(name, start) for start in (2, 4, 6) for name in ("open", "close")]
     assert [run.outcome(folder)[1] for folder in run.folders()] == [[2, 3], [4, 5], [6, 7]]
-
-
-def test_a_run_that_dies_inside_a_later_window_leaves_the_earlier_ones_complete(run):
-    with pytest.raises(ValueError, match="injected"):
-        run.train(repeated(run), range(40), on_iteration=at(15, raising(ValueError("injected"))))
-    assert [run.outcome(folder) for folder in run.folders()] == [("complete", [4, 5]), ("partial", [14])]
 
 
 def test_a_recording_is_freed_when_the_next_window_comes(run):

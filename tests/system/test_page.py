@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,16 @@ _SECTIONS = [
     "quality",
     "raw",
 ]
+
+#: The pictures of docs/how-to/worked-examples.md: the capture, the part of its page, and what is clicked before.
+_WORKED = {
+    "worked-data-budget": ("plant_data", "#budget", None),
+    "worked-data-timeline": ("plant_data", "#timeline", None),
+    "worked-straggler-budget": ("plant_straggler", "#budget", None),
+    "worked-straggler-finding": ("plant_straggler", "#finding-3", None),
+    "worked-hosts-activity": ("tp2_dp2", "#budget", "by activity"),
+    "worked-hosts-waits": ("tp2_dp2", "#waits", None),
+}
 
 _HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u2028</script>"
 
@@ -153,6 +164,26 @@ def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(
         clip = {**box, "height": min(box["height"], _LAPTOP["height"])}
         page.screenshot(path=folder / f"page-{section}.png", clip=clip, full_page=True)
     assert real_page.stat().st_size < 5_000_000
+
+
+@pytest.mark.parametrize("capture", sorted({capture for capture, _, _ in _WORKED.values()}))
+def test_the_worked_examples_show_parts_of_the_page(
+    capture: str, report: Report, captures: Path, show: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    page = show(report(captures / "kineto" / capture, tmp_path / "report.html"))
+    folder = Path(os.environ.get("PAGE_PICTURES", tmp_path))
+    for name, (_, part, click) in [item for item in _WORKED.items() if item[1][0] == capture]:
+        shown = page.locator(part)
+        if click:
+            shown.locator("button", has_text=click).click()
+            page.wait_for_timeout(300)
+        assert shown.locator("svg.main-svg").count() >= 1
+        shown.screenshot(path=folder / f"{name}.png")
+
+
+def test_the_worked_examples_have_every_picture_and_no_other() -> None:
+    text = Path(__file__).parents[2].joinpath("docs", "how-to", "worked-examples.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"\(pictures/([\w-]+)\.png\)", text)) == sorted(_WORKED)
 
 
 @pytest.mark.parametrize("width", [_LAPTOP["width"], 420])
