@@ -84,15 +84,6 @@ def test_the_tasks_of_a_slurm_step_meet_without_torchrun(monkeypatch):
     assert given.items() >= {"init_method": "tcp://node1:1234", "rank": 1, "world_size": 2}.items()
 
 
-@pytest.mark.parametrize(("layers_of", "engines"), [("transformer_engine", True), ("local", False)])
-def test_cuda_graphs_get_a_tracker_of_random_states_that_the_layers_accept(monkeypatch, layers_of, engines):
-    given = {}
-    monkeypatch.setattr(setup, "model_parallel_cuda_manual_seed", lambda seed, **arguments: given.update(arguments))
-    monkeypatch.setattr(setup.parallel_state, "get_pipeline_model_parallel_rank", lambda: 0)
-    setup._seed(tiny(f"model.cuda_graph_impl=local model.transformer_impl={layers_of}"))
-    assert (given["te_rng_tracker"], given["use_cudagraphable_rng"]) == (engines, True)
-
-
 @pytest.mark.parametrize(("graphs", "teardown"), [("none", None), ("local", "0")])
 def test_cupti_stays_up_where_cuda_graphs_are_captured(monkeypatch, graphs, teardown):
     monkeypatch.setattr(os, "environ", {})

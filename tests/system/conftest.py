@@ -43,8 +43,15 @@ def nsys() -> Path:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """A real browser without a window. Mark its tests `needs("browser")`."""
-    with browser.opened() as found:
-        yield found
+    from playwright.sync_api import sync_playwright
+
+    if not shutil.which("chromium"):
+        debian.install(browser.PACKAGES)
+    with sync_playwright() as playwright:
+        # Root has no sandbox in a container.
+        started = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield started
+        started.close()
 
 
 @pytest.fixture(name="ray_cluster", scope="module")
