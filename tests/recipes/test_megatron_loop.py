@@ -178,15 +178,6 @@ def test_exactly_the_ranks_asked_for_are_captured(two_ranks, layout):
     assert sorted(path.stem for path in (folder / "manifest").glob("iter-1-3/rank-*")) == expected
 
 
-def test_pretrain_returns_the_losses_and_leaves_config_and_process_as_they_were():
-    config = tiny("train.train_iters=2")
-    losses = pretrain(config)
-    assert len(losses) == 2
-    assert not torch.distributed.is_initialized()
-    assert config.model.ffn_hidden_size is None
-    assert pretrain(config) == losses
-
-
 def test_nccl_without_a_gpu_is_refused():
     with pytest.raises(ProfilingConfigError, match=r"dist\.distributed_backend=gloo"):
         pretrain(tiny("dist.distributed_backend=nccl"))
