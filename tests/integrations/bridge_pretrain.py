@@ -176,6 +176,15 @@ def train(case: Case, rank: int) -> None:
         pretrain(config=config, forward_step_func=step, callbacks=callbacks)
 
 
+#: Bridge's plugins, and their names in the names of functions.
+PLUGINS = {
+    "NsysPlugin": "nsys",
+    "PyTorchProfilerPlugin": "pytorch_profiler",
+    "FaultTolerancePlugin": "fault_tolerance",
+    "PreemptionPlugin": "preemption",
+}
+
+
 def describe() -> dict[str, Any]:
     """What this release offers: the fields and defaults of sections and plugins, the plugins' overrides, the events."""
     import megatron.bridge
@@ -199,10 +208,7 @@ def describe() -> dict[str, Any]:
         return found
 
     plugins = {}
-    for name in ("nsys", "pytorch_profiler", "fault_tolerance", "preemption"):
-        plugin = {"nsys": "NsysPlugin", "pytorch_profiler": "PyTorchProfilerPlugin"}.get(name) or (
-            "".join(part.title() for part in name.split("_")) + "Plugin"
-        )
+    for plugin, name in PLUGINS.items():
         arguments = getattr(run_plugins, f"{plugin}ScriptArgs")
         values = fields(getattr(run_plugins, plugin)) | {"profile_step_start": 4, "profile_step_end": 6, "profile_ranks": [0]}
         names = list(fields(arguments))

@@ -10,11 +10,11 @@ import pytest
 from bridge_profiling import plugins
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
+from tests.integrations.bridge_pretrain import PLUGINS
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("bridge", "nemo_run")]
 
 REQUIRED = {"profile_step_start": 4, "profile_step_end": 6}
-PLUGINS = ["NsysPlugin", "PyTorchProfilerPlugin", "FaultTolerancePlugin", "PreemptionPlugin"]
 
 
 def required(about, name: str) -> dict[str, int]:

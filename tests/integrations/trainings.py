@@ -43,9 +43,9 @@ class Training:
         """Functions that an integration has left on what it watched."""
         return set().union(*((vars(one).keys() - before) & self.watched for one, before in self.objects.values()))
 
-    def ending(self, folder="iter-3-5"):
+    def ending(self):
         """Status, captured and interrupted iterations."""
-        manifest = Captured(self.captured.root, folder).manifest()
+        manifest = self.captured.manifest()
         return manifest["status"], (manifest["captured"] or {}).get("iterations"), manifest["interrupted"]
 
     def iterations(self):
