@@ -17,27 +17,6 @@ pytestmark = [pytest.mark.system, pytest.mark.needs("nsys")]
 #: The last release that does not ask NVTX's payload extension whether a profiler listens, and the newest.
 RELEASES = ("0.2.11", "0.2.17")
 
-#: A rank with the hook. What the package nvtx emits before and around it must not disturb, or be disturbed.
-LOOP = """
-import sys
-from bridge_profiling import ProfilingConfig
-from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
-
-folder, *theirs = sys.argv[1:]
-config = ProfilingConfig(use_nsys_profiler=True, profile_step_start=2, profile_step_end=4, nsys_export_sqlite=True)
-config.output_dir = folder
-config.finalize()
-layout = ParallelLayout(world_size=1)
-start_under_nsys(config, rank=0, layout=layout, local_rank=0, cuda=False)
-if theirs:
-    import nvtx
-    nvtx.push_range("theirs")
-with ProfilingHook(config, rank=0, layout=layout) as hook:
-    for iteration in range(5):
-        with hook.iteration(iteration), hook.range("forward"):
-            pass
-"""
-
 
 def installed(release: str) -> Path:
     """A folder that holds this release of nvtx for this Python, installed once into the checkout's cache."""
@@ -59,11 +38,12 @@ def installed(release: str) -> Path:
 @pytest.mark.parametrize("release", [*RELEASES, None])
 def test_every_range_of_the_window_is_there_with_any_nvtx_and_without(nsys: Path, tmp_path: Path, release: str | None) -> None:
     (tmp_path / "nvtx.py").write_text("raise ImportError('not installed')")
-    theirs = ["theirs"] if release else []
-    job = environment(nsys, PYTHONPATH=f"{installed(release) if release else tmp_path}:{ROOT}")
-    ended_well([sys.executable, "-c", LOOP, tmp_path, *theirs], env=job)
+    # Its own range must not disturb ours, or be disturbed.
+    theirs = {"OWN_RANGE": "theirs"} if release else {}
+    job = environment(nsys, PYTHONPATH=f"{installed(release) if release else tmp_path}:{ROOT}", **theirs)
+    ended_well([sys.executable, Path(__file__).with_name("nsys_loop.py"), tmp_path, "nsys_export_sqlite=true"], env=job)
     manifest = manifests(tmp_path, "iter-2-4")[0]
     assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [2, 3]), manifest
     assert release in (manifest["versions"].get("nvtx"), None), "the test ran with another nvtx"
     found = nvtx_ranges(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite")
-    assert found == ["bridge_profiling_window", "iteration_2", "forward", "iteration_3", "forward"]
+    assert found == ["bridge_profiling_window", "iteration_2", "work", "iteration_3", "work"]
