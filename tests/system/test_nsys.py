@@ -218,23 +218,6 @@ def test_eight_ranks_at_once_lose_no_report_in_silence(environment, tmp_path):
     assert sum(there) >= 6
 
 
-DRIVER = """
-import sys
-import nemo_run as run
-from bridge_profiling.plugins import NsysPlugin
-
-if __name__ == "__main__":
-    script, launcher = sys.argv[1:]
-    options = ["--capture-range=nvtx", "--nvtx-capture", "bridge_profiling_window"]
-    executor = run.LocalExecutor(ntasks_per_node=1, launcher=None if launcher == "None" else launcher)
-    with run.Experiment("prefix", executor=executor) as experiment:
-        asked = dict(export_sqlite=True, nsys_extra_args=options, nsys_gpu_metrics=True)
-        plugin = NsysPlugin(profile_step_start=2, profile_step_end=4, **asked)
-        experiment.add(run.Script(path=script, entrypoint="python", args=["x=[1,2]"]), plugins=[plugin], name="t")
-        experiment.run(tail_logs=True)
-    print("ended as", experiment.status(return_dict=True)["t"]["status"].name)
-"""
-
 #: Anybody's training with our hook in it: it starts no nsys, and would not know how.
 SCRIPT = """
 import os, sys, time
@@ -253,25 +236,26 @@ with ProfilingHook(config, rank=int(os.environ.get("RANK", 0))) as hook:
 
 
 @pytest.mark.needs("nemo_run")
-@pytest.mark.parametrize("launcher", ["None", "torchrun"])
+@pytest.mark.parametrize("launcher", [None, "torchrun"])
 def test_a_task_that_knows_nothing_of_nsys_gets_nemo_runs_prefix_made_to_work(environment, tmp_path, launcher):
     """NeMo-Run's default --cuda-event-trace is refused by this nsys; its prefix appends an empty argument."""
-    (tmp_path / "driver.py").write_text(DRIVER)
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "driver.py", tmp_path / "script.py", launcher]
+    settings = {"profile_step_start": 2, "profile_step_end": 4, "export_sqlite": True, "nsys_gpu_metrics": True}
+    settings["nsys_extra_args"] = ["--capture-range=nvtx", "--nvtx-capture", "bridge_profiling_window"]
+    job = {"script": f"{tmp_path}/script.py", "ranks": 1, "launcher": launcher, "plugin": "NsysPlugin", "settings": settings}
+    command = [sys.executable, LOOP.with_name("local_job.py"), json.dumps(job)]
     done = ended_well(command, env=environment | {"NEMORUN_HOME": str(tmp_path)}, cwd=tmp_path)
     said = done.stdout + done.stderr
-    assert "ended as SUCCEEDED" in done.stdout, said
     assert "does not know --cuda-event-trace" in said
     assert "no GPU metrics here" in said
     assert "arguments ['x=[1,2]', 'profiling.use_nsys_profiler=true'" in said
-    (job,) = tmp_path.glob("experiments/prefix/*/t")
+    (job,) = tmp_path.glob("experiments/local/*/t")
     (report,) = job.glob("nsys_profile/*.nsys-rep")
     (sqlite,) = job.glob("nsys_profile/*.sqlite")
     assert nvtx_iterations(sqlite) == [2, 3]
     outcome = manifest(job / "profiles")["profilers"][0]
     assert outcome["status"] == "complete", outcome
-    if launcher == "None":
+    if launcher is None:
         assert os.path.samefile(report, job / "profiles" / "nsys" / "iter-2-4" / "rank-0.nsys-rep")
     else:
         assert "every rank that this nsys started" in outcome["notes"][0]
