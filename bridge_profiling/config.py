@@ -16,12 +16,15 @@ from pathlib import Path
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.layout import RANK_WORDS, normalize_ranks
 from bridge_profiling.manifest import Window
-from bridge_profiling.nsys.options import check_extra_args, check_trace
+from bridge_profiling.nsys.command import check_extra_args, check_trace
 
 #: The plugins set this variable in the job's environment, so training loops that know nothing of plugins find the directory.
 OUTPUT_DIR_VARIABLE = "BRIDGE_PROFILING_DIR"
 
 DEFAULT_OUTPUT_DIR = "profiles"
+
+#: Profilers by the names that commands give them, and the setting that switches each on.
+PROFILERS = {"torch": "use_pytorch_profiler", "memory": "record_memory_history", "nsys": "use_nsys_profiler"}
 
 #: Every window is a trace, so a larger number is a mistake.
 MAX_WINDOWS = 1000
@@ -92,7 +95,7 @@ class ProfilingConfig:
     """APIs that nsys traces where a rank starts nsys itself; null means nvtx and cuda."""
 
     nsys_extra_args: list[str] = field(default_factory=list)
-    """Options of `nsys profile`; they override the defaults in `nsys/options.py` by option name."""
+    """Options of `nsys profile`; they override the defaults in `nsys/command.py` by option name."""
 
     nsys_gpu_metrics: bool = False
     """Also sample GPU metrics; each rank samples its own GPU."""

@@ -20,6 +20,7 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling import recording
+from bridge_profiling.config import PROFILERS
 from bridge_profiling.errors import ProfilingConfigError, TraceError, did_you_mean, install_command, require
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ QUIET = ContextVar("quiet", default=False)
 
 
 EngineName = StrEnum("EngineName", ["process", "ray"])
+ProfilerName = StrEnum("ProfilerName", list(PROFILERS))
 
 
 class NotInListError(typer.BadParameter):
@@ -94,29 +96,37 @@ BenchOption = Annotated[
 ]
 WorkersOption = Annotated[int | None, Option(min=1, help="Captures to read at once. Default: one per CPU.")]
 
-#: Options that a command takes with `**reading` (arguments of `Run`) or `**recording`, and their defaults.
-_READING: dict[str, tuple[Any, Any]] = {
-    "bench": (BenchOption, None),
-    "parquet": (ParquetOption, None),
-    "engine": (EngineOption, EngineName.process),
-    "ray_address": (RayAddressOption, None),
-    "workers": (WorkersOption, None),
-}
-_RECORDING: dict[str, tuple[Any, Any]] = {
-    **{
-        name: (Annotated[bool, Option(recording.option(name), help=text)], False) for name, (_, text) in recording.FLAGS.items()
+#: Options that a command takes with `**reading` (arguments of `Run`), `**recording` or `**result`, and their defaults.
+_GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
+    "reading": {
+        "bench": (BenchOption, None),
+        "parquet": (ParquetOption, None),
+        "engine": (EngineOption, EngineName.process),
+        "ray_address": (RayAddressOption, None),
+        "workers": (WorkersOption, None),
     },
-    "settings": (
-        Annotated[list[str] | None, Option("--set", metavar="FIELD=VALUE", help="A setting of `profiling`; repeatable.")],
-        None,
-    ),
-    "config_file": (
-        Annotated[Path | None, Option("--config", metavar="FILE", help="YAML file of settings, under the others.")],
-        None,
-    ),
+    "recording": {
+        **{
+            name: (Annotated[bool, Option(recording.option(name), help=text)], False)
+            for name, (_, text) in recording.FLAGS.items()
+        },
+        "settings": (
+            Annotated[list[str] | None, Option("--set", metavar="FIELD=VALUE", help="A setting of `profiling`; repeatable.")],
+            None,
+        ),
+        "config_file": (
+            Annotated[Path | None, Option("--config", metavar="FILE", help="YAML file of settings, under the others.")],
+            None,
+        ),
+    },
+    "result": {
+        "output": (Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Add the result to this file.")], None),
+        "as_json": (JsonOption, False),
+    },
 }
 QuietOption = Annotated[bool, Option("--quiet", "-q", help="Print only the answer and errors.")]
 NoColorOption = Annotated[bool, Option("--no-color", help="Print without colors, as NO_COLOR=1 does.")]
+_FLAGS: dict[str, tuple[Any, Any]] = {"quiet": (QuietOption, False), "no_color": (NoColorOption, False)}
 
 
 def apply_flags(quiet: bool, no_color: bool) -> None:
@@ -126,46 +136,36 @@ def apply_flags(quiet: bool, no_color: bool) -> None:
         os.environ["NO_COLOR"] = "1"
 
 
-def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options --quiet and --no-color."""
-    options: dict[str, tuple[Any, Any]] = {"quiet": (QuietOption, False), "no_color": (NoColorOption, False)}
-
-    def run(*, quiet: bool, no_color: bool, **given: Any) -> None:
-        apply_flags(quiet, no_color)
-        command(**given)
-
-    return with_options(command, run, options)
-
-
-def with_options(
-    command: Callable[..., None], run: Callable[..., None] | None = None, more: Mapping[str, tuple[Any, Any]] | None = None
-) -> Callable[..., None]:
-    """The command with the options that its parameter `**reading` or `**recording` stands for.
+def with_options(command: Callable[..., None], *, flags: bool = False) -> Callable[..., None]:
+    """The command with the options that its parameter `**reading`, `**recording` or `**result` stands for.
 
     Args:
         command: the command.
-        run: called with all options in its place.
-        more: further options, and their defaults.
+        flags: add --quiet and --no-color.
     """
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    groups = {"reading": _READING, "recording": _RECORDING}
-    shared = [groups[name] for name, each in signature.parameters.items() if each.kind is each.VAR_KEYWORD]
-    called = run or command
+    groups = [_GROUPS[name] for name, each in signature.parameters.items() if each.kind is each.VAR_KEYWORD]
 
     @functools.wraps(command)
     def run_command(**given: Any) -> None:
-        called(**given)
+        if flags:
+            apply_flags(given.pop("quiet"), given.pop("no_color"))
+        command(**given)
 
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
-        for group in [*shared, more or {}]
+        for group in [*groups, _FLAGS if flags else {}]
         for name, (option, default) in group.items()
     ]
     # Typer reads either of the two, depending on its release.
     run_command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     run_command.__annotations__ = {each.name: each.annotation for each in [*own, *options]}
     return run_command
+
+
+#: `with_options`, with the flags that every command of `bridge-profiling` has.
+with_flags = functools.partial(with_options, flags=True)
 
 
 def exit_code(app: typer.Typer) -> int:
@@ -184,11 +184,9 @@ def exit_code(app: typer.Typer) -> int:
             help_command = "" if is_complete else f" Type {context.command_path} --help."  # type: ignore[union-attr]
             print_error(f"{message[0].lower()}{message[1:]}{end}{help_command}")
         return USAGE if isinstance(error, _UsageError) else FAILURE
-    except TraceError as error:
-        print_error(str(error))
-        return FAILURE
-    except OSError as error:
-        print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (TraceError, OSError) as error:
+        filename = getattr(error, "filename", None)
+        print_error(f"{filename}: {error.strerror}" if filename else str(error))  # type: ignore[union-attr]
         return FAILURE
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "bridge_profiling":
@@ -210,8 +208,10 @@ def print_error(text: str) -> None:
     typer.echo(f"error: {' '.join(text.split())}", err=True)
 
 
-def finish(errors: Sequence[str]) -> None:
-    """Print the captures' errors; exit code 1 if there are any."""
+def finish(errors: Sequence[str], limitations: Sequence[str] = ()) -> None:
+    """Print notes on the answer, and the captures' errors; exit code 1 if there are any."""
+    for sentence in limitations:
+        note(f"- {sentence}")
     for error in errors:
         print_error(error)
     if errors:

@@ -13,14 +13,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli.common import closed, note, print_error, wait_for
+from bridge_profiling.cli.common import ProfilerName, closed, note, print_error, wait_for
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.easy.outcome import captures_since, lines, places_to_report
 from bridge_profiling.easy.request import DEFAULT_STEPS, Request
@@ -41,9 +40,6 @@ _FORWARDED: dict[int, int | None] = {
     signal.SIGINT: None,
     **{number: number for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)},
 }
-
-
-ProfilerName = StrEnum("ProfilerName", ["torch", "memory", "nsys"])
 
 
 def run(
@@ -101,10 +97,9 @@ def run(
     config = request.config(None if is_rank else (nproc or 1) * nodes)
     root = resolve_output_dir(config)
     _check_programs(request, report)
-    for problem in _unrecordable(config, root):
-        if not best_effort:
-            raise problem
-        note(f"warning: {problem.what}; {problem.why}. The script runs without it.", err=True)
+    for what, why, instead in _unrecordable(config, root):
+        require(best_effort, what, why=why, instead=f"{instead}; with --best-effort the script runs anyway")
+        note(f"warning: {what}; {why}. The script runs without it.", err=True)
     if is_rank:
         os.execv(sys.executable, [sys.executable, *_START, *request.to_arguments()])
     command = [sys.executable, *_launcher(nproc or 1, nodes, node_rank, rdzv_endpoint), *_START, *request.to_arguments()]
@@ -150,38 +145,25 @@ def _check_programs(request: Request, report: bool) -> None:
     )
 
 
-def _unrecordable(config: ProfilingConfig, root: Path) -> Iterator[ProfilingConfigError]:
-    """Parts of a capture that this machine cannot record, as errors."""
+def _unrecordable(config: ProfilingConfig, root: Path) -> Iterator[tuple[str, str, str]]:
+    """Parts of a capture that this machine cannot record: what, why, and what to do instead."""
     if config.use_nsys_profiler and not runs_under_nsys() and shutil.which("nsys") is None:
-        yield ProfilingConfigError(
-            "nsys is not on this machine's PATH",
-            why="every rank starts under `nsys profile`",
-            instead="Install Nsight Systems, or type --profiler torch; with --best-effort the script runs anyway",
-        )
-    of_cuda = [
-        option
-        for option, wanted in (
-            ("a memory history (--memory, --profiler memory)", config.record_memory_history),
-            ("a capture of the device alone (--light)", config.pytorch_profiler_device_only),
-        )
-        if wanted
-    ]
-    if of_cuda and not _has_cuda():
-        yield ProfilingConfigError(
-            f"{' and '.join(of_cuda)} cannot be recorded here",
-            why="torch sees no CUDA device",
-            instead="Leave it out; with --best-effort the script runs anyway",
-        )
+        instead = "Install Nsight Systems, or type --profiler torch"
+        yield "nsys is not on this machine's PATH", "every rank starts under `nsys profile`", instead
+    of_cuda = {
+        "a memory history (--memory, --profiler memory)": config.record_memory_history,
+        "a capture of the device alone (--light)": config.pytorch_profiler_device_only,
+    }
+    wanted = [option for option, is_wanted in of_cuda.items() if is_wanted]
+    if wanted and not _has_cuda():
+        yield f"{' and '.join(wanted)} cannot be recorded here", "torch sees no CUDA device", "Leave it out"
     existing = next(place for place in (root, *root.parents) if place.exists())
     try:
         # Rather than asking for permissions, which know nothing of quotas, of read-only file systems, or of /proc.
         tempfile.TemporaryDirectory(dir=existing).cleanup()
     except OSError as error:
-        yield ProfilingConfigError(
-            f"the output directory {root} cannot be written",
-            why=f"{existing}: {error.strerror}",
-            instead="Type --output-dir and another directory; with --best-effort the script runs anyway",
-        )
+        instead = "Type --output-dir and another directory"
+        yield f"the output directory {root} cannot be written", f"{existing}: {error.strerror}", instead
 
 
 def _has_cuda() -> bool:
@@ -232,7 +214,7 @@ def _print_outcome(root: Path, started_ns: int) -> list[RankCapture]:
 
 
 def _report(captures: Path, page: Path) -> None:
-    from bridge_profiling.cli.report import report
+    from bridge_profiling.cli.show import report
 
     try:
         report(captures, page)

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from bridge_profiling import recording
-from bridge_profiling.config import ProfilingConfig, check_ranks_exist, parse_ranks, parse_steps
+from bridge_profiling.config import PROFILERS, ProfilingConfig, check_ranks_exist, parse_ranks, parse_steps
 from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
-
-#: The setting that switches each profiler on.
-PROFILERS = {"torch": "use_pytorch_profiler", "memory": "record_memory_history", "nsys": "use_nsys_profiler"}
 
 #: Three iterations to warm up, then five: the first and the last pay for the profiler's start and stop.
 DEFAULT_STEPS = "3:8"

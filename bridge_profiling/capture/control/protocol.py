@@ -29,13 +29,10 @@ from typing import Any, Literal, TypeVar
 
 from bridge_profiling.atomic import create_exclusively, write_json
 from bridge_profiling.capture.files import folder_name
-from bridge_profiling.config import ProfilingConfig, Window, check_exclusive
+from bridge_profiling.config import PROFILERS, ProfilingConfig, Window, check_exclusive
 from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
 from bridge_profiling.layout import normalize_ranks
 from bridge_profiling.typed_json import read_typed
-
-#: Profilers that can start on demand, and the setting that turns each on in a job's config.
-PROFILERS = {"torch": "use_pytorch_profiler", "memory": "record_memory_history", "nsys": "use_nsys_profiler"}
 
 #: Settings that a request may change.
 SETTINGS = (
