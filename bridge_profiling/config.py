@@ -289,12 +289,7 @@ def check_window_fits(
 ) -> None:
     """Raise ProfilingConfigError if the window ends after the last of `train_iters` iterations; None means unknown.
 
-    Args:
-        end: first iteration after the window.
-        train_iters: number of iterations.
-        name: the setting of `end`.
-        limit: the setting of `train_iters`.
-        steps: the window as typed after --steps, if it was.
+    `name` and `limit` are the settings of `end` and `train_iters`, `steps` is the window as typed after --steps, if it was.
     """
     if train_iters is not None:
         start, typed = max(train_iters - 2, 0), f"--steps {steps}" if steps else f"{name}={end}"
@@ -320,11 +315,7 @@ def check_ranks_exist(ranks: list[int] | str, world_size: int | None, *, name: s
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """Parse the value of --steps: `10:12` is (10, 12).
-
-    Raises:
-        ProfilingConfigError: it is not a window, or an empty one.
-    """
+    """Parse the value of --steps: `10:12` is (10, 12). Raises ProfilingConfigError for an empty window."""
     found = re.fullmatch(r"(\d+):(\d+)", text.replace(" ", ""))
     why = "a window is its first iteration and the first one after it"
     if found is None:

@@ -47,23 +47,14 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Trigger:
-    """Why a window was captured.
+    """Why a window was captured."""
 
-    Attributes:
-        kind: `configured`, `repeat`, `request` or `slow_iteration`.
-        reason: why, in words.
-        requested_at: UTC, ISO 8601; None where the config requested it.
-        requested_by: user and host.
-        request: the request's name.
-        number: which of the repeated windows, from 1.
-    """
-
-    kind: str = "configured"
-    reason: str | None = None
-    requested_at: str | None = None
-    requested_by: str | None = None
-    request: str | None = None
-    number: int | None = None
+    kind: str = "configured"  # `configured`, `repeat`, `request` or `slow_iteration`
+    reason: str | None = None  # why, in words
+    requested_at: str | None = None  # UTC, ISO 8601; None where the config requested it
+    requested_by: str | None = None  # user and host
+    request: str | None = None  # the request's name
+    number: int | None = None  # which of the repeated windows, from 1
 
 
 @dataclass(kw_only=True)
@@ -141,45 +132,35 @@ class Clock:
 
 @dataclass(kw_only=True)
 class Manifest:
-    """One rank's record of one window.
-
-    Attributes:
-        reason: why the status is not `complete`.
-        final: the rank has written all that it will write; False while it runs, or where it was killed.
-        other_windows: [start, end] of the process's other windows; their iterations paid for a profiler, too.
-        interrupted: iterations that an exception ended inside the window.
-        local_rank: None where the launcher does not say.
-        coordinates: {dimension: [rank in it, its size]} for tp, cp, dp, pp and ep.
-        command: the command line as typed, also where the rank has restarted itself under nsys.
-        config: the `profiling` section.
-        framework: what an integration reports about itself.
-        clock: missing in manifests of other writers.
-    """
+    """One rank's record of one window."""
 
     schema_version: int = SCHEMA_VERSION
     status: Status
-    reason: str | None = None
-    final: bool = True
+    reason: str | None = None  # why the status is not `complete`
+    final: bool = True  # the rank has written all that it will write; False while it runs, or where it was killed
     window: Window | None = None
     trigger: Trigger | None = None
+    # [start, end] of the process's other windows; their iterations paid for a profiler, too.
     other_windows: list[list[int]] = field(default_factory=list)
     captured: Captured | None = None
-    interrupted: list[int] = field(default_factory=list)
+    interrupted: list[int] = field(default_factory=list)  # iterations that an exception ended inside the window
     profilers: list[ProfilerRecord] = field(default_factory=list)
     rank: int
     world_size: int | None = None
-    local_rank: int | None = None
+    local_rank: int | None = None  # None where the launcher does not say
+    # {dimension: [rank in it, its size]} for tp, cp, dp, pp and ep.
     coordinates: dict[str, list[int]] = field(default_factory=dict)
     host: str | None = None
     pid: int | None = None
+    # The command line as typed, also where the rank has restarted itself under nsys.
     command: list[str] = field(default_factory=list)
     job: Job = field(default_factory=Job)
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)  # the `profiling` section
     versions: dict[str, str | None] = field(default_factory=dict)
-    framework: dict[str, Any] | None = None
+    framework: dict[str, Any] | None = None  # what an integration reports about itself
     work: Work | None = None
     durations_ns: Durations = field(default_factory=Durations)
-    clock: Clock | None = None
+    clock: Clock | None = None  # missing in manifests of other writers
 
     @property
     def captured_iterations(self) -> list[int]:

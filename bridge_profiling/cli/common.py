@@ -137,12 +137,7 @@ def apply_flags(quiet: bool, no_color: bool) -> None:
 
 
 def with_options(command: Callable[..., None], *, flags: bool = False) -> Callable[..., None]:
-    """The command with the options that its parameter `**reading`, `**recording` or `**result` stands for.
-
-    Args:
-        command: the command.
-        flags: add --quiet and --no-color.
-    """
+    """The command with the options that its parameter `**reading`, `**recording` or `**result` stands for, and the flags."""
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     groups = [_GROUPS[name] for name, each in signature.parameters.items() if each.kind is each.VAR_KEYWORD]
@@ -226,14 +221,7 @@ def console() -> Console:
 
 
 def show(view: PageView, output: Path | None, as_json: str | None, lines: Iterable[str] = ()) -> None:
-    """Print the answer of a command that can write it as a page: its JSON text if wanted, else the page's content.
-
-    Args:
-        view: the page.
-        output: value of `-o`.
-        as_json: the JSON text, if --json is given.
-        lines: to print under the verdict.
-    """
+    """Write the page to `-o`, and print its JSON text if given, else the page's content with `lines` under the verdict."""
     if output is not None:
         from bridge_profiling.report.page import write_page
 
@@ -252,10 +240,8 @@ def show(view: PageView, output: Path | None, as_json: str | None, lines: Iterab
 def open_runs(*paths: Path, output: Path | None = None, **options: Any) -> Iterator[list[Run]]:
     """Open runs with one progress bar; captures of a NeMo-Run experiment on another machine are fetched first.
 
-    Args:
-        paths: a directory or file, or an experiment's id or title, followed by `/job` if it has several jobs.
-        output: value of `-o`.
-        options: of `Run`.
+    A path is a directory or file, or an experiment's id or title, followed by `/job` if it has several jobs; `output` is the
+    value of `-o`, and `options` are those of `Run`.
     """
     check_output(output)
     located = [_locate(path) for path in paths]
@@ -287,12 +273,7 @@ def check_output(output: Path | None) -> None:
 
 @contextmanager
 def progress(what: str, unit: str) -> Iterator[OnProgress]:
-    """Show a progress bar on standard error for work of more than a second, if that is a terminal.
-
-    Args:
-        what: the work, such as "reading".
-        unit: the items counted, such as "captures".
-    """
+    """Show a progress bar (reading … 3/8 captures) on standard error, if that is a terminal, for more than a second's work."""
     if QUIET.get() or not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -318,9 +299,7 @@ def progress(what: str, unit: str) -> Iterator[OnProgress]:
 def wait_for(child: subprocess.Popen[bytes], forwarded: Mapping[int, int | None]) -> tuple[int, int | None]:
     """Wait for a child process; returns its exit code as a shell reports it, and the last signal received here.
 
-    Args:
-        child: the process.
-        forwarded: the signal to send to the child for each signal received here; None sends nothing.
+    `forwarded` has the signal to send to the child for each signal received here; None sends nothing.
     """
     received: list[int] = []
 

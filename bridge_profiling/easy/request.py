@@ -20,29 +20,17 @@ _SHELL_SUFFIXES = frozenset({".sh", ".bash", ".slurm", ".sbatch"})
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A script, and what to profile in it. Options that are None leave the setting to `config_file` or its default.
+    """A script, and what to profile in it. Options that are None leave the setting to `config_file` or its default."""
 
-    Args:
-        script: path of the script, or the module's name.
-        arguments: the script's own.
-        module: whether `script` names a module, as after `python -m`.
-        profiler: one of PROFILERS; torch by default.
-        steps: window of iterations; DEFAULT_STEPS by default.
-        ranks: `all`, or a comma-separated list of ranks; all by default.
-        output_dir: root of captures; by default the variable BRIDGE_PROFILING_DIR, else `profiles`.
-        config_file: YAML file with a section `profiling`.
-        overrides: overrides of that section.
-    """
-
-    script: str
-    arguments: tuple[str, ...] = ()
-    module: bool = False
-    profiler: str | None = None
-    steps: str | None = None
-    ranks: str | None = None
-    output_dir: str | None = None
-    config_file: str | None = None
-    overrides: tuple[str, ...] = ()
+    script: str  # path of the script, or the module's name
+    arguments: tuple[str, ...] = ()  # the script's own
+    module: bool = False  # whether `script` names a module, as after `python -m`
+    profiler: str | None = None  # one of PROFILERS; torch by default
+    steps: str | None = None  # window of iterations; DEFAULT_STEPS by default
+    ranks: str | None = None  # `all`, or a comma-separated list of ranks; all by default
+    output_dir: str | None = None  # root of captures; by default the variable BRIDGE_PROFILING_DIR, else `profiles`
+    config_file: str | None = None  # YAML file with a section `profiling`
+    overrides: tuple[str, ...] = ()  # overrides of that section
 
     def config(self, world_size: int | None = None) -> ProfilingConfig:
         """The request as a checked `profiling` section."""

@@ -84,29 +84,17 @@ _CUDA_ONLY = frozenset({"cuda", "cuda-hw", "cuda-sw", "cublas", "cublas-verbose"
 
 @dataclass(frozen=True, kw_only=True)
 class NsysRequest:
-    """What one rank asks of the nsys that it starts.
+    """What one rank asks of the nsys that it starts."""
 
-    Attributes:
-        rank: global rank.
-        local_rank: rank on this machine; the number of its GPU.
-        cuda: whether the training uses a CUDA device. Without one the window is marked by an NVTX range.
-        output_dir: root of the captures.
-        trace: APIs to trace; None is DEFAULT_TRACE.
-        extra_args: the user's options, over the defaults.
-        gpu_metrics: sample the metrics of the rank's GPU.
-        export_sqlite: write an SQLite file next to each report.
-        captures: how many windows to capture.
-    """
-
-    rank: int
-    local_rank: int
-    cuda: bool
-    output_dir: Path
-    trace: Sequence[str] | None = None
-    extra_args: Sequence[str] = ()
-    gpu_metrics: bool = False
-    export_sqlite: bool = False
-    captures: int = 1
+    rank: int  # global rank
+    local_rank: int  # rank on this machine; the number of its GPU
+    cuda: bool  # whether the training uses a CUDA device. Without one the window is marked by an NVTX range.
+    output_dir: Path  # root of the captures
+    trace: Sequence[str] | None = None  # APIs to trace; None is DEFAULT_TRACE
+    extra_args: Sequence[str] = ()  # the user's options, over the defaults
+    gpu_metrics: bool = False  # sample the metrics of the rank's GPU
+    export_sqlite: bool = False  # write an SQLite file next to each report
+    captures: int = 1  # how many windows to capture
 
 
 def check_trace(trace: object, *, name: str = "nsys_trace") -> None:

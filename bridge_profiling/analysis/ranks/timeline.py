@@ -33,46 +33,27 @@ _HOST = ["category", "name", "thread", "start_ns", "end_ns"]
 
 @dataclass(frozen=True)
 class Window:
-    """The part of a rank's time that a picture shows.
+    """The part of a rank's time that a picture shows."""
 
-    Args:
-        rank: global rank.
-        iteration: its number; None for a whole capture without marked iterations.
-        start_ns: begin on the rank's clock.
-        end_ns: end on the rank's clock.
-        zero_ns: the picture's time 0 on the rank's clock.
-    """
-
-    rank: int
-    iteration: int | None
-    start_ns: int
-    end_ns: int
-    zero_ns: int
+    rank: int  # global rank
+    iteration: int | None  # its number; None for a whole capture without marked iterations
+    start_ns: int  # begin on the rank's clock
+    end_ns: int  # end on the rank's clock
+    zero_ns: int  # the picture's time 0 on the rank's clock
 
 
 @dataclass(frozen=True)
 class Segments:
-    """One rank's part of a picture.
+    """One rank's part of a picture."""
 
-    Args:
-        window: the part of time.
-        lanes: names of the lanes, from the top down.
-        lane: of each segment, an index of `lanes`.
-        kind: of each segment, an index of `KINDS`.
-        name: of the longest event of each segment.
-        start_ns: after the picture's time 0.
-        duration_ns: from the first event's start to the last one's end.
-        count: events in each segment.
-    """
-
-    window: Window
-    lanes: list[str]
-    lane: NDArray[np.int64]
-    kind: NDArray[np.int64]
-    name: list[str]
-    start_ns: NDArray[np.int64]
-    duration_ns: NDArray[np.int64]
-    count: NDArray[np.int64]
+    window: Window  # the part of time
+    lanes: list[str]  # names of the lanes, from the top down
+    lane: NDArray[np.int64]  # of each segment, an index of `lanes`
+    kind: NDArray[np.int64]  # of each segment, an index of `KINDS`
+    name: list[str]  # of the longest event of each segment
+    start_ns: NDArray[np.int64]  # after the picture's time 0
+    duration_ns: NDArray[np.int64]  # from the first event's start to the last one's end
+    count: NDArray[np.int64]  # events in each segment
 
     def __len__(self) -> int:
         return len(self.start_ns)
