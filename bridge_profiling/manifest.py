@@ -172,23 +172,6 @@ class Manifest:
         """Files of all profilers."""
         return [artifact for profiler in self.profilers for artifact in profiler.artifacts]
 
-    def durations_by_iteration(self, *, profiled: bool) -> dict[int, int]:
-        """Nanoseconds of each iteration inside the window, or of those outside it that no profiler slowed down.
-
-        Neither side includes the iteration before the window (the profiler warms up in it), the one after it (it pays for the
-        flush), the first of the run (it pays for lazy initialisation), and other windows of the same process.
-        """
-        timed = dict(zip(self.durations_ns.iteration, self.durations_ns.duration_ns, strict=True))
-        inside = set(self.captured_iterations)
-        if profiled:
-            return {iteration: duration for iteration, duration in timed.items() if iteration in inside}
-        if not timed or self.window is None:
-            return {}
-        slowed = inside | {self.durations_ns.iteration[0], self.window.start - 1, self.window.end}
-        for start, end in self.other_windows:
-            slowed |= set(range(start - 1, end + 1))
-        return {iteration: duration for iteration, duration in timed.items() if iteration not in slowed}
-
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write it; OSError if it cannot be written."""
@@ -238,8 +221,22 @@ class RankCapture:
         return next((path for path in self.artifacts if path.name.endswith(".pt.trace.json.gz")), None)
 
     def durations_by_iteration(self, *, profiled: bool) -> dict[int, int]:
-        """Nanoseconds of each iteration; see `Manifest.durations_by_iteration`."""
-        return self.manifest.durations_by_iteration(profiled=profiled)
+        """Nanoseconds of each iteration inside the window, or of those outside it that no profiler slowed down.
+
+        Neither side includes the iteration before the window (the profiler warms up in it), the one after it (it pays for the
+        flush), the first of the run (it pays for lazy initialisation), and other windows of the same process.
+        """
+        durations, window = self.manifest.durations_ns, self.manifest.window
+        timed = dict(zip(durations.iteration, durations.duration_ns, strict=True))
+        inside = set(self.captured)
+        if profiled:
+            return {iteration: duration for iteration, duration in timed.items() if iteration in inside}
+        if not timed or window is None:
+            return {}
+        slowed = inside | {durations.iteration[0], window.start - 1, window.end}
+        for start, end in self.manifest.other_windows:
+            slowed |= set(range(start - 1, end + 1))
+        return {iteration: duration for iteration, duration in timed.items() if iteration not in slowed}
 
     def durations_ns(self, *, profiled: bool) -> list[int]:
         """Durations of the iterations inside the window, or of those outside it that no profiler slowed down."""

@@ -43,15 +43,13 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
+@common.with_flags
 def _flags(
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    quiet: common.QuietOption = False,
-    no_color: common.NoColorOption = False,
 ) -> None:
     """Profile a training with Megatron Core under NeMo-Run, or any PyTorch script, and show where its time goes."""
-    common.apply_flags(quiet, no_color)
 
 
 def main() -> None:

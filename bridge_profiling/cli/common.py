@@ -20,7 +20,7 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling import recording
-from bridge_profiling.config import PROFILERS
+from bridge_profiling.easy.request import OPTIONS
 from bridge_profiling.errors import ProfilingConfigError, TraceError, did_you_mean, install_command, require
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ QUIET = ContextVar("quiet", default=False)
 
 
 EngineName = StrEnum("EngineName", ["process", "ray"])
-ProfilerName = StrEnum("ProfilerName", list(PROFILERS))
+ProfilerName = StrEnum("ProfilerName", ["torch", "memory", "nsys"])
 
 
 class NotInListError(typer.BadParameter):
@@ -82,62 +82,61 @@ JsonSchemaOption = Annotated[
     bool, Option("--json-schema", callback=_print_schema, is_eager=True, help="Print the JSON Schema of --json and exit.")
 ]
 PageOption = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write a page as one HTML file.")]
-ParquetOption = Annotated[
-    Path | None,
-    Option(metavar="DIRECTORY", file_okay=False, help="Keep tables here as Parquet. RUN may be such a directory."),
-]
-EngineOption = Annotated[
-    EngineName, Option(**closed(EngineName), help="Read captures in processes on this machine or on a Ray cluster.")
-]
-RayAddressOption = Annotated[str | None, Option(metavar="ADDRESS", help="Ray cluster. Default: $RAY_ADDRESS, or a new one.")]
-BenchOption = Annotated[
-    Path | None,
-    Option(metavar="FILE", help="Results of `bridge-profiling bench`. Default: bench.json in RUN."),
-]
-WorkersOption = Annotated[int | None, Option(min=1, help="Captures to read at once. Default: one per CPU.")]
+_WORKERS = Option(min=1, help="Captures to read at once. Default: one per CPU.")
+WorkersOption = Annotated[int | None, _WORKERS]
 
-#: Options that a command takes with `**reading` (arguments of `Run`), `**recording` or `**result`, and their defaults.
-_GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
-    "reading": {
-        "bench": (BenchOption, None),
-        "parquet": (ParquetOption, None),
-        "engine": (EngineOption, EngineName.process),
-        "ray_address": (RayAddressOption, None),
-        "workers": (WorkersOption, None),
-    },
-    "recording": {
-        **{
-            name: (Annotated[bool, Option(recording.option(name), help=text)], False)
-            for name, (_, text) in recording.FLAGS.items()
-        },
-        "settings": (
-            Annotated[list[str] | None, Option("--set", metavar="FIELD=VALUE", help="A setting of `profiling`; repeatable.")],
-            None,
-        ),
-        "config_file": (
-            Annotated[Path | None, Option("--config", metavar="FILE", help="YAML file of settings, under the others.")],
-            None,
-        ),
-    },
+#: The type, the option and the default of each parameter.
+_Options = dict[str, tuple[Any, Any, Any]]
+
+_READING: _Options = {
+    "bench": (
+        Path | None,
+        Option(metavar="FILE", help="Results of `bridge-profiling bench`. Default: bench.json in RUN."),
+        None,
+    ),
+    "parquet": (
+        Path | None,
+        Option(metavar="DIRECTORY", file_okay=False, help="Keep tables here as Parquet. RUN may be such a directory."),
+        None,
+    ),
+    "engine": (
+        EngineName,
+        Option(**closed(EngineName), help="Read captures in processes on this machine or on a Ray cluster."),
+        EngineName.process,
+    ),
+    "ray_address": (str | None, Option(metavar="ADDRESS", help="Ray cluster. Default: $RAY_ADDRESS, or a new one."), None),
+    "workers": (int | None, _WORKERS, None),
+}
+_RECORDING: _Options = {
+    **{name: (bool, Option(recording.option(name), help=text), False) for name, (_, text) in recording.FLAGS.items()},
+    "settings": (
+        list[str] | None,
+        Option("--set", metavar="FIELD=VALUE", help="A setting of `profiling`; repeatable."),
+        None,
+    ),
+    "config_file": (Path | None, Option("--config", metavar="FILE", help="YAML file of settings, under the others."), None),
+}
+_REQUEST: _Options = {name: (str | None, Option(metavar=value, help=text), None) for name, (value, text) in OPTIONS.items()}
+_REQUEST["profiler"] = ProfilerName | None, Option(**closed(ProfilerName), help=OPTIONS["profiler"][1]), None
+
+#: Options that a command takes with one parameter, such as `**reading` (arguments of `Run`).
+_GROUPS: dict[str, _Options] = {
+    "reading": _READING,
+    "recording": _RECORDING,
+    "request": _REQUEST | _RECORDING,
     "result": {
-        "output": (Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Add the result to this file.")], None),
-        "as_json": (JsonOption, False),
+        "output": (Path | None, Option("--output", "-o", metavar="FILE", help="Add the result to this file."), None),
+        "as_json": (bool, Option("--json", help="Print JSON."), False),
     },
 }
-QuietOption = Annotated[bool, Option("--quiet", "-q", help="Print only the answer and errors.")]
-NoColorOption = Annotated[bool, Option("--no-color", help="Print without colors, as NO_COLOR=1 does.")]
-_FLAGS: dict[str, tuple[Any, Any]] = {"quiet": (QuietOption, False), "no_color": (NoColorOption, False)}
-
-
-def apply_flags(quiet: bool, no_color: bool) -> None:
-    """Apply the flags that every command has, for the rest of the command."""
-    QUIET.set(quiet or QUIET.get())
-    if no_color:
-        os.environ["NO_COLOR"] = "1"
+_FLAGS: _Options = {
+    "quiet": (bool, Option("--quiet", "-q", help="Print only the answer and errors."), False),
+    "no_color": (bool, Option("--no-color", help="Print without colors, as NO_COLOR=1 does."), False),
+}
 
 
 def with_options(command: Callable[..., None], *, flags: bool = False) -> Callable[..., None]:
-    """The command with the options that its parameter `**reading`, `**recording` or `**result` stands for, and the flags."""
+    """The command with the options of `_GROUPS` that its last parameter stands for, such as `**reading`, and with the flags."""
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     groups = [_GROUPS[name] for name, each in signature.parameters.items() if each.kind is each.VAR_KEYWORD]
@@ -145,13 +144,16 @@ def with_options(command: Callable[..., None], *, flags: bool = False) -> Callab
     @functools.wraps(command)
     def run_command(**given: Any) -> None:
         if flags:
-            apply_flags(given.pop("quiet"), given.pop("no_color"))
+            # Set before or after the command's name, for the rest of the command.
+            QUIET.set(given.pop("quiet") or QUIET.get())
+            if given.pop("no_color"):
+                os.environ["NO_COLOR"] = "1"
         command(**given)
 
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
         for group in [*groups, _FLAGS if flags else {}]
-        for name, (option, default) in group.items()
+        for name, (kind, option, default) in group.items()
     ]
     # Typer reads either of the two, depending on its release.
     run_command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]

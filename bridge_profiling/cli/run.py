@@ -19,15 +19,14 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli.common import ProfilerName, closed, note, print_error, wait_for
+from bridge_profiling.cli.common import note, print_error, wait_for
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.easy.outcome import captures_since, lines, places_to_report
-from bridge_profiling.easy.request import DEFAULT_STEPS, Request
+from bridge_profiling.easy.request import Request
 from bridge_profiling.errors import ProfilingConfigError, TraceError, install_command, require
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.nsys.launch import runs_under_nsys
-from bridge_profiling.recording import check_flags, to_overrides
 
 _START = ["-m", "bridge_profiling.easy.start"]
 
@@ -51,24 +50,13 @@ def run(
     rdzv_endpoint: Annotated[
         str | None, Option(metavar="HOST[:PORT]", help="Machine 0, where the ranks meet. Default: from Slurm.")
     ] = None,
-    profiler: Annotated[
-        ProfilerName | None, Option(**closed(ProfilerName), help="The profiler. Default: that of --config, else torch.")
-    ] = None,
-    steps: Annotated[
-        str | None,
-        Option(metavar="A:B", help=f"First iteration, and first one after the last. Default: {DEFAULT_STEPS}."),
-    ] = None,
-    ranks: Annotated[str | None, Option(metavar="all|0,1,…", help="Global ranks to profile. Default: all.")] = None,
-    output_dir: Annotated[
-        Path | None, Option(metavar="DIRECTORY", help="Default: $BRIDGE_PROFILING_DIR, else profiles.")
-    ] = None,
     report: Annotated[
         bool, Option("--report", help="Afterwards, print the verdict and write a page next to the captures.")
     ] = False,
     best_effort: Annotated[
         bool, Option("--best-effort", help="Run the script even if something cannot be recorded on this machine.")
     ] = False,
-    **recording: Any,
+    **request: Any,
 ) -> None:
     """Run a PyTorch script unchanged, and profile some of its iterations: each ends with a step of its optimizer.
 
@@ -77,32 +65,22 @@ def run(
     Arguments after SCRIPT are the script's own. Under torchrun, or srun with several tasks, this process is one rank.
     Exit code: the script's. 2: invalid request.
     """
-    config_file, settings = recording.pop("config_file"), recording.pop("settings")
-    check_flags(recording, profiler and [profiler.value])
-    request = Request(
-        script=script[0],
-        arguments=tuple(script[1:]),
-        module=module,
-        profiler=profiler and profiler.value,
-        steps=steps,
-        ranks=ranks,
-        output_dir=None if output_dir is None else str(output_dir.absolute()),
-        config_file=None if config_file is None else str(config_file.absolute()),
-        overrides=tuple(to_overrides(recording, settings)),
-    )
+    for name in ("output_dir", "config_file"):
+        request[name] = request[name] and str(Path(request[name]).absolute())
+    asked = Request.typed(script[0], script[1:], request, module=module)
     launcher = LaunchEnv.read().launcher
     is_rank = launcher in ("torchrun", "ray") or (launcher != "none" and nproc is None and nodes == 1)
     if is_rank:
         _check_rank(nproc, nodes, report)
-    config = request.config(None if is_rank else (nproc or 1) * nodes)
+    config = asked.config(None if is_rank else (nproc or 1) * nodes)
     root = resolve_output_dir(config)
-    _check_programs(request, report)
+    _check_programs(asked, report)
     for what, why, instead in _unrecordable(config, root):
         require(best_effort, what, why=why, instead=f"{instead}; with --best-effort the script runs anyway")
         note(f"warning: {what}; {why}. The script runs without it.", err=True)
     if is_rank:
-        os.execv(sys.executable, [sys.executable, *_START, *request.to_arguments()])
-    command = [sys.executable, *_launcher(nproc or 1, nodes, node_rank, rdzv_endpoint), *_START, *request.to_arguments()]
+        os.execv(sys.executable, [sys.executable, *_START, *asked.to_arguments()])
+    command = [sys.executable, *_launcher(nproc or 1, nodes, node_rank, rdzv_endpoint), *_START, *asked.to_arguments()]
     # The ranks of one machine get the launch's name here; those of several agree on one when they meet.
     environment = os.environ | ({LAUNCH_VARIABLE: uuid.uuid4().hex} if nodes == 1 else {})
     started_ns = time.time_ns()

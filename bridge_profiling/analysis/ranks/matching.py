@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.caveats import caveat
+from bridge_profiling.analysis.intervals import run_starts
 from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
@@ -166,9 +167,7 @@ def _aligned(connection: duckdb.DuckDBPyConnection) -> pa.Table:
 
 def _runs(values: np.ndarray) -> list[slice]:
     """Runs of equal values."""
-    if not len(values):
-        return []
-    bounds = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    bounds = [*run_starts(values).tolist(), len(values)]
     return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
 
 

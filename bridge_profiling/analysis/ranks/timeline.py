@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.intervals import grouped, outermost, rows_of
+from bridge_profiling.analysis.intervals import grouped, outermost, rows_of, run_starts
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo
 
@@ -173,14 +173,14 @@ def _merged(
     end = np.minimum(events["end_ns"].to_numpy(), window.end_ns)
     short = end - start < resolution_ns
     cell = np.where(short, (start - window.start_ns) // resolution_ns, -1 - np.arange(len(start)))
-    first = _begins(cell)
+    first = run_starts(cell)
     group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(start))))
     spent = np.zeros((len(first), len(KINDS)))
     np.add.at(spent, (group, kind), end - start + 1)
     kinds, begin, until = spent.argmax(axis=1), start[first], np.maximum.reduceat(end, first)
     seen = (begin[1:] - np.maximum.accumulate(until)[:-1] >= resolution_ns) | (kinds[1:] != kinds[:-1])
     apart = np.cumsum(np.concatenate(([0], seen | ~short[first][1:] | ~short[first][:-1])))
-    outer = _begins(apart)
+    outer = run_starts(apart)
     count = np.diff(np.append(first[outer], len(start)))
     # Sorted by duration within each segment, the longest event is the last.
     order = np.lexsort((end - start, apart[group]))
@@ -188,8 +188,3 @@ def _merged(
     names = ["" if name is None else name for name in events["name"].take(pa.array(longest)).to_pylist()]
     last = np.maximum.reduceat(until, outer)
     return np.array([np.full(len(outer), lane), kinds[outer], begin[outer] - window.zero_ns, last - begin[outer], count]), names
-
-
-def _begins(groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """First index of each run of equal values."""
-    return np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))
