@@ -203,7 +203,7 @@ def change_figure(parts: Mapping[str, Change], whole: Change, names: tuple[str, 
 
 
 def series_figure(labels: Sequence[str], medians: Sequence[Estimate | None], changed: Sequence[bool]) -> Figure:
-    """The median iteration of each run with its interval, in order; runs that changed against the previous one stand out."""
+    """The median iteration of each run with its interval, in order; runs that differ from the previous one stand out."""
     points = [(number, estimate) for number, estimate in enumerate(medians, 1) if estimate is not None]
     reach = [0.0 if each.high is None else each.high - each.value for _, each in points]
     trace = {
@@ -315,10 +315,9 @@ def waits_figure(matrix: WaitMatrix) -> Figure:
 
 def counters_figure(rows: Sequence[Row]) -> Figure:
     """One device's counters in percent over time: those with the highest means at first, the others on request."""
-    by_name: dict[str, Sequence[Row]] = {}
+    by_name: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        by_name.setdefault(row["metric"], [])
-        by_name[row["metric"]] = [*by_name[row["metric"]], row]
+        by_name[row["metric"]].append(row)
     order = sorted(by_name, key=lambda name: -sum(row["value"] for row in by_name[name]) / len(by_name[name]))
     traces = [
         {

@@ -57,12 +57,12 @@ def _sentences(series: Series) -> Iterator[str]:
     if undecided:
         reason = series.runs[undecided[0] - 1].against_previous
         why = "" if reason is None else f": {reason.undecided}"
-        runs = f"run{'s' if len(undecided) > 1 else ''} {', '.join(map(str, undecided))}"
-        yield f"It is unknown whether {runs} changed against the previous run{why}."
+        runs = f"runs {', '.join(map(str, undecided))} differ" if len(undecided) > 1 else f"run {undecided[0]} differs"
+        yield f"It is unknown whether {runs} from the previous run{why}."
     if series.trend is not None and series.trend.low is not None and series.trend.high is not None:
-        slope = series.trend
+        slope, timed = series.trend, sum(run.step_us is not None for run in series.runs)
         yield (
-            f"Trend over {len(series.runs)} runs: {words.change(slope.value)} per run, between {words.change(slope.low)} and "
+            f"Trend over {timed} runs: {words.change(slope.value)} per run, between {words.change(slope.low)} and "
             f"{words.change(slope.high)} with {LEVEL:.0%} confidence."
         )
 
@@ -84,7 +84,7 @@ def _against(number: int, base: int, found: Comparison | None, quiet: str = "") 
     if explains is not None and explains[1].significant is not False and explains[1].change * us.change > 0:
         text += f": {PARTS[explains[0]]} {words.change(explains[1].change)}"
     if found.different_work:
-        text += f"; the runs are not comparable ({', '.join(found.different_work)})"
+        text += f"; the runs are not comparable ({'; '.join(found.different_work)})"
     return f"{text}."
 
 

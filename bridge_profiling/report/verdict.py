@@ -198,7 +198,9 @@ def _saving(summary: Summary) -> Iterator[str]:
 
     def said(saving: float) -> str:
         share = f" ({words.percent(summary.share(saving))})" if summary.typical_us else ""
-        return f"up to {words.milliseconds(saving)} per iteration{share}"
+        # Without marked iterations, findings are about whole captures.
+        per = "per iteration" if summary.typical_us is not None else "per capture"
+        return f"up to {words.milliseconds(saving)} {per}{share}"
 
     if first and total is not None:
         more = f"; all {count} findings together {said(total)}" if count > 1 else ""

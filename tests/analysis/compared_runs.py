@@ -24,7 +24,7 @@ class WrittenRun:
         noise_us: by how much times scatter.
         ranks: how many.
         shapes: of the matrix product that launches everything.
-        unprofiled_ms: durations of iterations outside the window, for a manifest; none for no manifest.
+        unprofiled_ms: durations of iterations outside the window, for a manifest, times the rank plus 1; none for no manifest.
         manifest: more of the manifest.
         seed: of the scatter.
         marked: whether iterations are.
@@ -80,7 +80,7 @@ class WrittenRun:
         profiler = {"name": "torch", "status": "complete", "reason": None, "artifacts": [artifact], "notes": []}
         # The first of the run counts to nothing; these come after the window and what it costs.
         outside = [0, *range(end + 1, end + 1 + len(self.unprofiled_ms))]
-        durations = [round(each * 1e6) for each in (999.0, *self.unprofiled_ms)]
+        durations = [round(each * 1e6 * (rank + 1)) for each in (999.0, *self.unprofiled_ms)]
         manifest = {"status": "complete", "reason": None, "rank": rank, "world_size": self.ranks, "host": "node1"}
         manifest |= {"config": {"record_shapes": True}, "versions": {"torch": "2.13.0"}, "profilers": [profiler]}
         manifest["coordinates"] = dict.fromkeys(("tp", "pp", "cp", "ep"), (0, 1)) | {"dp": (rank, self.ranks)}

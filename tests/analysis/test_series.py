@@ -61,9 +61,14 @@ def test_a_run_without_iterations_leaves_the_others_comparable(series):
     assert found.runs[1].against_previous.step.verdict == "slower"
     view = series_view(found)
     assert view.verdict.headline.startswith("It is unknown whether run 3 is slower or faster than run 1: the iteration times")
-    assert view.verdict.sentences[-1].startswith("It is unknown whether run 3 changed")
+    assert view.verdict.sentences[-1].startswith("It is unknown whether run 3 differs")
     (table,) = view.sections[0].tables
     assert [row[2].text for row in table.rows] == ["5.00 ± 0.02", "5.50 ± 0.02", "–"]
+
+
+def test_medians_are_of_the_ranks_that_all_runs_with_iterations_captured(series):
+    found = series(*(WrittenRun(ranks=ranks, unprofiled_ms=QUIET) for ranks in (2, 1)), WrittenRun(iterations=1, marked=False))
+    assert (found.runs[0].step_us, found.runs[0].parts) == (found.runs[1].step_us, found.runs[1].parts)
 
 
 def test_two_runs_are_no_series(series):

@@ -121,7 +121,7 @@ class Comparison:
         if self.step.verdict == "unknown":
             return self.step.reason or "there is too little data"
         if self.different_work:
-            return f"the runs are not comparable ({', '.join(self.different_work)})"
+            return f"the runs are not comparable ({'; '.join(self.different_work)})"
         return None
 
     def document(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from bridge_profiling.analysis.compare import Comparable, Comparison, compare_an
 from bridge_profiling.analysis.compare import steps as of_steps
 from bridge_profiling.analysis.compare.events import Noise
 from bridge_profiling.analysis.compare.statistics import LEVEL, Estimate, median_of, slope_of
-from bridge_profiling.analysis.compare.steps import ComparedRun, RunSteps
+from bridge_profiling.analysis.compare.steps import ComparedRun, RunSteps, Side
 from bridge_profiling.errors import require
 
 SCHEMA_VERSION = 1
@@ -106,7 +106,7 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
     answers = [run.compared() for run in runs]
     ranks = of_steps.ranks_in_common(answers)
     sides = [(run, of_steps.run_steps(run, ranks)) for run in answers]
-    timed = [(run, steps) for run, steps in sides if steps is not None or of_steps.unprofiled_us(run)]
+    timed = [(run, steps) for run, steps in sides if steps is not None or of_steps.unprofiled_us(run, None)]
     evidence = of_steps.best_evidence(timed)
     known = [steps for _, steps in sides if steps is not None]
     parts = iter(of_steps.with_equal_parts(*([steps] for steps in known)))
@@ -134,7 +134,7 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
             )
         )
     trend, no_trend = _trend([each.step_us.value for each in found if each.step_us is not None])
-    return Series(found, evidence, trend, no_trend, _limitations(found, answers, evidence))
+    return Series(found, evidence, trend, no_trend, _limitations(found, sides, evidence))
 
 
 def _median(times: Sequence[float], evidence: str, steps: RunSteps | None) -> Estimate:
@@ -174,9 +174,10 @@ def _squares(values: NDArray[np.float64]) -> float:
     return float(((values - values.mean()) ** 2).sum())
 
 
-def _limitations(runs: Sequence[SeriesRun], answers: Sequence[ComparedRun], evidence: str) -> list[str]:
+def _limitations(runs: Sequence[SeriesRun], sides: Side, evidence: str) -> list[str]:
     found = []
-    unprofiled = [bool(of_steps.unprofiled_us(run)) for run in answers]
+    answers = [run for run, _ in sides]
+    unprofiled = [bool(of_steps.unprofiled_us(*side)) for side in sides]
     if evidence == "profiled" and any(unprofiled):
         missing = [run.name for run, known in zip(answers, unprofiled, strict=True) if not known]
         have = "have" if len(missing) > 1 else "has"

@@ -109,9 +109,9 @@ class StepChange:
 
 
 def ranks_in_common(runs: Sequence[ComparedRun]) -> list[int]:
-    """The ranks with iterations in every run; if there are none, the ranks with iterations in any run."""
-    captured = [set(run.iterations["rank"].to_pylist()) for run in runs]
-    return sorted(set.intersection(*captured) or set.union(*captured))
+    """The ranks with iterations in every run that has any; if there are none, the ranks with iterations in any run."""
+    captured = [set(run.iterations["rank"].to_pylist()) for run in runs if run.iterations.num_rows]
+    return sorted(set.intersection(*captured) or set.union(*captured)) if captured else []
 
 
 def run_steps(run: ComparedRun, ranks: Sequence[int]) -> RunSteps | None:
@@ -137,10 +137,15 @@ def run_steps(run: ComparedRun, ranks: Sequence[int]) -> RunSteps | None:
     )
 
 
-def unprofiled_us(run: ComparedRun) -> list[float]:
-    """Microseconds of each iteration outside the profiler's window, as means over the ranks that timed it."""
+def unprofiled_us(run: ComparedRun, steps: RunSteps | None) -> list[float]:
+    """Microseconds of each iteration outside the profiler's window, as means over the compared ranks that timed it.
+
+    Without captured iterations, over all ranks.
+    """
     times: dict[int, list[int]] = {}
     for capture in run.manifests:
+        if steps is not None and capture.rank not in steps.ranks:
+            continue
         for iteration, duration in capture.durations_by_iteration(profiled=False).items():
             times.setdefault(iteration, []).append(duration)
     most = max((len(each) for each in times.values()), default=0)
@@ -149,13 +154,13 @@ def unprofiled_us(run: ComparedRun) -> list[float]:
 
 def best_evidence(runs: Side) -> str:
     """`unprofiled` if each of the runs timed enough iterations outside its window, else `profiled`."""
-    return "unprofiled" if all(len(unprofiled_us(run)) >= ENOUGH_SAMPLES for run, _ in runs) else "profiled"
+    return "unprofiled" if all(len(unprofiled_us(*run)) >= ENOUGH_SAMPLES for run in runs) else "profiled"
 
 
 def step_times(side: Side, evidence: str) -> list[list[float]] | None:
     """Microseconds of each run's iterations, of one kind of evidence; None if a run has none."""
     if evidence == "unprofiled":
-        times = [unprofiled_us(run) for run, _ in side]
+        times = [unprofiled_us(run, steps) for run, steps in side]
     else:
         times = [[] if steps is None else steps.parts["duration_us"].tolist() for _, steps in side]
     return times if all(times) else None
