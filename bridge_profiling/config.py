@@ -308,7 +308,7 @@ def check_ranks_exist(ranks: list[int] | str, world_size: int | None, *, name: s
         outside = [rank for rank in ranks if rank >= world_size]
         require(
             not outside,
-            f"{name} names {', '.join(map(str, outside))}, but the job has {world_size} ranks",
+            f"{name} names {', '.join(map(str, outside))}, but the job has {world_size} rank{'' if world_size == 1 else 's'}",
             why=f"ranks run from 0 to {world_size - 1}",
             instead=f"List ranks of this job, or type {name}{' ' if name.startswith('--') else '='}all",
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.capture.control.protocol import MAX_ITERATIONS, CaptureRequest
+from bridge_profiling.capture.control.protocol import MAX_ITERATIONS, SETTINGS, CaptureRequest
 from bridge_profiling.cli.common import FAILURE, INTERRUPTED, JsonOption, ProfilerName, closed, print_error
 from bridge_profiling.config import ProfilingConfig, parse_ranks
 from bridge_profiling.errors import ProfilingConfigError, TraceError, require
@@ -88,12 +88,22 @@ def trigger(
 
 
 def _settings(options: Mapping[str, Any], profilers: list[str] | None) -> dict[str, object]:
-    """The settings of a request for the options typed: those that differ from the defaults."""
+    """The settings of a request for the options typed: those that differ from the defaults, or that a request may change."""
     flags = {name: options[name] for name in FLAGS if name in options}
-    config = ProfilingConfig()
+    config, file = ProfilingConfig(), options["config_file"]
     check_flags(flags, profilers)
-    apply(config, to_overrides(flags, options["settings"]), options["config_file"])
-    return {name: value for name, value in asdict(config).items() if value != getattr(ProfilingConfig(), name)}
+    overrides = to_overrides(flags, options["settings"])
+    apply(config, overrides, file)
+    # A default that was typed replaces the job's own value.
+    typed = {override.partition("=")[0].removeprefix("profiling.") for override in overrides}
+    if file is not None:
+        from bridge_profiling.overrides import load_yaml
+
+        typed |= set(load_yaml(file)["profiling"] or ())
+    default = asdict(ProfilingConfig())
+    return {
+        name: value for name, value in asdict(config).items() if value != default[name] or (name in typed and name in SETTINGS)
+    }
 
 
 def _print_captures(result: TriggerResult, root: Path, *, quiet: bool) -> bool:

@@ -118,7 +118,7 @@ def test_everything_after_the_script_is_the_scripts(ours: tuple[str, ...]) -> No
     ("request_", "said"),
     [
         (("--steps", "3", __file__), "--steps 3 is not a window"),
-        (("--ranks", "0,4", __file__), "names 4, but the job has 1 ranks"),
+        (("--ranks", "0,4", __file__), "names 4, but the job has 1 rank;"),
         (("--ranks", "some", __file__), "--ranks some is not a list of ranks"),
         (("--stpes", "3:4", __file__), "unrecognized arguments"),
         (("missing.py",), "missing.py does not exist"),

@@ -108,7 +108,7 @@ def test_a_config_that_is_not_the_trainings_own_is_an_error_in_the_log(run, tmp_
 
 def test_ranks_outside_the_world_end_the_profile_and_not_the_training(run, caplog):
     assert len(run(Section(profile_ranks=[7]))) == 8
-    assert "names 7, but the job has 1 ranks" in caplog.text
+    assert "names 7, but the job has 1 rank;" in caplog.text
 
 
 @pytest.mark.parametrize(("case", "iterations"), [({"skipped": 4}, [5]), ({"skipped": 5}, [4]), ({"first": 5}, [5])])

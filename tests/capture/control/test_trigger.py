@@ -69,7 +69,9 @@ def story(tmp_path_factory):
 
         # The second: far enough away for others to be refused meanwhile.
         typed["start"] = start = run.requests.status().iteration + 75
-        typed["second"] = type_trigger(folder, "--iterations", 3, "--start", start, "--ranks", 1)
+        typed["second"] = type_trigger(
+            folder, "--iterations", 3, "--start", start, "--ranks", 1, "--set", "record_shapes=false"
+        )
         typed["open"] = type_trigger(folder, "--iterations", 1)
         typed["by hand, open"] = drop(run, b'{"iterations": 1}')
         wait_until(lambda: run.requests.status().iteration > start + 3 and is_free())
@@ -106,6 +108,7 @@ def test_it_is_profiled_a_second_time_on_the_given_rank_and_iterations(story):
     run, typed = story
     (code, out, _), start = typed["second"], typed["start"]
     assert code == 0, out
+    assert {"record_shapes": False} in [done["settings"] for done in run.done()], "a default, over the job's own value"
     assert f"accepted: iterations {start} to {start + 2} of rank 1 with torch" in out
     assert out.splitlines()[-1].endswith(f"/torch/iter-{start}-{start + 3}")
     assert run.outcome(f"iter-{start}-{start + 3}", 1) == ("complete", [start, start + 1, start + 2])
