@@ -179,6 +179,7 @@ class Coordinator:
             profile_ranks=config.profile_ranks,
             profilers=[name for name, setting in PROFILERS.items() if getattr(config, setting)] or ["torch"],
             train_iters=rank.train_iters,
+            warm_up=config.pytorch_profiler_warmup,
         )
 
     def begin(self) -> None:

@@ -15,8 +15,8 @@ from bridge_profiling.errors import ProfilingConfigError, require
 #: file system may take as long again.
 _POLLS = 4
 
-#: Ranks are not all in the same iteration, and a profiler warms up in the one before its window.
-_ITERATIONS_APART = 2
+#: Ranks are not all in the same iteration.
+_ITERATIONS_APART = 1
 
 #: The first iterations include one-time work, so they do not show how long later ones take.
 _MIN_COMPLETED = 3
@@ -96,7 +96,10 @@ def _plan_window(request: CaptureRequest, status: JobStatus) -> Window:
             why=f"it takes {_MIN_COMPLETED} to know how soon all ranks can start a capture",
             instead="Try again in a few seconds",
         )
-    nearest = now + math.ceil(_POLLS * status.poll_seconds * 1e9 / status.fastest_ns) + _ITERATIONS_APART
+    # The torch profiler warms up for as long as it is told to, others in the iteration before the window.
+    is_torch = "torch" in (request.profilers or status.profilers)
+    warm_up = request.settings.get("pytorch_profiler_warmup", status.warm_up) if is_torch else 1
+    nearest = now + math.ceil(_POLLS * status.poll_seconds * 1e9 / status.fastest_ns) + _ITERATIONS_APART + warm_up
     start = nearest if request.start is None else request.start
     require(
         start >= nearest,
@@ -106,15 +109,14 @@ def _plan_window(request: CaptureRequest, status: JobStatus) -> Window:
     )
     window = Window(start, start + request.iterations)
     for other in (Window(*bounds) for bounds in sorted(status.windows)):
-        # A profiler warms up in the iteration before its window.
-        if window.start - 1 < other.end and other.start - 1 < window.end:
+        if window.start - warm_up < other.end and other.start - status.warm_up < window.end:
             require(
                 request.start is None,
                 f"iterations {window.start} to {window.last} overlap the job's own window {other}",
-                why="one profiler runs at a time, and warms up in the iteration before its window",
-                instead=f"Type --start {other.end + 1}, or leave --start out",
+                why="one profiler runs at a time, and warms up before its window",
+                instead=f"Type --start {other.end + warm_up}, or leave --start out",
             )
-            window = Window(other.end + 1, other.end + 1 + request.iterations)
+            window = Window(other.end + warm_up, other.end + warm_up + request.iterations)
     require(
         status.train_iters is None or window.end <= status.train_iters,
         f"training ends before iteration {window.last}: its last one is {(status.train_iters or 0) - 1}, and it is at {now}",

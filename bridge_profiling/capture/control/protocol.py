@@ -189,6 +189,7 @@ class JobStatus:
     profile_ranks: list[int] | str  # ranks captured unless a request names others
     profilers: list[str]  # profilers used unless a request names others
     train_iters: int | None  # iterations the training runs, if known
+    warm_up: int = 1  # iterations before a window in which the torch profiler warms up, unless a request says otherwise
     iteration: int | None = None  # the iteration that rank 0 is in; None before its first
     completed: int = 0  # number of iterations timed
     fastest_ns: int | None = None  # the shortest of the last ten iterations, the loop's waits between them included

@@ -23,6 +23,8 @@ from tests.capture.control.conftest import STATUS, requested
         ({}, {"windows": [[112, 115]]}, Window(116, 118)),
         ({}, {"windows": [[105, 109]]}, Window(110, 112)),
         ({}, {"windows": [[105, 110]]}, Window(111, 113)),
+        ({"settings": {"pytorch_profiler_warmup": 5}}, {"windows": [[105, 110]]}, Window(115, 117)),
+        ({}, {"warm_up": 5, "windows": [[120, 122]]}, Window(127, 129)),
         ({"start": 117}, {"windows": [[114, 116]]}, Window(117, 119)),
         ({"start": 998}, {}, Window(998, 1000)),
         ({"start": 10**9}, {"train_iters": None}, Window(10**9, 10**9 + 2)),
