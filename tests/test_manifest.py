@@ -14,6 +14,7 @@ from bridge_profiling.manifest import (
     Durations,
     Manifest,
     ProfilerRecord,
+    RankCapture,
     Trigger,
     Window,
     Work,
@@ -84,8 +85,9 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path, content: bytes
 def test_iterations_that_a_profiler_slowed_down_are_not_unprofiled() -> None:
     manifest = _full()
     manifest.durations_ns = Durations(iteration=list(range(24)), duration_ns=list(range(24)))
-    assert list(manifest.durations_by_iteration(profiled=True)) == [10]
-    unprofiled = list(manifest.durations_by_iteration(profiled=False))
+    capture = RankCapture(Path(), "iter-10-12", manifest)
+    assert list(capture.durations_by_iteration(profiled=True)) == [10]
+    unprofiled = list(capture.durations_by_iteration(profiled=False))
     # The first, the warm-up, the window with its flush, and the same around the other window.
     assert unprofiled == [1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 14, 15, 16, 17, 18, 23]
 

@@ -31,7 +31,7 @@ _ALONE, _TORCHRUN, _SEVERAL, _SRUN, _RAY = COLUMNS
 #: Framework, profiler, and for each column in which it was seen to work the files in `tests` that show it.
 TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
     ("Megatron-Core, this project's recipes", "torch", {
-        _ALONE: ("recipes/test_profiled_training.py", "gpu/test_endings.py"),
+        _ALONE: ("recipes/test_megatron_loop.py", "gpu/test_endings.py"),
         _TORCHRUN: ("launch/test_pretrain.py", "gpu/test_chain.py"), _SEVERAL: _SLURM, _SRUN: _SLURM,
     }),
     ("", "nsys", {_ALONE: ("gpu/test_endings.py",), _TORCHRUN: _CHAIN, _SEVERAL: _SLURM, _SRUN: _SLURM}),

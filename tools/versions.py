@@ -31,7 +31,6 @@ PARTS = {
         "tests/recipes/test_data.py",
         "tests/recipes/test_devices.py",
         "tests/recipes/test_megatron_loop.py",
-        "tests/recipes/test_profiled_training.py",
         "tests/recipes/test_recipes.py",
     ],
     "checkpoint and resume": ["tests/recipes/test_checkpoint.py", "tests/launch/test_resume.py"],

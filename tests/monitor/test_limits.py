@@ -3,7 +3,7 @@
 import pytest
 
 from bridge_profiling.monitor import LimitAlert, Limits, Readings, Sample
-from bridge_profiling.monitor.energy import EnergyMeter
+from bridge_profiling.monitor.gpus import EnergyMeter
 
 GIB = 1 << 30
 QUIET = {"utilization_ratio": 0.9, "memory_used_bytes": 40 * GIB, "memory_total_bytes": 80 * GIB, "temperature_celsius": 60}

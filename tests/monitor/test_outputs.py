@@ -17,8 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bridge_profiling import ProfilingConfigError
 from bridge_profiling.monitor import Alert, JsonLines, Monitor, Prometheus, Readings, Sample, TensorBoard
-from bridge_profiling.monitor.alerts import ALERTS
-from bridge_profiling.monitor.limits import Limits
+from bridge_profiling.monitor.alerts import ALERTS, Limits
 from bridge_profiling.monitor.metrics import GPU_METRICS, MACHINE_METRICS, PROCESS_METRICS, TRAINING_METRICS
 from bridge_profiling.monitor.outputs import Terminal
 

@@ -17,7 +17,7 @@ import torch
 
 from bridge_profiling import easy, plugins
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.nsys.options import check_extra_args, check_trace
+from bridge_profiling.nsys.command import check_extra_args, check_trace
 from bridge_profiling.ray_request import VARIABLES, RayRequest
 from bridge_profiling.run import Run
 from tests.monitor.conftest import driver  # noqa: F401 - a fixture
