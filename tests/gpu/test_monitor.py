@@ -6,7 +6,6 @@ import csv
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, sleep
 
@@ -35,7 +34,7 @@ SMI = {
 }
 
 
-def nvidia_smi(uuid: str) -> dict[str, float | None]:
+def nvidia_smi(uuid):
     """The same metrics as nvidia-smi reports them; None where it says that it cannot."""
     fields = ",".join(field for field, _, _ in SMI.values())
     command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
@@ -54,13 +53,13 @@ def nvidia_smi(uuid: str) -> dict[str, float | None]:
 
 
 @contextmanager
-def repeated(work: Callable[[], object], warm_seconds: float = 0) -> Iterator[None]:
+def repeated(work, warm_seconds=0):
     """Work on the first GPU, done over and over in a thread for as long as the block lasts; warm before it begins."""
     import torch
 
     stop, warm, began = threading.Event(), threading.Event(), monotonic()
 
-    def repeat() -> None:
+    def repeat():
         while not stop.is_set():
             work()
             torch.cuda.synchronize()
@@ -78,7 +77,7 @@ def repeated(work: Callable[[], object], warm_seconds: float = 0) -> Iterator[No
 
 
 @contextmanager
-def busy() -> Iterator[None]:
+def busy():
     """Matrix products on the first GPU, one after the other."""
     import torch
 
@@ -88,7 +87,7 @@ def busy() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def uuid() -> str:
+def uuid():
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(0).uuid}".replace("GPU-GPU-", "GPU-")
