@@ -38,6 +38,7 @@ HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}
 def test_each_launcher_names_a_place(environ, place):
     env = LaunchEnv.read(environ)
     assert (env.launcher, env.rank, env.world_size, env.local_rank) == place
+    assert env.device_index == (place[3] or 0)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ USAGE_ERRORS = [
     ("monitor --jsonl /proc/nowhere/file", "/proc/nowhere/file cannot be written"),
     ("monitor --duration inf", ".*inf is not a valid number of seconds"),
     ("bench copies -o nowhere/bench.json", "nowhere/bench.json cannot be written"),
+    ("bench step --step mine", ".*does not name a factory"),
+    ("bench data-loader --loader mine:Data --workers many", ".*'many' is not a list of numbers"),
     ("bench collectives --sizes huge", ".*'huge' is not a size"),
     ("bench copies -o text", "text is not a result file of bridge-profiling bench.*another file with -o, or remove this one"),
     ("doctor --config nowhere.yaml", ".*nowhere.yaml does not exist"),

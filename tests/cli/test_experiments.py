@@ -101,6 +101,14 @@ def test_a_local_experiment_is_triggered_where_its_job_writes(home, typed):
         assert "the job has ended: training ended after iteration 9" in done.stderr
 
 
+def test_a_user_without_a_name_is_identified_by_number(monkeypatch):
+    def unknown():
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    assert trigger._user() == str(os.getuid())
+
+
 def test_the_printed_command_can_be_typed(tmp_path):
     request = CaptureRequest(iterations=2, start=115, ranks=[0, 1])
     answers = {rank: RankAnswer(rank=rank, status="refused", reason="too late") for rank in (0, 1)}

@@ -96,6 +96,7 @@ CASES = [
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, {}, "unknown", "was not recorded"),
     (check_gpu_metrics_permission, NSYS, {}, permission(1, "user"), None, ""),
     (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=process-tree]", {}, sampling("3", "user"), "fails", ""),
+    (check_cpu_sampling, "profiling.nsys_extra_args=[-s,cpu]", {}, sampling("4", "user"), "fails", ""),
     (check_cpu_sampling, "profiling.nsys_extra_args=[--cpuctxsw=process-tree]", {}, sampling("4", "root"), "ok", ""),
     (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=cpu]", {}, sampling("2", "user"), "ok", ""),
     (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=none]", {}, sampling("4", "user"), None, ""),

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from bridge_profiling.errors import TraceError
 from bridge_profiling.report import words
 from bridge_profiling.report.verdict import summarize
 from tests.planted.cases import CASES
@@ -68,3 +69,13 @@ def test_coordinates_come_from_the_trace_and_what_is_no_number_is_null(write_tra
     run = run_of(write_trace([kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL()", 1, 0)], bridge_profiling=ours))
     (rank,) = json.loads(run.to_json(), parse_constant=pytest.fail)["ranks"]
     assert (rank["coordinates"], rank["device"]["span_us"]) == (ours["coordinates"], 0)
+
+
+def test_a_run_of_nothing_replaces_no_file(write_trace, run_of, tmp_path):
+    run, good = run_of(write_trace(b"damaged", "rank-0.json.gz")), tmp_path / "good"
+    assert repr(run).endswith("rank-0.json.gz', 1 rank, kineto)")
+    good.write_text("good")
+    for write in (run.report, run.merge):
+        with pytest.raises(TraceError, match=r"rank-0\.json\.gz"):
+            write(good)
+    assert good.read_text() == "good"
