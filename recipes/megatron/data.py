@@ -102,7 +102,7 @@ class Data:
             generator=torch.Generator(),
         )
         if settings.num_workers:
-            # Workers are forked. A collection in one of them would destroy the garbage of this process, and some torch objects crash
+            # Workers are forked. A collection in one of them would destroy this process's garbage, and some torch objects crash
             # when they are destroyed in a process that lacks their threads.
             gc.collect()
         return iter(loader)
