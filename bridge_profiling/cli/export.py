@@ -30,6 +30,7 @@ def merge(
     """
     with common.open_runs(run, output=output, workers=workers) as (found,):
         from bridge_profiling.analysis.caveats import sentences
+        from bridge_profiling.report import words
 
         # Findings first: one pass over the captures then reads everything that is needed.
         judged = found.findings() if findings else []
@@ -41,7 +42,7 @@ def merge(
         limitations = found.limitations if findings else sentences([*found.capture_caveats, *aligned])
         with common.progress("merging", "ranks") as on_merged:
             count = found.merge(output, host=host, findings=findings, on_progress=on_merged)
-    annotated = f" and {len(judged)} findings" if judged else ""
+    annotated = f" and {words.counted(len(judged), 'finding')}" if judged else ""
     common.note(f"{output}: {count} events of {ranks} ranks{annotated}. Open it at https://ui.perfetto.dev")
     common.finish(errors, limitations)
 
@@ -54,7 +55,9 @@ def flamegraph(
             "--output", "-o", metavar="FILE", help="The file. Default: flamegraph.speedscope.json, or flamegraph.folded.txt."
         ),
     ] = None,
-    weight: Annotated[WeightName, Option(help="Host time in each stack, or device time that it launched.")] = WeightName.host,
+    weight: Annotated[
+        WeightName, Option(**common.closed(WeightName), help="Host time in each stack, or device time that it launched.")
+    ] = WeightName.host,
     ranks: Annotated[str, Option(metavar="all|0,1,…", help="Ranks to write.")] = "all",
     folded: Annotated[bool, Option("--folded", help="Write folded text instead, as flamegraph.pl reads it.")] = False,
     workers: common.WorkersOption = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,6 +131,8 @@ def _thresholds(typed: list[str]) -> Thresholds:
             )
         try:
             values[name] = known[name](value)
+            if not math.isfinite(values[name]):
+                raise ValueError(value)
         except ValueError as error:
             raise ProfilingConfigError(f"--threshold {name} takes a number, not {value!r}") from error
     return Thresholds(**values)

@@ -229,7 +229,8 @@ def _caveats(summary: Summary) -> Iterator[str]:
         yield "Profiler overhead is unknown (no manifest); profiled iterations are longer than others."
     world = max((info.world_size or 0 for info in summary.infos), default=0)
     if world > len(summary.infos):
-        yield f"{len(summary.infos)} of the job's {world:,} ranks were captured; the others are not judged."
+        verb = "was" if len(summary.infos) == 1 else "were"
+        yield f"{len(summary.infos)} of the job's {world:,} ranks {verb} captured; no other rank is judged."
     if summary.attribution and summary.without_device:
         yield f"The trace of {words.ranks(summary.without_device)} has no device work and is not judged."
     if summary.errors:

@@ -69,7 +69,7 @@ def test_json_is_all_there_is_on_standard_output(typed):
         ("base slower slower --fail-over 5% --against previous", 0, ""),
         ("base slower short --fail-over 5% --strict", 4, "cannot be judged"),
         ("base slower --strict", 2, "--strict without --fail-over"),
-        ("base slower base --against previous", 2, "--against without --fail-over"),
+        ("base slower base --against previous", 2, "--against previous without --fail-over"),
         ("base slower --against first --fail-over 5%", 2, "--against with two runs"),
         ("base slower base --also-base base --also-other base", 2, "--also-base and --also-other with 3 runs"),
     ],

@@ -44,4 +44,4 @@ def test_evidence_is_written_with_the_unit_in_its_name(name, amount, heading, sa
 def test_ranks_by_the_hundreds_are_cut():
     assert words.value("waiting_us", dict.fromkeys(range(512), 1000.0)).endswith("rank 11: 1.0 ms and 500 more")
     assert words.ranks(list(range(1, 1024, 2))).endswith("23 and 500 more")
-    assert words.ranks([0, 1, 2, 3], 4) == "all 4 ranks"
+    assert (words.ranks([0, 1, 2, 3], 4), words.ranks([0, 1], 2)) == ("all 4 ranks", "both ranks")
