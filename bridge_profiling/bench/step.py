@@ -77,8 +77,8 @@ class StepTiming:
         known = rate.low is not None and rate.high is not None
         bounds = f"{rate.low:,.1f} to {rate.high:,.1f} at 95%" if known else "too few iterations for bounds"
         return (
-            f"{rate.median:,.1f} {unit}/s ({bounds}), {self.seconds.scaled(1e3).median:.3f} ms per iteration;"
-            f" {self.iterations} iterations on {self.device} after {self.warmup} to warm up"
+            f"{rate.median:,.1f} {unit}/s ({bounds}), {self.seconds.scaled(1e3).median:.3f} ms per iteration"
+            f" ({self.seconds.scaled(1e3).mean:.3f} on average); {self.iterations} iterations on {self.device} after {self.warmup} to warm up"
         )
 
 

@@ -172,8 +172,9 @@ def verdict(summary: Summary) -> Verdict:
             headline = "These captures hold memory only."
             sentences = [f"Memory was recorded on {words.ranks(summary.snapshots)}.", "A trace shows where the time goes."]
         case Outcome.too_little:
-            headline = "These captures hold too little to judge."
-            sentences = ["No iteration is marked in them."]
+            nothing = list(_nothing_captured(summary))
+            headline = "Nothing was captured." if nothing else "These captures hold too little to judge."
+            sentences = nothing or ["No iteration is marked in them."]
     # A device that is not busy is a symptom of the others.
     causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
     first = [_advice(finding, len(summary.infos)) for finding in causes[:_FIRST]]
@@ -185,7 +186,11 @@ def _iteration(summary: Summary) -> Iterator[str]:
     rows, typical_us = summary.attribution, summary.typical_us
     if typical_us is None:
         no_device = summary.without_device and not summary.attribution
-        yield "No device work was recorded." if no_device else "No iteration is marked in these captures."
+        nothing = list(_nothing_captured(summary))
+        if nothing:
+            yield f"Nothing was captured. {' '.join(nothing)}"
+        else:
+            yield "No device work was recorded." if no_device else "No iteration is marked in these captures."
         return
     durations = [row["duration_us"] for row in rows]
     counts = sorted({row["iterations"] for row in rows})
@@ -205,6 +210,16 @@ def _iteration(summary: Summary) -> Iterator[str]:
             parts.append(f"{words.percent(part.share)} {name}{by_rank}")
     rest = sum(part.share for part in summary.budget.parts if part.share < _SMALL)
     yield f"Its parts: {', '.join([*parts, *([f'{words.percent(rest)} other'] if rest >= 0.005 else [])])}."
+
+
+def _nothing_captured(summary: Summary) -> Iterator[str]:
+    """Why manifests are all there is, a sentence for each reason."""
+    if not summary.infos and not summary.snapshots:
+        reasons: dict[str, list[int]] = {}
+        for each in summary.manifests:
+            reasons.setdefault(each.manifest.reason or "the reason is unknown", []).append(each.rank)
+        for reason, ranks in reasons.items():
+            yield words.sentence(f"{words.ranks(ranks)}: {reason}")
 
 
 def _saving(summary: Summary) -> Iterator[str]:

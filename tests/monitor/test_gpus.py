@@ -188,6 +188,7 @@ def test_a_log_has_a_line_per_gpu_and_sample_without_a_block(driver, tmp_path):
         monitor.start_logging(output_file=log)
     monitor.stop_logging()
     monitor.stop_logging()
+    summary = monitor.get_summary()
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     # One sample at the beginning and one at the end.
     assert [(row["gpu_id"], row["power_w"]) for row in rows] == [(0, 512.0), (1, None)] * 2
@@ -201,5 +202,7 @@ def test_a_log_has_a_line_per_gpu_and_sample_without_a_block(driver, tmp_path):
         "power_w": 512.0,
         "temperature_c": 61,
     }  # fmt: skip
+    machine, *gpus = (each["metrics"]["memory_used_bytes"] for each in (summary["machine"], *summary["gpus"]))
+    assert [each["samples"] for each in (machine, *gpus)] == [2, 2, 2]
     with pytest.raises(ProfilingConfigError, match="cannot be written"):
         monitor.start_logging(output_file=tmp_path)

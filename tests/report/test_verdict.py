@@ -58,6 +58,7 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
         (summary([row(0)], without_device=[1]), ["The trace of rank 1 has no device work and is not judged."]),
         (summary([], snapshots=[0, 2]), ["These captures hold memory only. Memory was recorded on ranks 0, 2."]),
         (summary([]), ["These captures hold too little to judge."]),
+        (summary([], manifests=_MANIFESTS), ["Nothing was captured. Ranks 0-1: the reason is unknown."]),
         (summary(_TWO), ["Nothing to change was found."]),
     ],
 )
