@@ -32,7 +32,8 @@ def lines(root: Path, captures: Iterable[RankCapture], *, next_to_others: str = 
     """
     captures, printed = list(captures), []
     for folder, of_window in groupby(captures, lambda capture: capture.folder):
-        mine, failed = list(of_window), {}
+        mine = list(of_window)
+        failed: dict[str, list[int]] = {}
         for capture in mine:
             manifest = capture.manifest
             if manifest.status != "complete":

@@ -50,8 +50,8 @@ class GPUMonitor:
             train()
         print(monitor.get_summary())
 
-    `start_logging` and `stop_logging` do the same without a block, and write a log of the GPUs. Without a GPU only the machine is
-    sampled, and `unavailable` says why.
+    `start_logging` and `stop_logging` do the same without a block, and write a log of the GPUs. Without a GPU only the machine
+    is sampled, and `unavailable` says why.
 
     Args:
         gpus: indices as nvidia-smi shows them, or UUIDs; None selects all GPUs of the machine.
@@ -154,7 +154,7 @@ class GPUMonitor:
                 self._ended = monotonic()
 
     def get_summary(self) -> Summary:
-        """Mean, minimum and maximum of each metric over the whole block or log; printed, a line for the machine and for each GPU.
+        """Mean, minimum and maximum of each metric over the block or log; printed, a line for the machine and for each GPU.
 
         Returns:
             `seconds`, the duration of the block; `gpus`, None if none can be read, else for each one `gpu`, `uuid`, `name`,
