@@ -216,8 +216,8 @@ def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Rows) -> Se
         cells = zip(matrix.ranks, matrix.wait_us, strict=True)
         pairs = [(wait, rank, other) for rank, row in cells for other, wait in zip(matrix.ranks, row, strict=True) if wait > 0]
         longest = [f"rank {rank} for rank {other}, {words.milliseconds(wait)}" for wait, rank, other in sorted(pairs)[:-6:-1]]
-        said = [f"Longest waits per iteration: {'; '.join(longest)}." if longest else "No waiting between ranks was found."]
         if longest:
+            said = [f"Longest waits per iteration: {'; '.join(longest)}."]
             caption = "Rows wait, columns are waited for; milliseconds per iteration, mean of the captured iterations."
             drawn = [FigureView("waits", {"waits": figures.waits_figure(matrix)}, caption)]
         if longest and len(matrix.ranks) < len(ranks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -59,6 +60,8 @@ class Summary:
         errors: captures that could not be read, or only in part.
         bench: the run compared with benchmarks; None without any.
         without_device: ranks without device work in their trace.
+        on_host: rows of `Run.attribution` of those ranks, which give the iterations.
+        operators: rows of `Run.operators`, if no rank has device work.
         stragglers: rows of `Run.stragglers`, the slowest first.
         snapshots: ranks with a memory snapshot.
     """
@@ -73,6 +76,8 @@ class Summary:
     errors: list[str]
     bench: AgainstBench | None = None
     without_device: list[int] = field(default_factory=list)
+    on_host: list[dict[str, Any]] = field(default_factory=list)
+    operators: list[dict[str, Any]] = field(default_factory=list)
     stragglers: list[dict[str, Any]] = field(default_factory=list)
     snapshots: list[int] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
@@ -123,17 +128,22 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     infos = [info for info in run.infos if info.source == source]
     stragglers = run.stragglers().to_pylist()
     snapshots = [] if infos else sorted({row["rank"] for row in run.memory().to_pylist()})
+    rows = [row for row in run.attribution().to_pylist() if row["source"] == source]
+    attribution = [row for row in rows if row["rank"] not in on_cpu]
+    operators = [] if attribution or not on_cpu else run.operators().to_pylist()
     limitations = run.limitations
     return Summary(
         path=run.path,
         source=source,
         infos=infos,
-        attribution=[row for row in run.attribution().to_pylist() if row["source"] == source and row["rank"] not in on_cpu],
+        attribution=attribution,
         findings=findings,
         manifests=run.manifests,
         stragglers=stragglers,
         bench=run.against_bench,
         without_device=on_cpu,
+        on_host=[row for row in rows if row["rank"] in on_cpu],
+        operators=operators,
         snapshots=snapshots,
         limitations=limitations,
         notices=[caveat.text for caveat in run.capture_caveats if caveat.code in WHICH_WINDOW],
@@ -166,7 +176,7 @@ def verdict(summary: Summary) -> Verdict:
             headline = "These captures hold no device work to judge."
             sentences = [
                 "Captures of training on CPUs look like this, and so do those of a profiler that could not access its GPUs.",
-                "The page's table of operators and the trace itself show the host's work.",
+                *_on_host(summary),
             ]
         case Outcome.memory_only:
             headline = "These captures hold memory only."
@@ -191,6 +201,7 @@ def _iteration(summary: Summary) -> Iterator[str]:
             yield f"Nothing was captured. {' '.join(nothing)}"
         else:
             yield "No device work was recorded." if no_device else "No iteration is marked in these captures."
+            yield from _on_host(summary)
         return
     durations = [row["duration_us"] for row in rows]
     counts = sorted({row["iterations"] for row in rows})
@@ -220,6 +231,20 @@ def _nothing_captured(summary: Summary) -> Iterator[str]:
             reasons.setdefault(each.manifest.reason or "the reason is unknown", []).append(each.rank)
         for reason, ranks in reasons.items():
             yield words.sentence(f"{words.ranks(ranks)}: {reason}")
+
+
+def _on_host(summary: Summary) -> Iterator[str]:
+    """The iterations of a training on CPUs, and its most expensive operators."""
+    rows = [] if summary.attribution else summary.on_host
+    iterations = sum(row["iterations"] for row in rows)
+    if iterations:
+        typical = words.milliseconds(median(row["duration_us"] for row in rows))
+        own_us: dict[str, float] = defaultdict(float)
+        for each in summary.operators:
+            own_us[each["name"]] += each["self_us"] / iterations
+        most = [f"{name} {words.milliseconds(own_us[name])}" for name in sorted(own_us, key=own_us.__getitem__)[:-4:-1]]
+        operators = f"; operators with the most own time: {', '.join(most)}" if most else ""
+        yield f"On the host an iteration takes {typical} (median, profiled){operators}."
 
 
 def _saving(summary: Summary) -> Iterator[str]:
