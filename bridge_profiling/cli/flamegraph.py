@@ -23,7 +23,9 @@ def flamegraph(
             "--output", "-o", metavar="FILE", help="The file. Default: flamegraph.speedscope.json, or flamegraph.folded.txt."
         ),
     ] = None,
-    weight: Annotated[WeightName, Option(help="Host time in each stack, or device time that it launched.")] = WeightName.host,
+    weight: Annotated[
+        WeightName, Option(help="Host time in each stack, or device time that it launched.", **common.closed(WeightName))
+    ] = WeightName.host,
     ranks: Annotated[str, Option(metavar="all|0,1,…", help="Ranks to write.")] = "all",
     folded: Annotated[bool, Option("--folded", help="Write folded text instead, as flamegraph.pl reads it.")] = False,
     workers: common.WorkersOption = None,

@@ -33,7 +33,7 @@ USAGE_ERRORS = [
     ("flamegraph nowhere", "nowhere does not exist"),
     ("flamegraph run -o nowhere/flame.json", "nowhere/flame.json cannot be written. Type -o"),
     ("flamegraph run -o text", "text exists and is not a speedscope file.*another file with -o, or remove this one"),
-    ("flamegraph run --weight gpu", "invalid value for '--weight'"),
+    ("flamegraph run --weight gpu", "invalid value for '--weight': 'gpu' does not exist. Type one of host, device"),
     ("flamegraph run --ranks first", "--ranks first is not a list of ranks"),
     ("flamegraph run --ranks 3", "no stacks of rank 3 were captured. Type ranks from 0"),
     ("memory nowhere", "nowhere does not exist"),
