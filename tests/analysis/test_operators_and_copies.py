@@ -21,10 +21,15 @@ def test_own_time_is_without_operators_inside():
         _range("aten::mm", 0, 1000, operator=3, thread=2),
         _range("cudaLaunchKernel", 3000, 4000, "runtime", operator=2),
     ]
-    launched = [work("compute", 5000, 9000, operator=2), work("compute", 9000, 9500, operator=3), work("compute", 9500, 9600)]
+    launch = {"launch_thread": 1, "launch_start_ns": 3000}
+    launched = [
+        work("compute", 5000, 9000, operator=2, **launch),
+        work("compute", 9000, 9500, operator=3),
+        work("compute", 9500, 9600),
+    ]
     found = answer(rank(host_events=events, device_events=launched), "operators")
-    expected = [("aten::mm", 2, 7, 7, 4.5), ("aten::linear", 1, 4, 10, 0)]
-    assert values(found, "name", "count", "self_us", "total_us", "device_us") == expected
+    expected = [("aten::mm", 2, 7, 7, 4.5, 4.5), ("aten::linear", 1, 4, 10, 0, 4)]
+    assert values(found, "name", "count", "self_us", "total_us", "device_us", "device_total_us") == expected
 
 
 def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_when_asked():

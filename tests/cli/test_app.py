@@ -22,7 +22,7 @@ USAGE_ERRORS = [
     ("report run --threshold device_busy=nan", ".*device_busy takes a number, not 'nan'"),
     ("merge run -o run", "run cannot be written. Type -o"),
     ("flamegraph run -o text", "text exists and is not a speedscope file.*another file with -o, or remove this one"),
-    ("flamegraph run --weight gpu", ".*'gpu' does not exist. Type one of host, device.$"),
+    ("flamegraph run --weight gpu", "invalid value for '--weight': 'gpu' does not exist. Type one of host, device"),
     ("flamegraph run --ranks first", "--ranks first is not a list of ranks"),
     ("compare run", "missing argument 'OTHER'"),
     ("compare run run --fail-over five", ".*Type for example 5%"),

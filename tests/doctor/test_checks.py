@@ -181,5 +181,6 @@ def test_an_nsys_that_does_not_run_is_no_nsys(machine, request_for, monkeypatch)
         raise CaptureError(f"{executable} does not answer as nsys does")
 
     monkeypatch.setattr(doctor_nsys, "find_nsys", refuse)
-    (verdict,) = check_nsys(request_for(NSYS), machine(recorded={"nsys --version": ""}))
+    words, verdict = check_nsys(request_for(NSYS, "profiling.nsys_trace=[cudn]"), machine(recorded={"nsys --version": ""}))
+    assert (words.status, words.instead.split(";")[0]) == ("fails", "Type cudnn")
     assert (verdict.status, verdict.found) == ("fails", "/usr/bin/nsys does not answer as nsys does")
