@@ -173,6 +173,9 @@ def test_the_peak_is_that_of_the_devices_data_sheet_or_a_reason(name, precision,
     found, reason = peak_tflops(name, precision)
     assert (found, reason is None) == (peak, peak is not None)
     assert reason is None or (name in reason and "profiling.peak_tflops" in reason)
+    # Half as many bits are twice as fast.
+    peaks = [found for each in ("tf32", "bf16", "fp8") if (found := peak_tflops(name, each)[0])]
+    assert peaks == pytest.approx([2**place * peaks[0] for place in range(len(peaks))], rel=0.01)
 
 
 @pytest.mark.parametrize("wrong", ["model_flops", "tokens", "devices"])
@@ -235,3 +238,4 @@ def test_a_second_run_into_the_same_directory_gets_a_folder_of_its_own(run):
     names = ["iter-1-2", "iter-1-2.1", "iter-1-2.2"]
     assert sorted(path.name for path in (run.root / "torch").iterdir()) == names
     assert [run.manifest(name)["job"]["attempt"] for name in names] == [0, 1, 2]
+    assert find_captures(run.root)[0].folder == names[-1]
