@@ -9,10 +9,9 @@ first, until one fails; for a line that runs on import, against all that execute
 run without a mutant.
 
 Interrupt it at any time: what is known is kept until the package changes, and the next call goes on. `--again` repeats the
-survivors, after a test has got a new assertion. With TESTS, no other integration tests are recorded.
+survivors, after the tests have changed. With TESTS, only these files are recorded, and also if they were before.
 
-Prints a table of the concerns and the survivors, and exits with 1 if fewer than 90% were caught. The unit tests take 15 minutes
-on two idle cores.
+Prints a table of the concerns and the survivors, and exits with 1 if fewer than 90% were caught.
 """
 
 from __future__ import annotations
@@ -264,6 +263,11 @@ class Workplace:
         # A negative one: killed, for want of memory or by itself.
         if code < 0:
             return f"pytest ended by {signal.Signals(-code).name}"
+        # 5: none of the tests is of this tier.
+        if not failed and code not in (0, 1, 5):
+            sys.exit(
+                f"error: pytest ends with {code}: see {self.folder / 'log'}; a test that is gone leaves with .cache/mutants"
+            )
         return failed[0] if failed else None
 
 
@@ -289,29 +293,35 @@ class Record:
         )
 
     def _make(self, workplaces: list[Workplace], only: list[str]) -> None:
-        """Run the tests under coverage, unless an earlier call did."""
+        """Run the tests under coverage, unless an earlier call did; with `only`, these files in any case."""
         settings = self._folder / "coveragerc"
         settings.write_text(
             "[run]\nsource = bridge_profiling\nrelative_files = true\nparallel = true\n"
             "patch = subprocess, fork, _exit\ncontext = ${MUTANTS_TEST-}\n"
         )
+        coverage = ["--cov", f"--cov-config={settings}", "--cov-report="]
 
         def run(place: Workplace, name: str, *arguments: str, file: str = "") -> None:
             data, failing = self._folder / f"{name}.coverage", self._folder / f"{name}.failing"
-            if not failing.exists():
-                coverage = ("--cov", f"--cov-config={settings}", "--cov-report=")
+            if only or not failing.exists():
                 failed = place.run(self.tier, *coverage, *arguments, COVERAGE_FILE=str(data), MUTANTS_TEST=file)[1]
                 failing.write_text("\n".join(failed))
 
         if self.tier == "unit":
-            run(workplaces[0], "unit", "--cov-context=test", "-n", str(len(workplaces)), "--dist", "loadfile")
-            return
-        # File by file, since ranks that several tests fork from one server cannot say whose they are.
-        workplaces[0].run(self.tier, "--collect-only", *only)
-        files = set(re.findall(r"^(tests/\S+\.py)", (workplaces[0].folder / "log").read_text(), re.MULTILINE))
-        for _ in in_parallel(
-            lambda place, file: run(place, f"{self.tier}-{file.replace('/', '-')}", file, file=file), sorted(files), workplaces
-        ):
+            coverage.append("--cov-context=test")
+            files = only
+            if not only:
+                run(workplaces[0], self.tier, "-n", str(len(workplaces)), "--dist", "loadfile")
+        else:
+            workplaces[0].run(self.tier, "--collect-only", *only)
+            collected = (workplaces[0].folder / "log").read_text()
+            files = sorted(set(re.findall(r"^(tests/\S+\.py)", collected, re.MULTILINE)))
+
+        # Ranks that several tests fork from one server cannot say whose they are: their file does.
+        def run_file(place: Workplace, file: str) -> None:
+            run(place, f"{self.tier}-{file.replace('/', '-')}", file, file="" if self.tier == "unit" else file)
+
+        for _ in in_parallel(run_file, files, workplaces):
             pass
 
     def tests(self, mutant: Mutant) -> list[str]:
@@ -385,7 +395,7 @@ def main() -> int:
     parser.add_argument("--concern", action="append", choices=CONCERNS, help="only these; repeatable")
     parser.add_argument("--tier", action="append", choices=TIERS, help="only these; repeatable")
     parser.add_argument("--again", action="store_true", help="repeat survivors")
-    parser.add_argument("tests", nargs="*", help="files of integration tests, instead of all")
+    parser.add_argument("tests", nargs="*", help="files of tests to record, instead of all")
     arguments = parser.parse_args()
     code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((ROOT / "bridge_profiling").rglob("*.py"))))
     folder = ROOT / ".cache" / "mutants" / code.hexdigest()[:12]
