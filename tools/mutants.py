@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
 import functools
 import hashlib
@@ -275,16 +276,19 @@ class Record:
     """Which tests of a tier execute a line, and which fail without a mutant."""
 
     def __init__(self, tier: str, folder: Path, workplaces: list[Workplace], only: list[str]) -> None:
-        from coverage import CoverageData
+        from coverage import CoverageData, CoverageException
 
         self.tier, self._folder = tier, folder
         self._make(workplaces, only)
         self.failing = [test for path in folder.glob(f"{tier}*.failing") for test in path.read_text().splitlines()]
         self._data = CoverageData(no_disk=True)
-        for path in folder.glob(f"{tier}*.coverage"):
+        # Those with another ending are of processes that ended after pytest had combined the others.
+        for path in folder.glob(f"{tier}*.coverage*"):
             data = CoverageData(str(path))
-            data.read()
-            self._data.update(data)
+            # A process that is killed can leave half a file.
+            with contextlib.suppress(CoverageException):
+                data.read()
+                self._data.update(data)
         self._executed = Counter(
             name
             for path in self._data.measured_files()
