@@ -440,7 +440,8 @@ def main() -> int:
             kept.write_text(json.dumps(results, indent=1))
             print(f"{mutant}\n    {f'caught by {test}' if test else f'survived the {tier} tests'}", flush=True)
         # A test that fails now and then has caught nothing.
-        unreliable = workplaces[0].run(tier, *{test for of_mutant in results.values() if (test := of_mutant.get(tier))})[1]
+        failed = {test for of_mutant in results.values() if (test := of_mutant.get(tier))}
+        unreliable = workplaces[0].run(tier, *failed)[1] if failed else []
         for of_mutant in results.values():
             if of_mutant.get(tier) in unreliable:
                 of_mutant[tier] = None
