@@ -93,7 +93,7 @@ def test_the_manifest_and_the_trace_itself_name_the_capture(run, monkeypatch):
     manifest = run.manifest("iter-4-6", rank=3)
     coordinates = {"tp": [1, 2], "cp": [0, 1], "dp": [1, 2], "pp": [0, 1], "ep": [0, 1]}
     assert (manifest["rank"], manifest["coordinates"], manifest["job"]["id"]) == (3, coordinates, "run-7")
-    assert manifest["trigger"]["kind"] == "configured"
+    assert (manifest["trigger"]["kind"], manifest["final"]) == ("configured", True)
     assert manifest["versions"]["torch"]
     [artifact] = manifest["profilers"][0]["artifacts"]
     path = run.root / artifact["path"]
