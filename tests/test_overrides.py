@@ -158,7 +158,7 @@ def test_shell_quoted_quotes_come_back_as_they_were():
     [
         ("profiling.profile_step_strt=1", "profiling has no field 'profile_step_strt'.*Type profiling.profile_step_start=1"),
         ("profilling.profile_step_start=1", "Type profiling.profile_step_start=1"),
-        ("profile_step_start=1", "Type profiling.profile_step_start=1"),
+        ("style=cosine", "Type train.style=cosine"),
         ("profiling.iterations=1", "Type train.iterations=1"),
         ("ft.enable_package=true", "Type ft.enable_ft_package=true"),
         ("train.zzz=1", "Fields of train: iterations, rate"),

@@ -147,6 +147,7 @@ def test_the_functions_own_name(name, function):
         ("_Z6kernelIfEvPT_", [], ["--kernel-name-base", "mangled", "--kernel-name", "_Z6kernelIfEvPT_"], []),
         ("void k<float>()", ["void k<float, 4>()"], ["--kernel-name-base", "demangled"], ["void k<float, 4>()"]),
         ("void k<float, 4>()", ["void k<float>()"], ["--kernel-name-base", "demangled", "--kernel-name"], []),
+        ("void k<float, 4>()", ["void k<float>()", "void k<int, 4>()"], ["--kernel-name-base", "demangled"], []),
     ],
 )
 def test_a_kernel_is_chosen_by_as_little_of_its_name_as_is_its_own(name, others, options, also):

@@ -2,11 +2,12 @@
 
 import pytest
 
-from bridge_profiling.analysis.attribution.device import copies
+from bridge_profiling.analysis.attribution.device import breakdown, copies, device_work
 from bridge_profiling.analysis.attribution.operators import operators, units
 from tests.analysis.ranks_in_hand import answer, rank, table, values, work
 
 US = 1000
+BUSY = [work("compute", 0, 15_000), work("compute", 10_000, 20_000, device=1)]
 COLUMNS = ("unit", "step", "count", "host_us", "communication_count", "device_us")
 
 
@@ -72,6 +73,11 @@ def test_copies_by_direction_and_memory_with_their_bandwidth():
         ("HtoD", "pinned", "pinned", 1, 50_000, 1, pytest.approx(50)),
     ]
     assert copies(table("device_events", [])).num_rows == 0
+
+
+def test_work_on_several_devices_is_counted_as_that_of_one():
+    one, both = (breakdown(device_work(table("device_events", events))) for events in (BUSY[:1], BUSY))
+    assert (values(both.table, "busy_us"), one.caveats, both.caveats[0].code) == ([(20,)], (), "several_devices")
 
 
 def host(thread, name, start_us, end_us, category="annotation"):

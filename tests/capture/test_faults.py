@@ -40,6 +40,7 @@ def test_a_profiler_that_fails_leaves_the_losses_alone(run, monkeypatch, caplog,
     assert run.losses == plain
     assert (*run.outcome("iter-2-5"), run.manifest("iter-2-5")["reason"]) == ("failed", None, reason)
     assert "it broke. Training goes on." in caplog.text
+    assert ("Traceback" in caplog.text) == (owner is CaptureWindow), "only an error of the hook's own needs one"
     assert not torch.autograd._profiler_enabled()
 
 
