@@ -97,15 +97,18 @@ _ENTRY_KEYS = ("action", "addr", "size", "stream", "time_us", "frames", "device_
 _FRAME_KEYS = ("name", "filename", "line")
 
 
-def lean(raw: bytes, ending: str, rename: Rename) -> bytes:
+def lean(raw: bytes, ending: str, rename: Rename, *, every_operator: bool = False) -> bytes:
     """A capture without what is not read, and with other names in its texts.
 
     Args:
         raw: the capture, not compressed.
         ending: of its file's name, a key of SOURCES.
         rename: makes a neutral text of one that may name a machine or a user.
+        every_operator: keep Kineto's operators that called CUDA for nothing as well.
     """
-    return {".json": _kineto, ".sqlite": _nsys, ".pickle": _snapshot}[ending](raw, rename)
+    if ending == ".json":
+        return _kineto(raw, rename, every_operator)
+    return {".sqlite": _nsys, ".pickle": _snapshot}[ending](raw, rename)
 
 
 def packed(raw: bytes) -> bytes:
@@ -169,12 +172,12 @@ def _values(tables: RankTables, name: str, column: str) -> pa.ChunkedArray:
     return values.cast(pa.string()) if pa.types.is_dictionary(values.type) else values
 
 
-def _kineto(raw: bytes, rename: Rename) -> bytes:
+def _kineto(raw: bytes, rename: Rename, every_operator: bool) -> bytes:
     trace = json.loads(rename(raw.decode("utf-8", "surrogateescape")))
     keys = {name: trace[name] for name in _KINETO_KEYS if name in trace}
     keys["deviceProperties"] = [_of(device, _DEVICE_KEYS) for device in keys.get("deviceProperties", [])]
     events = [event for event in map(_read_of, trace["traceEvents"]) if event is not None]
-    idle = _idle_inside(events)
+    idle = set() if every_operator else _idle_inside(events)
     lines = ",\n".join(_text(_of(event, _EVENT_KEYS)) for place, event in enumerate(events) if place not in idle)
     return f'{_text(keys)[:-1]},"traceEvents":[\n{lines}\n]}}\n'.encode("utf-8", "surrogateescape")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,6 @@ import tarfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -29,6 +27,7 @@ if __name__ == "__main__":
 from tests.planted.cases import CASES, Case
 from tests.system.jobs import end_tree
 from tools.injected_captures import pack
+from tools.injected_captures.machine import describe, gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,36 +49,6 @@ class Ended:
     folder: Path
     seconds: float
     failure: str | None
-
-
-def gpus() -> list[int]:
-    """Numbers of the GPUs that a process started here sees; empty where there are none."""
-    counted = _lines(sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
-    return list(range(int(counted[-1]))) if counted else []
-
-
-def describe() -> dict[str, object]:
-    """What captures depend on: GPUs, driver and versions. Names neither the host nor a user."""
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "megatron-core", "nvtx", "triton", "nvidia-nccl-cu13"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "gpus": _lines("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
-        "driver": sorted(set(_lines("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"))),
-        "nsys": _lines("nsys", "--version"),
-        "versions": versions,
-    }
-
-
-def _lines(*command: str) -> list[str]:
-    try:
-        printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in printed.splitlines() if line.strip()]
 
 
 def run(case: Case, folder: Path, devices: Sequence[int]) -> Ended:

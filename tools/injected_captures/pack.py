@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tools.injected_captures import lean
 
@@ -33,7 +34,7 @@ _BESIDE = ("planted.json", "losses.jsonl")
 _PACKING = {".gz": gzip.decompress, ".xz": lzma.decompress}
 
 #: What no packed file may hold: directories of machines, and what users and services call themselves.
-_TELLING = re.compile(
+TELLING = re.compile(
     r"(?<![\w./-])/(?:root|home|work|tmp|opt|mnt|Users|scratch|data)/[\w.-]+|GPU-[0-9a-f]{8}-"
     r"|(?<![a-z.])[a-z.]{2,32}+@[a-z-]{2,32}\.[a-z]{2}"
 )
@@ -59,7 +60,26 @@ class Neutral:
         if home not in ("/", "~", "/root"):
             paths.setdefault(home, "/home/user")
         host = socket.gethostname()
-        self._new = paths | ({host: "node-0"} if len(host) >= _SHORTEST_HOST else {})
+        self._rename(paths | ({host: "node-0"} if len(host) >= _SHORTEST_HOST else {}))
+
+    @classmethod
+    def of(cls, names: dict[str, Any]) -> Neutral:
+        """For captures of another machine.
+
+        Args:
+            names: `paths`, directories of that machine, that of the runs first and that of the checkout second.
+        """
+        neutral = cls.__new__(cls)
+        places = {path: f"/python{place}" for place, path in enumerate(dict.fromkeys(names["paths"]))}
+        runs, checkout = names["paths"][:2]
+        neutral._rename(
+            {path: new for path, new in places.items() if not path.startswith(("/usr", "/lib"))}
+            | {runs: "/everyday", checkout: "/checkout"}
+        )
+        return neutral
+
+    def _rename(self, new: dict[str, str]) -> None:
+        self._new = new
         longest_first = sorted(self._new, key=len, reverse=True)
         self._old = re.compile("|".join(rf"(?<![\w-]){re.escape(old)}(?![\w-])" for old in longest_first))
 
@@ -128,7 +148,7 @@ def _pack_file(job: tuple[Path, Path, Neutral]) -> None:
     raw = _PACKING.get(path.suffix, bytes)(path.read_bytes())
     plain = Path(path.stem if path.suffix in _PACKING else path.name)
     small = lean.lean(raw, plain.suffix, neutral)
-    if told := _TELLING.search(small.decode("utf-8", "replace")):
+    if told := TELLING.search(small.decode("utf-8", "replace")):
         raise ValueError(f"{path} names what is of one machine: {told[0]!r}")
     with tempfile.TemporaryDirectory() as scratch:
         whole, fresh = Path(scratch, plain), Path(scratch, f"{plain.name}.xz")
