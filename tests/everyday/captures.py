@@ -42,8 +42,9 @@ class Capture:
         unprofiled: the iteration of this training.
         baseline: name of the capture without the cause; None for a healthy run.
         baseline_unprofiled: its iteration, measured in turns with the other.
-        same_work: an iteration does the work of one of the baseline.
+        comparable: the cause costs the difference of both iterations.
         set_aside: not looked at while findings were developed.
+        busy_share: of a healthy run, share of the unprofiled iteration in which its devices compute or copy; else None.
         window_share: how often the cause strikes in the window, over how often it does in the measured iterations.
     """
 
@@ -56,14 +57,15 @@ class Capture:
     unprofiled: Milliseconds
     baseline: str | None
     baseline_unprofiled: Milliseconds | None
-    same_work: bool
+    comparable: bool
     set_aside: bool
+    busy_share: float | None
     window_share: float
 
     @property
     def gain(self) -> float | None:
         """Milliseconds that an iteration of the window would be shorter without the cause; None where that says nothing."""
-        if self.baseline_unprofiled is None or not self.same_work:
+        if self.baseline_unprofiled is None or not self.comparable:
             return None
         return (self.unprofiled.median - self.baseline_unprofiled.median) * self.window_share
 
@@ -88,8 +90,9 @@ def _capture(row: dict[str, Any]) -> Capture:
         unprofiled=Milliseconds(**row["unprofiled_ms"]),
         baseline=row.get("baseline"),
         baseline_unprofiled=Milliseconds(**row["baseline_unprofiled_ms"]) if "baseline" in row else None,
-        same_work=row.get("same_work", True),
+        comparable=row.get("comparable", True),
         set_aside=row.get("set_aside", False),
+        busy_share=row.get("busy_share"),
         window_share=strikes["every"] * strikes["in_window"] / strikes["of"] if strikes else 1.0,
     )
 

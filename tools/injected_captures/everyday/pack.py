@@ -1,6 +1,6 @@
 """Packs what `make.py` left as the repository keeps it: a file for each group, with a table of what was measured.
 
-    python tools/injected_captures/everyday/pack.py WHOLE tests/everyday [--group NAME …]
+    python tools/injected_captures/everyday/pack.py WHOLE tests/everyday
 
 Traces lose arguments that no reader reads, names of tracks and flow arrows; unlike those of tests/planted they keep every host
 event, for what the profiler costs is estimated from their number.
@@ -15,7 +15,7 @@ import lzma
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 if __name__ == "__main__":
@@ -26,6 +26,8 @@ from tools.injected_captures.everyday import columns
 from tools.injected_captures.everyday.setting import BEFORE, Case, Group
 from tools.injected_captures.everyday.table import FOR_DEVELOPMENT, GROUPS
 
+_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+
 _PACKING = {".gz": gzip.decompress, ".xz": lzma.decompress}
 
 #: Which of the iterations that a plant strikes now and then these are, modulo their distance.
@@ -35,8 +37,8 @@ PHASES = {"GarbageCollection": 1, "Checkpoint": 2, "PartialBatches": 4}
 _BOTH_RECORDERS = ("convolution_1", "gpt_ddp", "experts_2", "sharded")
 
 
-def pack_group(job: tuple[str, Path, Path]) -> tuple[str, int]:
-    """Pack one group; returns its name and the bytes of its file."""
+def pack_group(job: tuple[str, Path, Path]) -> tuple[str, int, dict[str, float]]:
+    """Pack one group; returns its name, the bytes of its file, and each capture's `busy_ms` of an iteration."""
     name, whole, target = job
     group = GROUPS[name]
     neutral = pack.Neutral.of(json.loads((whole / "names.json").read_text(encoding="utf-8")))
@@ -56,7 +58,20 @@ def pack_group(job: tuple[str, Path, Path]) -> tuple[str, int]:
     (target / f"{name}.manifests.json").write_text(json.dumps(manifests, separators=(",", ":")) + "\n", encoding="utf-8")
     if not manifests:
         (target / f"{name}.manifests.json").unlink()
-    return name, len(data)
+    busy: dict[str, list[float]] = {}
+    for path, trace in traces.items():
+        busy.setdefault(path.partition("/")[0], []).append(busy_ms(trace) / group.iterations)
+    return name, len(data), {capture: mean(each) for capture, each in busy.items()}
+
+
+def busy_ms(trace: dict[str, Any]) -> float:
+    """Milliseconds in which the device of a trace computes or copies; communication aside, which waits for others."""
+    events = [event for event in trace["traceEvents"] if event.get("cat") in _WORK and "nccl" not in event["name"]]
+    busy_us = end = 0.0
+    for start, stop in sorted((event["ts"], event["ts"] + event["dur"]) for event in events):
+        busy_us += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return busy_us / 1e3
 
 
 def _kept(group: Group) -> list[str]:
@@ -77,8 +92,13 @@ def _manifest(path: Path, neutral: pack.Neutral) -> dict[str, Any]:
     return manifest
 
 
-def describe(whole: Path) -> list[dict[str, Any]]:
-    """The table of captures: what was injected, where, what must be found, and the measured iterations."""
+def describe(whole: Path, busy: dict[str, float]) -> list[dict[str, Any]]:
+    """The table of captures: what was injected, where, what must be found, and the measured iterations.
+
+    Args:
+        whole: where the archives of `make.py` are unpacked.
+        busy: for each capture, how long devices are busy in an iteration.
+    """
     rows = []
     for group in GROUPS.values():
         measured = json.loads((whole / group.name / "measured-rank-0.json").read_text(encoding="utf-8"))
@@ -86,7 +106,10 @@ def describe(whole: Path) -> list[dict[str, Any]]:
         blocks = [ms for case in own for ms in measured[case]["blocks_ms"]["baseline"]]
         for name in _kept(group):
             case = next((case for case in group.cases if case.name == name), None)
-            rows.append(_row(group, name, case, measured, blocks))
+            row = _row(group, name, case, measured, blocks)
+            if not row["findings"]:
+                row["busy_share"] = round(busy[name] / row["unprofiled_ms"]["median"], 2)
+            rows.append(row)
     return rows
 
 
@@ -112,7 +135,7 @@ def _row(group: Group, name: str, case: Case | None, measured: dict[str, Any], b
             "cause": {"setting": case.change, "code": case.plant, "numbers": case.numbers},
             "baseline": case.over or f"{group.name}_{group.recorder.replace('.', '_')}",
             "baseline_unprofiled_ms": _summary(found["baseline"]),
-            "same_work": case.same_work,
+            "comparable": case.comparable,
         }
         if (every := case.numbers.get("every", 1)) > 1:
             first = BEFORE[group.recorder]
@@ -130,18 +153,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("whole", type=Path, help="where the archives of make.py are unpacked")
     parser.add_argument("target", type=Path)
-    parser.add_argument("--group", action="append", choices=GROUPS)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     options.target.mkdir(parents=True, exist_ok=True)
+    jobs = [(name, options.whole, options.target) for name in GROUPS]
+    busy: dict[str, float] = {}
+    with ProcessPoolExecutor(options.workers) as workers:
+        for name, size, of_group in workers.map(pack_group, jobs):
+            busy |= of_group
+            print(name, size, flush=True)
     machine = json.loads((options.whole / "machine.json").read_text(encoding="utf-8"))
-    rows = ",\n".join(json.dumps(row) for row in describe(options.whole))
+    rows = ",\n".join(json.dumps(row) for row in describe(options.whole, busy))
     table = f'{{"machine": {json.dumps(machine)},\n"captures": [\n{rows}\n]}}\n'
     (options.target / "cases.json").write_text(table, encoding="utf-8")
-    jobs = [(name, options.whole, options.target) for name in options.group or GROUPS]
-    with ProcessPoolExecutor(options.workers) as workers:
-        for name, size in workers.map(pack_group, jobs):
-            print(name, size, flush=True)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ class Case:
         numbers: its arguments.
         over: another case, which is the baseline where the cause needs a change of its own; None for the group's baseline.
         record: settings of the recorder besides the group's.
-        same_work: an iteration does the work of one of the baseline, so that their times can be compared.
+        comparable: the cause costs the difference of both iterations; not if one does less work, or the cause is about memory.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Case:
     numbers: dict[str, Any] = field(default_factory=dict)
     over: str | None = None
     record: dict[str, Any] = field(default_factory=dict)
-    same_work: bool = True
+    comparable: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
