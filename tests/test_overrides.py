@@ -52,7 +52,7 @@ class Config:
     checkpoint: Empty = field(default_factory=Empty)
 
 
-def overridden(*overrides: str) -> Config:
+def overridden(*overrides):
     config = Config()
     apply_overrides(config, overrides)
     return config

@@ -95,7 +95,7 @@ class _Gate:
 
 def _gate(fail_over: str | None, strict: bool, against: Against | None) -> _Gate | None:
     if fail_over is None:
-        option = "--strict" if strict else "--against"
+        option = "--strict" if strict else f"--against {against}"
         require(not strict and against is None, f"{option} without --fail-over", instead=f"Type --fail-over 5% {option}")
         return None
     number = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%?\s*", fail_over)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -43,6 +44,10 @@ def monitor(
         raise ProfilingConfigError(
             f"--duration {duration} is not a valid number of seconds", instead="Type for example --duration 60"
         )
+    if not 0 < interval <= threading.TIMEOUT_MAX:
+        raise ProfilingConfigError(
+            f"--interval {interval} is not a time between two samples", instead="Type for example --interval 1"
+        )
     processes = [_pid(pid) for pid in pids.split(",")] if pids is not None else None
     wanted = gpus.split(",") if gpus is not None else None
     # Imported here: `--help` and other commands start faster without it.
@@ -51,15 +56,15 @@ def monitor(
     from bridge_profiling.monitor.outputs import Sink, Terminal
 
     sinks: list[Sink] = []
-    try:
-        if jsonl is not None:
-            sinks.append(JsonLines(jsonl))
-        if tensorboard is not None:
-            sinks.append(TensorBoard(tensorboard))
-    except OSError as error:
-        raise ProfilingConfigError(
-            f"{jsonl or tensorboard} cannot be written: {error.strerror}", instead="Choose a writable path"
-        ) from None
+    outputs: tuple[tuple[Callable[[Path], Sink], Path | None], ...] = ((JsonLines, jsonl), (TensorBoard, tensorboard))
+    for make, path in outputs:
+        try:
+            if path is not None:
+                sinks.append(make(path))
+        except OSError as error:
+            raise ProfilingConfigError(
+                f"{path} cannot be written: {error.strerror}", instead="Choose a writable path"
+            ) from None
     if port is not None:
         server = Prometheus(port, bind)
         sinks.append(server)

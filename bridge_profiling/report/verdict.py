@@ -46,36 +46,21 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Summary:
-    """The answers that the verdict needs.
-
-    Args:
-        source: the profiler whose captures answer across ranks, `kineto` or `nsys`.
-        infos: each rank's trace by that profiler, by rank.
-        attribution: rows of `Run.attribution` of ranks with a device.
-        findings: as `Run.findings` orders them.
-        manifests: of the ranks.
-        limitations: sentences.
-        notices: those on which of several captures is shown.
-        errors: captures that could not be read, or only in part.
-        bench: the run compared with benchmarks; None without any.
-        without_device: ranks without device work in their trace.
-        stragglers: rows of `Run.stragglers`, the slowest first.
-        snapshots: ranks with a memory snapshot.
-    """
+    """The answers that the verdict needs."""
 
     path: Path
-    source: str
-    infos: list[RankInfo]
-    attribution: list[dict[str, Any]]
-    findings: list[Finding]
-    manifests: list[RankCapture]
-    limitations: list[str]
-    errors: list[str]
-    bench: AgainstBench | None = None
-    without_device: list[int] = field(default_factory=list)
-    stragglers: list[dict[str, Any]] = field(default_factory=list)
-    snapshots: list[int] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
+    source: str  # the profiler whose captures answer across ranks, `kineto` or `nsys`
+    infos: list[RankInfo]  # each rank's trace by that profiler, by rank
+    attribution: list[dict[str, Any]]  # rows of `Run.attribution` of ranks with a device
+    findings: list[Finding]  # as `Run.findings` orders them
+    manifests: list[RankCapture]  # of the ranks
+    limitations: list[str]  # sentences
+    errors: list[str]  # captures that could not be read, or only in part
+    bench: AgainstBench | None = None  # the run compared with benchmarks; None without any
+    without_device: list[int] = field(default_factory=list)  # ranks without device work in their trace
+    stragglers: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.stragglers`, the slowest first
+    snapshots: list[int] = field(default_factory=list)  # ranks with a memory snapshot
+    notices: list[str] = field(default_factory=list)  # those on which of several captures is shown
 
     @cached_property
     def budget(self) -> Budget:
@@ -244,7 +229,8 @@ def _caveats(summary: Summary) -> Iterator[str]:
         yield "Profiler overhead is unknown (no manifest); profiled iterations are longer than others."
     world = max((info.world_size or 0 for info in summary.infos), default=0)
     if world > len(summary.infos):
-        yield f"{len(summary.infos)} of the job's {world:,} ranks were captured; the others are not judged."
+        verb = "was" if len(summary.infos) == 1 else "were"
+        yield f"{len(summary.infos)} of the job's {world:,} ranks {verb} captured; no other rank is judged."
     if summary.attribution and summary.without_device:
         yield f"The trace of {words.ranks(summary.without_device)} has no device work and is not judged."
     if summary.errors:

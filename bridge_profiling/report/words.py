@@ -112,9 +112,9 @@ def counted(count: int, noun: str) -> str:
 
 
 def ranks(members: Sequence[int], everyone: int | None = None) -> str:
-    """Ranks as a sentence names them: "rank 2", "ranks 0-5, 7"; "all 4 ranks" if `everyone` says that four were captured."""
+    """Ranks as a sentence names them: "rank 2", "ranks 0-5, 7"; "both ranks" or "all 4 ranks" if as many as `everyone`."""
     if everyone is not None and len(members) == everyone > 1:
-        return f"all {everyone} ranks"
+        return "both ranks" if everyone == 2 else f"all {everyone} ranks"
     return name_ranks(members) if members else "no rank"
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, sleep
-from urllib.request import urlopen
 
 import pytest
 
-from bridge_profiling.monitor import GPUMonitor, Monitor, Prometheus
+from bridge_profiling.monitor import GPUMonitor, Monitor
 from bridge_profiling.monitor.gpus import Gpus
 from bridge_profiling.monitor.metrics import GPU_METRICS
 from bridge_profiling.monitor.training import device_memory
@@ -38,7 +34,7 @@ SMI = {
 }
 
 
-def nvidia_smi(uuid: str) -> dict[str, float | None]:
+def nvidia_smi(uuid):
     """The same metrics as nvidia-smi reports them; None where it says that it cannot."""
     fields = ",".join(field for field, _, _ in SMI.values())
     command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
@@ -57,13 +53,13 @@ def nvidia_smi(uuid: str) -> dict[str, float | None]:
 
 
 @contextmanager
-def repeated(work: Callable[[], object], warm_seconds: float = 0) -> Iterator[None]:
+def repeated(work, warm_seconds=0):
     """Work on the first GPU, done over and over in a thread for as long as the block lasts; warm before it begins."""
     import torch
 
     stop, warm, began = threading.Event(), threading.Event(), monotonic()
 
-    def repeat() -> None:
+    def repeat():
         while not stop.is_set():
             work()
             torch.cuda.synchronize()
@@ -81,7 +77,7 @@ def repeated(work: Callable[[], object], warm_seconds: float = 0) -> Iterator[No
 
 
 @contextmanager
-def busy() -> Iterator[None]:
+def busy():
     """Matrix products on the first GPU, one after the other."""
     import torch
 
@@ -91,19 +87,13 @@ def busy() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def uuid() -> str:
+def uuid():
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(0).uuid}".replace("GPU-GPU-", "GPU-")
 
 
-@pytest.fixture
-def told(record_property):
-    """Says a figure in the session's summary."""
-    return lambda text: record_property("told", text)
-
-
-def test_nvml_and_nvidia_smi_agree_while_the_gpu_works(uuid, told):
+def test_nvml_and_nvidia_smi_agree_while_the_gpu_works(uuid):
     if shutil.which("nvidia-smi") is None:
         pytest.skip("no nvidia-smi on PATH")
     gpus = Gpus([uuid])
@@ -121,70 +111,49 @@ def test_nvml_and_nvidia_smi_agree_while_the_gpu_works(uuid, told):
     gpus.close()
     assert {"memory_used_bytes", "temperature_celsius", "sm_clock_hertz"} <= pairs.keys()
     for metric, both in pairs.items():
-        told(f"{metric}: " + ", ".join(f"{ours:.6g} (nvidia-smi {smi:.6g})" for ours, smi in both))
         nearest = min(abs(ours - smi) for ours, smi in both)
         assert nearest <= SMI[metric][2], (metric, both)
     if "utilization_ratio" in pairs:
         assert max(ours for ours, _ in pairs["utilization_ratio"]) > 0.5
 
 
-def test_every_metric_is_read_or_has_a_reason(uuid, told):
+def test_every_metric_is_read_or_has_a_reason(uuid):
     with GPUMonitor([uuid], interval=0.2) as monitor:
         sleep(1)
     (gpu,) = monitor.get_summary()["gpus"]
     assert gpu["metrics"].keys() | gpu["unavailable"].keys() == GPU_METRICS.keys()
     assert not gpu["metrics"].keys() & gpu["unavailable"].keys()
-    told(f"unavailable here: {gpu['unavailable']}")
 
 
-def test_a_copy_of_known_size_is_seen_on_pcie(uuid, told):
+@pytest.mark.parametrize(
+    ("over_pcie", "metric"),
+    [
+        (True, "pcie_receive_bytes_per_second"),
+        pytest.param(False, "nvlink_transmit_bytes_per_second", marks=pytest.mark.needs("gpus2")),
+    ],
+)
+def test_a_copy_of_known_size_is_seen_on_its_link(uuid, over_pcie, metric):
     import torch
 
-    host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty_like(host, device="cuda:0")
+    whole = torch.empty(1 << 30, dtype=torch.uint8)
+    source, target = (whole.pin_memory(), whole.to("cuda:0")) if over_pcie else (whole.to("cuda:0"), whole.to("cuda:1"))
     gpus, rates, copies = Gpus([uuid]), [], []
-    with repeated(lambda: copies.append(device.copy_(host, non_blocking=True))):
+    with repeated(lambda: copies.append(target.copy_(source, non_blocking=True))):
+        gpus.read()
         began, first = monotonic(), len(copies)
         while monotonic() - began < 3:
-            (readings,) = gpus.read()
-            rates += [readings.values[name] for name in ("pcie_receive_bytes_per_second",) if name in readings.values]
             sleep(0.2)
-        rate = (len(copies) - first) * host.numel() / (monotonic() - began)
+            (readings,) = gpus.read()
+            rates += [readings.values[metric]] if metric in readings.values else []
+        rate = (len(copies) - first) * whole.numel() / (monotonic() - began)
     gpus.close()
     if not rates:
-        pytest.skip(f"the driver reports no PCIe throughput: {readings.unavailable}")
+        pytest.skip(f"the driver reports none: {readings.unavailable[metric]}")
     # What goes over the wire has packet headers too, and a short window may meet a pause.
-    middle = sorted(rates)[len(rates) // 2]
-    told(f"host to device: {rate / 1e9:.1f} GB/s copied, {middle / 1e9:.1f} GB/s read in the median of {len(rates)}")
-    assert 0.7 * rate < middle < 1.5 * rate
+    assert 0.7 * rate < sorted(rates)[len(rates) // 2] < 1.5 * rate
 
 
-@pytest.mark.needs("gpus2")
-def test_a_copy_between_gpus_is_seen_on_nvlink(uuid, told):
-    import torch
-
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0")
-    target = torch.empty_like(source, device="cuda:1")
-    target.copy_(source)
-    torch.cuda.synchronize()
-    gpus = Gpus([uuid])
-    gpus.read()
-    began, copied = monotonic(), 0
-    while monotonic() - began < 2:
-        target.copy_(source)
-        torch.cuda.synchronize()
-        copied += source.numel()
-    (readings,) = gpus.read()
-    rate = copied / (monotonic() - began)
-    gpus.close()
-    sent = readings.values.get("nvlink_transmit_bytes_per_second")
-    if sent is None:
-        pytest.skip(f"no NVLink: {readings.unavailable.get('nvlink_transmit_bytes_per_second')}")
-    told(f"device to device: {rate / 1e9:.1f} GB/s copied, {sent / 1e9:.1f} GB/s read")
-    assert 0.8 * rate < sent < 1.3 * rate
-
-
-def test_a_trainings_own_memory_is_torchs(told):
+def test_a_trainings_own_memory_is_torchs():
     import torch
 
     held = torch.empty(100 << 20, dtype=torch.uint8, device="cuda:0")
@@ -193,25 +162,6 @@ def test_a_trainings_own_memory_is_torchs(told):
     assert values["allocated_bytes"] == sum(torch.cuda.memory_allocated(device) for device in devices) >= held.numel()
     assert values["reserved_bytes"] == sum(torch.cuda.memory_reserved(device) for device in devices)
     assert values["allocated_peak_bytes"] == sum(torch.cuda.max_memory_allocated(device) for device in devices)
-
-
-def test_a_working_gpu_is_served_to_prometheus(uuid):
-    pytest.importorskip("prometheus_client")
-    server = Prometheus(0)
-    with Monitor(sinks=[server], interval=0.2, gpus=[uuid], rank=0) as monitor, busy():
-        monitor.training.end_step(tokens=1)
-        sleep(1)
-        with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
-            served = answer.read().decode()
-    lines = dict(line.rsplit(" ", 1) for line in served.splitlines() if not line.startswith("#"))
-    power = [float(value) for name, value in lines.items() if name.startswith("bridge_profiling_gpu_power_watts{")]
-    assert len(power) == 1
-    assert power[0] > 50
-    assert any(uuid in name for name in lines)
-    (allocated,) = [
-        float(value) for name, value in lines.items() if name.startswith("bridge_profiling_training_allocated_bytes{")
-    ]
-    assert allocated >= 2 * 8192 * 8192
 
 
 def test_a_cuda_graph_can_be_captured_beside_the_monitor():
@@ -230,12 +180,3 @@ def test_a_cuda_graph_can_be_captured_beside_the_monitor():
         torch.cuda.synchronize()
     assert result.sum().item() == 2048
     assert monitor.sample.training.unavailable["loss"].startswith("it is on the GPU")
-
-
-def test_the_command_shows_the_gpu(uuid):
-    command = [sys.executable, "-m", "bridge_profiling.cli", "monitor", "--duration", "1.5", "--gpus", uuid]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
-    assert done.returncode == 0, done.stderr
-    assert " busy " in done.stdout
-    assert " W " in done.stdout
-    assert "GPUs unavailable" not in done.stdout

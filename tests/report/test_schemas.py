@@ -5,21 +5,18 @@ from __future__ import annotations
 import copy
 import json
 import runpy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from bridge_profiling.run import Run
-from tests.planted.cases import FOLDER
 from tests.report.published import problems, published
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "json_schemas.py"
 
 
-def test_the_files_and_the_page_are_current() -> None:
+def test_the_files_and_the_page_are_current():
     script = runpy.run_path(str(SCRIPT))
     assert script["PAGE"].read_text() == script["page"](), "type: python tools/json_schemas.py"
     for name in script["DOCUMENTS"]:
@@ -31,7 +28,7 @@ def test_the_files_and_the_page_are_current() -> None:
         Draft202012Validator.check_schema(published(name))
 
 
-def test_every_key_is_described_and_numbers_with_a_unit_say_so() -> None:
+def test_every_key_is_described_and_numbers_with_a_unit_say_so():
     script = runpy.run_path(str(SCRIPT))
     units = {"_us": "µs", "_ns": "ns", "_bytes": "bytes", "_gbs": "10⁹ bytes/s", "_share": "share of 1"}
     for name in script["DOCUMENTS"]:
@@ -45,20 +42,13 @@ def test_every_key_is_described_and_numbers_with_a_unit_say_so() -> None:
     ("place", "value", "said"),
     [
         ("findings 0 confidence", "sure", "'sure' is not one of"),
-        ("findings 0 ranks", "0", "is not of type 'array'"),
-        ("ranks 0 device busy_us", None, "None is not of type 'number'"),
-        ("ranks 0 iterations 0 boundary", 0, "0 is not of type 'boolean'"),
         ("ranks 0 kernels 0 count", 1.5, "1.5 is not of type 'integer'"),
         ("budget parts 0 cause", "compute_us", "'compute_us' is not one of"),
-        ("verdict headline", ..., "'headline' is a required property"),
         ("budget", ..., "'budget' is a required property"),
-        ("verdict is_new", 1, None),
         ("is_new", 1, None),
     ],
 )
-def test_a_wrong_document_is_refused_and_a_new_key_is_not(
-    made: Callable[..., Run], place: str, value: Any, said: str | None
-) -> None:
+def test_a_wrong_document_is_refused_and_a_new_key_is_not(made, place, value, said):
     document = json.loads(made().to_json())
     assert problems("analyze", document) == []
     wrong = copy.deepcopy(document)
@@ -74,18 +64,3 @@ def test_a_wrong_document_is_refused_and_a_new_key_is_not(
     assert any(said in message for message in errors) if said else errors == []
     # Our own tests do not tolerate a key without a description.
     assert problems("analyze", wrong) != []
-
-
-@pytest.mark.integration  # reads 14 real captures
-@pytest.mark.parametrize("folder", ["kineto/pp2_dp2", "kineto/tp2_dp2_overlap", "kineto/plant_data", "nsys/tp2_dp2"])
-def test_the_real_captures_fit_the_schema(real: Callable[[str], Run], folder: str) -> None:
-    document = json.loads(real(folder).to_json())
-    assert problems("analyze", document) == []
-    assert {rank["source"] for rank in document["ranks"]} == {folder.partition("/")[0]}
-
-
-def test_results_of_benchmarks_fit_theirs() -> None:
-    results = json.loads((FOLDER / "bench_2.json").read_text())["results"]
-    assert {result["kind"] for result in results} == {"collectives"}
-    assert [problems("bench", result) for result in results] == [[]] * len(results)
-    assert problems("bench", results[0] | {"kind": "copies"}) != []

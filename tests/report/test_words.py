@@ -1,7 +1,5 @@
 """Numbers in words: a unit always, and no more digits than matter."""
 
-from typing import Any
-
 import pytest
 
 from bridge_profiling.report import words
@@ -13,22 +11,17 @@ from bridge_profiling.report import words
         (words.milliseconds, 121_234.5, "121 ms"),
         (words.milliseconds, 8_437.0, "8.4 ms"),
         (words.milliseconds, 31.0, "0.031 ms"),
-        (words.milliseconds, 0.0, "0 ms"),
-        (words.milliseconds, -1_300.0, "−1.3 ms"),
         (words.milliseconds, None, "–"),
         (words.percent, 0.312, "31%"),
         (words.percent, 0.0437, "4.4%"),
-        (words.percent, 0.0, "0%"),
         (words.percent, None, "–"),
         # Memory counts in powers of two, and messages in powers of ten.
         (words.memory, 5 * 2**30, "5.00 GiB"),
-        (words.memory, 812.5 * 2**20, "812.5 MiB"),
         (words.size, 1_068_089_344, "1.07 GB"),
         (words.ranks, [1, 3], "ranks 1, 3"),
-        (words.ranks, [2], "rank 2"),
     ],
 )
-def test_numbers(write: Any, value: Any, said: str) -> None:
+def test_numbers(write, value, said):
     assert write(value) == said
 
 
@@ -38,20 +31,17 @@ def test_numbers(write: Any, value: Any, said: str) -> None:
         ("waiting_us", 1_500.0, "waits for others", "1.5 ms"),
         ("late_us_by_iteration", [49_686.0, 133_343.0], "late, by iteration", "50 ms, 133 ms"),
         ("share_of_iteration", 0.1429, "share of the iteration", "14%"),
-        ("growth_bytes_per_iteration", 2 * 2**20, "growth per iteration", "2.0 MiB"),
-        ("bus_bandwidth_gbs", 277.36, "bus bandwidth", "277.4 GB/s"),
-        ("kernel_count", 3552, "kernel count", "3,552"),
         ("waiting_us", {0: 1_500.0, "3": 25_000.0}, "waits for others", "rank 0: 1.5 ms, rank 3: 25 ms"),
         ("idle_us", {"host_sync": {1: 2_000.0}}, "idle", "host sync: rank 1: 2.0 ms"),
         ("devices", [{"rank": 0, "peak_bytes": 2**30}], "devices", "rank: 0, peak: 1.00 GiB"),
         ("by_annotation", True, "by annotation", "yes"),
     ],
 )
-def test_evidence_is_written_with_the_unit_in_its_name(name: str, amount: Any, heading: str, said: str) -> None:
+def test_evidence_is_written_with_the_unit_in_its_name(name, amount, heading, said):
     assert (words.label(name), words.value(name, amount)) == (heading, said)
 
 
-def test_ranks_by_the_hundreds_are_cut() -> None:
+def test_ranks_by_the_hundreds_are_cut():
     assert words.value("waiting_us", dict.fromkeys(range(512), 1000.0)).endswith("rank 11: 1.0 ms and 500 more")
     assert words.ranks(list(range(1, 1024, 2))).endswith("23 and 500 more")
-    assert words.ranks([0, 1, 2, 3], 4) == "all 4 ranks"
+    assert (words.ranks([0, 1, 2, 3], 4), words.ranks([0, 1], 2)) == ("all 4 ranks", "both ranks")

@@ -178,8 +178,9 @@ def _limitations(runs: Sequence[SeriesRun], answers: Sequence[ComparedRun], evid
     found = []
     unprofiled = [bool(of_steps.unprofiled_us(run)) for run in answers]
     if evidence == "profiled" and any(unprofiled):
-        missing = ", ".join(run.name for run, known in zip(answers, unprofiled, strict=True) if not known)
-        lacking = f"{missing} has no iterations" if missing else "not every run has enough iterations"
+        missing = [run.name for run, known in zip(answers, unprofiled, strict=True) if not known]
+        have = "have" if len(missing) > 1 else "has"
+        lacking = f"{', '.join(missing)} {have} no iterations" if missing else "not every run has enough iterations"
         found.append(f"{lacking} without profiling: all runs are compared by the iterations in their captures")
     captured = [run.captured_ns for run in runs if run.captured_ns is not None]
     if captured != sorted(captured):

@@ -47,7 +47,7 @@ def pack_group(job: tuple[str, Path, Path]) -> tuple[str, int, dict[str, float]]
         folder = whole / name / kept
         for path in sorted(path for path in folder.rglob("*.json.*z") if path.suffix in _PACKING):
             raw = _PACKING[path.suffix](path.read_bytes())
-            small = lean.lean(raw, ".json", neutral, every_operator=True)
+            small = lean.lean(raw, ".json", neutral)
             if told := pack.TELLING.search(small.decode("utf-8", "replace")):
                 raise ValueError(f"{path} names what is of one machine: {told[0]!r}")
             traces[f"{kept}/{path.relative_to(folder).with_suffix('')}"] = json.loads(small)
