@@ -39,21 +39,14 @@ def _package(name: str) -> str | None:
     return None if found else f"{name} is not installed"
 
 
-def _cuda() -> str | None:
+def _gpus(count: int = 1) -> str | None:
     if _package("torch"):
         return "torch is not installed"
     import torch
 
-    return None if torch.cuda.is_available() else "torch sees no CUDA device"
-
-
-def _gpus(count: int) -> str | None:
-    missing = _cuda()
-    if missing:
-        return missing
-    import torch
-
-    found = torch.cuda.device_count()
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found == 0:
+        return "torch sees no CUDA device"
     return None if found >= count else f"it takes {count} GPUs, and torch sees {found}"
 
 
@@ -72,7 +65,7 @@ NEEDS = {
     "ft": lambda: _package("nvidia_resiliency_ext"),
     "transformer_engine": lambda: _package("transformer_engine"),
     "megatron_bridge": lambda: _package("megatron.bridge"),
-    "cuda": _cuda,
+    "cuda": _gpus,
     "gpus2": lambda: _gpus(2),
     "gpus4": lambda: _gpus(4),
     "mount": functools.cache(_mount),

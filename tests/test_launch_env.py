@@ -35,9 +35,10 @@ HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}
         ({"RANK": "9", "WORLD_SIZE": "16"}, ("torchrun", 9, 16, None)),
     ],
 )
-def test_each_launcher_names_a_place(environ: dict[str, str], place: tuple[str, int, int, int | None]) -> None:
+def test_each_launcher_names_a_place(environ, place):
     env = LaunchEnv.read(environ)
     assert (env.launcher, env.rank, env.world_size, env.local_rank) == place
+    assert env.device_index == (place[3] or 0)
 
 
 @pytest.mark.parametrize(
@@ -49,12 +50,12 @@ def test_each_launcher_names_a_place(environ: dict[str, str], place: tuple[str, 
         ({"RANK": "9", "WORLD_SIZE": "16"}, (None, None, None, None, None)),
     ],
 )
-def test_node_restarts_job_rendezvous_and_agent_store(environ: dict[str, str], found: tuple[object, ...]) -> None:
+def test_node_restarts_job_rendezvous_and_agent_store(environ, found):
     env = LaunchEnv.read(environ)
     assert (env.node_rank, env.restarts, env.job_id, env.rendezvous, env.agent_store) == found
 
 
-def test_two_launches_differ_and_the_ranks_of_one_agree() -> None:
+def test_two_launches_differ_and_the_ranks_of_one_agree():
     assert LaunchEnv.read(STEP).launch_id == LaunchEnv.read(STEP | {"SLURM_PROCID": "3"}).launch_id
     assert LaunchEnv.read(STEP).launch_is_named
     for changed in ({"SLURM_STEP_ID": "1"}, {"SLURM_RESTART_COUNT": "1"}):
@@ -70,7 +71,7 @@ def test_two_launches_differ_and_the_ranks_of_one_agree() -> None:
 
 
 @pytest.mark.parametrize("environ", [STEP, OPEN_MPI, HYDRA])
-def test_torch_finds_the_ranks_of_srun_and_mpirun(environ: dict[str, str]) -> None:
+def test_torch_finds_the_ranks_of_srun_and_mpirun(environ):
     exported = dict(environ)
     export_for_torch(exported)
     before, after = LaunchEnv.read(environ), LaunchEnv.read(exported)
@@ -87,7 +88,7 @@ def test_torch_finds_the_ranks_of_srun_and_mpirun(environ: dict[str, str]) -> No
         ({}, set()),
     ],
 )
-def test_variables_that_are_set_stay(environ: dict[str, str], added: set[str]) -> None:
+def test_variables_that_are_set_stay(environ, added):
     exported = dict(environ)
     export_for_torch(exported)
     assert exported.keys() - environ.keys() == added
@@ -95,11 +96,11 @@ def test_variables_that_are_set_stay(environ: dict[str, str], added: set[str]) -
 
 
 @pytest.mark.parametrize("environ", [{"RANK": "0"}, {"RANK": "8", "WORLD_SIZE": "8"}, {"RANK": "", "WORLD_SIZE": "8"}])
-def test_half_a_place_is_refused(environ: dict[str, str]) -> None:
+def test_half_a_place_is_refused(environ):
     with pytest.raises(ProfilingConfigError, match="WORLD_SIZE"):
         LaunchEnv.check(environ)
 
 
 @pytest.mark.parametrize(("nodes", "first"), [("gpu[07-09,12],cpu1", "gpu07"), ("a1,a2", "a1"), ("gpu[1,3]-ib", "gpu1-ib")])
-def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
+def test_the_first_host_of_a_list(nodes, first):
     assert first_host(nodes) == first

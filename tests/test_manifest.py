@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ from bridge_profiling.manifest import (
 )
 
 
-def _full() -> Manifest:
+def _full():
     return Manifest(
         status="partial",
         reason="SIGTERM",
@@ -48,13 +47,13 @@ def _full() -> Manifest:
     )
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_what_is_written_is_read(tmp_path):
     path = tmp_path / "rank-1.json"
     write_manifest(path, _full())
     assert read_manifest(path) == _full()
 
 
-def test_keys_of_a_newer_release_are_skipped(tmp_path: Path) -> None:
+def test_keys_of_a_newer_release_are_skipped(tmp_path):
     path = tmp_path / "rank-0.json"
     path.write_text('{"rank": 0, "status": "complete", "new": [1], "job": {"id": "7", "queue": "x"}}')
     assert read_manifest(path).job.id == "7"
@@ -68,7 +67,7 @@ def test_keys_of_a_newer_release_are_skipped(tmp_path: Path) -> None:
         ({"durations_ns": {"iteration": [1], "duration_ns": []}}, "durations_ns"),
     ],
 )
-def test_a_wrong_entry_is_named(tmp_path: Path, change: dict[str, Any], entry: str) -> None:
+def test_a_wrong_entry_is_named(tmp_path, change, entry):
     path = tmp_path / "rank-0.json"
     path.write_text(json.dumps({"rank": 0, "status": "complete"} | change))
     with pytest.raises(TraceError, match=f"rank-0.json is not a manifest: .*{entry}"):
@@ -76,13 +75,13 @@ def test_a_wrong_entry_is_named(tmp_path: Path, change: dict[str, Any], entry: s
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"rank": 0}', b"\xff", b"[" * 100_000])
-def test_a_file_that_is_something_else_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_something_else_is_refused(tmp_path, content):
     (tmp_path / "rank-0.json").write_bytes(content)
     with pytest.raises(TraceError, match="is not a manifest"):
         read_manifest(tmp_path / "rank-0.json")
 
 
-def test_iterations_that_a_profiler_slowed_down_are_not_unprofiled() -> None:
+def test_iterations_that_a_profiler_slowed_down_are_not_unprofiled():
     manifest = _full()
     manifest.durations_ns = Durations(iteration=list(range(24)), duration_ns=list(range(24)))
     capture = RankCapture(Path(), "iter-10-12", manifest)
@@ -96,9 +95,7 @@ def test_iterations_that_a_profiler_slowed_down_are_not_unprofiled() -> None:
     ("written", "reason", "status"),
     [(True, None, "partial"), (True, "ended early", "partial"), (False, "lost", "failed")],
 )
-def test_a_profiler_that_outlives_its_rank_corrects_the_manifest(
-    tmp_path: Path, written: bool, reason: str | None, status: str
-) -> None:
+def test_a_profiler_that_outlives_its_rank_corrects_the_manifest(tmp_path, written, reason, status):
     path = tmp_path / "manifest" / "iter-10-12" / "rank-1.json"
     report = tmp_path / "nsys" / "rank-1.nsys-rep"
     report.parent.mkdir()

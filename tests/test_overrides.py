@@ -52,7 +52,7 @@ class Config:
     checkpoint: Empty = field(default_factory=Empty)
 
 
-def overridden(*overrides: str) -> Config:
+def overridden(*overrides):
     config = Config()
     apply_overrides(config, overrides)
     return config
@@ -63,17 +63,21 @@ def overridden(*overrides: str) -> Config:
     [
         ("train.iterations=5", "iterations", 5),
         ("train.rate=1e-3", "rate", 0.001),
+        ("train.rate=3", "rate", 3.0),
         ("train.on=true", "on", True),
         ("train.name='null'", "name", "null"),
         ("train.name=007", "name", "007"),
+        ("train.name=12:30", "name", "12:30"),
         ("train.name=", "name", ""),
         ("train.note=null", "note", None),
         ("train.folder=/a/b", "folder", Path("/a/b")),
         ("train.style=cosine", "style", "cosine"),
         ("train.color=blue", "color", Color.blue),
+        ("train.color=Color.blue", "color", Color.blue),
         ("train.color=b", "color", Color.blue),
         ("train.shape=[3,4]", "shape", (3, 4)),
         ("train.sizes=[1,2]", "sizes", [1, 2]),
+        ("train.frequency=2", "frequency", 2),
         ("train.frequency=[0,1]", "frequency", [0, 1]),
         ("train.labels.a=1", "labels", {"a": 1}),
         ("train.labels={a: 1, b: 2}", "labels", {"a": 1, "b": 2}),
@@ -153,7 +157,8 @@ def test_shell_quoted_quotes_come_back_as_they_were():
     ("override", "message"),
     [
         ("profiling.profile_step_strt=1", "profiling has no field 'profile_step_strt'.*Type profiling.profile_step_start=1"),
-        ("profile_step_start=1", "Type profiling.profile_step_start=1"),
+        ("profilling.profile_step_start=1", "Type profiling.profile_step_start=1"),
+        ("style=cosine", "Type train.style=cosine"),
         ("profiling.iterations=1", "Type train.iterations=1"),
         ("ft.enable_package=true", "Type ft.enable_ft_package=true"),
         ("train.zzz=1", "Fields of train: iterations, rate"),
@@ -162,20 +167,26 @@ def test_shell_quoted_quotes_come_back_as_they_were():
         ("train.iterations.x=1", "it is a value.*not a section"),
         ("train.iterations=x", "expected int, got x .str"),
         ("train.iterations=1e3", "expected int.*Type for example train.iterations=1000"),
+        ("train.iterations=true", "expected int, got true .bool"),
+        ("train.iterations=null", "expected int, got null"),
         ("train.iterations=", "expected int, got nothing"),
         ("train.rate=fast", "expected float, got fast"),
         ("train.on=2", "expected true or false, got 2"),
         ("train.name=null", "expected str, got null"),
+        ("train.name=[1]", "expected str, got .1. .list"),
         ("train.style=cosin", "one of linear, cosine.*Type for example train.style=cosine"),
         ("train.color=rde", "one of red, blue.*train.color=red"),
         ("train.function=print", "cannot be set by an override.*Python code"),
         ("train.shape=[3]", "tuple.int, int.*train.shape=.10,10"),
         ("train.sizes=[a]", "list.int. or null"),
+        ("train.frequency=x", "int or list.int"),
         ("train.labels.a=x", "train.labels.a=x has the wrong type; expected int"),
         ("profiling.profile_ranks=0", r"expected list\[int\] or str, got 0 .*profile_ranks=\[0\]"),
         ("profiling.profile_ranks=[0,", "cannot be parsed"),
         ("train=3", "train is a section, and cannot be 3"),
+        ("train=null", "train is a section, and cannot be null"),
         ("train.name=${nothing}", "cannot be resolved"),
+        ("profiling", "is not of the form name=value"),
         ("=3", "is not of the form name=value"),
         ("+train.iterations=1", "adds a setting.*Leave the . out: train.iterations=1"),
         ("~train.iterations", "removes a setting"),

@@ -9,7 +9,7 @@ from bridge_profiling.ray_request import RayRequest
 BOTH = {"NRL_NSYS_PROFILE_STEP_RANGE": "2:3", "NRL_NSYS_WORKER_PATTERNS": "*policy*,*vllm*"}
 
 
-def asked(**variables: str) -> RayRequest:
+def asked(**variables):
     request = RayRequest.from_environment(BOTH | variables)
     assert request is not None
     return request

@@ -27,8 +27,6 @@ instead. The [snippets](snippets.md) of the guides have a page of their own. `to
 and a test checks that every file that it names exists.
 """
 
-_NOT_YET = "not yet: "
-
 
 class Feature(NamedTuple):
     """One row: a key of the guides, the feature, and the evidence as `tests/snippets/features.txt` has it."""
@@ -38,10 +36,8 @@ class Feature(NamedTuple):
     evidence: str
 
     @property
-    def file(self) -> Path | None:
-        """The test or page that shows it; None for a feature that is missing."""
-        if self.evidence.startswith(_NOT_YET):
-            return None
+    def file(self) -> Path:
+        """The test or page that shows it."""
         return ROOT / (self.evidence if self.evidence.startswith("docs/") else f"tests/{self.evidence}")
 
 
@@ -65,7 +61,7 @@ def _shown(row: Feature) -> str:
         path = row.evidence.removeprefix("docs/")
         link = path.removeprefix("reference/") if path.startswith("reference/") else f"../{path}"
         return f"[{Path(path).stem.replace('-', ' ')}]({link})"
-    return row.evidence if row.file is None else f"works: `tests/{row.evidence}`"
+    return f"works: `tests/{row.evidence}`"
 
 
 if __name__ == "__main__":

@@ -1,62 +1,91 @@
 """Changes one operator or constant at a time, and counts how many of these mutants the tests catch.
 
-    python tools/mutants.py [--count 60] [--seed 1] [--reuse] [TESTS ...]
+    python tools/mutants.py [--count 60] [--seed 1] [--jobs 2] [--concern NAME] [--again] [TESTS ...]
 
-Works on a copy of the checkout in .cache/mutants. First it runs the unit and integration tests once under coverage and
-records which tests execute each line (`--reuse` keeps the last record). Then each mutant runs against the tests that execute
-its line until one fails; for a line that runs on import, against all tests that execute its module. Prints a table of the
-concerns and the survivors, and exits with 1 if fewer than 90% were caught. It takes about 40 minutes on two cores.
+Works on copies of the checkout in .cache/mutants, which the tests import instead of the installed package. The unit tests come
+first, then, for the mutants that survive them, the integration tests. Each tier runs once under coverage, which records the
+tests (of integration tests, the files) that execute each line. Then each mutant runs against those, the ones that execute least
+first, until one fails; for a line that runs on import, against all that execute its module. In the end, the tests that failed
+run without a mutant.
+
+Interrupt it at any time: what is known is kept until the package changes, and the next call goes on. `--again` repeats the
+survivors, after the tests have changed. With TESTS, only these files are recorded, and also if they were before.
+
+Prints a table of the concerns and the survivors, and exits with 1 if fewer than 90% were caught.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
+import functools
+import hashlib
+import itertools
+import json
+import multiprocessing.context
+import multiprocessing.resource_tracker
 import os
+import queue
 import random
+import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / ".cache" / "mutants"
-TREE = FOLDER / "tree"
 
 #: What must not be wrong, and the modules of bridge_profiling that decide it.
 CONCERNS = {
     "window arithmetic": ["config.py", "capture/window.py", "slow_iterations.py"],
     "rank selection": ["layout.py", "launch_env.py"],
-    "conflict rules": ["plugins/*.py"],
+    "conflict rules": [
+        f"plugins/{name}.py" for name in ("checks", "executors", "fault_tolerance", "preemption", "profilers", "task")
+    ],
     "manifest status": ["capture/record.py", "capture/profiler.py", "manifest.py"],
     "interval arithmetic": ["analysis/intervals.py"],
-    "attribution": ["analysis/attribution/*.py", "analysis/findings/ledger.py"],
+    "attribution": ["analysis/attribution/*.py"],
     "findings' thresholds": ["analysis/findings/*.py"],
     "overrides": ["overrides.py", "values.py"],
-    "quoting": ["nsys/command.py", "nsys/launch.py"],
+    "quoting": ["nsys/command.py", "nsys/launch.py", "plugins/batch_script.py"],
 }
 
 #: Share of mutants to catch.
 GOAL = 0.9
+
+#: The tiers of tests, in the order in which they are asked, and their markers.
+TIERS = {
+    "unit": "not integration and not system and not gpu",
+    "integration": "integration and not system and not gpu",
+}
+
+#: Seconds for one test; one that takes longer hangs. And bytes that a process may allocate.
+_LIMIT_S = {"unit": 180, "integration": 400}
+_LIMIT_BYTES = 12 << 30
+
+#: So many files of tests are asked before all others.
+_FEW = 3
 
 _COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
 _ARITHMETIC = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult,
-}
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
+}  # fmt: skip
 
-#: Seconds for the tests of one mutant; one that takes longer hangs, and is caught.
-_LIMIT_S = 400
+#: Keyword arguments of which no test says anything: looks, and what only happens on another machine.
+_KEYWORDS = {"encoding", "errors", "exist_ok", "indent", "missing_ok", "parents", "repr", "slots", "stacklevel", "strict"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +100,7 @@ class Mutant:
     becomes: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.lines.start}: {self.was} → {self.becomes}"
+        return f"{self.path}:{self.lines.start}: `{self.was}` → `{self.becomes}`"
 
 
 def mutate(node: ast.AST) -> ast.AST | None:
@@ -80,7 +109,7 @@ def mutate(node: ast.AST) -> ast.AST | None:
     match changed:
         case ast.Compare(ops=[operator]) if type(operator) in _COMPARISONS:
             changed.ops = [_COMPARISONS[type(operator)]()]
-        case ast.BinOp(op=operator, right=right) if type(operator) in _ARITHMETIC and not isinstance(right, ast.JoinedStr):
+        case ast.BinOp(op=operator) if type(operator) in _ARITHMETIC and not (_text(changed.left) or _text(changed.right)):
             changed.op = _ARITHMETIC[type(operator)]()
         case ast.BoolOp(op=operator):
             changed.op = ast.Or() if isinstance(operator, ast.And) else ast.And()
@@ -88,8 +117,9 @@ def mutate(node: ast.AST) -> ast.AST | None:
             return operand
         case ast.Constant(value=bool(value)):
             changed.value = not value
-        case ast.Constant(value=int(value)):
-            changed.value = value + 1
+        case ast.Constant(value=int(value) | float(value)):
+            # A threshold of 20,001 instead of 20,000 is as good.
+            changed.value = value + 1 if value < 10 and isinstance(value, int) else value * 2 or 1.0
         case ast.Call(func=ast.Name(id="min" | "max") as function):
             function.id = "max" if function.id == "min" else "min"
         case _:
@@ -97,10 +127,14 @@ def mutate(node: ast.AST) -> ast.AST | None:
     return changed
 
 
+def _text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
 def candidates(concern: str, path: str) -> Iterator[Mutant]:
     """Every mutant of a file."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    skipped = _texts_and_types(tree)
+    skipped = {id(node) for root in _of_no_consequence(tree) for node in ast.walk(root)}
     for index, node in enumerate(ast.walk(tree)):
         changed = None if id(node) in skipped else mutate(node)
         if changed is not None:
@@ -108,22 +142,26 @@ def candidates(concern: str, path: str) -> Iterator[Mutant]:
             yield Mutant(concern, path, index, lines, ast.unparse(node), ast.unparse(changed))
 
 
-def _texts_and_types(tree: ast.Module) -> set[int]:
-    """Nodes whose change is no change of behaviour: inside of formatted texts, annotations and decorators."""
-    roots: list[ast.AST] = []
+def _of_no_consequence(tree: ast.Module) -> Iterator[ast.AST]:
+    """What no test has to notice: formatted texts, messages, annotations, decorators, and some keyword arguments."""
     for node in ast.walk(tree):
         match node:
-            case ast.JoinedStr():
-                roots.append(node)
+            case ast.JoinedStr() | ast.Raise() | ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                yield node
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="logger" | "logging" | "warnings"))):
+                yield node
+            case ast.FunctionDef(name="__repr__" | "__str__"):
+                yield node
             case ast.FunctionDef(returns=returns, decorator_list=decorators):
-                roots += [*decorators, *([returns] if returns else [])]
+                yield from [*decorators, *([returns] if returns else [])]
             case ast.arg(annotation=ast.AST() as annotation) | ast.AnnAssign(annotation=annotation):
-                roots.append(annotation)
-            case ast.ClassDef(decorator_list=decorators):
-                roots += decorators
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == "__all__":
-                roots.append(value)
-    return {id(node) for root in roots for node in ast.walk(root)}
+                yield annotation
+            case ast.ClassDef(decorator_list=decorators, keywords=keywords):
+                yield from [*decorators, *keywords]
+            case ast.keyword(arg=name) if name in _KEYWORDS:
+                yield node
+            case ast.Assign(targets=[ast.Name(id="__all__")]):
+                yield node
 
 
 def choose(count: int, seed: int, concerns: list[str]) -> list[Mutant]:
@@ -138,115 +176,218 @@ def choose(count: int, seed: int, concerns: list[str]) -> list[Mutant]:
     return chosen
 
 
-def copy_checkout() -> None:
-    """The files that git knows, as they are now, with ../shared next to them if it exists."""
-    shutil.rmtree(TREE, ignore_errors=True)
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
-    for name in filter(None, names):
-        if (ROOT / name).is_file():
-            (TREE / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, TREE / name)
-    shared = FOLDER / "shared"
-    if (ROOT.parent / "shared").is_dir() and not shared.exists():
-        shared.symlink_to(ROOT.parent / "shared")
+def mutated(source: str, mutant: Mutant) -> str:
+    """The source with the mutant in it, and all else as it was, comments included."""
+    node = list(ast.walk(ast.parse(source)))[mutant.index]
+    lines = source.encode().splitlines(keepends=True)
+    start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+    end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
+    becomes = mutant.becomes if isinstance(node, ast.Constant) else f"({mutant.becomes})"
+    return (source.encode()[:start] + becomes.encode() + source.encode()[end:]).decode()
 
 
-def run_tests(*arguments: str, limit: float | None = None) -> int:
-    """Pytest in the copy, with the copy's code; returns its exit code, -1 for one that took too long."""
-    temporary = FOLDER / "tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    environment = os.environ | {
-        "PYTHONPATH": str(TREE), "TMPDIR": str(temporary), "NEMORUN_HOME": str(temporary / "runs"), "TORCHDYNAMO_DISABLE": "1",
-        "COVERAGE_FILE": str(FOLDER / "coverage"),
-    }  # fmt: skip
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--basetemp",
-        str(temporary / "pytest"),
-        *arguments,
-    ]
-    with open(FOLDER / "log", "wb") as log:
-        process = subprocess.Popen(command, cwd=TREE, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+#: Forks of a process that has loaded what takes most tests longer to load than to run.
+_FORKS = multiprocessing.get_context("forkserver")
+_LOADED = ["pytest", "hypothesis", "torch", "nemo_run", "pyarrow.parquet", "duckdb", "pandas", "typer", "plotly.graph_objects"]
+
+
+def _pytest(tree: Path, variables: dict[str, str], options: list[str], log: Path) -> None:
+    """Ends this process with pytest's exit code."""
+    os.setsid()
+    os.chdir(tree)
+    os.environ |= variables
+    tempfile.tempdir = None
+    # That of the process that this one was forked from, which no test may stop.
+    multiprocessing.resource_tracker._resource_tracker._fd = None
+    sys.path.insert(0, str(tree))
+    for path, flags, numbers in ((os.devnull, os.O_RDONLY, (0,)), (log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, (1, 2))):
+        for number in numbers:
+            os.dup2(os.open(path, flags), number)
+    import pytest
+
+    sys.exit(int(pytest.main(options)))
+
+
+class Workplace:
+    """A copy of the checkout in which one run of tests at a time takes place."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tree = folder / "tree"
+        self.process: multiprocessing.context.ForkServerProcess | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.tree, ignore_errors=True)
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).is_file():
+                (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.tree / name)
+        shared = folder / "shared"
+        if (ROOT.parent / "shared").is_dir() and not shared.exists():
+            shared.symlink_to(ROOT.parent / "shared")
+
+    def run(self, tier: str, *arguments: str, **variables: str) -> tuple[int, list[str]]:
+        """Pytest with this copy's code: its exit code, and the tests that failed."""
+        temporary, log = self.folder / "tmp", self.folder / "log"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        variables |= {"PYTHONPATH": str(self.tree), "TMPDIR": str(temporary), "NEMORUN_HOME": str(temporary / "runs")}
+        options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--basetemp", f"{temporary}/pytest", "-m", TIERS[tier]]
+        options += ["--timeout", str(_LIMIT_S[tier]), *arguments]
+        self.process = _FORKS.Process(target=_pytest, args=(self.tree, variables, options, log))
+        self.process.start()
+        resource.prlimit(self.process.pid, resource.RLIMIT_DATA, (_LIMIT_BYTES, _LIMIT_BYTES))
+        self.process.join()
+        code = self.process.exitcode
+        text = log.read_text(encoding="utf-8", errors="replace")
+        return code, [line.partition(" - ")[0] for line in re.findall(r"^(?:FAILED|ERROR) (tests/.*)", text, re.MULTILINE)]
+
+    def caught_by(self, mutant: Mutant, record: Record) -> str | None:
+        """The first test that fails with the mutant in place."""
+        files = [list(tests) for _, tests in itertools.groupby(record.tests(mutant), _file)]
+        # Few files first, since loading all of them can take a minute.
+        for part in filter(None, (files[:_FEW], files[_FEW:])):
+            test = self._first_to_fail(mutant, record, [test for tests in part for test in tests])
+            if test is not None:
+                return test
+        return None
+
+    def _first_to_fail(self, mutant: Mutant, record: Record, tests: list[str]) -> str | None:
+        target, listed = self.tree / mutant.path, self.folder / "tests.txt"
+        original = (ROOT / mutant.path).read_text(encoding="utf-8")
+        listed.write_text("\n".join([*(f"--deselect={test}" for test in record.failing), *tests]))
+        target.write_text(mutated(original, mutant), encoding="utf-8")
         try:
-            return process.wait(limit)
-        except subprocess.TimeoutExpired:
-            return -1
+            code, failed = self.run(record.tier, "-x", f"@{listed}")
         finally:
-            process.kill()
-            process.wait()
+            target.write_text(original, encoding="utf-8")
+        # A negative one: killed, for want of memory or by itself.
+        if code < 0:
+            return f"pytest ended by {signal.Signals(-code).name}"
+        # 5: none of the tests is of this tier.
+        if not failed and code not in (0, 1, 5):
+            sys.exit(
+                f"error: pytest ends with {code}: see {self.folder / 'log'}; a test that is gone leaves with .cache/mutants"
+            )
+        return failed[0] if failed else None
 
 
-def record(tests: list[str]) -> None:
-    """Run the tests once, and record which of them execute each line, also in processes that they start."""
-    settings = FOLDER / "coveragerc"
-    settings.write_text(
-        "[run]\nsource = bridge_profiling\npatch = subprocess\nparallel = true\ncontext = ${PYTEST_CURRENT_TEST-}\n"
-    )
-    code = run_tests(
-        "-n", "2", "--dist", "loadfile", "-m", "not system", "--cov", "--cov-context=test",
-        f"--cov-config={settings}", "--cov-report=", *tests,
-    )  # fmt: skip
-    if code:
-        sys.exit(f"error: the tests fail without a mutant; see {FOLDER / 'log'}")
+class Record:
+    """Which tests of a tier execute a line, and which fail without a mutant."""
 
+    def __init__(self, tier: str, folder: Path, workplaces: list[Workplace], only: list[str]) -> None:
+        from coverage import CoverageData, CoverageException
 
-class Executions:
-    """Which tests execute a line."""
+        self.tier, self._folder = tier, folder
+        self._make(workplaces, only)
+        self.failing = [test for path in folder.glob(f"{tier}*.failing") for test in path.read_text().splitlines()]
+        self._data = CoverageData(no_disk=True)
+        # Those with another ending are of processes that ended after pytest had combined the others.
+        for path in folder.glob(f"{tier}*.coverage*"):
+            data = CoverageData(str(path))
+            # A process that is killed can leave half a file.
+            with contextlib.suppress(CoverageException):
+                data.read()
+                self._data.update(data)
+        self._executed = Counter(
+            name
+            for path in self._data.measured_files()
+            for contexts in self._data.contexts_by_lineno(path).values()
+            for name in _tests(contexts)
+        )
 
-    def __init__(self) -> None:
-        from coverage import CoverageData
+    def _make(self, workplaces: list[Workplace], only: list[str]) -> None:
+        """Run the tests under coverage, unless an earlier call did; with `only`, these files in any case."""
+        settings = self._folder / "coveragerc"
+        settings.write_text(
+            "[run]\nsource = bridge_profiling\nrelative_files = true\nparallel = true\n"
+            "patch = subprocess, fork, _exit\ncontext = ${MUTANTS_TEST-}\n"
+        )
+        coverage = ["--cov", f"--cov-config={settings}", "--cov-report="]
 
-        self._data = CoverageData(str(FOLDER / "coverage"))
-        self._data.read()
+        def run(place: Workplace, name: str, *arguments: str, file: str = "") -> None:
+            data, failing = self._folder / f"{name}.coverage", self._folder / f"{name}.failing"
+            if only or not failing.exists():
+                failed = place.run(self.tier, *coverage, *arguments, COVERAGE_FILE=str(data), MUTANTS_TEST=file)[1]
+                failing.write_text("\n".join(failed))
+
+        if self.tier == "unit":
+            coverage.append("--cov-context=test")
+            files = only
+            if not only:
+                run(workplaces[0], self.tier, "-n", str(len(workplaces)), "--dist", "loadfile")
+        else:
+            workplaces[0].run(self.tier, "--collect-only", *only)
+            collected = (workplaces[0].folder / "log").read_text()
+            files = sorted(set(re.findall(r"^(tests/\S+\.py)", collected, re.MULTILINE)))
+
+        # Ranks that several tests fork from one server cannot say whose they are: their file does.
+        def run_file(place: Workplace, file: str) -> None:
+            run(place, f"{self.tier}-{file.replace('/', '-')}", file, file="" if self.tier == "unit" else file)
+
+        for _ in in_parallel(run_file, files, workplaces):
+            pass
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Arguments for pytest: tests, or whole files where a fixture shared by a file's tests executes the line."""
-        contexts = self._data.contexts_by_lineno(str(TREE / mutant.path))
-        found = {context for line in mutant.lines for context in contexts.get(line, ())} - {""}
-        if not found:
-            found = {context for of_line in contexts.values() for context in of_line} - {""}
-        # `|tests/a.py::test[x]|run`, or `tests/a.py::test[x] (call)` of a process that a test started.
-        names = set()
-        for context in found:
-            test = context.replace(" (", "|").lstrip("|").partition("|")[0].partition("[")[0]
-            names.add(test.partition("::")[0] if context.endswith("|setup") else test)
-        whole = {name for name in names if "::" not in name}
-        return sorted(whole | {name for name in names if name.partition("::")[0] not in whole})
+        """Tests and files of tests, those that execute least first."""
+        contexts = self._data.contexts_by_lineno(mutant.path)
+        found = _tests(context for line in mutant.lines for context in contexts.get(line, ()))
+        found = found or _tests(context for of_line in contexts.values() for context in of_line)
+        whole = {name for name in found if "::" not in name}
+        found = whole | {name for name in found if _file(name) not in whole}
+        least: dict[str, int] = {}
+        for name in found:
+            least[_file(name)] = min(least.get(_file(name), sys.maxsize), self._executed[name])
+        return sorted(found, key=lambda name: (least[_file(name)], _file(name), self._executed[name]))
 
 
-def caught(mutant: Mutant, tests: list[str]) -> bool:
-    """Whether a test fails with the mutant in place; unit tests are asked first."""
-    target = TREE / mutant.path
-    original = target.read_text(encoding="utf-8")
-    tree = ast.parse(original)
-    nodes = list(ast.walk(tree))
-    changed = ast.copy_location(mutate(nodes[mutant.index]), nodes[mutant.index])
-    tree = _Replace(nodes[mutant.index], changed).visit(tree)
-    target.write_text(ast.unparse(ast.fix_missing_locations(tree)), encoding="utf-8")
-    listed = FOLDER / "tests.txt"
-    listed.write_text("\n".join(tests))
-    try:
-        for tier in ("not integration and not system", "integration and not system"):
-            # 5: no test of this tier executes the line.
-            if run_tests("-x", "-m", tier, f"@{listed}", limit=_LIMIT_S) not in (0, 5):
-                return True
-        return False
-    finally:
-        target.write_text(original, encoding="utf-8")
+def _file(test: str) -> str:
+    return test.partition("::")[0]
 
 
-class _Replace(ast.NodeTransformer):
-    def __init__(self, old: ast.AST, new: ast.AST) -> None:
-        self._old, self._new = old, new
+def _tests(contexts: Iterable[str]) -> set[str]:
+    """Of the contexts `tests/a.py::test[x]|run` the tests; of a fixture, which tests of a file may share, the file."""
+    found = set()
+    for context in filter(None, contexts):
+        name, _, phase = context.rpartition("|") if "::" in context else (context, "", "")
+        found.add(_file(name) if phase == "setup" else name.partition("[")[0])
+    return found
 
-    def visit(self, node: ast.AST) -> ast.AST:
-        return self._new if node is self._old else self.generic_visit(node)
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+
+def in_parallel(
+    function: Callable[[Workplace, _Task], _Result], tasks: Iterable[_Task], workplaces: list[Workplace]
+) -> Iterator[tuple[_Task, _Result]]:
+    """Each task in a workplace of its own; yields results as they come."""
+    free: queue.Queue[Workplace] = queue.Queue()
+    for place in workplaces:
+        free.put(place)
+
+    def work(task: _Task) -> _Result:
+        place = free.get()
+        try:
+            return function(place, task)
+        finally:
+            free.put(place)
+
+    with ThreadPoolExecutor(len(workplaces)) as pool:
+        waiting = {pool.submit(work, task): task for task in tasks}
+        for done in as_completed(waiting):
+            yield waiting[done], done.result()
+
+
+def table(mutants: list[Mutant], caught: Callable[[Mutant], bool]) -> str:
+    """Markdown: a row for each concern, then the survivors."""
+    rows = ["| concern | mutants | caught |", "|---|---|---|"]
+    for concern in dict.fromkeys(mutant.concern for mutant in mutants):
+        of_concern = [mutant for mutant in mutants if mutant.concern == concern]
+        rows.append(f"| {concern} | {len(of_concern)} | {sum(map(caught, of_concern))} |")
+    total = sum(map(caught, mutants))
+    rows += [f"| all | {len(mutants)} | {total} ({total / len(mutants):.0%}) |", "", "Survivors:", ""]
+    return "\n".join(rows + [f"- {mutant}" for mutant in mutants if not caught(mutant)])
 
 
 def main() -> int:
@@ -254,28 +395,61 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--reuse", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--concern", action="append", choices=CONCERNS, help="only these; repeatable")
-    parser.add_argument("tests", nargs="*", help="files or folders of tests, instead of all unit and integration tests")
+    parser.add_argument("--tier", action="append", choices=TIERS, help="only these; repeatable")
+    parser.add_argument("--again", action="store_true", help="repeat survivors")
+    parser.add_argument("tests", nargs="*", help="files of tests to record, instead of all")
     arguments = parser.parse_args()
-    concerns = arguments.concern or list(CONCERNS)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    copy_checkout()
-    if not arguments.reuse:
-        record(arguments.tests)
-    executions = Executions()
-    results: list[tuple[Mutant, bool]] = []
-    for mutant in choose(arguments.count, arguments.seed, concerns):
-        tests = executions.tests(mutant)
-        results.append((mutant, bool(tests) and caught(mutant, tests)))
-        print(f"{'caught  ' if results[-1][1] else 'survived'} {mutant} ({len(tests)} tests or files)", flush=True)
-    print("\n| concern | mutants | caught |\n|---|---|---|")
-    for concern in concerns:
-        of_concern = [ok for mutant, ok in results if mutant.concern == concern]
-        print(f"| {concern} | {len(of_concern)} | {sum(of_concern)} |")
-    total = sum(ok for _, ok in results)
-    print(f"| all | {len(results)} | {total} ({total / len(results):.0%}) |")
-    return 0 if total >= GOAL * len(results) else 1
+    code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((ROOT / "bridge_profiling").rglob("*.py"))))
+    folder = ROOT / ".cache" / "mutants" / code.hexdigest()[:12]
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    _FORKS.set_forkserver_preload(_LOADED)
+    workplaces = [Workplace(folder / str(number)) for number in range(arguments.jobs)]
+    kept = folder / "results.json"
+    # For each mutant and tier, the test that caught it, or None.
+    results: dict[str, dict[str, str | None]] = json.loads(kept.read_text()) if kept.exists() else {}
+    chosen = choose(arguments.count, arguments.seed, arguments.concern or list(CONCERNS))
+
+    def key(mutant: Mutant) -> str:
+        return f"{mutant.path} node {mutant.index}"
+
+    def caught(mutant: Mutant) -> bool:
+        return any(results.get(key(mutant), {}).values())
+
+    def end(*_: object) -> None:
+        for place in workplaces:
+            if place.process is not None and place.process.is_alive():
+                os.killpg(place.process.pid, signal.SIGKILL)
+        # No thread may start the next tests.
+        os._exit(130)
+
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
+    repeated = {mutant for mutant in chosen if arguments.again and not caught(mutant)}
+    for tier in arguments.tier or TIERS:
+        open_ = [mutant for mutant in chosen if not caught(mutant)]
+        open_ = [mutant for mutant in open_ if mutant in repeated or tier not in results.get(key(mutant), {})]
+        if not open_:
+            continue
+        record = Record(tier, folder, workplaces, arguments.tests)
+        print(f"{tier} tests that fail without a mutant, and are left out: {record.failing}", flush=True)
+        judge = functools.partial(Workplace.caught_by, record=record)
+        for mutant, test in in_parallel(judge, open_, workplaces):
+            results.setdefault(key(mutant), {})[tier] = test
+            kept.write_text(json.dumps(results, indent=1))
+            print(f"{mutant}\n    {f'caught by {test}' if test else f'survived the {tier} tests'}", flush=True)
+        # A test that fails now and then has caught nothing.
+        failed = {test for of_mutant in results.values() if (test := of_mutant.get(tier))}
+        unreliable = workplaces[0].run(tier, *failed)[1] if failed else []
+        for of_mutant in results.values():
+            if of_mutant.get(tier) in unreliable:
+                of_mutant[tier] = None
+        kept.write_text(json.dumps(results, indent=1))
+        print(f"fail without a mutant after all: {unreliable}", flush=True)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    print(f"\nSeed {arguments.seed}, commit {commit}:\n\n{table(chosen, caught)}")
+    return 0 if sum(map(caught, chosen)) >= GOAL * len(chosen) else 1
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ class Run:
         return self.ask("kernels", by_rank=by_rank)
 
     def operators(self, *, category: str = "operator", shapes: bool = False, stacks: bool = False) -> pa.Table:
-        """Host operators: own and total time, and the device time they launched.
+        """Host operators: own and total time, and the device time that they launched, own and total.
 
         Args:
             category: of host ranges: operator, annotation, runtime or python.

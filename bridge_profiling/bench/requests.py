@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
 
 #: `send` goes one way between pairs of ranks, `send_recv` both ways around a ring.
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "send_recv")
@@ -168,7 +168,7 @@ def _check(name: str, value: Any) -> None:
         require(value >= least, f"{option} {value} is too small", instead=f"Type {option} {least} or more")
     elif name in _CHOICES:
         typed, choices = value.replace("_", "-"), [choice.replace("_", "-") for choice in _CHOICES[name]]
-        require(typed in choices, f"unknown {name.removesuffix('s')} {typed!r}", instead=f"Type one of {', '.join(choices)}")
+        require(typed in choices, f"unknown {name.removesuffix('s')} {typed!r}", instead=did_you_mean(typed, choices))
     elif name == "seconds":
         require(value > 0, f"--seconds {value:g} is not a positive time", instead="Type --seconds 1")
     elif name in ("loader", "step"):

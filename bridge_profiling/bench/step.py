@@ -76,9 +76,10 @@ class StepTiming:
         rate, unit = (self.samples_per_s, "samples") if self.samples_per_s else (self.iterations_per_s, "iterations")
         known = rate.low is not None and rate.high is not None
         bounds = f"{rate.low:,.1f} to {rate.high:,.1f} at 95%" if known else "too few iterations for bounds"
+        milliseconds = self.seconds.scaled(1e3)
         return (
-            f"{rate.median:,.1f} {unit}/s ({bounds}), {self.seconds.scaled(1e3).median:.3f} ms per iteration;"
-            f" {self.iterations} iterations on {self.device} after {self.warmup} to warm up"
+            f"{rate.median:,.1f} {unit}/s ({bounds}), {milliseconds.median:.3f} ms per iteration ({milliseconds.mean:.3f} on"
+            f" average); {self.iterations} iterations on {self.device} after {self.warmup} to warm up"
         )
 
 

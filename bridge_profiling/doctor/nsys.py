@@ -24,6 +24,8 @@ def check_nsys(request: Request, machine: Machine) -> Iterator[Verdict]:
     """Whether nsys is installed, and which of the options it does not know."""
     if request.name and not request.wants_nsys:
         return
+    wrong = list(_check_words(request))
+    yield from wrong
     executable = machine.which("nsys")
     try:
         if executable is None:
@@ -33,17 +35,24 @@ def check_nsys(request: Request, machine: Machine) -> Iterator[Verdict]:
         yield fails(str(error), _INSTALL, certain=request.wants_nsys)
         return
     yield ok(f"{version.text} at {executable}")
-    yield from _check_options(request, version)
+    if not wrong:
+        yield from _check_options(request, version)
     if request.wants_gpu_metrics or not request.name:
         yield from _check_gpu_metrics(request, version, machine)
 
 
 @checked("nsys options")
+def _check_words(request: Request) -> Iterator[Verdict]:
+    """What the job refuses whatever its nsys; also on a machine without one."""
+    if request.profiling.nsys_trace is not None:
+        check_trace(request.profiling.nsys_trace, name="profiling.nsys_trace")
+    check_extra_args(request.profiling.nsys_extra_args, name="profiling.nsys_extra_args")
+    yield from ()
+
+
+@checked("nsys options")
 def _check_options(request: Request, version: NsysVersion) -> Iterator[Verdict]:
     profiling = request.profiling
-    if profiling.nsys_trace is not None:
-        check_trace(profiling.nsys_trace, name="profiling.nsys_trace")
-    check_extra_args(profiling.nsys_extra_args, name="profiling.nsys_extra_args")
     asked = _options(request)
     problems = version.adapt(asked)[1]
     for name, problem in problems.items():

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
+from bridge_profiling.layout import name_ranks
 from bridge_profiling.manifest import RankCapture, find_captures
 
 
@@ -29,11 +30,14 @@ def lines(root: Path, captures: Iterable[RankCapture], *, next_to_others: str = 
     captures, printed = list(captures), []
     for folder, of_window in groupby(captures, lambda capture: capture.folder):
         mine = list(of_window)
+        failed: dict[str, list[int]] = {}
         for capture in mine:
             manifest = capture.manifest
             if manifest.status != "complete":
                 reasons = filter(None, [manifest.reason, *(profiler.reason for profiler in manifest.profilers)])
-                printed.append(f"rank {capture.rank}, {folder}: {manifest.status}, {next(reasons, 'the reason is unknown')}")
+                why = f"{manifest.status}, {next(reasons, 'the reason is unknown')}"
+                failed.setdefault(why, []).append(capture.rank)
+        printed += [f"{name_ranks(ranks)}, {folder}: {why}" for why, ranks in failed.items()]
         good = [capture for capture in mine if capture.artifacts]
         if good:
             kinds = sorted({path.parent for capture in good for path in capture.artifacts})

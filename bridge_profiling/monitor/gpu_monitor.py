@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from threading import Lock
 from time import monotonic, time
@@ -50,8 +50,8 @@ class GPUMonitor:
             train()
         print(monitor.get_summary())
 
-    `start_logging` and `stop_logging` write a log without a block. Without a GPU only the machine is sampled, and `unavailable`
-    says why.
+    `start_logging` and `stop_logging` do the same without a block, and write a log of the GPUs. Without a GPU only the machine
+    is sampled, and `unavailable` says why.
 
     Args:
         gpus: indices as nvidia-smi shows them, or UUIDs; None selects all GPUs of the machine.
@@ -75,10 +75,7 @@ class GPUMonitor:
         self.unavailable: str | None = None
 
     def __enter__(self) -> GPUMonitor:
-        self._kept.clear()
-        self._summaries.clear()
-        self._open()
-        self._began = self._ended = monotonic()
+        self._begin()
         self._thread = PeriodicThread(self._sample, self._interval, "bridge_profiling GPU monitor")
         self._thread.start()
         return self
@@ -103,8 +100,12 @@ class GPUMonitor:
             For each GPU `gpu_id` (as nvidia-smi shows it), `gpu_util_pct`, `memory_util_pct`, `memory_used_gb`,
             `memory_total_gb` (1e9 bytes), `power_w`, `temperature_c`; None for what the driver does not report.
         """
+        return self._as_logged(self._open().read())
+
+    @staticmethod
+    def _as_logged(gpus: Iterable[Readings]) -> list[dict[str, Any]]:
         found = []
-        for gpu in self._open().read():
+        for gpu in gpus:
             values = {key: gpu.values.get(metric) for key, (metric, _) in _LOGGED.items()}
             scaled = {key: None if value is None else round(value / _LOGGED[key][1], 6) for key, value in values.items()}
             number = str(gpu.identity["gpu"])
@@ -129,13 +130,14 @@ class GPUMonitor:
             raise ProfilingConfigError(
                 f"{output_file} cannot be written: {error.strerror}", instead="Use another file"
             ) from error
-        self._open()
-        if self.unavailable is not None:
-            logger.warning("nothing is logged: %s", self.unavailable)
+        if self._thread is None:
+            self._begin()
+        if self._open().unavailable is not None:
+            logger.warning("no GPU is logged: %s", self.unavailable)
 
         def write() -> None:
-            now = time()
-            file.writelines(json.dumps({**gpu, "timestamp": now}) + "\n" for gpu in self.get_metrics())
+            now, gpus = time(), self._take() if self._thread is None else self._open().read()
+            file.writelines(json.dumps({**gpu, "timestamp": now}) + "\n" for gpu in self._as_logged(gpus))
             file.flush()
 
         thread = PeriodicThread(write, interval_sec, "bridge_profiling GPU log")
@@ -149,9 +151,10 @@ class GPUMonitor:
             log[1].close()
             if self._thread is None:
                 self._close()
+                self._ended = monotonic()
 
     def get_summary(self) -> Summary:
-        """Mean, minimum and maximum of each metric over the whole block; printed, a line for the machine and for each GPU.
+        """Mean, minimum and maximum of each metric over the block or log; printed, a line for the machine and for each GPU.
 
         Returns:
             `seconds`, the duration of the block; `gpus`, None if none can be read, else for each one `gpu`, `uuid`, `name`,
@@ -163,7 +166,8 @@ class GPUMonitor:
         for each, names in (*((gpu, GPU_METRICS) for gpu in gpus), (machine, MACHINE_METRICS)):
             # Values that were missing only in some samples, such as a rate in the first, are available.
             each["unavailable"] = {name: each["unavailable"].get(name, "") for name in names if name not in each["metrics"]}
-        seconds = (monotonic() if self._thread is not None else self._ended) - self._began
+        running = self._thread is not None or self._log is not None
+        seconds = (monotonic() if running else self._ended) - self._began
         known = gpus if self.unavailable is None else None
         return Summary(seconds=seconds, gpus=known, machine=machine, unavailable=self.unavailable)
 
@@ -183,7 +187,17 @@ class GPUMonitor:
         if opened is not None:
             opened.close()
 
+    def _begin(self) -> None:
+        self._kept.clear()
+        self._summaries.clear()
+        self._open()
+        self._began = self._ended = monotonic()
+
     def _sample(self) -> None:
+        self._take()
+
+    def _take(self) -> tuple[Readings, ...]:
+        """Read everything, and add it to the summaries; returns the GPUs."""
         readings, machine = self._open().read(), self._machine.read()
         with self._lock:
             if readings:
@@ -198,6 +212,7 @@ class GPUMonitor:
                     metric["samples"] += 1
                     metric["mean"] += (value - metric["mean"]) / metric["samples"]
                     metric["min"], metric["max"] = min(metric["min"], value), max(metric["max"], value)
+        return readings
 
 
 class Summary(dict[str, Any]):

@@ -14,7 +14,7 @@ from typing import Any
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.report import bench_view, figures, tables, words
+from bridge_profiling.report import bench_view, figures, measurements, tables, words
 from bridge_profiling.report.findings_view import Pictures, findings_view
 from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_section
 from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
@@ -94,7 +94,12 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         {info.rank: entry for info, entry in run.entries()},
     )  # fmt: skip
     iterations = len({row["iteration"] for row in rows["iterations"]}) or 1
-    work = [tables.kernels(rows["kernels"], _MOST_ROWS), tables.operators(rows["operators"], _MOST_ROWS)]
+    manifests = {each.rank: each for each in summary.manifests if each.rank in shown}.values()
+    work = [
+        tables.kernels(rows["kernels"], _MOST_ROWS),
+        tables.operators(rows["operators"], _MOST_ROWS),
+        measurements.wall_clock(manifests),
+    ]
     sections = [
         _attribution(summary, shown, EVERY_RANK),
         _iterations(rows["ranks"]),
@@ -105,7 +110,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         _communication(run.communication().to_pylist(), iterations, bench_view.section(summary.bench)),
         _timeline(timeline, ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
         *_gpu_metrics(run, shown),
-        _memory(run, rows["memory"]),
+        _memory(run, rows["memory"], measurements.phase_memory(manifests)),
     ]
     # Last: questions add to what the captures cannot show.
     sections += [_quality(run, summary, rows["iterations"]), _raw_traces(summary, shown, output)]
@@ -216,8 +221,8 @@ def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Rows) -> Se
         cells = zip(matrix.ranks, matrix.wait_us, strict=True)
         pairs = [(wait, rank, other) for rank, row in cells for other, wait in zip(matrix.ranks, row, strict=True) if wait > 0]
         longest = [f"rank {rank} for rank {other}, {words.milliseconds(wait)}" for wait, rank, other in sorted(pairs)[:-6:-1]]
-        said = [f"Longest waits per iteration: {'; '.join(longest)}." if longest else "No waiting between ranks was found."]
         if longest:
+            said = [f"Longest waits per iteration: {'; '.join(longest)}."]
             caption = "Rows wait, columns are waited for; milliseconds per iteration, mean of the captured iterations."
             drawn = [FigureView("waits", {"waits": figures.waits_figure(matrix)}, caption)]
         if longest and len(matrix.ranks) < len(ranks):
@@ -272,14 +277,15 @@ def _gpu_metrics(run: Run, shown: Sequence[int]) -> list[SectionView]:
     return [_section("gpu-metrics", figures=drawn, tables=[tables.gpu_metrics(rows, _MOST_ROWS)])]
 
 
-def _memory(run: Run, rows: Rows) -> SectionView:
+def _memory(run: Run, rows: Rows, by_phase: TableView) -> SectionView:
+    more = [by_phase] if by_phase.rows else []
     if not rows:
-        return _section("memory")
+        return _section("memory", tables=more)
     peaks = [row["rank"] for row in sorted(rows, key=lambda row: -(row["peak_bytes"] or 0))]
     growing = [row["rank"] for row in sorted(rows, key=lambda row: -(row["growth_bytes_per_iteration"] or 0))]
     drawn = set(list(dict.fromkeys([*peaks[:2], *growing[:2], *peaks]))[:_MEMORY_RANKS])
     view = memory_over_time_view(run, drawn, "memory")
-    return _section("memory", figures=view, tables=[tables.memory_devices(rows, NAMED_RANKS)])
+    return _section("memory", figures=view, tables=[tables.memory_devices(rows, NAMED_RANKS), *more])
 
 
 def memory_over_time_view(run: Run, ranks: set[int], id: str) -> list[FigureView]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -58,6 +59,8 @@ class Summary:
     errors: list[str]  # captures that could not be read, or only in part
     bench: AgainstBench | None = None  # the run compared with benchmarks; None without any
     without_device: list[int] = field(default_factory=list)  # ranks without device work in their trace
+    on_host: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.attribution` of those ranks, with iterations
+    operators: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.operators`, if no rank has device work
     stragglers: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.stragglers`, the slowest first
     snapshots: list[int] = field(default_factory=list)  # ranks with a memory snapshot
     notices: list[str] = field(default_factory=list)  # those on which of several captures is shown
@@ -108,17 +111,22 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     infos = [info for info in run.infos if info.source == source]
     stragglers = run.stragglers().to_pylist()
     snapshots = [] if infos else sorted({row["rank"] for row in run.memory().to_pylist()})
+    rows = [row for row in run.attribution().to_pylist() if row["source"] == source]
+    attribution = [row for row in rows if row["rank"] not in on_cpu]
+    operators = [] if attribution or not on_cpu else run.operators().to_pylist()
     limitations = run.limitations
     return Summary(
         path=run.path,
         source=source,
         infos=infos,
-        attribution=[row for row in run.attribution().to_pylist() if row["source"] == source and row["rank"] not in on_cpu],
+        attribution=attribution,
         findings=findings,
         manifests=run.manifests,
         stragglers=stragglers,
         bench=run.against_bench,
         without_device=on_cpu,
+        on_host=[row for row in rows if row["rank"] in on_cpu],
+        operators=operators,
         snapshots=snapshots,
         limitations=limitations,
         notices=[caveat.text for caveat in run.capture_caveats if caveat.code in WHICH_WINDOW],
@@ -151,14 +159,15 @@ def verdict(summary: Summary) -> Verdict:
             headline = "These captures hold no device work to judge."
             sentences = [
                 "Captures of training on CPUs look like this, and so do those of a profiler that could not access its GPUs.",
-                "The page's table of operators and the trace itself show the host's work.",
+                *_on_host(summary),
             ]
         case Outcome.memory_only:
             headline = "These captures hold memory only."
             sentences = [f"Memory was recorded on {words.ranks(summary.snapshots)}.", "A trace shows where the time goes."]
         case Outcome.too_little:
-            headline = "These captures hold too little to judge."
-            sentences = ["No iteration is marked in them."]
+            nothing = list(_nothing_captured(summary))
+            headline = "Nothing was captured." if nothing else "These captures hold too little to judge."
+            sentences = nothing or ["No iteration is marked in them."]
     # A device that is not busy is a symptom of the others.
     causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
     first = [_advice(finding, len(summary.infos)) for finding in causes[:_FIRST]]
@@ -170,7 +179,12 @@ def _iteration(summary: Summary) -> Iterator[str]:
     rows, typical_us = summary.attribution, summary.typical_us
     if typical_us is None:
         no_device = summary.without_device and not summary.attribution
-        yield "No device work was recorded." if no_device else "No iteration is marked in these captures."
+        nothing = list(_nothing_captured(summary))
+        if nothing:
+            yield f"Nothing was captured. {' '.join(nothing)}"
+        else:
+            yield "No device work was recorded." if no_device else "No iteration is marked in these captures."
+            yield from _on_host(summary)
         return
     durations = [row["duration_us"] for row in rows]
     counts = sorted({row["iterations"] for row in rows})
@@ -190,6 +204,30 @@ def _iteration(summary: Summary) -> Iterator[str]:
             parts.append(f"{words.percent(part.share)} {name}{by_rank}")
     rest = sum(part.share for part in summary.budget.parts if part.share < _SMALL)
     yield f"Its parts: {', '.join([*parts, *([f'{words.percent(rest)} other'] if rest >= 0.005 else [])])}."
+
+
+def _nothing_captured(summary: Summary) -> Iterator[str]:
+    """Why manifests are all there is, a sentence for each reason."""
+    if not summary.infos and not summary.snapshots:
+        reasons: dict[str, list[int]] = {}
+        for each in summary.manifests:
+            reasons.setdefault(each.manifest.reason or "the reason is unknown", []).append(each.rank)
+        for reason, ranks in reasons.items():
+            yield words.sentence(f"{words.ranks(ranks)}: {reason}")
+
+
+def _on_host(summary: Summary) -> Iterator[str]:
+    """The iterations of a training on CPUs, and its most expensive operators."""
+    rows = [] if summary.attribution else summary.on_host
+    iterations = sum(row["iterations"] for row in rows)
+    if iterations:
+        typical = words.milliseconds(median(row["duration_us"] for row in rows))
+        own_us: dict[str, float] = defaultdict(float)
+        for each in summary.operators:
+            own_us[each["name"]] += each["self_us"] / iterations
+        most = [f"{name} {words.milliseconds(own_us[name])}" for name in sorted(own_us, key=own_us.__getitem__)[:-4:-1]]
+        operators = f"; operators with the most own time: {', '.join(most)}" if most else ""
+        yield f"On the host an iteration takes {typical} (median, profiled){operators}."
 
 
 def _saving(summary: Summary) -> Iterator[str]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.manifest import RankCapture, read_manifest
+from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
 from bridge_profiling.traces.bounds import open_regular
 from bridge_profiling.traces.types import Caveat, RankSource, Source
 
 #: Codes of caveats that say which of several windows is shown.
-WHICH_WINDOW = frozenset(("captures_skipped", "several_windows"))
+WHICH_WINDOW = frozenset(("captures_skipped", "several_windows", "newer_captured_nothing"))
 
 #: Bytes of a JSON file that decide whether it is a trace. Everything before the events fits.
 _HEAD_BYTES = 1 << 18
@@ -73,12 +73,13 @@ def find_run(root: Path) -> FoundRun:
     if root.is_file():
         manifests, caveats = _by_artifact(root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json"))
         return FoundRun(root, _with_ranks([(root, _source_of(root) or "kineto")], manifests, root.parent), caveats)
-    manifests, unread = _by_artifact(_manifests_of(root))
+    written = _manifests_of(root)
+    manifests, unread = _by_artifact(written)
     files = _without_exported_reports([(path, source) for path in _files(root) if (source := _source_of(path)) is not None])
     if not files:
         raise TraceError(f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it")
     captures, skipped = _newest(_with_ranks(files, manifests, root), root)
-    caveats = [*skipped, *_several_windows(captures, root), *unread]
+    caveats = [*_newer_nothing(written, captures), *skipped, *_several_windows(captures, root), *unread]
     guessed = [capture for capture in captures if capture.rank_source == "order"]
     if guessed:
         text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
@@ -242,6 +243,25 @@ def _skipped(source: Source, shown: Path, skipped: list[Capture], root: Path) ->
         more = f" and {len(names) - _NAMED_FOLDERS} more" if len(names) > _NAMED_FOLDERS else ""
         text += f", in {', '.join(names[:_NAMED_FOLDERS])}{more}. To read the next one, pass {root / names[0]}"
     return Caveat("captures_skipped", text)
+
+
+def _newer_nothing(written: list[Path], captures: list[Capture]) -> list[Caveat]:
+    """A caveat when the newest attempt captured nothing, and an older one is shown.
+
+    Not for a restart past the window: it misses the window that it finds captured.
+    """
+    shown = {capture.manifest.folder.partition(".")[0] for capture in captures if capture.manifest is not None}
+    newest = max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
+    if newest is None or not shown or newest.parent.name.partition(".")[0] in shown:
+        return []
+    try:
+        attempt = find_captures(newest.parents[2], newest.parent.name)
+    except TraceError:
+        return []
+    if any(each.artifacts for each in attempt):
+        return []
+    reason = next((f": {each.manifest.reason}" for each in attempt if each.manifest.reason), "")
+    return [Caveat("newer_captured_nothing", f"the newest attempt, {newest.parent.name}, captured nothing{reason}")]
 
 
 def _several_windows(captures: Iterable[Capture], root: Path) -> list[Caveat]:

@@ -1,7 +1,6 @@
 """Small ranks made for a claim, and the real captures."""
 
 import functools
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,20 +19,20 @@ settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)
-def _cached_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _cached_elsewhere(tmp_path_factory, monkeypatch):
     """Captures lie in read-only folders, and tests leave nothing in the user's cache."""
     monkeypatch.setenv(cache.DIRECTORY_VARIABLE, str(tmp_path_factory.getbasetemp() / "analysis-cache"))
 
 
 @pytest.fixture
-def run_of(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+def run_of(tmp_path):
     """Opens runs, and closes them."""
     with ExitStack() as opened:
         yield lambda path=tmp_path, **options: opened.enter_context(Run(path, **options))
 
 
 @pytest.fixture(scope="session")
-def real(captures: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Run]]:
+def real(captures, tmp_path_factory):
     """Opens each folder of real captures once: all tests share its answers."""
     with ExitStack() as opened:
         yield functools.cache(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from bridge_profiling.analysis.attribution.device import Windows, device_work
 from bridge_profiling.analysis.attribution.idle import PROMPT_NS, gaps
+from bridge_profiling.analysis.session import RankQuestions
 from tests.analysis.ranks_in_hand import answer, rank, values, work
 
 
@@ -89,6 +90,12 @@ def test_without_iterations_the_whole_capture_is_one_row():
     tables = rank(device_events=[work("compute", 0, 1000, -5), work("compute", 5000, 6000, 4000)])
     names = ("iteration", "duration_us", "non_compute_us", "launch_starved_us")
     assert values(answer(tables, "idle_gaps"), *names) == [(None, 6.0, 4.0, 3.0)]
+
+
+@pytest.mark.parametrize(("stream", "caveats"), [(7, []), (20, ["stream_waits_unrecorded"])])
+def test_unrecorded_waits_between_streams_have_a_caveat(stream, caveats):
+    tables = rank(device_events=[work("compute", 0, 10), work("compute", 20, 30, stream=stream)])
+    assert [caveat.code for caveat in RankQuestions(tables).answer("idle_gaps").caveats] == caveats
 
 
 def _in_order(rows):

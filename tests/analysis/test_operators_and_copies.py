@@ -2,11 +2,12 @@
 
 import pytest
 
-from bridge_profiling.analysis.attribution.device import copies
+from bridge_profiling.analysis.attribution.device import breakdown, copies, device_work
 from bridge_profiling.analysis.attribution.operators import operators, units
 from tests.analysis.ranks_in_hand import answer, rank, table, values, work
 
 US = 1000
+BUSY = [work("compute", 0, 15_000), work("compute", 10_000, 20_000, device=1)]
 COLUMNS = ("unit", "step", "count", "host_us", "communication_count", "device_us")
 
 
@@ -21,10 +22,15 @@ def test_own_time_is_without_operators_inside():
         _range("aten::mm", 0, 1000, operator=3, thread=2),
         _range("cudaLaunchKernel", 3000, 4000, "runtime", operator=2),
     ]
-    launched = [work("compute", 5000, 9000, operator=2), work("compute", 9000, 9500, operator=3), work("compute", 9500, 9600)]
+    launch = {"launch_thread": 1, "launch_start_ns": 3000}
+    launched = [
+        work("compute", 5000, 9000, operator=2, **launch),
+        work("compute", 9000, 9500, operator=3),
+        work("compute", 9500, 9600),
+    ]
     found = answer(rank(host_events=events, device_events=launched), "operators")
-    expected = [("aten::mm", 2, 7, 7, 4.5), ("aten::linear", 1, 4, 10, 0)]
-    assert values(found, "name", "count", "self_us", "total_us", "device_us") == expected
+    expected = [("aten::mm", 2, 7, 7, 4.5, 4.5), ("aten::linear", 1, 4, 10, 0, 4)]
+    assert values(found, "name", "count", "self_us", "total_us", "device_us", "device_total_us") == expected
 
 
 def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_when_asked():
@@ -67,6 +73,11 @@ def test_copies_by_direction_and_memory_with_their_bandwidth():
         ("HtoD", "pinned", "pinned", 1, 50_000, 1, pytest.approx(50)),
     ]
     assert copies(table("device_events", [])).num_rows == 0
+
+
+def test_work_on_several_devices_is_counted_as_that_of_one():
+    one, both = (breakdown(device_work(table("device_events", events))) for events in (BUSY[:1], BUSY))
+    assert (values(both.table, "busy_us"), one.caveats, both.caveats[0].code) == ([(20,)], (), "several_devices")
 
 
 def host(thread, name, start_us, end_us, category="annotation"):

@@ -138,6 +138,11 @@ def test_a_request_that_cannot_be_met_is_an_error_that_says_why(tmp_path, write_
     assert message.format(tmp_path) in str(raised.value)
 
 
+def test_an_unknown_option_is_refused(write_trace, run_of):
+    with pytest.raises(TypeError, match="breakdown has no option by_rank"):
+        run_of(write_trace(steps(1))).ask("breakdown", by_rank=True)
+
+
 def test_without_ray_installed_the_error_says_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ProfilingConfigError, match=r"\[ray\]"):

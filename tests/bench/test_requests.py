@@ -36,7 +36,7 @@ def test_operations_are_typed_with_hyphens_and_all_are_the_default():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: requests.CollectivesRequest(("all_red",), (1,)), "unknown operation 'all-red'.*all-reduce, all-gather"),
+        (lambda: requests.CollectivesRequest(("all_red",), (1,)), "unknown operation 'all-red'. Type all-reduce"),
         (lambda: requests.CollectivesRequest(("send",), (1,), dtype="int3"), "unknown dtype 'int3'"),
         (lambda: requests.CollectivesRequest(("send",), (1,), processes=1), "--nproc 1 is too small"),
         (lambda: requests.CopiesRequest((1,), seconds=0), "--seconds 0"),

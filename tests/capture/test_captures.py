@@ -87,7 +87,7 @@ def test_the_manifest_and_the_trace_itself_name_the_capture(run, monkeypatch):
     manifest = run.manifest("iter-4-6", rank=3)
     coordinates = {"tp": [1, 2], "cp": [0, 1], "dp": [1, 2], "pp": [0, 1], "ep": [0, 1]}
     assert (manifest["rank"], manifest["coordinates"], manifest["job"]["id"]) == (3, coordinates, "run-7")
-    assert manifest["trigger"]["kind"] == "configured"
+    assert (manifest["trigger"]["kind"], manifest["final"]) == ("configured", True)
     assert manifest["versions"]["torch"]
     [artifact] = manifest["profilers"][0]["artifacts"]
     path = run.root / artifact["path"]
@@ -163,6 +163,9 @@ def test_the_peak_is_that_of_the_devices_data_sheet_or_a_reason(name, precision,
     found, reason = peak_tflops(name, precision)
     assert (found, reason is None) == (peak, peak is not None)
     assert reason is None or (name in reason and "profiling.peak_tflops" in reason)
+    # Half as many bits are twice as fast.
+    peaks = [found for each in ("tf32", "bf16", "fp8") if (found := peak_tflops(name, each)[0])]
+    assert peaks == pytest.approx([2**place * peaks[0] for place in range(len(peaks))], rel=0.01)
 
 
 @pytest.mark.parametrize("wrong", ["model_flops", "tokens", "devices"])
@@ -218,3 +221,12 @@ def test_ranks_of_one_launch_share_an_attempt_and_a_restart_gets_the_next(tmp_pa
 def test_an_attempt_never_lands_on_files_that_have_no_manifest(tmp_path):
     (tmp_path / "torch" / "iter-1-2").mkdir(parents=True)
     assert choose_attempt(tmp_path, Window(1, 2), 0, {})[0] == 1
+
+
+def test_a_second_run_into_the_same_directory_gets_a_folder_of_its_own(run):
+    for _ in range(3):
+        run.train(run.config(1, 2), range(3))
+    names = ["iter-1-2", "iter-1-2.1", "iter-1-2.2"]
+    assert sorted(path.name for path in (run.root / "torch").iterdir()) == names
+    assert [run.manifest(name)["job"]["attempt"] for name in names] == [0, 1, 2]
+    assert find_captures(run.root)[0].folder == names[-1]

@@ -40,6 +40,7 @@ def test_a_profiler_that_fails_leaves_the_losses_alone(run, monkeypatch, caplog,
     assert run.losses == plain
     assert (*run.outcome("iter-2-5"), run.manifest("iter-2-5")["reason"]) == ("failed", None, reason)
     assert "it broke. Training goes on." in caplog.text
+    assert ("Traceback" in caplog.text) == (owner is CaptureWindow), "only an error of the hook's own needs one"
     assert not torch.autograd._profiler_enabled()
 
 
@@ -62,6 +63,14 @@ def test_ranks_outside_the_world_of_the_launcher_are_refused(run, monkeypatch, s
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(ProfilingConfigError, match="names 5, but the job has 2 ranks") if refused else nullcontext():
         run.train(run.config(1, 2, profile_ranks=[5]), range(1))
+
+
+def test_a_profiler_of_the_users_own_is_left_alone(run):
+    with torch.profiler.profile() as theirs:
+        run.train(run.config(1, 3), range(5))
+    assert any(event.key == "aten::linear" for event in theirs.key_averages())
+    assert run.outcome("iter-1-3") == ("failed", None)
+    assert "another profiler" in run.manifest("iter-1-3")["reason"]
 
 
 @pytest.mark.parametrize(("profiler", "said"), [(True, "Training goes on"), (False, "no captures on demand")])

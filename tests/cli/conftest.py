@@ -1,15 +1,11 @@
 """Types commands: in this process, in a process of their own, and on a terminal."""
 
-from __future__ import annotations
-
 import contextvars
 import os
 import pty
 import select
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -21,11 +17,10 @@ from tests.traces.conftest import captures
 __all__ = ["captures"]
 
 COMMAND = [sys.executable, "-m", "bridge_profiling.cli"]
-Typed = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The working directory, with one good rank in `run`."""
     write(tmp_path / "run" / "rank-0.json.gz", 0)
     monkeypatch.chdir(tmp_path)
@@ -33,10 +28,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def typed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+def typed(folder, monkeypatch, capsys):
     """Runs a command in this process, which also reads the captures."""
 
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments, **environment):
         monkeypatch.setattr(sys, "argv", ["bridge-profiling", *arguments])
         capsys.readouterr()
         # --quiet and --no-color last as long as the command.
@@ -48,20 +43,20 @@ def typed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.fixture
-def process(folder: Path) -> Typed:
+def process(folder):
     """Runs a command in a process of its own."""
 
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments, **environment):
         return subprocess.run([*COMMAND, *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=240)
 
     return run
 
 
 @pytest.fixture
-def on_a_terminal(folder: Path) -> Callable[..., tuple[int, str]]:
+def on_a_terminal(folder):
     """Runs a command in a process of its own: the exit code, and what a terminal of 200 columns shows."""
 
-    def run(*arguments: str) -> tuple[int, str]:
+    def run(*arguments):
         ours, theirs = pty.openpty()
         environment = os.environ | {"TERM": "xterm", "COLUMNS": "200", "LINES": "60"}
         process = subprocess.Popen([*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)

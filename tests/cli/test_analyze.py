@@ -1,20 +1,16 @@
 """`bridge-profiling analyze` as it is typed: what it prints, where, and the exit code."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import COMMAND, Typed
+from tests.cli.conftest import COMMAND
 from tests.cli.ranks import write
 
 
-def test_piped_it_is_plain_text_with_every_number_in_its_place(typed: Typed) -> None:
+def test_piped_it_is_plain_text_with_every_number_in_its_place(typed):
     done = typed("analyze", "run")
     assert (done.returncode, done.stderr) == (0, "")
     assert not set("\x1b│┃━─") & set(done.stdout)
@@ -27,7 +23,7 @@ def test_piped_it_is_plain_text_with_every_number_in_its_place(typed: Typed) -> 
     assert any("only 2 iterations were captured" in line for line in lines)
 
 
-def test_a_rank_on_a_cpu_has_iterations_and_no_device_that_was_idle(typed: Typed, folder: Path) -> None:
+def test_a_rank_on_a_cpu_has_iterations_and_no_device_that_was_idle(typed, folder):
     write(folder / "run" / "rank-1.json.gz", 1, device=False)
     lines = typed("analyze", "run").stdout.splitlines()
     typical = lines.index("A typical iteration, ms")
@@ -37,7 +33,7 @@ def test_a_rank_on_a_cpu_has_iterations_and_no_device_that_was_idle(typed: Typed
     assert any("rank 1: no work on a device was recorded: not compared" in line for line in lines)
 
 
-def test_a_bad_rank_is_named_once_and_the_others_are_analysed(typed: Typed, folder: Path) -> None:
+def test_a_bad_rank_is_named_once_and_the_others_are_analysed(typed, folder):
     write(folder / "run" / "rank-1.json.gz", 1, cut=60)
     write(folder / "run" / "rank-2.json.gz", 2)
     (folder / "run" / "rank-3.json.gz").write_bytes(b"")
@@ -50,14 +46,14 @@ def test_a_bad_rank_is_named_once_and_the_others_are_analysed(typed: Typed, fold
     assert re.findall(r"^error: .*(rank-\d\.json\.gz).*\n", done.stderr, re.M) == ["rank-1.json.gz", "rank-3.json.gz"]
 
 
-def test_the_tables_are_kept_where_asked_and_are_a_run_themselves(typed: Typed, folder: Path) -> None:
+def test_the_tables_are_kept_where_asked_and_are_a_run_themselves(typed, folder):
     first = typed("analyze", "run/rank-0.json.gz", "--json", "--parquet", "tables", "--workers", "1")
     assert len(list((folder / "tables").glob("*/device_events.parquet"))) == 1
     assert not (folder / "run" / ".bridge_profiling").exists()
     assert json.loads(typed("analyze", "tables", "--json").stdout) == json.loads(first.stdout)
 
 
-def test_by_default_the_tables_are_kept_with_the_captures_and_read_again(typed: Typed, folder: Path) -> None:
+def test_by_default_the_tables_are_kept_with_the_captures_and_read_again(typed, folder):
     written = []
     for _ in range(2):
         assert typed("analyze", "run", BRIDGE_PROFILING_CACHE="").returncode == 0
@@ -67,16 +63,14 @@ def test_by_default_the_tables_are_kept_with_the_captures_and_read_again(typed: 
 
 
 @pytest.mark.integration
-def test_a_pipe_that_closes_early_is_no_error_to_look_at(folder: Path) -> None:
+def test_a_pipe_that_closes_early_is_no_error_to_look_at(folder):
     line = " ".join(["set -o pipefail;", *COMMAND, "analyze", "run", "|", "true"])
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.integration
-def test_a_terminal_shows_tables_and_before_them_the_progress(
-    captures: Path, tmp_path: Path, on_a_terminal: Callable[..., tuple[int, str]]
-) -> None:
+def test_a_terminal_shows_tables_and_before_them_the_progress(captures, tmp_path, on_a_terminal):
     """Four ranks take some seconds to be read for the first time."""
     run = str(captures / "kineto" / "tp2_dp2")
     code, shown = on_a_terminal("analyze", run, "--workers", "1", "--parquet", str(tmp_path / "tables"))

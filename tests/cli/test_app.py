@@ -1,15 +1,11 @@
 """Flags that every command has, one style of errors, and completion."""
 
-from __future__ import annotations
-
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from bridge_profiling import __version__, cli
-from tests.cli.conftest import Typed
 
 USAGE_ERRORS = [
     ("repor", "no such command 'repor'"),
@@ -26,7 +22,7 @@ USAGE_ERRORS = [
     ("report run --threshold device_busy=nan", ".*device_busy takes a number, not 'nan'"),
     ("merge run -o run", "run cannot be written. Type -o"),
     ("flamegraph run -o text", "text exists and is not a speedscope file.*another file with -o, or remove this one"),
-    ("flamegraph run --weight gpu", ".*'gpu' does not exist. Type one of host, device.$"),
+    ("flamegraph run --weight gpu", "invalid value for '--weight': 'gpu' does not exist. Type one of host, device"),
     ("flamegraph run --ranks first", "--ranks first is not a list of ranks"),
     ("compare run", "missing argument 'OTHER'"),
     ("compare run run --fail-over five", ".*Type for example 5%"),
@@ -37,6 +33,8 @@ USAGE_ERRORS = [
     ("monitor --interval 0", "--interval 0.0 is not a time"),
     ("monitor --duration inf", ".*inf is not a valid number of seconds"),
     ("bench copies -o nowhere/bench.json", "nowhere/bench.json cannot be written"),
+    ("bench step --step mine", ".*does not name a factory"),
+    ("bench data-loader --loader mine:Data --workers many", ".*'many' is not a list of numbers"),
     ("bench collectives --sizes huge", ".*'huge' is not a size"),
     ("bench copies -o text", "text is not a result file of bridge-profiling bench.*another file with -o, or remove this one"),
     ("doctor --config nowhere.yaml", ".*nowhere.yaml does not exist"),
@@ -49,7 +47,7 @@ USAGE_ERRORS = [
 
 
 @pytest.mark.parametrize(("line", "message"), USAGE_ERRORS)
-def test_a_usage_error_is_one_line_with_what_to_type(typed: Typed, folder: Path, line: str, message: str) -> None:
+def test_a_usage_error_is_one_line_with_what_to_type(typed, folder, line, message):
     (folder / "text").write_text("no result")
     done = typed(*line.split())
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
@@ -66,7 +64,7 @@ def test_a_usage_error_is_one_line_with_what_to_type(typed: Typed, folder: Path,
         ("memory run", "run records no memory. Profile with profiling.record_memory_history=true"),
     ],
 )
-def test_a_run_of_which_nothing_can_be_read_leaves_the_last_page(typed: Typed, folder: Path, line: str, message: str) -> None:
+def test_a_run_of_which_nothing_can_be_read_leaves_the_last_page(typed, folder, line, message):
     for path in ("empty/notes", "text", "broken/rank-0.json.gz", "report.html"):
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text("text")
@@ -78,14 +76,14 @@ def test_a_run_of_which_nothing_can_be_read_leaves_the_last_page(typed: Typed, f
     assert not (folder / "all.json").exists()
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_command_that_installs_it(typed, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bridge-profiling", "analyze", "run"])
     with monkeypatch.context() as own:
         own.setitem(sys.modules, "bridge_profiling.run", None)
         with pytest.raises(ModuleNotFoundError, match="bridge_profiling"):
             cli.main()
 
-    def missing(*_: object) -> None:
+    def missing(*_):
         raise ModuleNotFoundError("No module named 'duckdb'", name="duckdb")
 
     monkeypatch.setattr("bridge_profiling.experiments.jobs.experiment_of", missing)
@@ -94,14 +92,14 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(typed: Typ
     assert "needs duckdb, which is not installed. Type pip install '.[analysis]'" in done.stderr
 
 
-def test_the_version_is_printed(typed: Typed) -> None:
+def test_the_version_is_printed(typed):
     assert typed("--version").stdout == f"bridge-profiling {__version__}\n"
 
 
 @pytest.mark.parametrize(
     ("line", "page"), [("--quiet report run", True), ("report run -q", True), ("report run --no-page", False)]
 )
-def test_the_answer_stands_alone_when_quiet_or_without_a_page(typed: Typed, folder: Path, line: str, page: bool) -> None:
+def test_the_answer_stands_alone_when_quiet_or_without_a_page(typed, folder, line, page):
     done = typed(*line.split())
     assert done.returncode == 0, done.stderr
     assert "0.9 ms" in done.stdout
@@ -109,7 +107,7 @@ def test_the_answer_stands_alone_when_quiet_or_without_a_page(typed: Typed, fold
     assert (folder / "report.html").exists() is page
 
 
-def test_colors_are_for_terminals_and_can_be_turned_off(typed: Typed) -> None:
+def test_colors_are_for_terminals_and_can_be_turned_off(typed):
     forced = {"FORCE_COLOR": "1"}
     colored = [
         "\x1b" in done.stdout
@@ -124,7 +122,7 @@ def test_colors_are_for_terminals_and_can_be_turned_off(typed: Typed) -> None:
 
 
 @pytest.mark.integration
-def test_shells_complete_commands_and_see_the_exit_code(process: Typed) -> None:
+def test_shells_complete_commands_and_see_the_exit_code(process):
     done = process(_PYTHON__M_BRIDGE_PROFILING_CLI_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="bridge-profiling comp")
     assert "compare" in done.stdout
     done = process("analyze", "nowhere")

@@ -1,7 +1,5 @@
 """The command `bridge-profiling bench`: its table, result file and exit code. It measures in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
-from tests.cli.conftest import COMMAND, Typed
+from tests.cli.conftest import COMMAND
 from tests.ports import free_port
 from tests.report.published import problems
 
@@ -37,12 +35,12 @@ class Data:
 
 
 @pytest.fixture(autouse=True)
-def user_code(folder: Path) -> None:
+def user_code(folder):
     Path("mine.py").write_text(STEP)
 
 
 @pytest.mark.integration
-def test_a_step_and_a_loader_are_printed_and_kept_in_one_file(process: Typed) -> None:
+def test_a_step_and_a_loader_are_printed_and_kept_in_one_file(process):
     step = "bench step --step mine:make --iterations 8 --warmup 1 --samples 4 -o bench.json"
     done = process(*step.split(), COLUMNS="200")
     assert done.returncode == 0, done.stderr
@@ -62,7 +60,7 @@ def test_a_step_and_a_loader_are_printed_and_kept_in_one_file(process: Typed) ->
 
 
 @pytest.mark.system
-def test_under_a_launcher_only_rank_0_prints_the_result() -> None:
+def test_under_a_launcher_only_rank_0_prints_the_result():
     """Starts both ranks with torchrun's variables."""
     launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     line = "bench collectives --operations all-reduce --sizes 4KiB --seconds 0.05 --backend gloo"
@@ -76,7 +74,7 @@ def test_under_a_launcher_only_rank_0_prints_the_result() -> None:
     assert said[1][0] == ""
 
 
-def test_a_result_that_cannot_be_saved_is_still_printed(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_cannot_be_saved_is_still_printed(typed, monkeypatch):
     result = {"kind": "copies", "device": "NVIDIA H200", "limitations": [], "rows": []}
     # The package's attribute of this name is the command, not the module.
     monkeypatch.setattr(sys.modules["bridge_profiling.cli.bench"], "_measured", lambda request: (result, 0))
@@ -92,7 +90,7 @@ def test_a_result_that_cannot_be_saved_is_still_printed(typed: Typed, monkeypatc
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_to_the_command_ends_the_measuring_process(number: int, code: int) -> None:
+def test_a_signal_to_the_command_ends_the_measuring_process(number, code):
     # Where SIGINT is ignored, as in a shell's background job, children would ignore it too.
     command = ["env", "--default-signal=INT", *COMMAND, "bench", "step", "--step", "mine:slow"]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -105,7 +103,7 @@ def test_a_signal_to_the_command_ends_the_measuring_process(number: int, code: i
 
 
 @pytest.mark.integration
-def test_without_a_device_copies_are_unavailable(process: Typed) -> None:
+def test_without_a_device_copies_are_unavailable(process):
     done = process("bench", "copies", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 4
     assert done.stderr.startswith("error: no CUDA device: unavailable")

@@ -1,7 +1,5 @@
 """The workflow of docs/how-to/in-ci.md: the step that compares is run as GitHub runs it, with runs of known iteration times."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -20,9 +18,7 @@ QUIET = [5.0, 5.01, 4.99, 5.02, 5.0]
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1.2, 3)])
-def test_equal_runs_pass_and_a_slower_one_fails_with_the_reason_in_the_summary(
-    tmp_path: Path, factor: float, code: int
-) -> None:
+def test_equal_runs_pass_and_a_slower_one_fails_with_the_reason_in_the_summary(tmp_path, factor, code):
     (text,) = re.findall(r"```yaml\n(.*?)```\n", PAGE.read_text(), re.DOTALL)
     (job,) = yaml.safe_load(text)["jobs"].values()
     train, comparison, *_ = (step["run"] for step in job["steps"] if "run" in step)

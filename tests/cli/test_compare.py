@@ -1,21 +1,17 @@
 """`bridge-profiling compare` as it is typed: what it prints, the page, and the exit code a CI job relies on."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.analysis.compared_runs import WrittenRun
-from tests.cli.conftest import Typed
 
 _QUIET = [5.0, 5.01, 4.99, 5.02, 5.0]
 
 
 @pytest.fixture(autouse=True)
-def runs(folder: Path) -> Path:
+def runs(folder):
     """The working directory has a base, a run that is 20 % slower, and one of two iterations."""
     WrittenRun(unprofiled_ms=_QUIET).write(folder / "base")
     slower = {"gemm": [360.0, 360.0], "softmax": [50.0]}
@@ -25,13 +21,13 @@ def runs(folder: Path) -> Path:
 
 
 @pytest.fixture
-def odd_runs(runs: Path) -> None:
+def odd_runs(runs):
     """Runs that no limit can be judged with: without marked iterations, and with another matrix product."""
     WrittenRun(iterations=1, marked=False).write(runs / "unmarked")
     WrittenRun(unprofiled_ms=_QUIET, shapes="[[128, 64], [64, 64]]").write(runs / "more_work")
 
 
-def test_the_answer_is_the_first_sentence_and_the_page_says_the_same(typed: Typed, runs: Path) -> None:
+def test_the_answer_is_the_first_sentence_and_the_page_says_the_same(typed, runs):
     lines = typed("compare", "base", "slower", "-o", "page.html").stdout.splitlines()
     assert lines[0] == "base → slower"
     assert lines[1].startswith(
@@ -46,7 +42,7 @@ def test_the_answer_is_the_first_sentence_and_the_page_says_the_same(typed: Type
     assert 'id="packed-plotly"' in page
 
 
-def test_json_is_all_there_is_on_standard_output(typed: Typed) -> None:
+def test_json_is_all_there_is_on_standard_output(typed):
     found = json.loads(typed("compare", "base", "slower", "--json").stdout)
     assert (found["step"]["verdict"], found["step"]["relative"]) == ("slower", pytest.approx(0.2))
     added_up = sum(part["change_us"] for part in found["by_cause"].values())
@@ -78,13 +74,13 @@ def test_json_is_all_there_is_on_standard_output(typed: Typed) -> None:
         ("base slower base --also-base base --also-other base", 2, "--also-base and --also-other with 3 runs"),
     ],
 )
-def test_the_exit_code_says_whether_the_gate_was_passed(typed: Typed, line: str, code: int, said: str) -> None:
+def test_the_exit_code_says_whether_the_gate_was_passed(typed, line, code, said):
     done = typed("compare", *line.split())
     assert done.returncode == code
     assert said in done.stderr
 
 
-def test_a_damaged_capture_is_named_and_ends_with_1(typed: Typed, runs: Path) -> None:
+def test_a_damaged_capture_is_named_and_ends_with_1(typed, runs):
     trace = next(WrittenRun(ranks=2, seed=5).write(runs / "damaged").rglob("rank-1*.json"))
     trace.write_bytes(trace.read_bytes()[:2000])
     done = typed("compare", "base", "damaged", "--fail-over", "5%", "--strict")
@@ -94,7 +90,7 @@ def test_a_damaged_capture_is_named_and_ends_with_1(typed: Typed, runs: Path) ->
     assert "base → damaged" in done.stdout
 
 
-def test_several_runs_are_one_table_a_sentence_per_change_and_a_line_on_the_page(typed: Typed, runs: Path) -> None:
+def test_several_runs_are_one_table_a_sentence_per_change_and_a_line_on_the_page(typed, runs):
     for night, (factor, host_us) in enumerate([(1.0, 100.0), (1.0, 100.0), (1.12, 700.0), (1.12, 700.0)]):
         clock = {"clock": {"unix_ns": (1_772_330_000 + 86_400 * night) * 10**9, "perf_counter_ns": 1}}
         times = [each * factor for each in _QUIET]

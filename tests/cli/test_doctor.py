@@ -1,7 +1,5 @@
 """`bridge-profiling doctor` as it is typed, on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -11,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Typed
-
 TORCH = ("profiling.use_pytorch_profiler=true", "train.train_iters=50", "--world-size", "4", "--nodes", "1")
 NSYS = ("profiling.use_nsys_profiler=true", "train.train_iters=50")
 
 
 @pytest.fixture
-def doctor(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
+def doctor(typed, tmp_path, monkeypatch):
     """Types the command in an empty directory, where there is no nsys, no srun and no nvidia-smi on PATH."""
     for name in [name for name in os.environ if name.startswith(("NCCL", "SLURM"))]:
         monkeypatch.delenv(name)
@@ -30,13 +26,13 @@ def doctor(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typ
     return lambda *arguments, **environ: typed("doctor", *arguments, **environ)
 
 
-def lines(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
+def lines(done):
     """Status and finding by check, as they are printed."""
     found = re.findall(r"^(ok|warning|fails|unknown) +(.+?): (.*)$", done.stdout, re.M)
     return {check: (status, text) for status, check, text in found}
 
 
-def test_this_machine_alone(doctor: Typed) -> None:
+def test_this_machine_alone(doctor):
     done = doctor()
     found = lines(done)
     assert done.returncode == 0, done.stderr
@@ -45,7 +41,7 @@ def test_this_machine_alone(doctor: Typed) -> None:
     assert os.listdir() == []
 
 
-def test_the_json_of_a_run_that_fits_holds_the_verdicts_that_are_printed(doctor: Typed) -> None:
+def test_the_json_of_a_run_that_fits_holds_the_verdicts_that_are_printed(doctor):
     done = doctor(*TORCH)
     printed = lines(done)
     assert done.returncode == 0, done.stdout
@@ -58,7 +54,7 @@ def test_the_json_of_a_run_that_fits_holds_the_verdicts_that_are_printed(doctor:
         assert (checks[name]["status"], checks[name]["found"]) == printed[name]
 
 
-def test_what_will_fail_ends_with_1_and_says_what_to_do(doctor: Typed) -> None:
+def test_what_will_fail_ends_with_1_and_says_what_to_do(doctor):
     done = doctor(*TORCH, "train.train_iters=11", "profiling.profile_ranks=[4]", "profiling.use_nsys_profiler=true")
     failed = {check for check, (status, _) in lines(done).items() if status == "fails"}
     assert done.returncode == 1
@@ -70,6 +66,7 @@ def test_what_will_fail_ends_with_1_and_says_what_to_do(doctor: Typed) -> None:
     ("arguments", "environ", "code", "said"),
     [
         ((*NSYS, "--launcher", "ft"), {}, 1, "Nsys not supported with the FaultTolerancePlugin"),
+        (NSYS, {"SLURM_JOB_ID": "7"}, 1, "fails   nsys: "),
         (NSYS, {"TMPDIR": "/nowhere/at/all"}, 1, "fails   TMPDIR: "),
         # A job that runs elsewhere: this machine proves nothing.
         ((*NSYS, "--elsewhere", "--output-dir", "."), {}, 0, "unknown nsys: on this machine: nsys is not"),
@@ -80,9 +77,7 @@ def test_what_will_fail_ends_with_1_and_says_what_to_do(doctor: Typed) -> None:
         ((*TORCH, "--output-dir", "/tmp/" + "a" * 150), {}, 0, "a" * 150 + " can be written (will be created in /tmp)"),
     ],
 )
-def test_the_verdict_follows_launcher_place_environment_and_file(
-    doctor: Typed, arguments: tuple[str, ...], environ: dict[str, str], code: int, said: str
-) -> None:
+def test_the_verdict_follows_launcher_place_environment_and_file(doctor, arguments, environ, code, said):
     Path("run.yaml").write_text("profiling: {use_pytorch_profiler: true}\ntrain: {train_iters: 5}\n")
     done = doctor(*arguments, **environ)
     assert done.returncode == code, done.stdout
@@ -91,7 +86,7 @@ def test_the_verdict_follows_launcher_place_environment_and_file(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("arguments", [["doctor", *TORCH], ["doctor", "--help"], ["--help"]])
-def test_it_needs_neither_torch_nor_nemo_run_and_help_loads_no_check(arguments: list[str], tmp_path: Path) -> None:
+def test_it_needs_neither_torch_nor_nemo_run_and_help_loads_no_check(arguments, tmp_path):
     code = """
 import sys
 sys.modules |= dict.fromkeys(("torch", "megatron", "nemo_run", "fiddle"))  # importing them is an error

@@ -1,14 +1,11 @@
 """RUN may be a local NeMo-Run experiment, by id or title. tests/capture/control tests that a job carries out requests."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import shlex
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +14,6 @@ from bridge_profiling.capture.control.planning import plan_capture
 from bridge_profiling.capture.control.protocol import CaptureRequest, RankAnswer, RequestDirectory
 from tests.analysis.compared_runs import WrittenRun
 from tests.capture.control.conftest import STATUS as PUBLISHED
-from tests.cli.conftest import Typed
 
 STATUS = replace(
     PUBLISHED, run="r", world_size=2, pipeline_ranks=[0], train_iters=None, fastest_ns=10**9, median_ns=10**9, cuda=False
@@ -47,7 +43,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     """A NEMORUN_HOME with experiments that were never submitted; captures of one, among files that are none of them."""
     folder = tmp_path_factory.mktemp("submit")
     (folder / "submit.py").write_text(SUBMIT)
@@ -70,7 +66,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("compare {id}/one two/one", "Nothing changed."),
     ],
 )
-def test_the_experiments_captures_are_what_is_read(home: Path, typed: Typed, command: str, said: str) -> None:
+def test_the_experiments_captures_are_what_is_read(home, typed, command, said):
     (experiment,) = (home / "experiments" / "two").iterdir()
     done = typed(*command.format(id=experiment.name).split(), NEMORUN_HOME=str(home))
     assert done.returncode == (1 if "memory" in command else 0), done.stderr
@@ -89,7 +85,7 @@ def test_the_experiments_captures_are_what_is_read(home: Path, typed: Typed, com
         ("two", "Name one of them: {id}/one"),
     ],
 )
-def test_an_experiment_that_cannot_be_triggered_here_says_why(home: Path, typed: Typed, run: str, said: str) -> None:
+def test_an_experiment_that_cannot_be_triggered_here_says_why(home, typed, run, said):
     (experiment,) = (home / "experiments" / "two").iterdir()
     done = typed("trigger", run, NEMORUN_HOME=str(home))
     assert (done.returncode, done.stdout) == (2, "")
@@ -97,7 +93,7 @@ def test_an_experiment_that_cannot_be_triggered_here_says_why(home: Path, typed:
 
 
 @pytest.mark.integration
-def test_a_local_experiment_is_triggered_where_its_job_writes(home: Path, typed: Typed) -> None:
+def test_a_local_experiment_is_triggered_where_its_job_writes(home, typed):
     (job,) = (home / "experiments" / "two").glob("*/one")
     RequestDirectory(job / "profiles").write("progress.json", replace(STATUS, ended="training ended after iteration 9"))
     for run in ("two/one", str(job), str(job / "profiles")):
@@ -105,7 +101,15 @@ def test_a_local_experiment_is_triggered_where_its_job_writes(home: Path, typed:
         assert "the job has ended: training ended after iteration 9" in done.stderr
 
 
-def test_the_printed_command_can_be_typed(tmp_path: Path) -> None:
+def test_a_user_without_a_name_is_identified_by_number(monkeypatch):
+    def unknown():
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    assert trigger._user() == str(os.getuid())
+
+
+def test_the_printed_command_can_be_typed(tmp_path):
     request = CaptureRequest(iterations=2, start=115, ranks=[0, 1])
     answers = {rank: RankAnswer(rank=rank, status="refused", reason="too late") for rank in (0, 1)}
     result = TriggerResult(request, STATUS, plan_capture(request, STATUS), {0: answers[0]})

@@ -1,15 +1,11 @@
 """`bridge-profiling flamegraph` as it is typed."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
-from tests.cli.conftest import Typed
 from tests.cli.ranks import write
 
 
-def test_it_writes_speedscope_or_folded_text_and_says_what_was_not_recorded(typed: Typed, folder: Path) -> None:
+def test_it_writes_speedscope_or_folded_text_and_says_what_was_not_recorded(typed, folder):
     write(folder / "run" / "rank-1.json.gz", 1)
     done = typed("flamegraph", "run")
     assert (done.returncode, done.stderr) == (0, "")
@@ -22,7 +18,7 @@ def test_it_writes_speedscope_or_folded_text_and_says_what_was_not_recorded(type
     assert (folder / "flamegraph.folded.txt").read_text() == "rank 1;thread 1;ProfilerStep 500000\n"
 
 
-def test_a_run_without_traces_leaves_no_file(typed: Typed, folder: Path) -> None:
+def test_a_run_without_traces_leaves_no_file(typed, folder):
     (folder / "broken").mkdir()
     (folder / "broken" / "rank-0.json.gz").write_bytes(b"\x1f\x8bno gzip")
     assert typed("flamegraph", "broken").returncode == 1

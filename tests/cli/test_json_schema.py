@@ -1,27 +1,23 @@
 """`--json-schema`, and that what --json prints fits it, whatever was captured."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
 from bridge_profiling.report.schemas import schema_text
 from tests.analysis.compared_runs import WrittenRun
-from tests.cli.conftest import Typed
 from tests.cli.ranks import write
 from tests.report.published import problems
 
 
 @pytest.mark.parametrize("command", ["analyze", "report", "compare", "memory", "bench"])
-def test_the_schema_is_printed_without_a_run(typed: Typed, command: str) -> None:
+def test_the_schema_is_printed_without_a_run(typed, command):
     done = typed(command, "--json-schema")
     assert (done.returncode, done.stdout, done.stderr) == (0, schema_text(command), "")
 
 
 @pytest.fixture
-def runs(folder: Path) -> None:
+def runs(folder):
     """A run with captures that cannot be read, nothing but such, on CPUs alone, without iterations, and one to compare with."""
     for run in ("run", "bad"):
         write(folder / run / "rank-1.json.gz", 1, cut=60)
@@ -53,7 +49,7 @@ def runs(folder: Path) -> None:
         ("compare run cpu", None),
     ],
 )
-def test_what_is_printed_fits_the_schema_and_says_what_could_be_judged(typed: Typed, line: str, outcome: str | None) -> None:
+def test_what_is_printed_fits_the_schema_and_says_what_could_be_judged(typed, line, outcome):
     command, *_ = line.split()
     document = json.loads(typed(*line.split(), "--json").stdout)
     assert problems(command, document) == []

@@ -1,24 +1,19 @@
 """`bridge-profiling memory` as it is typed, on a real snapshot."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Typed
-
 
 @pytest.fixture
-def snapshot(captures: Path, folder: Path) -> str:
+def snapshot(captures, folder):
     """A copy of the real snapshot, so that what is cached lies next to it."""
     source = captures / "memory" / "tp2_dp2" / "snapshot_0.pickle.xz"
     (folder / source.name).write_bytes(source.read_bytes())
     return source.name
 
 
-def test_the_peak_what_was_live_at_it_and_growth(snapshot: str, typed: Typed, folder: Path) -> None:
+def test_the_peak_what_was_live_at_it_and_growth(snapshot, typed, folder):
     done = typed("memory", snapshot, "-o", "memory.html")
     lines = done.stdout.splitlines()
     assert (done.returncode, lines[0]) == (0, "Rank 0 peaks at 5.61 GiB; at most 5.92 GiB reserved.")
@@ -31,7 +26,7 @@ def test_the_peak_what_was_live_at_it_and_growth(snapshot: str, typed: Typed, fo
     assert 'data-figure="over-time"' in page
 
 
-def test_two_are_compared_site_by_site(snapshot: str, typed: Typed) -> None:
+def test_two_are_compared_site_by_site(snapshot, typed):
     found = json.loads(typed("memory", snapshot, snapshot, "--json").stdout)
     peaks = [run["devices"][0]["peak_bytes"] for run in found["runs"]]
     assert peaks == [sum(row["bytes_at_peak"] for row in found["runs"][0]["sites"])] * 2

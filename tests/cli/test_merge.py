@@ -1,45 +1,41 @@
 """`bridge-profiling merge`: one trace of all ranks on one clock, with every event of theirs."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bridge_profiling.report.merged_trace import write_merged_trace
 from bridge_profiling.run import Run
 from bridge_profiling.traces import kineto
-from tests.cli.conftest import Typed
 from tests.cli.ranks import write
 from tests.traces.kineto_files import call, complete, document, kernel
 
 
 @pytest.fixture(autouse=True)
-def second_rank(folder: Path) -> None:
+def second_rank(folder):
     write(folder / "run" / "rank-1.json.gz", 1)
 
 
-def _read(path: str | Path) -> dict[str, Any]:
+def _read(path):
     return json.loads(gzip.decompress(Path(path).read_bytes()))
 
 
-def _phase(merged: dict[str, Any], phase: str) -> list[dict[str, Any]]:
+def _phase(merged, phase):
     return [event for event in merged["traceEvents"] if event["ph"] == phase]
 
 
-def _names(merged: dict[str, Any], kind: str) -> dict[tuple[int, int], str]:
+def _names(merged, kind):
     return {(event["pid"], event["tid"]): event["args"]["name"] for event in _phase(merged, "M") if event["name"] == kind}
 
 
-def _track(event: dict[str, Any]) -> tuple[int, int]:
+def _track(event):
     return event["pid"], event["tid"]
 
 
-def test_every_rank_is_a_process_whose_tracks_and_arrows_are_its_own(typed: Typed, folder: Path) -> None:
+def test_every_rank_is_a_process_whose_tracks_and_arrows_are_its_own(typed, folder):
     done = typed("merge", "--no-findings", "run", "-o", "all.json.gz")
     assert (done.returncode, done.stderr) == (0, "")
     assert "12 events of 2 ranks" in done.stdout
@@ -61,7 +57,7 @@ def test_every_rank_is_a_process_whose_tracks_and_arrows_are_its_own(typed: Type
     assert {(*_track(event), event["ts"]) for event in ends.values()} == kernels
 
 
-def test_without_the_host_there_is_device_work_alone(typed: Typed) -> None:
+def test_without_the_host_there_is_device_work_alone(typed):
     assert typed("merge", "--no-findings", "run", "-o", "all.json", "--no-host").returncode == 0
     merged = json.loads(Path("all.json").read_text())
     assert {event.get("cat") for event in _phase(merged, "X")} == {"kernel"}
@@ -69,7 +65,7 @@ def test_without_the_host_there_is_device_work_alone(typed: Typed) -> None:
 
 
 @pytest.mark.system
-def test_a_merged_trace_of_real_ranks_holds_their_events_to_the_nanosecond(captures: Path, tmp_path: Path) -> None:
+def test_a_merged_trace_of_real_ranks_holds_their_events_to_the_nanosecond(captures, tmp_path):
     with Run(captures / "kineto" / "pp2_dp2", parquet=tmp_path / "tables") as run:
         count = write_merged_trace(run.entries(), tmp_path / "all.json.gz")
     merged = _read(tmp_path / "all.json.gz")
@@ -86,7 +82,7 @@ def test_a_merged_trace_of_real_ranks_holds_their_events_to_the_nanosecond(captu
     assert count == found.total()
 
 
-def test_matched_collectives_put_ranks_on_one_clock(typed: Typed, folder: Path) -> None:
+def test_matched_collectives_put_ranks_on_one_clock(typed, folder):
     """Rank 1's clock is 5 ms ahead; its collectives end with those of rank 0 all the same."""
     groups = [{"pg_name": "1", "pg_desc": "TP", "backend_config": "cuda:nccl", "ranks": [0, 1], "pg_size": 2}]
     known = {

@@ -1,22 +1,19 @@
 """The command `bridge-profiling monitor`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import subprocess
-from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
-from tests.cli.conftest import COMMAND, Typed
+from tests.cli.conftest import COMMAND
 
 
 @pytest.mark.integration
-def test_it_serves_and_logs_until_ctrl_c(tmp_path: Path) -> None:
+def test_it_serves_and_logs_until_ctrl_c(tmp_path):
     path = tmp_path / "monitor.jsonl"
     options = ["--jsonl", str(path), "--port", "0", "--interval", "0.2", "--pids", str(os.getpid())]
     # Where SIGINT is ignored, as in a shell's background job, children would ignore it too.
@@ -36,7 +33,7 @@ def test_it_serves_and_logs_until_ctrl_c(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_closed_pipe_ends_it_without_an_error() -> None:
+def test_a_closed_pipe_ends_it_without_an_error():
     command = [*COMMAND, "monitor", "--jsonl", "-", "--interval", "0.05", "--gpus", "none"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert json.loads(process.stdout.readline())["kind"] == "sample"
@@ -46,7 +43,7 @@ def test_a_closed_pipe_ends_it_without_an_error() -> None:
     assert "Broken pipe" not in errors
 
 
-def test_without_a_gpu_it_says_so_and_monitors_processes(typed: Typed) -> None:
+def test_without_a_gpu_it_says_so_and_monitors_processes(typed):
     done = typed("monitor", "--interval", "0.1", "--duration", "0.25")
     assert done.returncode == 0
     if "GPUs are unavailable" not in done.stderr:
@@ -56,7 +53,7 @@ def test_without_a_gpu_it_says_so_and_monitors_processes(typed: Typed) -> None:
     assert re.search(r"GPUs unavailable: .*\n.* machine  CPU .*\n.* process \d+ .* GiB", done.stdout)
 
 
-def test_it_prints_the_dashboard_and_the_rules(typed: Typed) -> None:
+def test_it_prints_the_dashboard_and_the_rules(typed):
     done = typed("monitor", "--grafana")
     assert (done.returncode, json.loads(done.stdout)["title"]) == (0, "bridge_profiling")
     done = typed("monitor", "--alert-rules")

@@ -1,16 +1,12 @@
 """`bridge-profiling report` as it is typed: the answer, the page, the JSON, and the exit code."""
 
-from __future__ import annotations
-
 import json
 import os
-from pathlib import Path
 
-from tests.cli.conftest import Typed
 from tests.cli.ranks import write
 
 
-def test_piped_it_prints_the_verdict_and_writes_the_page(typed: Typed, folder: Path) -> None:
+def test_piped_it_prints_the_verdict_and_writes_the_page(typed, folder):
     done = typed("report", "run")
     assert (done.returncode, done.stderr) == (0, "")
     assert "An iteration takes 0.9 ms" in done.stdout
@@ -20,7 +16,7 @@ def test_piped_it_prints_the_verdict_and_writes_the_page(typed: Typed, folder: P
     assert "low_device_busy" not in typed("report", "run", "--threshold", "device_busy=0.1").stdout
 
 
-def test_json_alone_writes_no_page_and_holds_the_findings(typed: Typed, folder: Path) -> None:
+def test_json_alone_writes_no_page_and_holds_the_findings(typed, folder):
     done = typed("report", "run", "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["ranks"][0]["device"]["compute_us"]) == (0, 500)
@@ -30,7 +26,7 @@ def test_json_alone_writes_no_page_and_holds_the_findings(typed: Typed, folder: 
     assert (folder / "both.html").exists()
 
 
-def test_a_capture_that_cannot_be_read_is_named_and_the_others_are_judged(typed: Typed, folder: Path) -> None:
+def test_a_capture_that_cannot_be_read_is_named_and_the_others_are_judged(typed, folder):
     write(folder / "run" / "rank-1.json.gz", 1, cut=60)
     done = typed("report", "run")
     assert done.returncode == 1
@@ -39,7 +35,7 @@ def test_a_capture_that_cannot_be_read_is_named_and_the_others_are_judged(typed:
     assert "rank-1.json.gz" in (folder / "report.html").read_text()
 
 
-def test_of_several_windows_the_newest_is_shown_and_named_first(typed: Typed, folder: Path) -> None:
+def test_of_several_windows_the_newest_is_shown_and_named_first(typed, folder):
     traces = [folder / "runs" / "torch" / window / "rank-0.pt.trace.json.gz" for window in ("iter-5-7", "iter-2-4")]
     for age, trace in enumerate(traces):
         write(trace, 0)

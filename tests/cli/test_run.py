@@ -29,45 +29,45 @@ class Child:
     #: Signals that come to `bridge-profiling run` meanwhile.
     signals: tuple[int, ...] = ()
 
-    def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
+    def __init__(self, arguments, env):
         Child.started = arguments[1:]
         Child.environment = env
         Child.received = []
 
-    def wait(self) -> int:
+    def wait(self):
         for number in Child.signals:
             signal.raise_signal(number)
         return -9
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, number):
         Child.received.append(number)
 
 
 @pytest.fixture(autouse=True)
-def without_a_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def without_a_launcher(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith(("SLURM_", "BRIDGE_PROFILING_")) or name == "RANK"]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> type[Child]:
+def started(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", Child)
     return Child
 
 
-def typed(*arguments: str) -> object:
+def typed(*arguments):
     return CliRunner().invoke(app, ["run", *arguments], catch_exceptions=False)
 
 
-def test_one_rank_needs_no_launcher_and_what_follows_the_script_is_the_scripts(started: type[Child]) -> None:
+def test_one_rank_needs_no_launcher_and_what_follows_the_script_is_the_scripts(started):
     result = typed(SCRIPT, "--steps", "9", "-m", "--help")
     assert started.started == ["-m", "bridge_profiling.easy.start", SCRIPT, "--steps", "9", "-m", "--help"]
     # A shell's exit code of a process that SIGKILL ended.
     assert result.exit_code == 137
 
 
-def test_a_signal_that_the_script_may_handle_is_the_scripts(started: type[Child], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_the_script_may_handle_is_the_scripts(started, monkeypatch):
     monkeypatch.setattr(started, "signals", (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -79,9 +79,7 @@ def test_a_signal_that_the_script_may_handle_is_the_scripts(started: type[Child]
     assert started.received == [signal.SIGUSR1, signal.SIGTERM]
 
 
-def test_each_window_has_a_page_and_one_that_cannot_be_made_leaves_the_scripts_exit_code(
-    started: type[Child], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_window_has_a_page_and_one_that_cannot_be_made_leaves_the_scripts_exit_code(started, monkeypatch):
     captures = [
         SimpleNamespace(folder=folder, rank=0, manifest=SimpleNamespace(status="complete"), artifacts=[Path(folder) / "trace"])
         for folder in ("iter-3-8", "iter-9-10")
@@ -108,9 +106,7 @@ def test_each_window_has_a_page_and_one_that_cannot_be_made_leaves_the_scripts_e
         (("--output-dir", "file/below"), "file/below cannot be written; .*file: Not a directory"),
     ],
 )
-def test_what_cannot_be_recorded_here_is_refused_unless_best_effort(
-    started: type[Child], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: str
-) -> None:
+def test_what_cannot_be_recorded_here_is_refused_unless_best_effort(started, monkeypatch, arguments, expected):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(run_module, "_has_cuda", lambda: False)
     Path("file").touch()
@@ -122,7 +118,7 @@ def test_what_cannot_be_recorded_here_is_refused_unless_best_effort(
         assert re.search("warning: .*" + expected, result.output)
 
 
-def test_the_settings_of_a_file_lie_under_those_typed(started: type[Child]) -> None:
+def test_the_settings_of_a_file_lie_under_those_typed(started):
     Path("settings.yaml").write_text(
         "profiling: {use_nsys_profiler: false, profile_step_start: 5, profile_step_end: 6}\nmodel: {}\n"
     )
@@ -135,7 +131,7 @@ def test_the_settings_of_a_file_lie_under_those_typed(started: type[Child]) -> N
     assert parse(started.started[2:]).config().window == Window(1, 2)
 
 
-def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started: type[Child]) -> None:
+def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started):
     names = []
     for _ in range(2):
         typed("--nproc", "4", "--steps", "5:6", "--ranks", "0,3", "-m", "package.train", "x")
@@ -154,9 +150,7 @@ def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started: 
         ({"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]"}, []),
     ],
 )
-def test_machines_meet_at_the_given_endpoint_or_where_slurm_says(
-    started: type[Child], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], options: list[str]
-) -> None:
+def test_machines_meet_at_the_given_endpoint_or_where_slurm_says(started, monkeypatch, environment, options):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     typed("--nodes", "2", "--nproc", "8", *options, SCRIPT)
@@ -175,14 +169,14 @@ def test_machines_meet_at_the_given_endpoint_or_where_slurm_says(
         {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
     ],
 )
-def test_a_rank_of_another_launcher_becomes_the_script(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+def test_a_rank_of_another_launcher_becomes_the_script(monkeypatch, environment):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
     class BecameError(Exception):
         pass
 
-    def become(program: str, arguments: list[str]) -> None:
+    def become(program, arguments):
         raise BecameError(*arguments[1:])
 
     monkeypatch.setattr(os, "execv", become)
@@ -210,9 +204,7 @@ def test_a_rank_of_another_launcher_becomes_the_script(monkeypatch: pytest.Monke
         (("--nodes", "2", "--node-rank", "2", "--rdzv-endpoint", "host:1", SCRIPT), "--node-rank 2 is outside 2 machines"),
     ],
 )
-def test_what_cannot_be_carried_out_is_refused_before_anything_starts(
-    started: type[Child], arguments: tuple[str, ...], said: str
-) -> None:
+def test_what_cannot_be_carried_out_is_refused_before_anything_starts(started, arguments, said):
     started.started = []
     Path("train.sh").touch()
     Path("empty").mkdir()

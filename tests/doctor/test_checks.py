@@ -96,6 +96,7 @@ CASES = [
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, {}, "unknown", "was not recorded"),
     (check_gpu_metrics_permission, NSYS, {}, permission(1, "user"), None, ""),
     (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=process-tree]", {}, sampling("3", "user"), "fails", ""),
+    (check_cpu_sampling, "profiling.nsys_extra_args=[-s,cpu]", {}, sampling("4", "user"), "fails", ""),
     (check_cpu_sampling, "profiling.nsys_extra_args=[--cpuctxsw=process-tree]", {}, sampling("4", "root"), "ok", ""),
     (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=cpu]", {}, sampling("2", "user"), "ok", ""),
     (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=none]", {}, sampling("4", "user"), None, ""),
@@ -180,5 +181,6 @@ def test_an_nsys_that_does_not_run_is_no_nsys(machine, request_for, monkeypatch)
         raise CaptureError(f"{executable} does not answer as nsys does")
 
     monkeypatch.setattr(doctor_nsys, "find_nsys", refuse)
-    (verdict,) = check_nsys(request_for(NSYS), machine(recorded={"nsys --version": ""}))
+    words, verdict = check_nsys(request_for(NSYS, "profiling.nsys_trace=[cudn]"), machine(recorded={"nsys --version": ""}))
+    assert (words.status, words.instead.split(";")[0]) == ("fails", "Type cudnn")
     assert (verdict.status, verdict.found) == ("fails", "/usr/bin/nsys does not answer as nsys does")

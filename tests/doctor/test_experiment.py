@@ -1,7 +1,5 @@
 """What doctor reads from experiments that NeMo-Run itself wrote."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -73,7 +71,7 @@ def pretrain(config: Container) -> None:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
+def home(tmp_path_factory):
     """A NEMORUN_HOME with an experiment that was never submitted."""
     folder = tmp_path_factory.mktemp("submit")
     (folder / "containers.py").write_text(CONTAINERS)

@@ -2,11 +2,9 @@
 
 import json
 import re
-import runpy
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from bridge_profiling import __file__ as package
@@ -83,9 +81,7 @@ def test_a_script_with_everything_in_it_prints_what_it_prints_alone_and_its_trac
     assert len(list(root.glob("torch/*/*"))) == 1
 
 
-def test_two_ranks_share_a_folder_and_their_losses_are_those_of_the_script_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_ranks_share_a_folder_and_their_losses_are_those_of_the_script_alone(tmp_path: Path) -> None:
     profiled = bridge_profiling(
         tmp_path, "run", "--nproc", "2", "--steps", "3:6", "--output-dir", "out", "--report", str(PLAIN_LOOP)
     )
@@ -93,12 +89,9 @@ def test_two_ranks_share_a_folder_and_their_losses_are_those_of_the_script_alone
     assert re.search(rf"bridge-profiling: type: \S*bridge-profiling report {tmp_path}/out", profiled.stderr)
     assert "no device work" in profiled.stdout.lower()
     assert (tmp_path / "out" / "report-iter-3-6.html").stat().st_size > 100_000
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    runpy.run_path(str(PLAIN_LOOP), run_name="__main__")
-    torch.set_num_threads(threads)
     # Both ranks see the same samples, so that their mean gradient is each one's, and print into one another's lines.
-    alone, together = (re.findall(r"step \d+: loss [\d.]+", text) for text in (capsys.readouterr().out, profiled.stdout))
+    texts = (python(tmp_path, str(PLAIN_LOOP)).stdout, profiled.stdout)
+    alone, together = (re.findall(r"step \d+: loss [\d.]+", text) for text in texts)
     assert len(alone) == 16
     assert sorted(together) == sorted(alone * 2)
     assert manifest(tmp_path / "out", 1)["coordinates"]["dp"] == [1, 2]

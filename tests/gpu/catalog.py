@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.gpu.jobs import NO_MULTICAST, BridgeSpec, JobSpec, devices
 
 #: GPUs of a job that runs on one as well as on two: data parallelism is not what its tests are about.
@@ -73,7 +75,7 @@ def _transformer_engine() -> dict[str, JobSpec]:
     for name, (gpus, settings) in TRANSFORMER_ENGINE.items():
         # Userbuffers' kernels wait for the peer's, which another job on the GPU would keep from running.
         options = {"environment": _TE_ENVIRONMENT, "alone": name == "te_comm_overlap"}
-        everyone = {"ranks": "all", "selected": tuple(range(gpus)), **options}
+        everyone = {"selected": tuple(range(gpus)), **options}
         memory = ("--memory",) if name == TE_WITH_MEMORY else ()
         found[name] = JobSpec("gpt_125m", gpus, (*_TE, *settings), **options)
         found[f"{name}-torch"] = JobSpec("gpt_125m", gpus, (*_TE, *settings), "torch", options=memory, **everyone)
@@ -82,100 +84,77 @@ def _transformer_engine() -> dict[str, JobSpec]:
     return found
 
 
-#: Trainings in Megatron Bridge's own loop, under our callback.
-_BRIDGE_ENDLESS = ("train.train_iters=3000",)
-
-
 def _bridge(profiler: str = "none", *settings: str, gpus: int = _ONE_OR_TWO, **options: object) -> BridgeSpec:
+    """A training in Megatron Bridge's own loop, under our callback."""
     selected = tuple(range(gpus)) if profiler != "none" else (0,)
     return BridgeSpec("bridge", gpus, settings, profiler, selected=selected, environment=_DETERMINISTIC, **options)
 
 
+def _gpt(
+    gpus: int, settings: tuple[str, ...], profiler: str = "none", selected: tuple[int, ...] = (0,), **known: Any
+) -> JobSpec:
+    return JobSpec("gpt_125m", gpus, settings, profiler, selected=selected, **known)
+
+
+_EVERY_4, _EVERY_2 = (0, 1, 2, 3), (0, 1)
+_SAVED, _LOADED = (
+    ("checkpoint.save={folder}/checkpoints", "checkpoint.save_interval=10"),
+    ("checkpoint.load={folder}/checkpoints",),
+)
+_SHAPES, _MEMORY, _SHAPES_AND_MEMORY = ("--record-shapes",), ("--memory",), ("--record-shapes", "--memory")
+_UNTIL_SIGTERM = {"window": _ENDLESS_WINDOW, "terminate_at": 8}
+
+
+def _fault(text: str) -> dict[str, str]:
+    return {"PLANTED_FAULT": text}
+
+
 JOBS: dict[str, JobSpec] = {
     # -- four GPUs ---------------------------------------------------------------------------------------------------
-    "tp2_dp2": JobSpec(
-        "gpt_125m", 4, (*_TP2_DP2, "checkpoint.save={folder}/checkpoints", "checkpoint.save_interval=10")
-    ),
-    "tp2_dp2-nsys": JobSpec("gpt_125m", 4, _TP2_DP2, "nsys", ranks="0,3", selected=(0, 3)),
-    "tp2_dp2-torch-shapes-memory": JobSpec(
-        "gpt_125m", 4, _TP2_DP2, "torch", ranks="all", selected=(0, 1, 2, 3), options=("--record-shapes", "--memory")
-    ),
-    "tp2_dp2-torch-resumed": JobSpec(
-        "gpt_125m", 4, (*_TP2_DP2, "checkpoint.load={folder}/checkpoints"), "torch", ranks="1,2", selected=(1, 2),
-        needs="tp2_dp2", resumes_at=10,
-    ),
-    "pp2_dp2": JobSpec("gpt_125m", 4, _PP2_DP2),
-    "pp2_dp2-torch-memory": JobSpec(
-        "gpt_125m", 4, _PP2_DP2, "torch", ranks="pp", selected=(0, 2), options=("--memory",)
-    ),
-    "pp2_dp2-nsys-shapes": JobSpec(
-        "gpt_125m", 4, _PP2_DP2, "nsys", ranks="all", selected=(0, 1, 2, 3), options=("--record-shapes",)
-    ),
-    "llama-tp4-torch": JobSpec(
-        "llama3_8b", 4, (*_LLAMA, "model.tensor_model_parallel_size=4"), "torch", ranks="2", selected=(2,)
-    ),
-    "llama-tp2_dp2-nsys": JobSpec("llama3_8b", 4, _LLAMA, "nsys", ranks="1,2", selected=(1, 2)),
+    "tp2_dp2": _gpt(4, (*_TP2_DP2, *_SAVED)),
+    "tp2_dp2-nsys": _gpt(4, _TP2_DP2, "nsys", (0, 3)),
+    "tp2_dp2-torch-shapes-memory": _gpt(4, _TP2_DP2, "torch", _EVERY_4, options=_SHAPES_AND_MEMORY),
+    "tp2_dp2-torch-resumed": _gpt(4, (*_TP2_DP2, *_LOADED), "torch", (1, 2), needs="tp2_dp2", resumes_at=10),
+    "pp2_dp2": _gpt(4, _PP2_DP2),
+    "pp2_dp2-torch-memory": _gpt(4, _PP2_DP2, "torch", (0, 2), ranks="pp", options=_MEMORY),
+    "pp2_dp2-nsys-shapes": _gpt(4, _PP2_DP2, "nsys", _EVERY_4, options=_SHAPES),
+    "llama-tp4-torch": JobSpec("llama3_8b", 4, (*_LLAMA, "model.tensor_model_parallel_size=4"), "torch", selected=(2,)),
+    "llama-tp2_dp2-nsys": JobSpec("llama3_8b", 4, _LLAMA, "nsys", selected=(1, 2)),
     # -- two GPUs: the chain where a machine has no more -------------------------------------------------------------
-    "tp2": JobSpec("gpt_125m", 2, (*_TP2, "checkpoint.save={folder}/checkpoints", "checkpoint.save_interval=10")),
-    "tp2-nsys": JobSpec("gpt_125m", 2, _TP2, "nsys", ranks="all", selected=(0, 1)),
-    "tp2-torch-shapes-memory": JobSpec(
-        "gpt_125m", 2, _TP2, "torch", ranks="all", selected=(0, 1), options=("--record-shapes", "--memory")
-    ),
-    "tp2-torch-resumed": JobSpec(
-        "gpt_125m", 2, (*_TP2, "checkpoint.load={folder}/checkpoints"), "torch", ranks="1", selected=(1,),
-        needs="tp2", resumes_at=10,
-    ),
-    "pp2": JobSpec("gpt_125m", 2, _PP2),
-    "pp2-torch-memory": JobSpec("gpt_125m", 2, _PP2, "torch", ranks="pp", selected=(0, 1), options=("--memory",)),
-    "pp2-nsys-shapes": JobSpec(
-        "gpt_125m", 2, _PP2, "nsys", ranks="all", selected=(0, 1), options=("--record-shapes",)
-    ),
+    "tp2": _gpt(2, (*_TP2, *_SAVED)),
+    "tp2-nsys": _gpt(2, _TP2, "nsys", _EVERY_2),
+    "tp2-torch-shapes-memory": _gpt(2, _TP2, "torch", _EVERY_2, options=_SHAPES_AND_MEMORY),
+    "tp2-torch-resumed": _gpt(2, (*_TP2, *_LOADED), "torch", (1,), needs="tp2", resumes_at=10),
+    "pp2": _gpt(2, _PP2),
+    "pp2-torch-memory": _gpt(2, _PP2, "torch", _EVERY_2, ranks="pp", options=_MEMORY),
+    "pp2-nsys-shapes": _gpt(2, _PP2, "nsys", _EVERY_2, options=_SHAPES),
     # -- two GPUs, and one; the longest first, since they are started in this order ----------------------------------
-    "slow-disk": JobSpec(
-        "gpt_125m", 2, _DP2, "torch", environment={"PLANTED_SLOW_DISK": "60"}, limit=240
-    ),
+    "slow-disk": _gpt(2, _DP2, "torch", environment={"PLANTED_SLOW_DISK": "60"}, limit=240),
     **{
-        f"{execution}-{profiler}": JobSpec("gpt_125m", 1, (*_LAYER, *settings), profiler)
+        f"{execution}-{profiler}": _gpt(1, (*_LAYER, *settings), profiler)
         for execution, settings in EXECUTIONS.items()
         for profiler in ("torch", "nsys")
     },
-    "dp2": JobSpec("gpt_125m", 2, _DP2),
-    "failing-torch": JobSpec(
-        "gpt_125m", 2, _DP2, "torch", ranks="all", selected=(0, 1), environment={"PLANTED_FAULT": "fail * 10"}
+    "dp2": _gpt(2, _DP2),
+    "failing-torch": _gpt(2, _DP2, "torch", _EVERY_2, environment=_fault("fail * 10")),
+    "one-fails-torch": _gpt(2, _DP2, "torch", _EVERY_2, environment=_fault("fail 1 10")),
+    "one-fails-nsys": _gpt(2, _DP2, "nsys", _EVERY_2, environment=_fault("fail 1 10")),
+    "terminated-in-step-torch": _gpt(
+        2, (*_DP2, *_ENDLESS), "torch", _EVERY_2, window=_ENDLESS_WINDOW, terminate_at=9, environment=_fault("hang * 10")
     ),
-    "one-fails-torch": JobSpec(
-        "gpt_125m", 2, _DP2, "torch", ranks="all", selected=(0, 1), environment={"PLANTED_FAULT": "fail 1 10"}
-    ),
-    "one-fails-nsys": JobSpec(
-        "gpt_125m", 2, _DP2, "nsys", ranks="all", selected=(0, 1), environment={"PLANTED_FAULT": "fail 1 10"}
-    ),
-    "terminated-in-step-torch": JobSpec(
-        "gpt_125m", 2, (*_DP2, *_ENDLESS), "torch", _ENDLESS_WINDOW, "all", (0, 1), terminate_at=9,
-        environment={"PLANTED_FAULT": "hang * 10"},
-    ),
-    "terminated-torch": JobSpec(
-        "gpt_125m", 2, (*_DP2, *_ENDLESS), "torch", _ENDLESS_WINDOW, "all", (0, 1), terminate_at=8
-    ),
-    "terminated-nsys": JobSpec(
-        "gpt_125m", 2, (*_DP2, *_ENDLESS), "nsys", _ENDLESS_WINDOW, "all", (0, 1), terminate_at=8
-    ),
+    "terminated-torch": _gpt(2, (*_DP2, *_ENDLESS), "torch", _EVERY_2, **_UNTIL_SIGTERM),
+    "terminated-nsys": _gpt(2, (*_DP2, *_ENDLESS), "nsys", _EVERY_2, **_UNTIL_SIGTERM),
     **_transformer_engine(),
     "bridge": _bridge(),
-    "bridge-torch-memory": _bridge("torch", options=("--memory",)),
+    "bridge-torch-memory": _bridge("torch", options=_MEMORY),
     "bridge-nsys": _bridge("nsys"),
     "bridge_tp2": _bridge("none", "model.tensor_model_parallel_size=2", gpus=2),
     "bridge_tp2-torch": _bridge("torch", "model.tensor_model_parallel_size=2", gpus=2),
     "bridge_evaluation": _bridge("none", "validation.eval_interval=10", "validation.eval_iters=2"),
     "bridge_evaluation-torch": _bridge("torch", "validation.eval_interval=10", "validation.eval_iters=2"),
     "bridge_exit-torch": _bridge("torch", "train.exit_interval=10"),
-    "bridge_terminated-torch": _bridge("torch", *_BRIDGE_ENDLESS, window=_ENDLESS_WINDOW, terminate_at=9),
-    "out-of-memory": JobSpec(
-        "gpt_125m", 1, _LAYER, "torch", options=("--memory",), environment={"PLANTED_FAULT": "leak * 10"}, alone=True
-    ),
-    "terminated-alone-torch": JobSpec(
-        "gpt_125m", 1, (*_LAYER, *_ENDLESS), "torch", _ENDLESS_WINDOW, direct=True, terminate_at=8
-    ),
-    "terminated-alone-nsys": JobSpec(
-        "gpt_125m", 1, (*_LAYER, *_ENDLESS), "nsys", _ENDLESS_WINDOW, direct=True, terminate_at=8
-    ),
-}  # fmt: skip
+    "bridge_terminated-torch": _bridge("torch", *_ENDLESS, window=_ENDLESS_WINDOW, terminate_at=9),
+    "out-of-memory": _gpt(1, _LAYER, "torch", options=_MEMORY, environment=_fault("leak * 10"), alone=True),
+    "terminated-alone-torch": _gpt(1, (*_LAYER, *_ENDLESS), "torch", direct=True, **_UNTIL_SIGTERM),
+    "terminated-alone-nsys": _gpt(1, (*_LAYER, *_ENDLESS), "nsys", direct=True, **_UNTIL_SIGTERM),
+}

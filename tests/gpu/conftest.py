@@ -1,14 +1,12 @@
 """The session's jobs: those that the chosen tests need, started at once and run beside one another."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
 
 from tests.conftest import NEEDS
 from tests.gpu.catalog import JOBS
-from tests.gpu.jobs import Job, Jobs, JobSpec, devices
+from tests.gpu.jobs import Job, Jobs, devices
 
 _ENDED = pytest.StashKey[list[Job]]()
 
@@ -32,38 +30,38 @@ def jobs(request, tmp_path_factory):
 _lacks = functools.cache(lambda need: NEEDS[need]() is not None)
 
 
-def _runs(item: pytest.Item) -> bool:
+def _runs(item):
     """Whether this machine has what a test needs: where it is skipped, its job must not run for nothing."""
     return not any(_lacks(need) for marker in item.iter_markers("needs") for need in marker.args)
 
 
 @pytest.fixture
-def job(request, jobs) -> Job:
+def job(request, jobs):
     """The job that the test names, when it has ended."""
     return _ended(jobs, request.param)
 
 
 @pytest.fixture
-def reference(request, jobs) -> Job:
+def reference(request, jobs):
     """The training that it is compared with."""
     return _ended(jobs, request.param)
 
 
-def _ended(jobs: Jobs, name: str) -> Job:
+def _ended(jobs, name):
     missing = _why_not(JOBS[name])
     if missing is not None:
         pytest.skip(missing)
     return jobs.result(name)
 
 
-def _why_not(spec: JobSpec) -> str | None:
+def _why_not(spec):
     """Why a job cannot run on this machine, or None."""
     if spec.gpus > len(devices()):
         return f"it takes {spec.gpus} GPUs, and there are {len(devices())}"
     return NEEDS["nsys_on_path"]() if spec.profiler == "nsys" else None
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter, config):
     """A line a job, whatever became of its tests."""
     for job in sorted(config.stash.get(_ENDED, []), key=lambda job: list(JOBS).index(job.name)):
         try:

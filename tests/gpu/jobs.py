@@ -72,8 +72,8 @@ class JobSpec:
         overrides: settings.
         profiler: none, torch or nsys.
         window: first iteration, and the first after it.
-        ranks: as `--ranks` takes them.
-        selected: the ranks this means.
+        selected: the ranks that are profiled.
+        ranks: what `--ranks` is given for them, if not their numbers.
         options: further options of launch/experiment.py.
         direct: start launch/pretrain.py itself, one rank, without an experiment around it.
         environment: variables of the job.
@@ -89,8 +89,8 @@ class JobSpec:
     overrides: tuple[str, ...]
     profiler: str = "none"
     window: tuple[int, int] = (8, 12)
-    ranks: str = "0"
     selected: tuple[int, ...] = (0,)
+    ranks: str = ""
     options: tuple[str, ...] = ()
     direct: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -120,7 +120,8 @@ class JobSpec:
         where = ["local_torchrun", "--nproc-per-node", str(self.gpus)] if self.gpus > 1 else ["local", "--nproc-per-node", "1"]
         command += ["--executor", *where, "--profiler", self.profiler]
         if self.profiler != "none":
-            command += ["--steps", f"{start}:{end}", "--ranks", self.ranks]
+            named = "all" if len(self.selected) == self.gpus > 1 else ",".join(map(str, self.selected))
+            command += ["--steps", f"{start}:{end}", "--ranks", self.ranks or named]
         if self.profiler == "nsys":
             command.append("--export-sqlite")
         return [*command, *self.options, *settings]

@@ -1,7 +1,5 @@
 """Benchmarks on real devices: copies, communication where there are two, and a step."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

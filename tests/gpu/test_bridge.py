@@ -1,7 +1,5 @@
 """Megatron Bridge's whole `pretrain` on one or two GPUs under our callback: torch, nsys, memory, trainings that end early."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu.jobs import left_running

@@ -1,7 +1,5 @@
 """The whole chain on two and four GPUs, as a user types it: each trace holds exactly its window, losses stay as they were."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu.catalog import JOBS

@@ -1,7 +1,5 @@
 """Trainings that end inside their window, on real GPUs: the error is the training's own, and what was captured is there."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu.jobs import left_running

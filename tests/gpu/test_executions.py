@@ -1,7 +1,5 @@
 """CUDA graphs, activation recompute and compiled layers: the trace shows the work that was done, by torch and by nsys."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The frameworks' examples on two GPUs, as their first line says: each rank's trace holds the window, and NCCL in it."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

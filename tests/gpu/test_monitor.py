@@ -6,7 +6,6 @@ import csv
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, sleep
 
@@ -35,7 +34,7 @@ SMI = {
 }
 
 
-def nvidia_smi(uuid: str) -> dict[str, float | None]:
+def nvidia_smi(uuid):
     """The same metrics as nvidia-smi reports them; None where it says that it cannot."""
     fields = ",".join(field for field, _, _ in SMI.values())
     command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
@@ -54,13 +53,13 @@ def nvidia_smi(uuid: str) -> dict[str, float | None]:
 
 
 @contextmanager
-def repeated(work: Callable[[], object], warm_seconds: float = 0) -> Iterator[None]:
+def repeated(work, warm_seconds=0):
     """Work on the first GPU, done over and over in a thread for as long as the block lasts; warm before it begins."""
     import torch
 
     stop, warm, began = threading.Event(), threading.Event(), monotonic()
 
-    def repeat() -> None:
+    def repeat():
         while not stop.is_set():
             work()
             torch.cuda.synchronize()
@@ -78,7 +77,7 @@ def repeated(work: Callable[[], object], warm_seconds: float = 0) -> Iterator[No
 
 
 @contextmanager
-def busy() -> Iterator[None]:
+def busy():
     """Matrix products on the first GPU, one after the other."""
     import torch
 
@@ -88,7 +87,7 @@ def busy() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def uuid() -> str:
+def uuid():
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(0).uuid}".replace("GPU-GPU-", "GPU-")
@@ -126,49 +125,32 @@ def test_every_metric_is_read_or_has_a_reason(uuid):
     assert not gpu["metrics"].keys() & gpu["unavailable"].keys()
 
 
-def test_a_copy_of_known_size_is_seen_on_pcie(uuid):
+@pytest.mark.parametrize(
+    ("over_pcie", "metric"),
+    [
+        (True, "pcie_receive_bytes_per_second"),
+        pytest.param(False, "nvlink_transmit_bytes_per_second", marks=pytest.mark.needs("gpus2")),
+    ],
+)
+def test_a_copy_of_known_size_is_seen_on_its_link(uuid, over_pcie, metric):
     import torch
 
-    host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty_like(host, device="cuda:0")
+    whole = torch.empty(1 << 30, dtype=torch.uint8)
+    source, target = (whole.pin_memory(), whole.to("cuda:0")) if over_pcie else (whole.to("cuda:0"), whole.to("cuda:1"))
     gpus, rates, copies = Gpus([uuid]), [], []
-    with repeated(lambda: copies.append(device.copy_(host, non_blocking=True))):
+    with repeated(lambda: copies.append(target.copy_(source, non_blocking=True))):
+        gpus.read()
         began, first = monotonic(), len(copies)
         while monotonic() - began < 3:
-            (readings,) = gpus.read()
-            rates += [readings.values[name] for name in ("pcie_receive_bytes_per_second",) if name in readings.values]
             sleep(0.2)
-        rate = (len(copies) - first) * host.numel() / (monotonic() - began)
+            (readings,) = gpus.read()
+            rates += [readings.values[metric]] if metric in readings.values else []
+        rate = (len(copies) - first) * whole.numel() / (monotonic() - began)
     gpus.close()
     if not rates:
-        pytest.skip(f"the driver reports no PCIe throughput: {readings.unavailable}")
+        pytest.skip(f"the driver reports none: {readings.unavailable[metric]}")
     # What goes over the wire has packet headers too, and a short window may meet a pause.
-    middle = sorted(rates)[len(rates) // 2]
-    assert 0.7 * rate < middle < 1.5 * rate
-
-
-@pytest.mark.needs("gpus2")
-def test_a_copy_between_gpus_is_seen_on_nvlink(uuid):
-    import torch
-
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0")
-    target = torch.empty_like(source, device="cuda:1")
-    target.copy_(source)
-    torch.cuda.synchronize()
-    gpus = Gpus([uuid])
-    gpus.read()
-    began, copied = monotonic(), 0
-    while monotonic() - began < 2:
-        target.copy_(source)
-        torch.cuda.synchronize()
-        copied += source.numel()
-    (readings,) = gpus.read()
-    rate = copied / (monotonic() - began)
-    gpus.close()
-    sent = readings.values.get("nvlink_transmit_bytes_per_second")
-    if sent is None:
-        pytest.skip(f"no NVLink: {readings.unavailable.get('nvlink_transmit_bytes_per_second')}")
-    assert 0.8 * rate < sent < 1.3 * rate
+    assert 0.7 * rate < sorted(rates)[len(rates) // 2] < 1.5 * rate
 
 
 def test_a_trainings_own_memory_is_torchs():

@@ -1,7 +1,5 @@
 """A finding's command, run: Nsight Compute's report holds the kernel that the finding names."""
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A training on a GPU that was launched without a profiler, asked for captures twice while it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -32,7 +30,7 @@ _CALM = 100
 class Running:
     """The training, and what is typed at it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.profiles = folder / "profiles"
         self._output = folder / "output.txt"
         command = [sys.executable, str(ROOT / "launch" / "pretrain.py"), "--recipe", "gpt_125m", *_SETTINGS]
@@ -42,10 +40,10 @@ class Running:
             self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
     @property
-    def output(self) -> str:
+    def output(self):
         return self._output.read_text(errors="replace")
 
-    def await_iteration(self, wanted: int) -> None:
+    def await_iteration(self, wanted):
         deadline = time.monotonic() + 150
         while True:
             told = re.findall(r"iteration +(\d+)/", self.output)
@@ -55,13 +53,13 @@ class Running:
             assert time.monotonic() < deadline, self.output[-4000:]
             time.sleep(0.1)
 
-    def trigger(self, *options: str) -> None:
+    def trigger(self, *options):
         """Returns when the capture is written."""
         command = [sys.executable, "-m", "bridge_profiling.cli", "trigger", str(self.profiles), *options]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def manifests(self) -> list[dict]:
+    def manifests(self):
         return [json.loads(path.read_text()) for path in self.profiles.glob("manifest/*/rank-0.json")]
 
 

@@ -1,7 +1,5 @@
 """A real out-of-memory error of CUDA: the training's own error, and a snapshot that says who asked and what was there."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.analysis.memory.series import site

@@ -1,7 +1,5 @@
 """A disk that takes a minute for a trace: the other ranks wait for the one that writes, and nothing times out."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu.kernels import check_window

@@ -1,7 +1,5 @@
 """Transformer Engine's layers in our own recipe: exact windows, attributed kernels, unchanged losses."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

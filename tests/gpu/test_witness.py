@@ -1,7 +1,5 @@
 """Two profilers, each in a job of its own, see the same kernels, messages and copies."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.planted.witness import differences

@@ -54,7 +54,7 @@ class Training:
         return [one["reason"] for one in self.manifests()]
 
     def manifests(self) -> list[dict]:
-        return list(dict(sorted(manifests(self.folder).items())).values())
+        return [found for _, found in sorted(manifests(self.folder).items())]
 
 
 @pytest.fixture

@@ -178,10 +178,13 @@ def test_a_log_has_a_line_per_gpu_and_sample_without_a_block(driver, tmp_path):
         monitor.start_logging(output_file=log)
     monitor.stop_logging()
     monitor.stop_logging()
+    summary = monitor.get_summary()
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     # One sample at the beginning and one at the end.
     assert [(row["gpu_id"], row["power_w"]) for row in rows] == [(0, 512.0), (1, None)] * 2
     assert rows[0].pop("timestamp") <= rows[2]["timestamp"]
     assert rows[0] == monitor.get_metrics()[0]
+    machine, *gpus = (each["metrics"]["memory_used_bytes"] for each in (summary["machine"], *summary["gpus"]))
+    assert [each["samples"] for each in (machine, *gpus)] == [2, 2, 2]
     with pytest.raises(ProfilingConfigError, match="cannot be written"):
         monitor.start_logging(output_file=tmp_path)

@@ -176,6 +176,19 @@ def test_a_rank_sets_the_directives_of_its_nsys_if_there_is_cuda(cuda, expected,
     assert started == [expected]
 
 
+@pytest.mark.parametrize("launcher", [[], [(20, ["torchrun", "train.py"]), (15, ["nsys-launcher"])]])
+def test_the_report_of_an_nsys_above_is_the_one_that_its_output_names(launcher, monkeypatch):
+    commands = [(os.getpid(), ["python", "train.py"]), *launcher]
+    application, command = commands[min(1, len(launcher))]
+    commands.append((10, ["/opt/nsys", "profile", "--output=lr=1/%p", *command]))
+    monkeypatch.setattr(nsys_launch, "ancestors", lambda pid: [pid for pid, _ in commands[1:]])
+    monkeypatch.setattr(nsys_launch, "command_of", dict(commands).get)
+    monkeypatch.setattr(nsys_launch, "environment_of", lambda pid: {})
+    monkeypatch.setattr(nsys_launch, "working_directory_of", lambda pid: Path("/runs"))
+    found = nsys_launch.ExternalNsys.of_this_process()
+    assert (found.report, found.wraps_one_rank) == (Path(f"/runs/lr=1/{application}.nsys-rep"), not launcher)
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize(("gpu_metrics", "sampled"), [("", []), ("all", ["all"]), ("local", ["3"])])
 def test_the_prefix_fits_options_and_drops_the_empty_argument(gpu_metrics, sampled, program, tmp_path):
@@ -190,6 +203,12 @@ def test_the_prefix_fits_options_and_drops_the_empty_argument(gpu_metrics, sampl
     assert "this nsys does not know --cuda-event-trace: left out --cuda-event-trace=false" in done.stderr
     assert "nsys left no report under" in done.stderr
     assert list((tmp_path / "reports").iterdir()) == []
+
+
+@pytest.mark.parametrize("known", ["--include-blobs", ""])
+def test_payloads_are_exported_if_nsys_knows_how(known, monkeypatch):
+    monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: known)
+    assert ("--include-blobs=true" in nsys_command.export_command("nsys", Path("a"), Path("b"))) == bool(known)
 
 
 def test_a_misspelled_api_is_refused_with_the_nearest_and_an_unknown_one_with_all():

@@ -3,20 +3,18 @@
 import json
 from collections import defaultdict
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
 from bridge_profiling.analysis import Run
 from tests.planted.cases import CASES, FOLDER
-from tests.planted.conftest import RunOf
 
 pytestmark = pytest.mark.integration  # reads 20 captures
 
 approx = pytest.approx
 
 
-def by_rank(run: Run, answer: str, value: str, **where: Any) -> dict[int, list[Any]]:
+def by_rank(run, answer, value, **where):
     """A column of an answer by rank, of the rows that have these values."""
     found = defaultdict(list)
     for row in getattr(run, answer)().to_pylist():
@@ -37,7 +35,7 @@ def by_rank(run: Run, answer: str, value: str, **where: Any) -> dict[int, list[A
         ("straggler_compute_4", 12),
     ],
 )
-def test_kernels_are_counted_exactly(run_of: RunOf, name: str, kernels: int) -> None:
+def test_kernels_are_counted_exactly(run_of, name, kernels):
     found, usual = (
         {rank: {*each} for rank, each in by_rank(run_of(case), "launch_statistics", "kernel_count").items()}
         for case in (name, CASES[name].twin)
@@ -55,7 +53,7 @@ def test_kernels_are_counted_exactly(run_of: RunOf, name: str, kernels: int) -> 
         ("host_sync_2_nsys", "count", {"direction": "DtoH", "from_memory": "device"}, 12),
     ],
 )
-def test_copies_are_counted_to_the_byte(run_of: RunOf, name: str, column: str, kind: dict[str, str], more: int) -> None:
+def test_copies_are_counted_to_the_byte(run_of, name, column, kind, more):
     found, usual = (
         {
             rank: sum(each) / len(CASES[case].iterations)
@@ -66,13 +64,13 @@ def test_copies_are_counted_to_the_byte(run_of: RunOf, name: str, column: str, k
     assert found == {rank: usual[rank] + more for rank in CASES[name].captured}
 
 
-def test_waiting_is_not_guessed_where_groups_are_unknown(run_of: RunOf) -> None:
+def test_waiting_is_not_guessed_where_groups_are_unknown(run_of):
     run = run_of("straggler_compute_2_nsys")
     assert run.waits().num_rows == 0
     assert any("message size" in text for text in run.limitations)
 
 
-def test_stages_have_the_bubble_that_their_layers_and_micro_batches_imply(run_of: RunOf) -> None:
+def test_stages_have_the_bubble_that_their_layers_and_micro_batches_imply(run_of):
     even, uneven = (run_of(name).pipeline().to_pylist() for name in ("pipeline_even_2", "pipeline_uneven_2"))
     assert {row["microbatches"] for row in even + uneven} == {CASES["pipeline_even_2"].microbatches}
     for name, ideal in (("pipeline_even_2", 1 / 4), ("witness_pp2_dp2", 1 / 3)):
@@ -86,7 +84,7 @@ def test_stages_have_the_bubble_that_their_layers_and_micro_batches_imply(run_of
     assert uneven[0]["bubble_fraction"] > 0.6 > uneven[1]["bubble_fraction"] + 0.4
 
 
-def test_messages_are_counted_with_their_size(run_of: RunOf) -> None:
+def test_messages_are_counted_with_their_size(run_of):
     rows = run_of("slow_link_2").communication().to_pylist()
     (row,) = [row for row in rows if (row["operation"], row["group"]) == ("all_reduce", "DATA_PARALLEL_GROUP_WITH_CP")]
     sent = json.loads((CASES["slow_link_2"].folder / "planted.json").read_text())["measured"]["messages_per_iteration"]
@@ -97,7 +95,7 @@ def test_messages_are_counted_with_their_size(run_of: RunOf) -> None:
 
 
 @pytest.mark.parametrize(("name", "share"), [("slow_link_2", approx(0.17, abs=0.03)), ("clean_2", approx(1.0, abs=0.15))])
-def test_messages_reach_a_share_of_the_bandwidth_of_a_benchmark(tmp_path, name: str, share: object) -> None:
+def test_messages_reach_a_share_of_the_bandwidth_of_a_benchmark(tmp_path, name, share):
     with Run(CASES[name].folder, parquet=tmp_path, bench=FOLDER / "bench_2.json") as run:
         rows = run.against_bench.communication.to_pylist()
     assert [row["reached_share"] for row in rows if row["compared_count"]] == [share]
@@ -107,14 +105,14 @@ def test_messages_reach_a_share_of_the_bandwidth_of_a_benchmark(tmp_path, name: 
     ("name", "allocated", "reserved"),
     [("memory_clean_2", 0, 0), ("memory_leak_2", 128 << 20, 0), ("memory_fragmentation_2", 2 << 20, 512 << 20)],
 )
-def test_memory_grows_by_what_is_kept_to_the_byte(run_of: RunOf, name: str, allocated: int, reserved: int) -> None:
+def test_memory_grows_by_what_is_kept_to_the_byte(run_of, name, allocated, reserved):
     for column, growth in (("allocated_bytes", allocated), ("reserved_bytes", reserved)):
         (values,) = by_rank(run_of(name), "memory_growth", column).values()
         assert {after - before for before, after in pairwise(values)} == {growth}
     assert run_of(name).memory()["growth_bytes_per_iteration"].to_pylist() == [allocated]
 
 
-def test_a_leak_has_its_line_and_fragmentation_its_size(run_of: RunOf) -> None:
+def test_a_leak_has_its_line_and_fragmentation_its_size(run_of):
     sites = run_of("memory_leak_2").memory_sites().to_pylist()
     (site,) = [each["site"] for each in sites if each["growth_bytes_per_iteration"]]
     assert site.startswith("before_microbatch /checkout/tests/gpu/planted/plants.py:")

@@ -102,7 +102,7 @@ def test_fault_tolerance_sets_launcher_and_retries_and_keeps_what_was_set_by_han
 def test_fault_tolerance_on_slurm_is_set_up_also_after_someone_asked_for_the_launcher(task, slurm):
     slurm.assign("exp_1", "/runs/exp_1", "t", "t")
     slurm.get_launcher()
-    FaultTolerancePlugin().setup(task, slurm)
+    FaultTolerancePlugin(initial_rank_heartbeat_timeout=1, rank_heartbeat_timeout=1).setup(task, slurm)
     assert slurm.get_launcher().cfg_path.endswith("_ft_cfg.yml")
     assert (slurm.ntasks_per_node, slurm.torchrun_nproc_per_node) == (1, 4)
 

@@ -2,10 +2,13 @@
 
 import copy
 import functools
+from unittest.mock import MagicMock
 
+import fiddle as fdl
 import nemo_run as run
 import pytest
 
+from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
 from tests.plugins.conftest import nsys, pretrain
@@ -45,6 +48,14 @@ def test_a_script_gets_overrides_and_a_partial_or_a_built_config_ends_the_same(
     for task in (partial, real):
         make(script_args_converter_fn=lambda _: ["--a"]).setup(task, run.LocalExecutor())
     assert real.config == built(partial) == built(script)
+
+
+@each_plugin
+def test_a_missing_section_of_a_config_of_any_class_is_made(make, section, overrides, local):
+    task = run.Partial(pretrain, config=MagicMock(profiling=None, ft=None))
+    make().setup(task, local)
+    made = fdl.build(getattr(task.config, section))
+    assert type(made) is (FaultToleranceConfig if section == "ft" else ProfilingConfig)
 
 
 @each_plugin

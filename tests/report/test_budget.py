@@ -1,14 +1,12 @@
 """The time budget of a run: parts that add up to the typical iteration."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.report.budget import budget
 from tests.report.summaries import MS, row
 
 
-def test_parts_add_up_to_the_median_iteration_however_the_ranks_differ() -> None:
+def test_parts_add_up_to_the_median_iteration_however_the_ranks_differ():
     rows = [row(0, waiting_us=20 * MS), row(1, 120 * MS, copy_us=12 * MS), row(2, 200 * MS) | {"waiting_known": False}]
     found = budget(rows)
     assert (found.iteration_us, found.waiting_known) == (120 * MS, False)
@@ -18,6 +16,6 @@ def test_parts_add_up_to_the_median_iteration_however_the_ranks_differ() -> None
     assert by_column["compute_us"] == pytest.approx((108 * MS, 0.9, 0.8, 1.0))
 
 
-def test_without_iterations_or_time_there_are_no_parts() -> None:
+def test_without_iterations_or_time_there_are_no_parts():
     assert (budget([]).iteration_us, budget([]).parts) == (None, [])
     assert (budget([row(0, 0.0)]).iteration_us, budget([row(0, 0.0)]).parts) == (0.0, [])

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,17 +13,16 @@ from bridge_profiling.analysis.compare.statistics import Change
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report import figures
 from bridge_profiling.report.notebook import FIGURES, table_html
-from bridge_profiling.run import Run
 from tests.report.summaries import MS, row
 
 
-def test_bars_of_the_budget_add_up_to_the_iteration() -> None:
+def test_bars_of_the_budget_add_up_to_the_iteration():
     rows = [row(0, duration_us=80 * MS, data_loading_us=30 * MS), row(1, data_loading_us=10 * MS)]
     bars = (trace["x"] for trace in figures.attribution_figure(rows)["data"])
     assert [sum(values) for values in zip(*bars, strict=True)] == [80.0, 100.0]
 
 
-def test_many_ranks_share_rows_of_the_heat_map_which_name_the_highest() -> None:
+def test_many_ranks_share_rows_of_the_heat_map_which_name_the_highest():
     figure = figures.iterations_figure(
         [{"rank": rank, "iteration": 5, "own_us": 1000.0 + (rank == 777) * 500} for rank in range(1024)]
     )
@@ -34,7 +32,7 @@ def test_many_ranks_share_rows_of_the_heat_map_which_name_the_highest() -> None:
     assert (trace["z"][place], trace["text"][place]) == ([1.5], ["rank 777"])
 
 
-def test_the_wait_matrix_keeps_the_ranks_that_matter_and_says_how_much_that_is() -> None:
+def test_the_wait_matrix_keeps_the_ranks_that_matter_and_says_how_much_that_is():
     waits = [{"rank": rank, "waits_for": 500, "wait_us": 10.0} for rank in range(100)]
     waits += [{"rank": 900, "waits_for": 901, "wait_us": 5_000.0}]
     found = figures.wait_matrix(waits, iterations=2, everyone=range(1024))
@@ -45,14 +43,14 @@ def test_the_wait_matrix_keeps_the_ranks_that_matter_and_says_how_much_that_is()
     assert figures.waits_figure(found)["layout"]["height"] < 900
 
 
-def _group(number: int = 0, **known: Any) -> dict[str, Any]:
+def _group(number=0, **known):
     group = {"group": "TENSOR_MODEL_PARALLEL_GROUP", "group_name": str(number), "group_size": 2, "captured_ranks": 2}
     group["group_ranks"] = f"[{2 * number},{2 * number + 1}]"
     costs = {"operation": "all_reduce", "count": 8, "bytes": 800, "transfer_us": 40.0, "wait_us": 20.0}
     return group | costs | dict.fromkeys(("algorithm_bandwidth_gbs", "bus_bandwidth_gbs"), 100.0 + number) | known
 
 
-def test_communication_is_of_one_iteration_and_the_waiting_of_one_rank_in_one_row_for_each_name() -> None:
+def test_communication_is_of_one_iteration_and_the_waiting_of_one_rank_in_one_row_for_each_name():
     (found,) = figures.by_group([_group()], iterations=2)
     one = {"count": 4, "bytes": 400, "transfer_us": 20, "wait_us": 5}
     assert found.items() >= (one | {"label": "all_reduce · tensor model parallel [0, 1]"}).items()
@@ -63,7 +61,7 @@ def test_communication_is_of_one_iteration_and_the_waiting_of_one_rank_in_one_ro
     assert figures.communication_figure(unknown)["data"][0]["y"] == []
 
 
-def test_every_answer_shows_as_a_plotly_figure(real: Callable[[str], Run]) -> None:
+def test_every_answer_shows_as_a_plotly_figure(real):
     graph_objects = pytest.importorskip("plotly.graph_objects")
     run = real("kineto/pp2_dp2")
     for name in set(FIGURES) - {"memory", "timeline"}:
@@ -79,7 +77,7 @@ def test_every_answer_shows_as_a_plotly_figure(real: Callable[[str], Run]) -> No
             run.figure(name, **options)
 
 
-def test_memory_is_drawn_by_site_whose_areas_are_what_was_allocated(real: Callable[[str], Run]) -> None:
+def test_memory_is_drawn_by_site_whose_areas_are_what_was_allocated(real):
     pytest.importorskip("plotly.graph_objects")
     run = real("memory/tp2_dp2")
     areas = [trace for trace in run.figure("memory").data if trace.stackgroup]
@@ -88,7 +86,7 @@ def test_memory_is_drawn_by_site_whose_areas_are_what_was_allocated(real: Callab
     assert any("/core/optimizer/" in trace.name for trace in areas)
 
 
-def test_a_waterfall_shows_small_changes() -> None:
+def test_a_waterfall_shows_small_changes():
     """From zero, a change of 1% would be invisible."""
     parts = {"compute_us": Change(900.0, 905.0), "idle_us": Change(100.0, 105.0)}
     drawn = figures.change_figure(
@@ -99,12 +97,12 @@ def test_a_waterfall_shows_small_changes() -> None:
     assert [trace["x"] for trace in drawn["data"]] == [[1.0, 0.005, 0.005, 1.01]]
 
 
-def test_names_in_a_notebooks_table_are_text() -> None:
+def test_names_in_a_notebooks_table_are_text():
     text = table_html(pa.table({"name": ["<script>alert(1)</script>"] * 30, "own_us": [1234.5] * 30}))
     assert ["<script>" in text, "1,234.50" in text, "… 10 more rows" in text] == [False, True, True]
 
 
-def test_a_notebook_that_imports_run_shows_tables_as_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_that_imports_run_shows_tables_as_tables(monkeypatch):
     shown: dict[type, Any] = {}
     formatter = SimpleNamespace(type_printers=shown, for_type=shown.__setitem__)
     shell = SimpleNamespace(display_formatter=SimpleNamespace(formatters={"text/html": formatter}))

@@ -1,18 +1,13 @@
 """Flame graphs as files, on the page and in a notebook."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report.flame_graph import Weight, check_replaceable, short_name
 from bridge_profiling.report.flame_graph_view import flame_graph_figure
-from bridge_profiling.run import Run
 from tests.traces.kineto_files import call, complete, kernel
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -31,15 +26,13 @@ EVENTS = [
 ]
 MODULE, LISTCOMP = "lib/train.py(3): <module>", "lib/model.py(7): <listcomp>"
 
-Made = Callable[..., Run]
 
-
-def _written(run: Run, output: Path, **options: Any) -> dict[str, Any]:
+def _written(run, output, **options):
     run.write_flame_graph(output, **options)
     return json.loads(output.read_text())
 
 
-def _stacks(document: dict[str, Any]) -> dict[str, list[tuple[list[str], float]]]:
+def _stacks(document):
     names = [frame["name"] for frame in document["shared"]["frames"]]
     return {
         profile["name"]: [
@@ -50,7 +43,7 @@ def _stacks(document: dict[str, Any]) -> dict[str, list[tuple[list[str], float]]
     }
 
 
-def test_a_speedscope_file_has_a_profile_of_each_thread_and_is_valid(made: Made, tmp_path: Path) -> None:
+def test_a_speedscope_file_has_a_profile_of_each_thread_and_is_valid(made, tmp_path):
     document = _written(made(events=EVENTS), tmp_path / "host.json")
     jsonschema.validate(document, SCHEMA)
     assert _stacks(document) == {
@@ -66,21 +59,21 @@ def test_a_speedscope_file_has_a_profile_of_each_thread_and_is_valid(made: Made,
     assert [profile["endValue"] for profile in document["profiles"]] == [100, 10]
 
 
-def test_weights_are_of_the_device_for_the_ranks_asked_for(made: Made, tmp_path: Path) -> None:
+def test_weights_are_of_the_device_for_the_ranks_asked_for(made, tmp_path):
     document = _written(made(3, EVENTS), tmp_path / "device.json", weight="device", ranks=[0, 2])
     jsonschema.validate(document, SCHEMA)
     stack = [(["<module>", "<listcomp>", "aten::mm"], 12.5)]
     assert _stacks(document) == {f"rank {rank}, thread 1, device time": stack for rank in (0, 2)}
 
 
-def test_folded_text_has_a_line_of_whole_nanoseconds_for_each_stack(made: Made, tmp_path: Path) -> None:
+def test_folded_text_has_a_line_of_whole_nanoseconds_for_each_stack(made, tmp_path):
     output = tmp_path / "stacks.txt"
     assert made(events=EVENTS).write_flame_graph(output, folded=True) == 5
     first, *_, last = output.read_text().splitlines()
     assert (first, last) == ("rank 0;thread 1;lib/train.py(3): <module> 50000", "rank 0;thread 2;a:b c 10000")
 
 
-def test_only_a_flame_graph_of_the_same_format_is_replaced(made: Made, tmp_path: Path) -> None:
+def test_only_a_flame_graph_of_the_same_format_is_replaced(made, tmp_path):
     run, other, folded, empty = made(events=EVENTS), tmp_path / "notes.json", tmp_path / "stacks.txt", tmp_path / "empty"
     other.write_text('{"my": "notes"}')
     empty.touch()
@@ -103,13 +96,13 @@ def test_only_a_flame_graph_of_the_same_format_is_replaced(made: Made, tmp_path:
         ({"weight": "device"}, "no stacks with device time. Type --weight host"),
     ],
 )
-def test_what_was_not_captured_is_refused(made: Made, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_what_was_not_captured_is_refused(made, tmp_path, options, message):
     with pytest.raises(ProfilingConfigError, match=message):
         made(events=EVENTS[:4]).write_flame_graph(tmp_path / "flame.json", **options)
     assert not (tmp_path / "flame.json").exists()
 
 
-def _boxes(figure: dict[str, Any]) -> dict[str, tuple[str, float]]:
+def _boxes(figure):
     """Each label with its parent's label and its time."""
     (trace,) = figure["data"]
     label = dict(zip(trace["ids"], trace["labels"], strict=True)) | {"": ""}
@@ -117,7 +110,7 @@ def _boxes(figure: dict[str, Any]) -> dict[str, tuple[str, float]]:
     return {name: (label[parent], value) for name, parent, value in rows}
 
 
-def test_the_pictures_boxes_are_the_stacks_without_frames_that_all_have_in_common(made: Made) -> None:
+def test_the_pictures_boxes_are_the_stacks_without_frames_that_all_have_in_common(made):
     rows = made(events=EVENTS).flame_graph().to_pylist()
     figure = flame_graph_figure(rows, Weight.host, "rank 0")
     assert _boxes(figure) == {
@@ -139,13 +132,13 @@ def test_the_pictures_boxes_are_the_stacks_without_frames_that_all_have_in_commo
     ]
 
 
-def test_small_frames_are_not_drawn(made: Made) -> None:
+def test_small_frames_are_not_drawn(made):
     small = complete("cpu_op", "aten::empty", 70, 0.5)
     figure = flame_graph_figure(made(events=[*EVENTS, small]).flame_graph().to_pylist(), Weight.host, "rank 0")
     assert "aten::empty" not in _boxes(figure)
 
 
-def test_the_page_has_the_slowest_or_first_rank_where_ranges_nest(made: Made, tmp_path: Path) -> None:
+def test_the_page_has_the_slowest_or_first_rank_where_ranges_nest(made, tmp_path):
     text = made(2, EVENTS, "nested").report(tmp_path / "nested.html").read_text()
     assert 'id="flame"' in text
     assert "Stacks of rank 0: mean of 1 iteration." in text
@@ -166,5 +159,5 @@ def test_the_page_has_the_slowest_or_first_rank_where_ranges_nest(made: Made, tm
         ("<built-in method mm of type object>", "<built-in method mm of type object>"),
     ],
 )
-def test_a_frames_short_name_has_no_directories(frame: str, name: str) -> None:
+def test_a_frames_short_name_has_no_directories(frame, name):
     assert short_name(frame) == name

@@ -2,22 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from bridge_profiling.errors import TraceError
 from bridge_profiling.report import words
 from bridge_profiling.report.verdict import summarize
-from bridge_profiling.run import Run
 from tests.planted.cases import CASES
 from tests.report.published import problems
 from tests.report.summaries import printed
-from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import kernel
 
 
-def test_each_rank_and_group_has_its_answers(real: Callable[[str], Run]) -> None:
+def test_each_rank_and_group_has_its_answers(real):
     run = real("kineto/tp2_dp2")
     document = json.loads(run.to_json())
     assert problems("analyze", document) == []
@@ -41,9 +38,7 @@ def test_each_rank_and_group_has_its_answers(real: Callable[[str], Run]) -> None
 
 
 @pytest.mark.parametrize("name", ["data_loading_2", "straggler_compute_4", "clean_2_nsys", "host_sync_2"])
-def test_the_verdict_and_the_budget_are_the_numbers_on_the_terminal(
-    run_of: Callable[..., Run], tmp_path: Path, name: str
-) -> None:
+def test_the_verdict_and_the_budget_are_the_numbers_on_the_terminal(run_of, tmp_path, name):
     run = run_of(CASES[name].folder, parquet=tmp_path / "tables")
     text = printed(summarize(run))
     document = json.loads(run.to_json())
@@ -69,8 +64,18 @@ def test_the_verdict_and_the_budget_are_the_numbers_on_the_terminal(
         assert on_the_terminal.items() <= times.items() | {("iteration", words.ms(rank["iteration_us"]))}
 
 
-def test_coordinates_come_from_the_trace_and_what_is_no_number_is_null(write_trace: WriteTrace, run_of) -> None:
+def test_coordinates_come_from_the_trace_and_what_is_no_number_is_null(write_trace, run_of):
     ours = {"rank": 3, "coordinates": {"tp": [1, 2], "pp": [0, 1]}}
     run = run_of(write_trace([kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL()", 1, 0)], bridge_profiling=ours))
     (rank,) = json.loads(run.to_json(), parse_constant=pytest.fail)["ranks"]
     assert (rank["coordinates"], rank["device"]["span_us"]) == (ours["coordinates"], 0)
+
+
+def test_a_run_of_nothing_replaces_no_file(write_trace, run_of, tmp_path):
+    run, good = run_of(write_trace(b"damaged", "rank-0.json.gz")), tmp_path / "good"
+    assert repr(run).endswith("rank-0.json.gz', 1 rank, kineto)")
+    good.write_text("good")
+    for write in (run.report, run.merge):
+        with pytest.raises(TraceError, match=r"rank-0\.json\.gz"):
+            write(good)
+    assert good.read_text() == "good"

@@ -1,30 +1,24 @@
 """Findings as annotations of the merged trace: tracks above the ranks they are about."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from bridge_profiling.analysis.findings import Event, Finding
+from bridge_profiling.analysis.findings import Event
 from bridge_profiling.cli import app
 from bridge_profiling.report.merged_trace import write_merged_trace
-from bridge_profiling.run import Run
 from tests.report.summaries import finding
-
-Merge = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def merge(made: Callable[..., Run], tmp_path: Path) -> Merge:
+def merge(made, tmp_path):
     """The events of two merged ranks with findings, whose own events are named by a rank and two times in microseconds."""
     run = made(ranks=2)
     begins = run.iterations()["start_ns"][0].as_py()
 
-    def merged(*findings: Finding) -> list[dict[str, Any]]:
+    def merged(*findings):
         placed = [
             replace(each, events=[replace(event, start_ns=event.start_ns + begins) for event in each.events])
             for each in findings
@@ -35,11 +29,11 @@ def merge(made: Callable[..., Run], tmp_path: Path) -> Merge:
     return merged
 
 
-def _slices(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _slices(events):
     return [event for event in events if event.get("cat") == "finding"]
 
 
-def test_a_finding_is_where_its_event_is_and_says_what_to_change(merge: Merge) -> None:
+def test_a_finding_is_where_its_event_is_and_says_what_to_change(merge):
     # Four events, of which the slice is as long as one.
     event = Event(1, "dataloader <b>", 0, 200_000, 200.0, 4)
     (found,) = _slices(merge(finding(ranks=[1], events=[event])))
@@ -48,13 +42,13 @@ def test_a_finding_is_where_its_event_is_and_says_what_to_change(merge: Merge) -
     assert "num_workers" in found["args"]["change"]
 
 
-def test_a_finding_without_a_place_covers_the_iterations_of_its_ranks(merge: Merge) -> None:
+def test_a_finding_without_a_place_covers_the_iterations_of_its_ranks(merge):
     found = _slices(merge(finding(ranks=[1], events=[])))
     assert [(each["pid"], each["ts"], each["dur"]) for each in found] == [(1, 0.0, 900.0), (1, 1000.0, 900.0)]
     assert _slices(merge()) == []
 
 
-def test_each_finding_has_a_track_of_its_own_above_the_threads_and_slices_never_overlap(merge: Merge) -> None:
+def test_each_finding_has_a_track_of_its_own_above_the_threads_and_slices_never_overlap(merge):
     overlapping = [Event(0, "a", 0, 100_000, 200.0), Event(0, "b", 0, 200_000, 200.0)]
     events = merge(finding(ranks=[0], events=overlapping), finding(id="host_sync", ranks=[0]))
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
@@ -67,7 +61,7 @@ def test_each_finding_has_a_track_of_its_own_above_the_threads_and_slices_never_
     assert second["ts"] + second["dur"] == 400.0
 
 
-def test_merge_annotates_what_report_finds(made: Callable[..., Run], tmp_path: Path) -> None:
+def test_merge_annotates_what_report_finds(made, tmp_path):
     found = made().findings()
     done = CliRunner().invoke(app, ["merge", str(tmp_path / "run"), "-o", str(tmp_path / "all.json")])
     assert f"and {len(found)} findings" in done.output

@@ -61,8 +61,8 @@ def test_names_of_kernels_ranges_and_files_are_text(run_of: Made, tmp_path: Path
 @pytest.mark.parametrize(
     ("events", "said"),
     [
-        (None, ["Waiting between ranks needs", "No communication was captured", "No memory was recorded"]),
-        ([call("cudaLaunchKernel", 10, 2, 1), kernel("gemm", 100, 250, correlation=1)], ["No iteration is marked"]),
+        (None, ["No waiting between ranks was found", "No communication on a device", "No memory was recorded"]),
+        ([call("cudaLaunchKernel", 10, 2, 1), kernel("gemm", 100, 250, correlation=1)], ["needs marked iterations"]),
         # As a loop leaves it on a CPU that names no phases.
         (
             [complete("user_annotation", "ProfilerStep#4", 4000, 900), complete("cpu_op", "aten::mm", 4100, 500)],

@@ -5,7 +5,7 @@ from tests.report.summaries import MS, finding, printed, row, summary
 TERMINAL = {"force_terminal": True, "color_system": "truecolor"}
 
 
-def test_piped_it_is_plain_lines_that_are_never_wrapped_with_every_finding() -> None:
+def test_piped_it_is_plain_lines_that_are_never_wrapped_with_every_finding():
     rows = [row(0, data_loading_us=30 * MS), row(1, data_loading_us=30 * MS)]
     more = [finding(id="host_sync", title=f"The host synchronises [red] {place}") for place in range(2, 21)]
     text = printed(summary(rows, [finding(), *more]))
@@ -18,12 +18,12 @@ def test_piped_it_is_plain_lines_that_are_never_wrapped_with_every_finding() -> 
     assert "20. host_sync: The host synchronises [red] 20" in text  # markup in a title is text
 
 
-def test_a_terminal_shows_bars_as_long_as_their_iterations() -> None:
+def test_a_terminal_shows_bars_as_long_as_their_iterations():
     text = printed(summary([row(0, duration_us=50 * MS), row(1, duration_us=100 * MS)]), width=100, **TERMINAL)
     assert [line.count("█") for line in text.splitlines() if "rank" in line and "█" in line] == [20, 40]
 
 
-def test_it_fits_one_screen_however_many_ranks_and_findings() -> None:
+def test_it_fits_one_screen_however_many_ranks_and_findings():
     rows = [row(rank, data_loading_us=30 * MS) for rank in range(1024)]
     many = summary(rows, [finding(ranks=[rank], id="straggler_host") for rank in range(20)])
     text = printed(many, width=120, **TERMINAL)
@@ -32,7 +32,7 @@ def test_it_fits_one_screen_however_many_ranks_and_findings() -> None:
     assert "14 more findings are on the page" in text
 
 
-def test_advice_is_never_cut() -> None:
+def test_advice_is_never_cut():
     """What to do first is a whole sentence, on a terminal too, however long it is."""
     advice = "Set " + ", ".join(f"setting_{number}=true" for number in range(30)) + "."
     found = summary([row(0)], [finding(ranks=[0], action=f"{advice} Then look at the disks.")])

@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 import json
 import runpy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from bridge_profiling.run import Run
 from tests.report.published import problems, published
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "json_schemas.py"
 
 
-def test_the_files_and_the_page_are_current() -> None:
+def test_the_files_and_the_page_are_current():
     script = runpy.run_path(str(SCRIPT))
     assert script["PAGE"].read_text() == script["page"](), "type: python tools/json_schemas.py"
     for name in script["DOCUMENTS"]:
@@ -30,7 +28,7 @@ def test_the_files_and_the_page_are_current() -> None:
         Draft202012Validator.check_schema(published(name))
 
 
-def test_every_key_is_described_and_numbers_with_a_unit_say_so() -> None:
+def test_every_key_is_described_and_numbers_with_a_unit_say_so():
     script = runpy.run_path(str(SCRIPT))
     units = {"_us": "µs", "_ns": "ns", "_bytes": "bytes", "_gbs": "10⁹ bytes/s", "_share": "share of 1"}
     for name in script["DOCUMENTS"]:
@@ -50,9 +48,7 @@ def test_every_key_is_described_and_numbers_with_a_unit_say_so() -> None:
         ("is_new", 1, None),
     ],
 )
-def test_a_wrong_document_is_refused_and_a_new_key_is_not(
-    made: Callable[..., Run], place: str, value: Any, said: str | None
-) -> None:
+def test_a_wrong_document_is_refused_and_a_new_key_is_not(made, place, value, said):
     document = json.loads(made().to_json())
     assert problems("analyze", document) == []
     wrong = copy.deepcopy(document)

@@ -3,24 +3,19 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.report.terminal import print_captures
-from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import complete
 
 TRACE = "torch/iter-4-5/rank-0.pt.trace.json.gz"
 
-Screen = Callable[..., str]
-
 
 @pytest.fixture
-def screen(tmp_path: Path, write_trace: WriteTrace) -> Screen:
+def screen(tmp_path, write_trace):
     """The screen for an output directory of one rank, with operators that nest, and durations of iterations in its manifest."""
     events = [
         complete("cpu_op", "aten::linear", 0, 9000),
@@ -33,7 +28,7 @@ def screen(tmp_path: Path, write_trace: WriteTrace) -> Screen:
         folder.mkdir(parents=True)
     write_trace(events, TRACE)
 
-    def printed(**durations: list[float] | None) -> str:
+    def printed(**durations):
         manifest = {
             "rank": 0,
             "status": "complete",
@@ -51,24 +46,20 @@ def screen(tmp_path: Path, write_trace: WriteTrace) -> Screen:
     return printed
 
 
-def test_operators_are_shown_by_the_time_that_is_their_own(screen: Screen) -> None:
+def test_operators_are_shown_by_the_time_that_is_their_own(screen):
     lines = [line.replace("│", "").split() for line in screen().splitlines() if "aten::" in line]
     assert lines == [["0", "8.00", "ms", "2", "aten::addmm"], ["0", "3.00", "ms", "1", "aten::linear"]]
 
 
 @pytest.mark.parametrize(("mfu", "shown"), [([0.1, 0.4, 0.5, 0.2, 0.41], True), (None, False)])
-def test_mfu_is_shown_where_it_is_known_and_nothing_where_it_is_not(
-    screen: Screen, mfu: list[float] | None, shown: bool
-) -> None:
+def test_mfu_is_shown_where_it_is_known_and_nothing_where_it_is_not(screen, mfu, shown):
     text = screen(iteration=[0, 1, 2, 4, 7], duration_ns=[9, 2, 2, 4, 2], mfu=mfu)
     # The profiled iteration, and the median of the others but the run's first: the profiler's own cost is no share.
     assert ["MFU" in text, "20.0%" in text, "41.0%" in text] == [shown] * 3
 
 
 @pytest.mark.integration
-def test_a_submit_host_without_the_analysis_extra_shows_the_rest_and_says_what_to_install(
-    screen: Screen, tmp_path: Path
-) -> None:
+def test_a_submit_host_without_the_analysis_extra_shows_the_rest_and_says_what_to_install(screen, tmp_path):
     screen()
     script = f"""
 import sys
@@ -83,6 +74,6 @@ print_captures(find_captures(Path({str(tmp_path)!r})), Console(width=160))
     assert [each for each in ("window 4-5", "complete", "pip install '.[analysis]'") if each not in text] == []
 
 
-def test_a_damaged_trace_is_named_with_its_rank(screen: Screen, tmp_path: Path) -> None:
+def test_a_damaged_trace_is_named_with_its_rank(screen, tmp_path):
     (tmp_path / TRACE).write_bytes(b"")
     assert "is empty: it holds no trace" in screen()

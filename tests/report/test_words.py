@@ -1,7 +1,5 @@
 """Numbers in words: a unit always, and no more digits than matter."""
 
-from typing import Any
-
 import pytest
 
 from bridge_profiling.report import words
@@ -23,7 +21,7 @@ from bridge_profiling.report import words
         (words.ranks, [1, 3], "ranks 1, 3"),
     ],
 )
-def test_numbers(write: Any, value: Any, said: str) -> None:
+def test_numbers(write, value, said):
     assert write(value) == said
 
 
@@ -39,11 +37,11 @@ def test_numbers(write: Any, value: Any, said: str) -> None:
         ("by_annotation", True, "by annotation", "yes"),
     ],
 )
-def test_evidence_is_written_with_the_unit_in_its_name(name: str, amount: Any, heading: str, said: str) -> None:
+def test_evidence_is_written_with_the_unit_in_its_name(name, amount, heading, said):
     assert (words.label(name), words.value(name, amount)) == (heading, said)
 
 
-def test_ranks_by_the_hundreds_are_cut() -> None:
+def test_ranks_by_the_hundreds_are_cut():
     assert words.value("waiting_us", dict.fromkeys(range(512), 1000.0)).endswith("rank 11: 1.0 ms and 500 more")
     assert words.ranks(list(range(1, 1024, 2))).endswith("23 and 500 more")
     assert (words.ranks([0, 1, 2, 3], 4), words.ranks([0, 1], 2)) == ("all 4 ranks", "both ranks")

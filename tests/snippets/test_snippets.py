@@ -6,7 +6,6 @@ import inspect
 import json
 import re
 import shlex
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +24,7 @@ from tests.snippets.blocks import FATES, blocks, source
 from tools.snippet_table import PAGE, page
 
 
-def execute(name: str, **names: Any) -> dict[str, Any]:
+def execute(name, **names):
     """Run a block with these names defined; returns all names."""
     space = {"torch": torch, **names}
     exec(compile(source(name), name, "exec"), space)
@@ -35,7 +34,7 @@ def execute(name: str, **names: Any) -> dict[str, Any]:
 class Loop:
     """What the blocks leave to the reader: a model, data, an optimizer, a loss."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.LazyLinear(1))
         self.batch = torch.randn(4, 3, 8, 8)
@@ -44,11 +43,11 @@ class Loop:
         self.criterion = torch.nn.functional.mse_loss
         self.dataloader = [self.batch] * 12
 
-    def names(self) -> dict[str, Any]:
+    def names(self):
         return {name: getattr(self, name) for name in ("model", "optimizer", "criterion", "dataloader")}
 
 
-def test_every_block_runs_or_has_a_reason_and_the_page_is_current() -> None:
+def test_every_block_runs_or_has_a_reason_and_the_page_is_current():
     assert blocks().keys() == FATES.keys()
     used = {fate for fate in FATES.values() if isinstance(fate, str)}
     assert {name for name in globals() if name.startswith("test_")} - used == {
@@ -68,7 +67,7 @@ def test_every_block_runs_or_has_a_reason_and_the_page_is_current() -> None:
         (6, {"record_memory_history": True, "memory_snapshot_path": "memory_trace.pickle"}),
     ],
 )
-def test_configs(block: int, expected: dict[str, Any]) -> None:
+def test_configs(block, expected):
     cfg = SimpleNamespace()
     execute(f"megatron-bridge {block}", cfg=cfg)
     assert isinstance(cfg.profiling, ProfilingConfig)
@@ -78,7 +77,7 @@ def test_configs(block: int, expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("block", [3, 5])
-def test_plugins(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins(block, tmp_path, monkeypatch):
     """The recipe and the executor are the reader's. The experiment is not started: what it would be is checked."""
     added: list[dict[str, Any]] = []
     task = run.Script("train.py")
@@ -98,7 +97,7 @@ def test_plugins(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "profiling.profile_step_start=10" in task.args
 
 
-def test_ray_variables() -> None:
+def test_ray_variables():
     lines = [line for line in blocks()["nemo-rl-profiling 0"].splitlines() if line.startswith("NRL_")]
     found = []
     for line in lines:
@@ -109,7 +108,7 @@ def test_ray_variables() -> None:
     assert found == [(2, 3, ("*policy*",)), (1, 2, ("*policy*", "*vllm*")), (3, 5, ("dtensor_policy_worker",))]
 
 
-def test_traces_of_nsys() -> None:
+def test_traces_of_nsys():
     """Their words and options are accepted by plugins and by `doctor`; what we write ourselves is refused with the reason."""
     text = "\n".join(blocks()[name] for name, fate in FATES.items() if fate == "test_traces_of_nsys")
     traced = re.findall(r"--trace=(\S+)", text)
@@ -119,7 +118,7 @@ def test_traces_of_nsys() -> None:
     check_extra_args([*re.findall(r"--(?:delay|duration|cuda-memory-usage)=\S+", text)], name="profiling.nsys_extra_args")
 
 
-def test_memory_profiler(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_profiler(capsys):
     theirs, ours = execute("nemo-rl-profiling 2")["MemoryProfiler"], easy.MemoryProfiler
     public = {name for name in vars(theirs) if not name.startswith("_")}
     assert public <= set(dir(ours))
@@ -131,7 +130,7 @@ def test_memory_profiler(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line.startswith("Step 3") for line in capsys.readouterr().out.splitlines())
 
 
-def test_performance_counter() -> None:
+def test_performance_counter():
     space = execute("nemo-rl-profiling 6")
     space["profiled_function"]()
     for counter in (space["counter"], easy.PerformanceCounter()):
@@ -141,7 +140,7 @@ def test_performance_counter() -> None:
         assert counter.get_counter_stats("other") is None
 
 
-def test_torch_profiler_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torch_profiler_class(tmp_path, monkeypatch, capsys):
     """Its trace is read as any other."""
     monkeypatch.chdir(tmp_path)
     loop, theirs = Loop(), execute("nemo-rl-profiling 3")["PyTorchProfiler"]()
@@ -154,7 +153,7 @@ def test_torch_profiler_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     capsys.readouterr()
 
 
-def test_quick_benchmark() -> None:
+def test_quick_benchmark():
     """The guide defines a function; ours takes the same arguments in the same places."""
     theirs = inspect.signature(execute("gpu-profiling-guide 2")["quick_benchmark"])
     assert list(inspect.signature(easy.quick_benchmark).parameters)[: len(theirs.parameters)] == list(theirs.parameters)
@@ -164,7 +163,7 @@ def test_quick_benchmark() -> None:
 
 
 @pytest.mark.usefixtures("driver")
-def test_gpu_monitor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_monitor(request, monkeypatch):
     """Both read the same of a GPU, under the same names."""
     gpu_driver = request.getfixturevalue("driver")
     gpu_driver.add()
@@ -181,7 +180,7 @@ def test_gpu_monitor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.integration
-def test_easy_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_easy_profiler(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     model = torch.nn.Linear(8, 8)
     # The block defines train_step(model, batch), and calls it without the model.
@@ -192,7 +191,7 @@ def test_easy_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert list((tmp_path / "profiles" / "torch").rglob("*.pt.trace.json.gz"))
 
 
-def test_training_monitor() -> None:
+def test_training_monitor():
     """On the CPU the guide's figure of memory is 0."""
     loop = Loop()
     space = execute("nemo-rl-performance 9", **loop.names() | {"model": lambda batch: loop.model(batch).mean()})

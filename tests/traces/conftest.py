@@ -6,39 +6,36 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bridge_profiling.traces import kineto
 from bridge_profiling.traces.nsys import tables as nsys
-from bridge_profiling.traces.types import RankTables
 from tests.traces.kineto_files import document
-from tests.traces.nsys_files import Report
 
 WriteTrace = Callable[..., Path]
 
 
-def values(table: Any, *columns: str) -> list[Any]:
+def values(table, *columns):
     """Some columns of a table, row by row: tuples, or the values of one column."""
     lists = [table[name].to_pylist() for name in columns]
     return lists[0] if len(columns) == 1 else list(zip(*lists, strict=True))
 
 
-def contents(tables: RankTables) -> dict[str, list[dict[str, Any]]]:
+def contents(tables):
     """All rows of all tables."""
     return {name: table.to_pylist() for name, table in tables.tables.items()}
 
 
-def caveats(tables: RankTables) -> dict[str, str]:
+def caveats(tables):
     return {each.code: each.text for each in tables.info.caveats}
 
 
 @pytest.fixture
-def write_trace(tmp_path: Path) -> WriteTrace:
+def write_trace(tmp_path):
     """Writes a trace from events, or from text as it is, and gives its path."""
 
-    def write(content: list[dict[str, Any]] | dict[str, Any] | str | bytes, name: str = "rank-3.json.gz", **keys: Any) -> Path:
+    def write(content, name="rank-3.json.gz", **keys):
         if isinstance(content, list):
             content = document(content, **keys)
         if isinstance(content, dict):
@@ -52,16 +49,16 @@ def write_trace(tmp_path: Path) -> WriteTrace:
 
 
 @pytest.fixture
-def read_trace(write_trace: WriteTrace) -> Callable[..., RankTables]:
+def read_trace(write_trace):
     """Reads what `write_trace` writes."""
     return lambda content, *name, **keys: kineto.read(write_trace(content, *name, **keys))
 
 
 @pytest.fixture
-def read_report(tmp_path: Path) -> Callable[..., RankTables]:
+def read_report(tmp_path):
     """Reads a report from an SQLite export called rank-1.sqlite."""
 
-    def read(report: Report, **rank: Any) -> RankTables:
+    def read(report, **rank):
         path = tmp_path / "rank-1.sqlite"
         path.unlink(missing_ok=True)
         return nsys.read(report.write(path), **rank)
@@ -70,7 +67,7 @@ def read_report(tmp_path: Path) -> Callable[..., RankTables]:
 
 
 @pytest.fixture(scope="session")
-def captures() -> Path:
+def captures():
     """The real H200 captures."""
     named = os.environ.get("BRIDGE_PROFILING_CAPTURES")
     path = Path(named) if named else Path(__file__).parents[3] / "shared" / "captures"
@@ -80,6 +77,6 @@ def captures() -> Path:
 
 
 @pytest.fixture(scope="session")
-def decoded(captures: Path) -> Callable[[str], RankTables]:
+def decoded(captures):
     """The tables of a real Kineto trace, `tp2_dp2/rank-0` for example, which is read once."""
     return functools.cache(lambda name: kineto.read(captures / "kineto" / f"{name}.json.gz"))

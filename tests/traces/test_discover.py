@@ -133,6 +133,11 @@ def test_two_runs_with_the_same_window_are_not_shown_as_one(tmp_path):
     snapshot.write_bytes(b"x")
     _manifest(tmp_path / "first", "iter-2-4", 1, snapshot)
     assert [caveat.code for caveat in find_run(tmp_path).caveats] == ["captures_skipped", "several_windows"]
+    late = {"profilers": [], "status": "missed", "reason": "training ended"}
+    for folder, codes in (("iter-2-4.1", []), ("iter-8-9", ["newer_captured_nothing"])):  # a restart, and another request
+        _manifest(tmp_path / "first", folder, 1, snapshot, **late)
+        assert [caveat.code for caveat in find_run(tmp_path).caveats] == [*codes, "captures_skipped", "several_windows"]
+    assert find_run(tmp_path).caveats[0].text == "the newest attempt, iter-8-9, captured nothing: training ended"
 
 
 def test_several_cycles_of_one_rank_give_the_last(tmp_path):

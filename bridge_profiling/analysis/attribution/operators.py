@@ -22,21 +22,25 @@ def operators(
 ) -> pa.Table:
     """One row per name (and input shapes, and call stack; null if not recorded), most own time first.
 
-    `total_us` adds up the calls' durations, `self_us` is without the ranges of the same category directly inside, and
-    `device_us` adds up the device events launched inside, but in no operator or annotation further in.
+    `total_us` adds up the calls' durations, `self_us` is without the ranges of the same category directly inside.
+    `device_total_us` adds up the device events launched inside on the same thread, and `device_us` those of them launched in no
+    operator or annotation further in.
     """
     keys = ["name", *(["shapes"] if shapes else []), *(["stack"] if stacks else [])]
     events = host_events.filter(pa.array(rows_of(host_events["category"], category)))
     thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
+    device_ns = _device_ns(events["operator"], device_events) if category != "runtime" else np.zeros(len(start), np.int64)
     table = pa.table(
         {key: events[key].cast(pa.string()) for key in keys}
         | {
             "duration_ns": end - start,
             "self_ns": self_times_ns(parents(thread, start, end), start, end),
-            "device_ns": _device_ns(events["operator"], device_events) if category != "runtime" else np.zeros(len(start), int),
+            "device_ns": device_ns,
+            # What an operator launched counts even if the time of the launch was not recorded.
+            "device_total_ns": np.maximum(device_ns, _launched_inside(thread, start, end, device_events)[1]),
         }
     )
-    wanted = [("duration_ns", "count"), *((name, "sum") for name in ("self_ns", "duration_ns", "device_ns"))]
+    wanted = [("duration_ns", "count"), *((name, "sum") for name in ("self_ns", "duration_ns", "device_ns", "device_total_ns"))]
     found = table.group_by(keys).aggregate([*wanted, ("duration_ns", "max")])
     found = found.sort_by([("self_ns_sum", "descending"), *((key, "ascending") for key in keys)])
 
@@ -50,6 +54,7 @@ def operators(
             "mean_us": pc.divide(_microseconds(found["duration_ns_sum"]), count.cast(pa.float64())),
             "max_us": _microseconds(found["duration_ns_max"]),
             "device_us": _microseconds(found["device_ns_sum"]),
+            "device_total_us": _microseconds(found["device_total_ns_sum"]),
         }
     )
 
@@ -66,7 +71,8 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
     steps = {name: match for name in annotations["name"].unique().to_pylist() if (match := _STEP.fullmatch(name or ""))}
     chosen = annotations.filter(pa.array(rows_of(annotations["name"], *steps)))
     thread, start, end = (chosen[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
-    launched, device_ns = _communication_inside(thread, start, end, device_events)
+    communication = device_events.filter(pa.array(rows_of(device_events["kind"], "communication")))
+    launched, device_ns = _launched_inside(thread, start, end, communication)
     matches = [steps[name] for name in chosen["name"].to_pylist()]
     table = pa.table(
         {
@@ -113,21 +119,17 @@ def _device_ns(operator: pa.ChunkedArray, device_events: pa.Table) -> NDArray[np
     return spent
 
 
-def _communication_inside(
+def _launched_inside(
     thread: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64], device_events: pa.Table
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many communication events were launched in each range on its thread, and how long they took."""
+    """How many device events were launched in each range on its thread, and how long they took."""
     count, spent = np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
-    events = device_events.filter(pa.array(rows_of(device_events["kind"], "communication")))
-    launched_on, launched_at = to_int64(events["launch_thread"]), to_int64(events["launch_start_ns"])
-    duration = events["end_ns"].to_numpy() - events["start_ns"].to_numpy()
+    launched_on, launched_at = to_int64(device_events["launch_thread"]), to_int64(device_events["launch_start_ns"])
+    duration = device_events["end_ns"].to_numpy() - device_events["start_ns"].to_numpy()
     for one in np.unique(thread):
-        # Steps of one thread do not nest.
-        rows = np.flatnonzero(thread == one)
-        rows = rows[np.argsort(start[rows], kind="stable")]
-        mine = np.flatnonzero((launched_on == one) & (launched_at != NULL))
-        place = np.searchsorted(start[rows], launched_at[mine], side="right") - 1
-        inside = (place >= 0) & (launched_at[mine] < end[rows[place]])
-        np.add.at(count, rows[place[inside]], 1)
-        np.add.at(spent, rows[place[inside]], duration[mine[inside]])
+        rows, mine = np.flatnonzero(thread == one), np.flatnonzero((launched_on == one) & (launched_at != NULL))
+        mine = mine[np.argsort(launched_at[mine], kind="stable")]
+        before = np.concatenate(([0], np.cumsum(duration[mine])))
+        first, last = (np.searchsorted(launched_at[mine], bound[rows]) for bound in (start, end))
+        count[rows], spent[rows] = last - first, before[last] - before[first]
     return count, spent

@@ -44,7 +44,7 @@ class Verdict(TypedDict):
         Literal["finding", "nothing_found", "no_device_work", "memory_only", "too_little"],
         doc(
             "`finding`: there is at least one. `nothing_found`: no number exceeds its threshold. Else nothing can be judged: "
-            "`no_device_work`, `memory_only` (no trace), or `too_little` (no iteration is marked)"
+            "`no_device_work`, `memory_only` (no trace), or `too_little` (no iteration is marked, or nothing was captured)"
         ),
     ]
     headline: Annotated[str, doc("The most important sentence: the first finding's title if there is one")]

@@ -78,7 +78,7 @@ class Recording:
         write_rank(folder, self.rank, rows, "memory")
         if device_bytes is not None:
             event = {"kind": "compute", "name": "k", "start_ns": 0, "end_ns": 10, "iteration": 0}
-            write_rank(folder, self.rank, {"device_events": [event]}, device_bytes={0: device_bytes})
+            write_rank(folder, self.rank, {"device_events": [event]}, device_bytes={0: device_bytes, 1: GB})
 
 
 Find = Callable[..., dict[str, Finding]]

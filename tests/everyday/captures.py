@@ -1,0 +1,119 @@
+"""The everyday captures: `cases.json`, read, and the captures themselves, unpacked. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.injected_captures.everyday import columns
+
+FOLDER = Path(__file__).parent
+
+_TABLE: dict[str, Any] = json.loads((FOLDER / "cases.json").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Milliseconds:
+    """An unprofiled iteration: the median of blocks of nine iterations, the fastest block and the slowest."""
+
+    median: float
+    lowest: float
+    highest: float
+
+    @property
+    def spread(self) -> float:
+        """How far the blocks are apart, as a share of the median."""
+        return (self.highest - self.lowest) / self.median
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """One capture.
+
+    Args:
+        name: of the capture, a folder once it is unpacked.
+        group: whose file holds it.
+        recorder: `hook` or `torch.profiler`.
+        world_size: number of ranks; all of them are captured.
+        findings: ids of which one must come first; empty for a healthy run.
+        ranks: that the finding must name.
+        unprofiled: the iteration of this training.
+        baseline: name of the capture without the cause; None for a healthy run.
+        baseline_unprofiled: its iteration, measured in turns with the other.
+        comparable: the cause costs the difference of both iterations.
+        set_aside: not looked at while findings were developed.
+        busy_share: of a healthy run, share of the unprofiled iteration in which its devices compute or copy; else None.
+        window_share: how often the cause strikes in the window, over how often it does in the measured iterations.
+    """
+
+    name: str
+    group: str
+    recorder: str
+    world_size: int
+    findings: tuple[str, ...]
+    ranks: tuple[int, ...]
+    unprofiled: Milliseconds
+    baseline: str | None
+    baseline_unprofiled: Milliseconds | None
+    comparable: bool
+    set_aside: bool
+    busy_share: float | None
+    window_share: float
+
+    @property
+    def gain(self) -> float | None:
+        """Milliseconds that an iteration of the window would be shorter without the cause; None where that says nothing."""
+        if self.baseline_unprofiled is None or not self.comparable:
+            return None
+        return (self.unprofiled.median - self.baseline_unprofiled.median) * self.window_share
+
+    @property
+    def noise(self) -> float:
+        """Milliseconds that the gain may be off, from how far the blocks are apart."""
+        if self.baseline_unprofiled is None:
+            return 0.0
+        pairs = (self.unprofiled, self.baseline_unprofiled)
+        return sum(one.highest - one.lowest for one in pairs) / 2 * self.window_share
+
+
+def _capture(row: dict[str, Any]) -> Capture:
+    strikes = row.get("strikes")
+    return Capture(
+        name=row["name"],
+        group=row["group"],
+        recorder=row["recorder"],
+        world_size=row["world_size"],
+        findings=tuple(row["findings"]),
+        ranks=tuple(row["ranks"]),
+        unprofiled=Milliseconds(**row["unprofiled_ms"]),
+        baseline=row.get("baseline"),
+        baseline_unprofiled=Milliseconds(**row["baseline_unprofiled_ms"]) if "baseline" in row else None,
+        comparable=row.get("comparable", True),
+        set_aside=row.get("set_aside", False),
+        busy_share=row.get("busy_share"),
+        window_share=strikes["every"] * strikes["in_window"] / strikes["of"] if strikes else 1.0,
+    )
+
+
+#: Every capture by its name.
+CAPTURES: dict[str, Capture] = {row["name"]: _capture(row) for row in _TABLE["captures"]}
+
+#: Files that hold them.
+GROUPS: tuple[str, ...] = tuple(dict.fromkeys(capture.group for capture in CAPTURES.values()))
+
+
+def unpack(group: str, target: Path) -> None:
+    """Write the captures of a group as their recorders left them: a folder for each, with traces and manifests."""
+    for path, trace in columns.decode((FOLDER / f"{group}.columns").read_bytes()):
+        _write(target / path, trace)
+    manifests = FOLDER / f"{group}.manifests.json"
+    if manifests.is_file():
+        for path, manifest in json.loads(manifests.read_text(encoding="utf-8")).items():
+            _write(target / path, manifest)
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document), encoding="utf-8")

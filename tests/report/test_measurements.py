@@ -1,0 +1,43 @@
+"""What integrations measured, as tables of the page."""
+
+import json
+from pathlib import Path
+
+from bridge_profiling.report.measurements import phase_memory, wall_clock
+from bridge_profiling.run import Run
+from tests.report.summaries import manifest
+from tests.traces.conftest import WriteTrace
+from tests.traces.kineto_files import complete
+
+_MB = 2**20
+_MEMORY = {"phase": ["forward", "backward", "forward"], "before_bytes": [_MB, 5 * _MB, 3 * _MB]}
+_MEMORY |= {"after_bytes": [5 * _MB, _MB, 7 * _MB], "peak_bytes": [6 * _MB, 9 * _MB, 8 * _MB]}
+_FRAMEWORK = {
+    "phase_memory": {"device": "cuda", "iteration": [4, 4, 5], **_MEMORY},
+    "wall_clock_breakdown": {"enabled": True, "iteration": [4, 5], "timers_ms": {"fwd": [40.0, 60.0], "bwd": []}},
+}
+
+
+def test_memory_by_phase_and_deepspeeds_timers() -> None:
+    measured, other, unavailable = (manifest(rank, [100, 100], [90]) for rank in range(3))
+    measured.manifest.framework = _FRAMEWORK
+    other.manifest.framework = {"phase_memory": {"phase": "forward"}, "wall_clock_breakdown": {"timers_ms": {"fwd": "fast"}}}
+    unavailable.manifest.framework = {"phase_memory": "this rank has no CUDA device"}
+    tables = [make([measured, other, unavailable]) for make in (phase_memory, wall_clock)]
+    assert [[[cell.text for cell in row] for row in table.rows] for table in tables] == [
+        [["0", "forward", "2", "2.0 MiB", "6.0 MiB", "8.0 MiB"], ["0", "backward", "1", "5.0 MiB", "1.0 MiB", "9.0 MiB"]],
+        [["0", "50.00", "10.00", "50%", "fwd"]],
+    ]
+
+
+def test_they_are_on_the_page(tmp_path: Path, write_trace: WriteTrace) -> None:
+    name = "torch/iter-4-6/rank-0.pt.trace.json.gz"
+    path = tmp_path / "manifest" / "iter-4-6" / "rank-0.json"
+    for each in (tmp_path / name, path):
+        each.parent.mkdir(parents=True)
+    write_trace([complete("user_annotation", "ProfilerStep#4", 4000, 900)], name=name, distributedInfo={"rank": 0})
+    record = {"name": "torch", "status": "complete", "artifacts": [{"path": name, "bytes": 1}]}
+    path.write_text(json.dumps({"status": "complete", "rank": 0, "profilers": [record], "framework": _FRAMEWORK}))
+    with Run(tmp_path) as run:
+        text = run.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert [each for each in ("allocated by phase", "wall-clock breakdown") if each not in text] == []

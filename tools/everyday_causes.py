@@ -1,0 +1,286 @@
+"""Write the tables of docs/concepts/everyday-causes.md: what is found in each everyday capture, against what was measured.
+
+  python tools/everyday_causes.py
+
+It analyzes every capture, in minutes. tests/everyday/test_accuracy.py checks that the page is current.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bridge_profiling.analysis import Run  # noqa: E402
+from bridge_profiling.report.json import document  # noqa: E402
+from tests.everyday.captures import CAPTURES, GROUPS, Capture, Milliseconds, unpack  # noqa: E402
+from tests.planted.cases import CASES, Case  # noqa: E402
+
+PAGE = ROOT / "docs" / "concepts" / "everyday-causes.md"
+
+#: Findings that name no cause: the result of others, a description of the work, the cost of profiling.
+NEUTRAL = frozenset({"low_device_busy", "dominant_kernel", "profiler_overhead"})
+
+#: Pairs whose blocks of iterations are further apart than this share of their median are listed apart.
+STEADY = 0.10
+
+#: Devices that are busy for a smaller share of the unprofiled iteration wait for hosts: findings about all ranks are not false.
+BUSY = 0.80
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What is found in a capture.
+
+    Args:
+        capture: the capture.
+        found: ids and ranks of the findings that name a cause, the first one first.
+        saving_ms: what the first of them promises; None where it promises nothing.
+        profiled_ms: the captured iteration.
+        estimated_ms: the same without the profiler, from recorded events alone; None where this version does not estimate it.
+    """
+
+    capture: Capture
+    found: Sequence[tuple[str, tuple[int, ...]]]
+    saving_ms: float | None
+    profiled_ms: float
+    estimated_ms: float | None
+
+    @property
+    def right(self) -> bool:
+        """Whether the first finding is the cause, on its ranks; for a healthy run, whether no finding is false."""
+        if self.capture.busy_share is not None:
+            return not (self.found if self.capture.busy_share >= BUSY else self.alone)
+        return bool(self.found) and self.found[0][0] in self.capture.findings and self.found[0][1] == self.capture.ranks
+
+    @property
+    def alone(self) -> list[str]:
+        """Findings that name some of the ranks and not all: in a healthy run, none should."""
+        return [name for name, ranks in self.found if len(ranks) < self.capture.world_size]
+
+    @property
+    def bounded(self) -> bool | None:
+        """Whether the measured gain is at most the saving, up to the noise of the measurement."""
+        gain = self.capture.gain
+        return None if gain is None else gain - self.capture.noise <= (self.saving_ms or 0.0)
+
+    @property
+    def saving_error(self) -> float | None:
+        """The saving over the measured gain, less 1; None where the gain is lost in the noise."""
+        gain = self.capture.gain
+        if gain is None or self.saving_ms is None or gain <= self.capture.noise:
+            return None
+        return self.saving_ms / gain - 1
+
+    @property
+    def iteration_error(self) -> float | None:
+        """The estimated iteration over the measured one, less 1; None where a window says nothing about the mean."""
+        if self.estimated_ms is None or self.capture.window_share != 1.0:
+            return None
+        return self.estimated_ms / self.capture.unprofiled.median - 1
+
+
+def answer(capture: Capture, folder: Path, open_run: Callable[[Path], Run]) -> Answer:
+    """Analyze a capture as `bridge-profiling analyze --json` does."""
+    with open_run(folder) as run:
+        said: Any = document(run)
+    named = [finding for finding in said["findings"] if finding["id"] not in NEUTRAL]
+    verdict = said["verdict"]
+    estimated_us = verdict.get("estimated_profiler_us")
+    saving_us = named[0]["recoverable_us_per_iteration"] if named else None
+    return Answer(
+        capture=capture,
+        found=[(finding["id"], tuple(finding["ranks"])) for finding in named],
+        saving_ms=None if saving_us is None else saving_us / 1e3,
+        profiled_ms=verdict["iteration_us"] / 1e3,
+        estimated_ms=None if estimated_us is None else (verdict["iteration_us"] - estimated_us) / 1e3,
+    )
+
+
+def answers(scratch: Path, open_run: Callable[[Path], Run]) -> list[Answer]:
+    """The answers about all captures, in the order of `cases.json`."""
+    for group in GROUPS:
+        unpack(group, scratch)
+    return [answer(capture, scratch / capture.name, open_run) for capture in CAPTURES.values()]
+
+
+def megatron(open_run: Callable[[Path], Run]) -> list[Answer]:
+    """The answers about the captures of tests/planted, whose manifests time the unprofiled iterations."""
+    timed = {}
+    for case in CASES.values():
+        with open_run(case.folder) as run:
+            timed[case.name] = _timed(run)
+    return [answer(_megatron_capture(case, timed), case.folder, open_run) for case in CASES.values()]
+
+
+def _timed(run: Run) -> Milliseconds:
+    """An iteration outside the window: the median over ranks and iterations, the shortest iteration and the longest."""
+    each = [median(manifest.durations_ns(profiled=False)) / 1e6 for manifest in run.manifests]
+    whole = [ns / 1e6 for manifest in run.manifests for ns in manifest.durations_ns(profiled=False)]
+    return Milliseconds(median(each), min(whole), max(whole))
+
+
+def _megatron_capture(case: Case, timed: dict[str, Milliseconds]) -> Capture:
+    return Capture(
+        name=case.name,
+        group="megatron",
+        recorder="hook" if case.profiler == "torch" else "nsys",
+        world_size=len(case.captured),
+        findings=(case.finding,) if case.finding else (),
+        ranks=tuple(rank for rank in case.planted_ranks if rank in case.captured),
+        unprofiled=timed[case.name],
+        baseline=case.twin,
+        baseline_unprofiled=timed[case.twin] if case.twin else None,
+        # A checkpoint comes once in the window and never outside, and memory costs no time.
+        comparable=case.finding not in ("checkpoint_stall", "memory_growth", "memory_fragmentation"),
+        set_aside=False,
+        busy_share=None if case.finding else 1.0,
+        window_share=1.0,
+    )
+
+
+# -- the page --------------------------------------------------------------------------------------------------------------
+
+
+def causes_table(found: Iterable[Answer]) -> str:
+    """Cause, first finding, ranks, predicted saving and measured gain of each capture with a cause."""
+    rows = []
+    for one in found:
+        capture = one.capture
+        if not capture.findings:
+            continue
+        first, ranks = one.found[0] if one.found else ("nothing", ())
+        rows.append(
+            (
+                capture.name, "set aside" if capture.set_aside else "", f"`{capture.findings[0]}`", _ranks(capture.ranks),
+                f"`{first}`" if one.found else first, _ranks(ranks), "yes" if one.right else "no", _ms(one.saving_ms),
+                _ms(capture.gain), {True: "yes", False: "no", None: ""}[one.bounded], _percent(one.saving_error),
+            )
+        )  # fmt: skip
+    return _table(
+        "capture | | cause | on ranks | first finding | ranks | right | predicted saving, ms | measured gain, ms | within"
+        " the prediction | prediction off by",
+        rows,
+    )
+
+
+def healthy_table(found: Iterable[Answer]) -> str:
+    """What is found in captures without a cause."""
+    rows = [
+        (
+            one.capture.name, one.capture.recorder, f"{one.capture.busy_share or 0.0:.0%}",
+            ", ".join(f"`{name}` on {_ranks(ranks)}" for name, ranks in one.found) or "nothing", "yes" if one.right else "no",
+        )
+        for one in found
+        if not one.capture.findings
+    ]  # fmt: skip
+    return _table("capture | recorder | device busy | found | right", rows)
+
+
+def iterations_table(found: Iterable[Answer]) -> str:
+    """The unprofiled iteration of each capture, measured and estimated."""
+    rows = [
+        (
+            one.capture.name, one.capture.recorder, _ms(one.profiled_ms), _ms(one.estimated_ms),
+            _ms(one.capture.unprofiled.median), _percent(one.iteration_error),
+            "" if one.capture.unprofiled.spread <= STEADY else "unsteady",
+        )
+        for one in found
+        if one.capture.window_share == 1.0
+    ]  # fmt: skip
+    return _table("capture | recorder | profiled, ms | estimated, ms | measured, ms | off by | ", rows)
+
+
+def summary(found: Sequence[Answer]) -> str:
+    """The figures that the tables add up to."""
+    lines = []
+    for name, chosen in (
+        ("All", found),
+        ("For development", [one for one in found if not one.capture.set_aside]),
+        ("Set aside", [one for one in found if one.capture.set_aside]),
+    ):
+        causes = [one for one in chosen if one.capture.findings]
+        right = sum(one.right for one in causes)
+        bounded = [one.bounded for one in causes if one.bounded is not None]
+        errors = [abs(one.saving_error) for one in causes if one.saving_error is not None and one.right]
+        lines.append(
+            f"- {name}: the first finding is right in {right} of {len(causes)} ({right / len(causes):.0%}); the measured gain"
+            f" is within the prediction in {sum(bounded)} of {len(bounded)}; the prediction of a right finding is off by"
+            f" {_share(errors)} (median)."
+        )
+    healthy = [one for one in found if not one.capture.findings]
+    lines.append(
+        f"- Healthy trainings: right in {sum(one.right for one in healthy)} of {len(healthy)}; only some of the ranks are named"
+        f" in {sum(bool(one.alone) for one in healthy)}."
+    )
+    steady = [one for one in found if one.iteration_error is not None and one.capture.unprofiled.spread <= STEADY]
+    errors = [abs(one.iteration_error or 0.0) for one in steady]
+    lines.append(
+        f"- Unprofiled iteration, {len(steady)} steady captures: the estimate is off by {_share(errors)} (median),"
+        f" {max(errors):.0%} (worst)."
+        if errors
+        else "- Unprofiled iteration: this version does not estimate it."
+    )
+    return "\n".join(lines)
+
+
+def page(found: Sequence[Answer], of_megatron: Sequence[Answer]) -> str:
+    """The page with its tables.
+
+    Args:
+        found: about everyday trainings.
+        of_megatron: about trainings of Megatron-Core.
+    """
+    text = PAGE.read_text(encoding="utf-8")
+    for name, content in (
+        ("summary", summary(found)),
+        ("causes", causes_table(found)),
+        ("megatron", causes_table(of_megatron)),
+        ("healthy", healthy_table(found)),
+        ("iterations", iterations_table([*found, *of_megatron])),
+    ):
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{content}\n\n{end}{rest.split(end)[1]}"
+    return text
+
+
+def _table(head: str, rows: Iterable[Sequence[str]]) -> str:
+    columns = head.split("|")
+    lines = [f"| {' | '.join(column.strip() for column in columns)} |", f"|{' --- |' * len(columns)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:+.0%}"
+
+
+def _share(errors: Sequence[float]) -> str:
+    return f"{median(errors):.0%}" if errors else "not known"
+
+
+def main() -> None:
+    """Write the page."""
+    with tempfile.TemporaryDirectory() as scratch:
+        found = answers(Path(scratch), Run)
+    PAGE.write_text(page(found, megatron(Run)), encoding="utf-8")
+    print(summary(found))
+
+
+if __name__ == "__main__":
+    main()

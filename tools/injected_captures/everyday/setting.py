@@ -1,0 +1,122 @@
+"""What a training of the everyday captures is made of, and what a case is. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A training. The defaults are what a careful engineer writes; a case changes some of them.
+
+    Args:
+        model: `transformer`, `convolution`, or `experts` (a transformer whose feed-forward layers are experts).
+        strategy: `single` (one GPU), `ddp` or `fully_shard`.
+        layers: blocks of the model.
+        width: hidden size, or channels.
+        batch: sequences or images of a rank in a micro-batch.
+        length: tokens of a sequence, or pixels of an image's side.
+        micro_batches: micro-batches of an iteration.
+        precision: `bf16` by autocast (by a policy with fully_shard), `tf32`, or `fp32`.
+        attention: `fused`, or `manual` for products, mask and softmax written out.
+        optimizer: AdamW `fused`, `foreach`, or `loop` for kernels per parameter.
+        clipping: gradients' norm is clipped without waiting (`foreach`), with `.item()` per parameter, or not.
+        channels_last: convolutions get NHWC tensors.
+        switch_formats: a layer in NCHW follows each block of convolutions.
+        recompute: blocks repeat their forward pass in the backward pass.
+        compiled: blocks are compiled, each for the shapes it gets.
+        bucket_mb: size of DDP's buckets.
+        sync_micro_batches: DDP reduces gradients after every micro-batch, not only the last.
+        shard_each: fully_shard gathers each `block`, or each `module` that has parameters of its own.
+        pinned: batches lie in page-locked memory.
+        log: the loss is read every `iteration`, every `micro_batch`, or `never`.
+        routing: experts get equal shares by `capacity`, what they are sent by `sizes`, or tokens found by `nonzero`.
+        second_half: share of tokens that the second half of the experts gets.
+        data_ms: milliseconds that a batch takes to load, on the ranks in `data_ranks`.
+        data_ranks: ranks with slow batches.
+    """
+
+    model: Literal["transformer", "convolution", "experts"]
+    strategy: Literal["single", "ddp", "fully_shard"]
+    layers: int
+    width: int
+    batch: int
+    length: int
+    micro_batches: int = 1
+    precision: Literal["bf16", "tf32", "fp32"] = "bf16"
+    attention: Literal["fused", "manual"] = "fused"
+    optimizer: Literal["fused", "foreach", "loop"] = "fused"
+    clipping: Literal["foreach", "item"] | None = None
+    channels_last: bool = True
+    switch_formats: bool = False
+    recompute: bool = False
+    compiled: bool = False
+    bucket_mb: float = 25
+    sync_micro_batches: bool = False
+    shard_each: Literal["block", "module"] = "block"
+    pinned: bool = True
+    log: Literal["iteration", "micro_batch", "never"] = "never"
+    routing: Literal["capacity", "sizes", "nonzero"] = "capacity"
+    second_half: float = 0.5
+    data_ms: float = 0
+    data_ranks: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return 1 if self.strategy == "single" else 2
+
+
+Recorder = Literal["hook", "torch.profiler"]
+
+#: Iterations before the window, by recorder. What a plant does in every ninth iteration happens in both windows.
+BEFORE: dict[Recorder, int] = {"hook": 20, "torch.profiler": 10}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One capture with a cause.
+
+    Args:
+        name: also the folder of its captures.
+        findings: ids of findings of which one must come first; none for a case that is a baseline itself.
+        ranks: ranks that the finding must name.
+        change: fields of the group's Setting that are the cause.
+        plant: name of a class of `plants.py` that is the cause.
+        numbers: its arguments.
+        over: another case, which is the baseline where the cause needs a change of its own; None for the group's baseline.
+        record: settings of the recorder besides the group's.
+        comparable: the cause costs the difference of both iterations; not if one does less work, or the cause is about memory.
+    """
+
+    name: str
+    findings: tuple[str, ...]
+    ranks: tuple[int, ...]
+    change: dict[str, Any] = field(default_factory=dict)
+    plant: str | None = None
+    numbers: dict[str, Any] = field(default_factory=dict)
+    over: str | None = None
+    record: dict[str, Any] = field(default_factory=dict)
+    comparable: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Cases that share a process, a baseline and a recorder.
+
+    Args:
+        name: of the group; its baselines' names begin with it.
+        setting: the training without a cause.
+        recorder: what captures the cases; the baseline is captured by both recorders.
+        record: settings of the recorder: `record_shapes`, `profile_memory`.
+        iterations: that are captured.
+        cases: with causes.
+    """
+
+    name: str
+    setting: Setting
+    recorder: Recorder
+    record: dict[str, Any] = field(default_factory=dict)
+    iterations: int = 5
+    cases: tuple[Case, ...]

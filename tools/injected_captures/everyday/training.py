@@ -1,0 +1,170 @@
+"""A training loop on plain PyTorch, as its tutorials write it, with the setting's faults and a plant in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
+
+from tools.injected_captures.everyday import models
+from tools.injected_captures.everyday.plants import Plant
+from tools.injected_captures.everyday.setting import Setting
+
+#: Batches that a data set goes round.
+DISTINCT_BATCHES = 4
+
+Batch = tuple[Tensor, ...]
+
+
+class Samples(IterableDataset):
+    """Ready batches, each after the time that it takes to load."""
+
+    def __init__(self, setting: Setting, plant: Plant, rank: int) -> None:
+        generator = torch.Generator().manual_seed(rank)
+        self.seconds = setting.data_ms / 1e3 if rank in setting.data_ranks else 0.0
+        self.plant, self.count = plant, 0
+        self.batches = [_batch(setting, generator) for _ in range(DISTINCT_BATCHES)]
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            if self.seconds:
+                time.sleep(self.seconds)
+            count, self.count = self.count, self.count + 1
+            yield self.plant.batch(self.batches[count % DISTINCT_BATCHES], count)
+
+
+def _batch(setting: Setting, generator: torch.Generator) -> Batch:
+    if setting.model == "convolution":
+        images = torch.randn(setting.batch, 3, setting.length, setting.length, generator=generator)
+        return images, torch.randint(0, models.CLASSES, (setting.batch,), generator=generator)
+    return (torch.randint(0, models.VOCABULARY, (setting.batch, setting.length + 1), generator=generator),)
+
+
+class Training:
+    """A model, its optimizer and its data. Iterations go on from where the last call left them.
+
+    Args:
+        setting: what is trained, and how.
+        plant: what is wrong besides the setting.
+        rank: of this process.
+        device: of this process.
+    """
+
+    def __init__(self, setting: Setting, plant: Plant, rank: int, device: torch.device) -> None:
+        self.setting, self.plant, self.rank, self.device = setting, plant, rank, device
+        torch.manual_seed(0)
+        with device:
+            model = models.build(setting)
+        if setting.model == "convolution" and setting.channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        if setting.compiled:
+            for block in model.blocks:
+                block.compile(dynamic=False)
+        self.model = self._wrapped(model)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-4,
+            fused=setting.optimizer == "fused", foreach=setting.optimizer == "foreach",
+        )  # fmt: skip
+        self.samples = Samples(setting, plant, rank)
+        self.loader = DataLoader(self.samples, batch_size=None, pin_memory=setting.pinned and device.type == "cuda")
+        self.losses: list[float] = []
+        plant.prepare(self)
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        setting = self.setting
+        if setting.strategy == "ddp":
+            local = [name for name, _ in model.named_parameters() if ".local." in name]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, local)
+            return DistributedDataParallel(model, bucket_cap_mb=setting.bucket_mb, gradient_as_bucket_view=True)
+        if setting.strategy == "fully_shard":
+            dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
+            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+            for block in model.blocks:
+                if setting.shard_each == "module":
+                    for module in block.modules():
+                        if isinstance(module, nn.Linear | nn.LayerNorm):
+                            fully_shard(module, mp_policy=policy)
+                else:
+                    fully_shard(block, mp_policy=policy)
+            fully_shard(model, mp_policy=policy)
+        return model
+
+    def choose_precision(self) -> None:
+        """Set what torch keeps for the whole process; trainings of one process differ in it."""
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.setting.precision == "tf32"
+        torch.backends.cudnn.benchmark = True
+
+    def micro_batch(self, batch: Batch, iteration: int, number: int) -> None:
+        """Forward and backward pass of micro-batch `number` of an iteration; after the last one, the optimizer's step."""
+        setting = self.setting
+        last = number == setting.micro_batches - 1
+        self.plant.before_micro_batch(iteration, number)
+        arguments = [tensor.to(self.device, non_blocking=True) for tensor in batch]
+        if setting.model == "convolution" and setting.channels_last:
+            arguments[0] = arguments[0].contiguous(memory_format=torch.channels_last)
+        with self._without_reduction() if not (last or setting.sync_micro_batches) else nullcontext():
+            with self._autocast():
+                loss = self.model(*arguments) / setting.micro_batches
+            loss.backward()
+        if setting.log == "micro_batch" or (setting.log == "iteration" and last):
+            self.losses.append(loss.item())
+        self.plant.after_micro_batch(loss, iteration, number)
+        if last:
+            self._clip()
+            self.plant.before_step(iteration)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.plant.after_step(iteration)
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.setting.precision != "bf16" or self.setting.strategy == "fully_shard":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def _without_reduction(self) -> AbstractContextManager:
+        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
+
+    def _clip(self) -> None:
+        if self.setting.clipping == "foreach":
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        elif self.setting.clipping == "item":
+            total = 0.0
+            for parameter in self.model.parameters():
+                total += parameter.grad.norm().item() ** 2
+            scale = min(1.0, 1.0 / (total**0.5 + 1e-6))
+            for parameter in self.model.parameters():
+                parameter.grad.mul_(scale)
+
+    def batches(self, iterations: int) -> Iterator[Batch]:
+        """The batches of this many iterations."""
+        source = iter(self.loader)
+        for _ in range(iterations * self.setting.micro_batches):
+            yield next(source)
+
+    def run(self, iterations: int, first: int = 0) -> list[float]:
+        """Train this many iterations without a profiler; returns the milliseconds of each, as the host sees them."""
+        each, started = [], time.perf_counter()
+        for place, batch in enumerate(self.batches(iterations)):
+            iteration, number = divmod(place, self.setting.micro_batches)
+            self.micro_batch(batch, first + iteration, number)
+            if number == self.setting.micro_batches - 1:
+                ended = time.perf_counter()
+                each.append((ended - started) * 1e3)
+                started = ended
+        return each
+
+    def wait(self) -> None:
+        """Until the devices of all ranks are done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if dist.is_initialized():
+            dist.barrier()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
