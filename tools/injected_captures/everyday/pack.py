@@ -2,8 +2,8 @@
 
     python tools/injected_captures/everyday/pack.py WHOLE tests/everyday
 
-Traces lose arguments that no reader reads, names of tracks and flow arrows. They keep every host event, because the profiler's cost
-is estimated from their number.
+Traces lose arguments that no reader reads, names of tracks and flow arrows. They keep every host event, because the profiler's
+cost is estimated from their number.
 """
 
 from __future__ import annotations
