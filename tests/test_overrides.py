@@ -33,6 +33,7 @@ class Train:
     shape: tuple[int, int] = (1, 2)
     sizes: Optional[list[int]] = None  # noqa: UP045  # megatron-core's configs are written so
     frequency: Union[int, list[int]] = 1  # noqa: UP007
+    decay: float | str = "cosine"
     labels: dict[str, int] = field(default_factory=dict)
     nested: dict[str, dict[str, int]] | None = None
     anything: Any = None
@@ -79,6 +80,7 @@ def overridden(*overrides):
         ("train.sizes=[1,2]", "sizes", [1, 2]),
         ("train.frequency=2", "frequency", 2),
         ("train.frequency=[0,1]", "frequency", [0, 1]),
+        ("train.decay=0.5", "decay", 0.5),
         ("train.labels.a=1", "labels", {"a": 1}),
         ("train.labels={a: 1, b: 2}", "labels", {"a": 1, "b": 2}),
         ("train.nested.a.b=1", "nested", {"a": {"b": 1}}),

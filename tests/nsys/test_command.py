@@ -171,6 +171,7 @@ def test_a_rank_sets_the_directives_of_its_nsys_if_there_is_cuda(cuda, expected,
     monkeypatch.setattr(nsys_launch, "find_nsys", lambda: DETACHES)
     monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(os.environ.get(DIRECTIVES_VARIABLE)))
     monkeypatch.setattr(os, "environ", {**os.environ, "BRIDGE_PROFILING_DIR": str(tmp_path)})
+    monkeypatch.setattr("sys.orig_argv", ["python", "train.py"])
     config = ProfilingConfig(use_nsys_profiler=True, profile_step_start=2, profile_step_end=4)
     start_under_nsys(config, rank=0, layout=ParallelLayout(world_size=1), local_rank=0, cuda=cuda)
     assert started == [expected]
