@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge_profiling.analysis.findings import communication, idle, iterations, kernels, memory, ranks
+from bridge_profiling.analysis.findings import communication, device_work, idle, iterations, kernels, memory, ranks
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
@@ -23,6 +23,10 @@ _FINDINGS: tuple[Find, ...] = (
     idle.host_sync,
     idle.pageable_copy,
     idle.checkpoint_stall,
+    device_work.layout_conversion,
+    device_work.unfused_attention,
+    device_work.unfused_optimizer,
+    device_work.full_precision_matmul,
     ranks.straggler_compute,
     ranks.straggler_host,
     ranks.pipeline_bubble,
@@ -31,6 +35,7 @@ _FINDINGS: tuple[Find, ...] = (
     idle.copy_bound,
     idle.small_kernels,
     idle.host_launch_bound,
+    device_work.recomputation,
     kernels.dominant_kernel,
     idle.low_device_busy,
     iterations.slow_iterations,

@@ -55,6 +55,7 @@ class Evidence:
     idle_causes: pa.Table
     launch_statistics: pa.Table
     kernels: pa.Table
+    device_roles: pa.Table
     copies: pa.Table
     communication: pa.Table
     communication_by_rank: pa.Table
