@@ -1,7 +1,8 @@
 """Findings about device work that a change of the program makes faster or needless: precision, fusion, layouts, recomputation.
 
 Each knows from `device_roles` how long the kernels of one role take, and which part of that a change saves at most. A kernel
-counts for one role, so their potential savings add up.
+counts for one role, so their potential savings add up. They are compute, and the ledger holds time without compute: only idle
+time between a role's kernels is attributed there.
 """
 
 from __future__ import annotations
@@ -47,12 +48,10 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
     of_bf16 = _of_bf16(evidence)
     slow_us = own["fp32"] + own["tf32"]
     products_us = own["fp32"] * (1 - of_bf16["fp32"]) + own["tf32"] * (1 - of_bf16["tf32"])
-    worth = max(evidence.mean_us(products_us).values(), default=0.0)
-    if not worth or evidence.share(worth) < thresholds.device_work:
+    if evidence.share(_saving_us(evidence, products_us)) < thresholds.device_work:
         return [], ledger
     part = slow_us / np.maximum(slow_us + own["reduced"], 1e-9)
-    lost_us = np.minimum(products_us + own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE), evidence.compute_us)
-    saving_us, ledger = ledger.attribute(lost_us)
+    saving_us = _saving_us(evidence, products_us + own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE))
     by_precision = {role.upper(): max(evidence.mean_us(own[role]).values(), default=0.0) for role in ("fp32", "tf32")}
     main = max(by_precision, key=lambda name: by_precision[name])
     device, known = _device(evidence), bool(peaks(_device(evidence)))
@@ -85,9 +84,8 @@ def unfused_attention(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     """Softmax, mask and scale run as kernels of their own between the batched products of attention."""
     other, products = (_rows(evidence, role) for role in ("attention_other", "attention_product"))
     other_us, products_us = _grid(evidence, other, "own_us"), _grid(evidence, products, "own_us")
-    lost_us = other_us + products_us * (1 - _OF_ATTENTION_PRODUCTS)
-    saving_us, ledger = _attributed(evidence, ledger, lost_us, thresholds.device_work)
-    if not saving_us:
+    saving_us = _saving_us(evidence, other_us + products_us * (1 - _OF_ATTENTION_PRODUCTS))
+    if evidence.share(saving_us) < thresholds.device_work:
         return [], ledger
     attention = evidence.mean_us(other_us + _grid(evidence, products, "device_us"))
     compute = evidence.mean_us(evidence.compute_us)
@@ -116,11 +114,10 @@ def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     own_us, short_us, idle_us = (_grid(evidence, rows, name) for name in ("own_us", "short_us", "idle_us"))
     between_us = np.minimum(idle_us, np.maximum(np.nan_to_num(ledger.left_us(*_BETWEEN)), 0.0))
     kernels_us = short_us + (own_us - short_us) * (1 - _OF_SWEEP)
-    worth = max(evidence.mean_us(kernels_us + between_us).values(), default=0.0)
-    if not worth or evidence.share(worth) < thresholds.device_work:
+    of_kernels = _saving_us(evidence, kernels_us)
+    of_idle, attributed = ledger.attribute(between_us, _BETWEEN)
+    if evidence.share(of_kernels + of_idle) < thresholds.device_work:
         return [], ledger
-    of_idle, ledger = ledger.attribute(between_us, _BETWEEN)
-    of_kernels, ledger = ledger.attribute(kernels_us)
     time = evidence.mean_us(own_us + idle_us)
     count = _per_iteration(evidence, rows)
     names = {row["name"]: row["own_us_sum"] for row in rows.group_by("name").aggregate([("own_us", "sum")]).to_pylist()}
@@ -141,15 +138,15 @@ def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         },
         case="outside" if name == OUTSIDE else "default",
     )
-    return [finding], ledger
+    return [finding], attributed
 
 
 def layout_conversion(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Convolutions copy their images between channels first and channels last."""
     rows = _rows(evidence, "layout")
     own_us = _grid(evidence, rows, "own_us")
-    saving_us, ledger = _attributed(evidence, ledger, own_us, thresholds.device_work)
-    if not saving_us:
+    saving_us = _saving_us(evidence, own_us)
+    if evidence.share(saving_us) < thresholds.device_work:
         return [], ledger
     count = _per_iteration(evidence, rows)
     finding = _finding(
@@ -172,8 +169,8 @@ def recomputation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
     free = _free_memory(evidence)
     if free is not None and free < thresholds.free_for_activations:
         return [], ledger
-    saving_us, ledger = _attributed(evidence, ledger, own_us, thresholds.device_work)
-    if not saving_us:
+    saving_us = _saving_us(evidence, own_us)
+    if evidence.share(saving_us) < thresholds.device_work:
         return [], ledger
     memory = "" if free is None else f", with {free:.0%} of the memory free at the peak"
     finding = _finding(
@@ -208,11 +205,15 @@ def _per_iteration(evidence: Evidence, rows: pa.Table) -> dict[str, float]:
     return by_rank(evidence.mean_us(_grid(evidence, rows, "count")), 1)
 
 
-def _attributed(evidence: Evidence, ledger: Ledger, lost_us: Grid, at_least: float) -> tuple[float, Ledger]:
-    """Attribute compute that a change saves, unless that is less than a share of an iteration."""
-    if not np.nansum(lost_us) > 0 or not evidence.iteration_us:
-        return 0.0, ledger
-    return ledger.attribute(np.minimum(lost_us, evidence.compute_us), (), max(at_least * evidence.iteration_us, 1.0))
+def _saving_us(evidence: Evidence, lost_us: Grid) -> float:
+    """How much shorter a mean iteration is without some compute: a rank that has less of it waits less for the others."""
+    captured = ~np.isnan(evidence.duration_us)
+    counted = captured.any(axis=1)
+    if not counted.any():
+        return 0.0
+    lost_us = np.where(captured, np.nan_to_num(np.clip(lost_us, 0.0, evidence.compute_us)), 0.0)
+    path_us = np.where(captured, lost_us + np.nan_to_num(evidence.waiting_us), np.inf).min(axis=1)
+    return float(np.minimum(lost_us.max(axis=1), path_us)[counted].mean())
 
 
 def _device(evidence: Evidence) -> str:
