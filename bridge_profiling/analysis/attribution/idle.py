@@ -19,11 +19,14 @@ the host made some stream wait after it launched the one and before it launched 
 - checkpoint_stall, data_loading: a launching thread was in such a range (`host`). In a data-loading range, the time in the call
   of a copy or synchronisation belongs to that call.
 - profiler: the profiler recorded that it did work of its own.
-- host_sync, pageable_copy: time in such a call, and after it. A call that holds the host for D delays everything launched after
-  it by D. So of the starved time up to the next such call, at most the first D belong to it. Delays are not added up. A host
-  that then records nothing for long does something else: that time does not belong to the call.
+- garbage_collection, recompilation: a launching thread was in such a range (`host`), or had been in one, as in the next line.
+- host_sync, pageable_copy, allocator_churn: time in such a call, and after it. A call that holds the host for D delays what is
+  launched after it by D. So at most D of the starved time after it belongs to it. Delays are not added up: of several calls,
+  the one that reaches farthest counts, and time goes to the last call before it. A host that then records nothing for long
+  does something else: that time does not belong to the call.
 - small_kernels: the kernel that ends the gap is in a run of kernels that on average take the device less time than launching
   one takes the host. Dependency-stalled time before such a kernel belongs here too.
+- host_pause: the host recorded nothing for at least `host.SILENT_NS`.
 - host_launch: the rest. The host was late for no recorded reason.
 
 Blocked time is cut by what ran: communication or copies, and of these pageable ones (pageable_copy) and copies within the
@@ -86,7 +89,11 @@ class Cause(StrEnum):
     pageable_copy = "pageable_copy"
     checkpoint_stall = "checkpoint_stall"
     profiler = "profiler"
+    garbage_collection = "garbage_collection"
+    recompilation = "recompilation"
+    allocator_churn = "allocator_churn"
     small_kernels = "small_kernels"
+    host_pause = "host_pause"
     host_launch = "host_launch"
     starved_beside_communication = "starved_beside_communication"
     blocked_by_communication = "blocked_by_communication"
@@ -96,7 +103,7 @@ class Cause(StrEnum):
 
 
 #: Causes that ranks can lose time to in turns: one rank in one range, another in the next.
-_IN_TURNS = (Cause.data_loading, Cause.checkpoint_stall)
+_IN_TURNS = (Cause.data_loading, Cause.checkpoint_stall, Cause.garbage_collection, Cause.recompilation)
 
 
 def gaps(
@@ -178,6 +185,9 @@ def idle_causes(
         Cause.data_loading: host.data_loading,
         Cause.checkpoint_stall: host.checkpoint,
         Cause.profiler: host.profiler,
+        Cause.garbage_collection: host.collecting,
+        Cause.recompilation: host.compiling,
+        Cause.allocator_churn: host.allocating,
         Cause.host_sync: host.synchronizing.lasting(HELD_NS),
         Cause.pageable_copy: host.pageable,
     }
@@ -336,15 +346,29 @@ def _times_by_cause(gaps: IdleGaps, device_events: pa.Table, host: HostActivity)
 
     take(Cause.checkpoint_stall, host.checkpoint.time)
     take(Cause.profiler, host.profiler.time)
+    take(Cause.garbage_collection, host.collecting.time)
+    take(Cause.recompilation, host.compiling.time)
     take(Cause.pageable_copy, host.pageable.time)
+    take(Cause.allocator_churn, host.allocating.time)
     take(Cause.host_sync, host.synchronizing.time)
     take(Cause.data_loading, host.data_loading.time)
     small = np.append(_in_small_runs(device_events), False)[gaps.next_kernel]
     before_small = Intervals(gaps.gaps.start_ns[small], gaps.gaps.end_ns[small])
-    take(Cause.small_kernels, before_small)
-    stops = {Cause.host_sync: host.synchronizing.lasting(HELD_NS), Cause.pageable_copy: host.pageable.lasting(HELD_NS)}
-    for cause, time in _delayed_by(stops, left - host.silent).items():
+    opened = small & _contain(gaps.gaps, host.synchronizing.end_ns)
+    # A host that just waited is not late because kernels are small.
+    take(Cause.small_kernels, before_small - Intervals(gaps.gaps.start_ns[opened], gaps.gaps.end_ns[opened]))
+    stops = {
+        Cause.host_sync: host.synchronizing.lasting(HELD_NS),
+        Cause.pageable_copy: host.pageable.lasting(HELD_NS),
+        Cause.allocator_churn: host.allocating.lasting(HELD_NS),
+        Cause.garbage_collection: host.collecting.lasting(HELD_NS),
+        Cause.recompilation: host.compiling.lasting(HELD_NS),
+    }
+    inside = times[Cause.garbage_collection] | times[Cause.recompilation] | times[Cause.allocator_churn]
+    for cause, time in _delayed_by(stops, left - host.silent, inside).items():
         take(cause, time - host.silent)
+    take(Cause.small_kernels, before_small - host.silent)
+    take(Cause.host_pause, host.silent)
     times[Cause.host_launch] = left
     by_copy = _by_copy(gaps.blocked, union(start[communicates], end[communicates]), union(start[copies], end[copies]))
     times[Cause.blocked_by_communication] = (gaps.blocked - by_copy) | waiting_call
@@ -375,8 +399,17 @@ def _in_small_runs(device_events: pa.Table) -> NDArray[np.bool_]:
     return found
 
 
-def _delayed_by(stops: Mapping[Cause, Ranges], left: Intervals) -> dict[Cause, Intervals]:
-    """Starved time that calls delayed: after each call as much as it held the host, until the next one."""
+def _contain(intervals: Intervals, time_ns: Nanoseconds) -> NDArray[np.bool_]:
+    """Which intervals contain any of some times."""
+    ascending = np.sort(time_ns)
+    return np.searchsorted(ascending, intervals.end_ns) > np.searchsorted(ascending, intervals.start_ns)
+
+
+def _delayed_by(stops: Mapping[Cause, Ranges], left: Intervals, inside: Intervals) -> dict[Cause, Intervals]:
+    """Starved time that calls and ranges delayed: after each as much as it held the host, less what starved `inside` of it.
+
+    A host that stops again is as late as the longest stop made it, less what starved since. So a later stop does not end that.
+    """
     start = np.concatenate([ranges.start_ns for ranges in stops.values()])
     end = np.concatenate([ranges.end_ns for ranges in stops.values()])
     cause = np.repeat(np.arange(len(stops)), [len(ranges.start_ns) for ranges in stops.values()])
@@ -385,7 +418,9 @@ def _delayed_by(stops: Mapping[Cause, Ranges], left: Intervals) -> dict[Cause, I
     if not len(end) or not len(left):
         return {}
     next_start = np.append(np.maximum(start[1:], end[:-1]), np.iinfo(np.int64).max)
-    until = np.minimum(_when(left, left.before_ns(end) + (end - start)), next_start)
+    held = np.maximum(end - start - inside.within_ns(start, end), 0)
+    reached = np.maximum.accumulate(left.before_ns(end) + held)
+    until = np.minimum(np.where(reached > left.before_ns(end), _when(left, reached), end), next_start)
     return {name: union(end[cause == place], until[cause == place]) for place, name in enumerate(stops)}
 
 

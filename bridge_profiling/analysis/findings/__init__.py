@@ -20,6 +20,9 @@ Find = Callable[[Evidence, Thresholds, Ledger], Found]
 # Most specific cause first: time without compute is attributed to the first finding whose evidence covers it.
 _FINDINGS: tuple[Find, ...] = (
     idle.data_loading,
+    idle.recompilation,
+    idle.garbage_collection,
+    idle.allocator_churn,
     idle.host_sync,
     idle.pageable_copy,
     idle.checkpoint_stall,
@@ -33,6 +36,7 @@ _FINDINGS: tuple[Find, ...] = (
     communication.exposed_communication,
     communication.low_overlap,
     idle.copy_bound,
+    idle.host_pause,
     idle.small_kernels,
     idle.host_launch_bound,
     device_work.recomputation,

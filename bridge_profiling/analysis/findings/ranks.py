@@ -28,7 +28,7 @@ _WORTH_SHOWING = 0.01
 _MATRIX_PRODUCT = re.compile(r"gemm|gemv|nvjet|xmma|cutlass|wgmma|matmul|\bmm_|_mm\b|splitk|Cijk_", re.IGNORECASE)
 
 #: Causes of host delay without a more specific finding.
-_LATE = (Cause.host_launch, Cause.small_kernels)
+_LATE = (Cause.host_pause, Cause.host_launch, Cause.small_kernels)
 
 #: A launch call that takes this many times the median rank's shows a slow or shared processor.
 _SLOW_CALL = 1.3

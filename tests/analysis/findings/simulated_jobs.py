@@ -157,6 +157,12 @@ class SimulatedJob:
             self.host_ns[rank] = max(begin, self.free_ns[rank]) + 2 * US
             self._call(rank, "cudaStreamSynchronize", begin, self.host_ns[rank], operator)
 
+    def call(self, rank: int, name: str, took_ns: int, operator: str) -> None:
+        """A runtime call holds the host."""
+        begin = self.host_ns[rank]
+        self.host_ns[rank] += took_ns
+        self._call(rank, name, begin, self.host_ns[rank], operator)
+
     def copy(self, rank: int, took_ns: int, *, memory: str = "pageable", size: int = 1 << 24) -> None:
         """A copy to the device; of pageable memory it holds the host until it is through."""
         where = {"direction": "HtoD", "from_memory": memory, "to_memory": "device", "bytes": size}
