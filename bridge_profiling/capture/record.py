@@ -106,6 +106,7 @@ class CaptureRecord:
     reason: str | None = None
     final: bool = False
     durations: list[tuple[int, int]] = field(default_factory=list)
+    garbage_collection: manifest.GarbageCollection | None = None
 
     def build(self) -> manifest.Manifest:
         """The manifest, true for this moment."""
@@ -156,6 +157,7 @@ class CaptureRecord:
             framework=rank.facts or None,
             work=work,
             durations_ns=durations,
+            garbage_collection=self.garbage_collection,
             clock=manifest.Clock(unix_ns=time.time_ns(), perf_counter_ns=time.perf_counter_ns()),
         )
 
