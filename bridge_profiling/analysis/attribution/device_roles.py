@@ -7,7 +7,7 @@ Roles, by what shows them:
   so many without a matrix product in between.
 - `attention_other`, `attention_product`: what runs between two batched matrix products and has a softmax in it (scale, mask,
   dropout, casts), and these products. Fused attention has none of that.
-- `layout`: copies between channels first and channels last.
+- `layout`: copies between channels first and channels last. `layout_norm`: batch norms in channels first.
 - `fp32`, `tf32`, `reduced`: matrix products and convolutions by precision, and `fp32_elementwise`.
 - `recomputation`: kernels of forward operators that ran inside the backward pass.
 
@@ -115,6 +115,9 @@ _FORWARD = tuple(
     )
 )
 
+#: Roles that cost nothing by themselves.
+_DESCRIBE = ("reduced", "layout_norm")
+
 #: The name of a sweep that no optimizer's range contains.
 OUTSIDE = "outside an optimizer"
 
@@ -171,7 +174,7 @@ def device_roles(device_events: pa.Table, kernel_names: pa.Table, host_events: p
     found = []
     for role, mine, names in _roles(kernels, host_events):
         own = mine & ~taken
-        taken |= mine & (role != "reduced")
+        taken |= mine & (role not in _DESCRIBE)
         rows = np.flatnonzero(mine)
         rows = rows[np.argsort(-length[rows], kind="stable")]
         idle = _idle_before_ns(kernels, gaps, mine) if role == "optimizer_sweep" else np.zeros(len(mine), np.int64)
@@ -209,6 +212,7 @@ def _roles(kernels: _Kernels, host_events: pa.Table) -> Iterator[tuple[str, NDAr
     attention = _around_softmax(kernels.named(kernel_names.is_softmax), products, batched)
     yield "attention_other", attention & ~products, names
     yield "layout", kernels.named(kernel_names.converts_layout), names
+    yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), names
     for precision in ("fp32", "tf32", "reduced"):
         yield precision, kernels.named(partial(_has_precision, precision)), names
     yield "attention_product", attention & products, names

@@ -11,7 +11,7 @@ import re
 #: Matrix products and convolutions.
 MATRIX_PRODUCT = re.compile(
     r"gemm|gemv|nvjet|xmma|cutlass|wgmma|matmul|\bmm_|_mm\b|fused_\w*mm_|splitk|Cijk_|convolve|scudnn|winograd|"
-    r"[dw]grad_(?:engine|alg)|conv_depthwise",
+    r"[dw]grad_(?:engine|alg)|conv_depthwise|\bfft2d_",
     re.IGNORECASE,
 )
 
@@ -19,7 +19,8 @@ MATRIX_PRODUCT = re.compile(
 _TF32 = re.compile(r"tf32|[_<]s1688(?!\w*(?:b?f16|bf16))|nvjet_(?:sm\d+_)?(?!sm\d)s[a-z]+_", re.IGNORECASE)
 
 _FP32 = re.compile(
-    r"sgemm|scudnn|f32f32_f32f32_f32|gem[mv]\w*kernel\w*<(?:int, )*float, float, float|gemmSN_\w+<float|"
+    r"sgemm|scudnn|c?f32c?f32_f32f32_c?f32|\bfft2d_[rc]2[rc]|winograd\w*<float|"
+    r"gem[mv]\w*kernel\w*<(?:int, )*float, float, float|gemmSN_\w+<float|"
     r"convolve_\w*<float|[dw]grad_(?:engine|alg\w*)<float|conv_depthwise\w+<float|fmha_cutlass[FB]_f32",
     re.IGNORECASE,
 )
@@ -36,7 +37,11 @@ FUSED_ATTENTION = re.compile(r"flash|fmha|sdpa|flex_attention|fused_attention|at
 
 _LAYOUT = re.compile(r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", re.IGNORECASE)
 
-_ELEMENTWISE = re.compile(r"at::native.*(?:elementwise|reduce_kernel|softmax|norm|dropout|pool|CatArray)", re.IGNORECASE)
+_ELEMENTWISE = re.compile(
+    r"(?:at::native|cudnn::).*(?:elementwise|reduce_kernel|softmax|norm|dropout|pool|CatArray|nhwc|nchw)", re.IGNORECASE
+)
+
+_CHANNELS_FIRST_NORM = re.compile(r"at::native::batch_norm_(?!\w*channels_last)")
 _NOT_FP32 = re.compile(r"bfloat16|half|double|multi_tensor", re.IGNORECASE)
 
 
@@ -64,6 +69,11 @@ def is_softmax(name: str) -> bool:
 def converts_layout(name: str) -> bool:
     """Whether it copies an image between channels first and channels last."""
     return bool(_LAYOUT.search(name))
+
+
+def is_channels_first_norm(name: str) -> bool:
+    """Whether it normalizes a batch of images in channels first."""
+    return bool(_CHANNELS_FIRST_NORM.search(name))
 
 
 def is_fp32_elementwise(name: str) -> bool:

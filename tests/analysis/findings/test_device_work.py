@@ -29,6 +29,8 @@ _FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 
         ("ampere_sgemm_128x64_nn", "fp32"),
         ("void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false>", "fp32"),
         ("void implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1, false, false, true>", "fp32"),
+        ("sm80_xmma_gemm_cf32cf32_f32f32_cf32_nt_n_tilesize64x64x8_stage3_warpsize2x2x1_ffma_aligna8", "fp32"),
+        ("void fft2d_r2c_32x32<float, false, 0u, false>(float2*, float const*, int)", "fp32"),
         ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", "fp32"),
         (_TF32, "tf32"),
         ("cutlass_80_tensorop_s1688gemm_128x256_16x3_nt_align4", "tf32"),
@@ -107,7 +109,7 @@ def _attention(job: SimulatedJob, _: int, softmax: str = _SOFTMAX, product: str 
 
 def test_attention_in_single_kernels_saves_all_but_its_products(find: Findings) -> None:
     found = find(SimulatedJob(_attention))["unfused_attention"]
-    assert found.recoverable_us_per_iteration == approx(4 * (1_500 + 200), rel=1e-3)
+    assert found.recoverable_us_per_iteration == approx(4 * (1_500 + 0.7 * 400), rel=1e-3)
     assert found.evidence["softmax_and_mask_us"] == {"0": approx(6_000)}
     assert found.evidence["attention_us"] == {"0": approx(4 * 1_900)}
     assert {event.name for event in found.events} == {"scale", "mask", _SOFTMAX}
