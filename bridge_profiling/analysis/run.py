@@ -344,7 +344,7 @@ class Run:
         from bridge_profiling.analysis.findings import Evidence, Thresholds
 
         options = {"idle_causes": (thresholds or Thresholds()).range_names()}
-        self.prefetch("launch_statistics", "device_roles", **options)
+        self.prefetch("launch_statistics", "device_roles", "collective_sizes", "loop_counts", "units", **options)
         source, bench = self.main_source, self.against_bench
 
         def answer(name: str) -> pa.Table:

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge_profiling.analysis.findings import communication, device_work, idle, iterations, kernels, memory, ranks, uneven
+from bridge_profiling.analysis.findings import (
+    collectives,
+    communication,
+    device_work,
+    idle,
+    iterations,
+    kernels,
+    memory,
+    ranks,
+    uneven,
+)
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
@@ -30,6 +40,8 @@ _FINDINGS: tuple[Find, ...] = (
     device_work.unfused_attention,
     device_work.unfused_optimizer,
     device_work.full_precision_matmul,
+    collectives.accumulation_sync,
+    collectives.small_collectives,
     uneven.contended_device,
     uneven.uneven_work,
     ranks.straggler_compute,
