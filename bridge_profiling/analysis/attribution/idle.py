@@ -353,8 +353,8 @@ def _times_by_cause(gaps: IdleGaps, device_events: pa.Table, host: HostActivity)
 
     take(Cause.checkpoint_stall, host.checkpoint.time)
     take(Cause.profiler, host.profiler.time)
+    take(Cause.recompilation, host.compiling.time)  # which collects garbage, too
     take(Cause.garbage_collection, host.collecting.time)
-    take(Cause.recompilation, host.compiling.time)
     take(Cause.pageable_copy, host.pageable.time)
     take(Cause.allocator_churn, host.allocating.time)
     take(Cause.host_sync, host.synchronizing.time)

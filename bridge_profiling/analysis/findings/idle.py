@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.analysis.findings.types import Confidence, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
+from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
 
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5
@@ -136,7 +136,7 @@ def garbage_collection(evidence: Evidence, thresholds: Thresholds, ledger: Ledge
     cause = Cause.garbage_collection
     loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
     if loss is None:
-        return [], ledger
+        return _in_left_out(evidence, thresholds, cause, "Python's garbage collection stops"), ledger
     numbers = {
         "idle_us": by_rank(loss.lost_us),
         "in_garbage_collection_us": by_rank(loss.host_us),
@@ -152,7 +152,7 @@ def recompilation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
     cause = Cause.recompilation
     loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
     if loss is None:
-        return [], ledger
+        return _in_left_out(evidence, thresholds, cause, "torch.compile compiles on"), ledger
     numbers = {
         "idle_us": by_rank(loss.lost_us),
         "in_compilation_us": by_rank(loss.host_us),
@@ -353,6 +353,41 @@ def _finding(
         events=events,
         severe=share >= severe,
     )
+
+
+def _in_left_out(evidence: Evidence, thresholds: Thresholds, cause: Cause, does: str) -> list[Finding]:
+    """The finding of a cause that strikes only iterations that do not count: it made them unlike the others.
+
+    They are outside the ledger, so the saving is the mean over all captured iterations.
+    """
+    lost: dict[int, dict[int, float]] = {}
+    for row in evidence.idle_causes.to_pylist():
+        number, rank = row["iteration"], row["rank"]
+        if row["cause"] == cause and number is not None and number not in evidence.numbers and rank in evidence.ranks:
+            of_ranks = lost.setdefault(number, {})
+            of_ranks[rank] = of_ranks.get(rank, 0.0) + row["lost_us"]
+    captured = max(evidence.captured_iterations.values(), default=0)
+    total_us = sum(max(of_ranks.values()) for of_ranks in lost.values())
+    if not captured or evidence.share(total_us / captured) < thresholds.cause:
+        return []
+    worst = max(lost, key=lambda number: max(lost[number].values()))
+    ranks = responsible(lost[worst])
+    each = f"{ms(max(lost[worst].values()))} in {len(lost)} of {captured} captured iterations"
+    confidence, reason = evidence.confidence()
+    return [
+        Finding(
+            id=str(cause),
+            title=f"{does} {ranks_in_words(ranks, evidence.ranks)} for {each}, which the other times leave out",
+            ranks=ranks,
+            evidence={"idle_us": by_rank(lost[worst]), "iterations": sorted(lost), "iterations_captured": captured},
+            recoverable_us_per_iteration=total_us / captured,
+            confidence=confidence,
+            confidence_reason=reason,
+            action=advice(str(cause)),
+            events=[Event(rank, str(cause), worst, None, lost[worst][rank]) for rank in ranks[:5]],
+            severe=True,
+        )
+    ]
 
 
 def _strikes(evidence: Evidence, cause: Cause) -> dict[str, Any]:

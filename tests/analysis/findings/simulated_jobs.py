@@ -63,11 +63,17 @@ class SimulatedJob:
         step: what happens in an iteration of that number; with None, what is asked for is in no iteration.
         ranks: how many.
         iterations: how many, from number 10.
+        boundary: the iterations that the profiler disturbs.
         pause_ns: what a host does between two launches, besides launching.
     """
 
     def __init__(
-        self, step: Callable[[SimulatedJob, int], Any] | None, ranks: int = 1, iterations: int = 4, pause_ns: int = 0
+        self,
+        step: Callable[[SimulatedJob, int], Any] | None,
+        ranks: int = 1,
+        iterations: int = 4,
+        pause_ns: int = 0,
+        boundary: Iterable[int] = (),
     ) -> None:
         self.ranks = ranks
         self.all = range(ranks)
@@ -83,8 +89,8 @@ class SimulatedJob:
             step(self, number)
             self.wait(self.all)  # as a loop does that logs its loss
             for rank in self.all:
-                row = {"iteration": number, "start_ns": begins[rank], "end_ns": self.host_ns[rank], "boundary": False}
-                self.rows[rank]["iterations"].append(row)
+                row = {"iteration": number, "start_ns": begins[rank], "end_ns": self.host_ns[rank]}
+                self.rows[rank]["iterations"].append(row | {"boundary": number in boundary})
 
     def launch(
         self, ranks: int | Iterable[int], took_ns: int, operator: str = "aten::mm", *, count: int = 1, name: str = "gemm"

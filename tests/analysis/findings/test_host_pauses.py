@@ -58,6 +58,14 @@ def test_a_stop_for_no_recorded_reason_is_a_pause(find: Findings) -> None:
     assert "gc.disable" in pause.action
 
 
+def test_a_compilation_in_an_iteration_that_does_not_count_is_still_named(find: Findings) -> None:
+    step = partial(_stops, name="_compile.compile_inner (dynamo_timed)", every=5)
+    found = find(SimulatedJob(step, 2, iterations=5, boundary=[10]))["recompilation"]
+    assert found.ranks == [0]
+    assert found.recoverable_us_per_iteration == approx(30_000 / 5, rel=0.01)
+    assert "30 ms in 1 of 5 captured iterations" in found.title
+
+
 def test_a_stop_while_the_device_works_costs_nothing(find: Findings) -> None:
     def step(job: SimulatedJob, _: int) -> None:
         job.busy(kernels=80)
