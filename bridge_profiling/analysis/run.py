@@ -344,7 +344,7 @@ class Run:
         from bridge_profiling.analysis.findings import Evidence, Thresholds
 
         options = {"idle_causes": (thresholds or Thresholds()).range_names()}
-        self.prefetch("launch_statistics", **options)
+        self.prefetch("launch_statistics", "profiler_cost", **options)
         source, bench = self.main_source, self.against_bench
 
         def answer(name: str) -> pa.Table:
@@ -376,7 +376,7 @@ class Run:
         """Everything that a comparison needs."""
         from bridge_profiling.analysis.compare.steps import ComparedRun
 
-        self.prefetch("idle_causes", "launch_statistics", operators={"shapes": True})
+        self.prefetch("idle_causes", "profiler_cost", "launch_statistics", operators={"shapes": True})
         return ComparedRun(
             name=str(self.path),
             main_source=self.main_source,

@@ -15,7 +15,7 @@ from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
-from bridge_profiling.analysis.findings.evidence import profiler_cost_us
+from bridge_profiling.analysis.findings.unprofiled import profiler_cost_us
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
 from bridge_profiling.report.budget import Budget, budget

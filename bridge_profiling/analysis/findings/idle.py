@@ -174,7 +174,7 @@ def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     main, *others = sorted(_WAITS_FOR, key=lambda cause: -idle[cause].get(least, 0.0))
     causes = tuple(cause for cause in _WAITS_FOR if cause is not Cause.profiler)
     # In addition to findings about causes, the rest is many small losses, which no single change recovers.
-    alone = not np.nansum(ledger.attributed_us) > 0
+    alone = ledger.is_empty
     loss, ledger = _attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
     lost_us = idle[main].get(least, 0.0)
     confidence, reason = evidence.confidence(of_host=main is not Cause.dependency_stalled)
@@ -202,7 +202,7 @@ def _busy(evidence: Evidence) -> dict[int, float]:
     """The share of an iteration without the profiler's cost in which each device is busy."""
     if evidence.iterations.num_rows:
         busy = evidence.duration_us - evidence.grid(evidence.iterations, "idle_us")
-        return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler_cost_us, busy), 1e-9))
+        return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler.cost_us, busy), 1e-9))
     return {row["rank"]: row["busy_us"] / row["span_us"] for row in evidence.breakdown.to_pylist() if row["span_us"]}
 
 
@@ -238,6 +238,7 @@ def _attributed(
 
     With `host_us`, the host's time shows who is responsible: a rank that waits for others loses nothing, and can be as slow.
     """
+    # Ranges can contain a part of the profiler's cost that cannot be told from theirs.
     whole_us = evidence.iteration_us if host_us is None else evidence.captured_iteration_us
     if not np.nansum(lost_us) > 0 or not whole_us:
         return None, ledger
@@ -265,8 +266,7 @@ def _finding(
 ) -> Finding:
     """The finding of a loss; `title` names {ranks}, {time}, {per} and {share}, `severe` is a share of an iteration."""
     ranks = loss.ranks if ranks is None else ranks
-    # Ranges can contain a part of the profiler's cost.
-    share = evidence.share(loss.saving_us, captured=bool(loss.host_us))
+    share = evidence.share(loss.saving_us)
     events = evidence.events(cause, ranks=ranks)
     if loss.host_us:
         events += evidence.events(cause, ranks=ranks, between=True, limit=5 - len(events))
