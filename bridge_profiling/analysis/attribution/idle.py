@@ -173,8 +173,8 @@ def idle_causes(
     that cost less than others; count: gaps, or pieces of them; start_ns: of the longest; lost_us: time without compute; calls
     and host_us: ranges or calls of that name that started in the window (of those that wait for the device, only those of at
     least `HELD_NS`) and the launching threads' time in them, null if only gaps show the cause; lost_each_us: of data loading
-    and saving, on the first of the cause's rows, the loss in each range, in order; profiler_us: on the first of the cause's rows, the
-    part of all of them that the cost of recording explains.
+    and saving, on the first of the cause's rows, the loss in each range, in order; profiler_us: likewise, the part of all of
+    them that the cost of recording explains.
     """
     host = host_activity(host_events, device_events, data_loading=data_loading, checkpoint=checkpoint)
     evidence = {

@@ -80,6 +80,23 @@ class Evidence:
             return list(steady_iterations(boundary))
         return [None] if self.idle_gaps.num_rows else []
 
+    @cached_property
+    def left_out_us(self) -> dict[int, float]:
+        """Duration of each captured iteration that does not count, without the profiler's recorded work; of the longest rank.
+
+        The capture does not say how long the profiler takes to start and to stop.
+        """
+        rows = self.iterations.select(["rank", "iteration", "duration_us"]).to_pylist() if self.iterations.num_rows else []
+        own: Counter[tuple[int, int]] = Counter()
+        for row in self._rows(Cause.profiler).to_pylist():
+            own[row["rank"], row["iteration"]] += row["lost_us"]
+        found: dict[int, float] = {}
+        for row in rows:
+            number = row["iteration"]
+            if number not in self.numbers:
+                found[number] = max(found.get(number, 0.0), row["duration_us"] - own[row["rank"], number])
+        return found
+
     @property
     def per(self) -> str:
         """The unit that times refer to: `iteration`, or `capture` where no iteration is marked."""

@@ -34,6 +34,24 @@ def profiler_cost_us(manifests: Sequence[RankCapture]) -> dict[int, float]:
     return found
 
 
+Source = Literal["manifest", "estimate"]
+
+
+@dataclass(frozen=True)
+class Unprofiled:
+    """An iteration of the job without the profiler.
+
+    Args:
+        iteration_us: the mean; the slow iterations that a finding names are included.
+        source: of the profiler's cost.
+        estimated_cost_us: the cost as estimated from the recorded events alone, a mean per iteration.
+    """
+
+    iteration_us: float
+    source: Source
+    estimated_cost_us: float
+
+
 @dataclass(frozen=True)
 class ProfilerTime:
     """The profiler's part of captured iterations.
@@ -45,7 +63,7 @@ class ProfilerTime:
         explained_us: the part of each idle cause's time.
     """
 
-    source: Literal["manifest", "estimate"]
+    source: Source
     cost_us: Grid
     estimated_us: float
     explained_us: Mapping[Cause, Grid]
