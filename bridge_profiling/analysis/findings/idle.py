@@ -252,7 +252,8 @@ def _attributed(
     whole_us = evidence.iteration_us if host_us is None else evidence.captured_iteration_us
     if not np.nansum(lost_us) > 0 or not whole_us:
         return None, ledger
-    saving_us, ledger = ledger.attribute(lost_us, causes, max(at_least * whole_us, 1.0), cost_us=cost_us)
+    at_least_us = max(at_least * whole_us, evidence.doubt_us(*causes), 1.0)
+    saving_us, ledger = ledger.attribute(lost_us, causes, at_least_us, cost_us=cost_us)
     if not saving_us:
         return None, ledger
     lost = evidence.mean_us(lost_us)

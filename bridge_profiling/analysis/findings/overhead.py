@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bridge_profiling.analysis.attribution.profiler_cost import rates
+from bridge_profiling.analysis.attribution import profiler_cost
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.idle import responsible
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
@@ -89,7 +89,7 @@ def _estimated(evidence: Evidence) -> _Overhead:
 
 def _by_kind(evidence: Evidence) -> dict[str, float]:
     """What recording costs the host per iteration, by kind of event; of the rank whose host pays most."""
-    each = rates()
+    each = profiler_cost.rates()
     mean = {
         name: evidence.mean_us(evidence.grid(evidence.profiler_cost, name))
         for name in ("operators", "runtime_calls", "annotations", "python_frames", "shapes_cost_us", "host_cost_us")
