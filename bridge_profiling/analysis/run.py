@@ -344,7 +344,7 @@ class Run:
             thresholds: as of `findings`.
         """
         from bridge_profiling.analysis.findings import iterations
-        from bridge_profiling.analysis.findings.unprofiled import Unprofiled
+        from bridge_profiling.analysis.findings.unprofiled import Unprofiled, usual_cost_us
 
         evidence = self.evidence(thresholds)
         slow_us = sum(
@@ -355,7 +355,8 @@ class Run:
         if not evidence.numbers or evidence.per == "capture":
             return None
         profiler = evidence.profiler
-        return Unprofiled(evidence.iteration_us + slow_us, profiler.source, profiler.estimated_us)
+        measured_us = usual_cost_us(evidence.timed_iterations)
+        return Unprofiled(evidence.iteration_us + slow_us, profiler.source, measured_us, profiler.estimated_us)
 
     def evidence(self, thresholds: Thresholds | None = None) -> Evidence:
         """The answers that findings are made from.

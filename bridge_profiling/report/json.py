@@ -99,7 +99,7 @@ def _occurrence(occurrence: Occurrence) -> schema.Occurrence:
 
 def _verdict(summary: Summary) -> schema.Verdict:
     said = verdict(summary)
-    first = summary.findings[0] if summary.findings else None
+    first = summary.first
     unprofiled = summary.unprofiled
     return {
         "outcome": outcome(summary).value,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from bridge_profiling.analysis import Run
@@ -15,7 +14,7 @@ from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
-from bridge_profiling.analysis.findings.unprofiled import Unprofiled, profiler_cost_us
+from bridge_profiling.analysis.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
 from bridge_profiling.report.budget import Budget, budget
@@ -95,9 +94,15 @@ class Summary:
         return min((row["iterations"] for row in self.attribution), default=None)
 
     @property
+    def first(self) -> Finding | None:
+        """The finding that the verdict is about. The profiler's own cost is none if there are iterations to judge."""
+        about = self.findings[0] if self.findings else None
+        return None if about and about.id == "profiler_overhead" and self.attribution else about
+
+    @property
     def saving_us(self) -> float | None:
         """Potential saving of the first finding per iteration; None if unknown, or without findings."""
-        return self.findings[0].recoverable_us_per_iteration if self.findings else None
+        return self.first.recoverable_us_per_iteration if self.first else None
 
     @property
     def total_saving_us(self) -> float | None:
@@ -108,8 +113,7 @@ class Summary:
     @property
     def profiler_us(self) -> float | None:
         """Time that profiling added to an iteration: the median over ranks, from the manifests; None if unknown."""
-        cost = profiler_cost_us(self.manifests)
-        return median(cost.values()) if cost else None
+        return self.unprofiled.measured_cost_us if self.unprofiled else usual_cost_us(timed_iterations(self.manifests))
 
     def share(self, time_us: float | None) -> float | None:
         """A time as a share of the mean iteration without the profiler, else of the typical one; None if either is unknown."""
@@ -147,7 +151,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
 
 def outcome(summary: Summary) -> Outcome:
     """What the verdict on a run is about."""
-    if summary.findings:
+    if summary.first:
         return Outcome.finding
     if summary.attribution:
         return Outcome.nothing_found
@@ -165,7 +169,8 @@ def verdict(summary: Summary) -> Verdict:
             sentences = [*_iteration(summary), *_saving(summary)]
         case Outcome.nothing_found:
             headline = "Nothing to change was found."
-            sentences = [*_iteration(summary), "No number exceeds its threshold."]
+            only = "Only the profiler's own cost exceeds its threshold." if findings else "No number exceeds its threshold."
+            sentences = [*_iteration(summary), only]
         case Outcome.no_device_work:
             headline = "These captures hold no device work to judge."
             sentences = [
@@ -178,8 +183,8 @@ def verdict(summary: Summary) -> Verdict:
         case Outcome.too_little:
             headline = "These captures hold too little to judge."
             sentences = ["No iteration is marked in them."]
-    # A device that is not busy is a symptom of the others.
-    causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
+    # A device that is not busy is a symptom of the others, and the profiler's cost is not the training's.
+    causes = [finding for finding in findings if finding.id not in ("low_device_busy", "profiler_overhead")] or findings
     first = [_advice(finding, len(summary.infos)) for finding in causes[:_FIRST]]
     return Verdict(headline, sentences, first, list(_caveats(summary)))
 
@@ -252,11 +257,10 @@ def _overhead(summary: Summary) -> Iterator[str]:
 
 
 def _caveats(summary: Summary) -> Iterator[str]:
-    first: Sequence[Finding] = summary.findings[:1]
-    for finding in first:
-        if finding.confidence != Confidence.high:
-            reason = f": {finding.confidence_reason.rstrip('.')}" if finding.confidence_reason else ""
-            yield f"Confidence is {finding.confidence}{reason}."
+    finding = summary.first
+    if finding is not None and finding.confidence != Confidence.high:
+        reason = f": {finding.confidence_reason.rstrip('.')}" if finding.confidence_reason else ""
+        yield f"Confidence is {finding.confidence}{reason}."
     fewest = summary.fewest_iterations
     if fewest is not None and fewest < ENOUGH_ITERATIONS:
         yield f"Only {words.counted(fewest, 'iteration')} captured, which cannot show what happens only sometimes. Capture ten."

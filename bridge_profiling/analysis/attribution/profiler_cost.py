@@ -31,6 +31,10 @@ from bridge_profiling.traces.tables import to_int64
 #: Categories of host events that cost time, and the names of their columns in `recorded`.
 _RECORDED = {"operator": "operators", "runtime": "runtime_calls", "annotation": "annotations", "python": "python_frames"}
 
+#: Calls whose recorded duration shows how fast the host is; which part of them is shorter than what is compared, how many are
+#: enough, and by how much a host can be slower or faster.
+_LAUNCHES, _QUARTER, _ENOUGH, _SLOWEST = ("cudaLaunchKernel", "hipLaunchKernel"), 0.25, 50, 3.0
+
 #: A runtime call that takes longer may wait for the device, whatever its name: launches do while the device's queue is full.
 _MAY_WAIT_NS = 100_000
 
@@ -39,13 +43,22 @@ _Float = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rates:
-    """Host time in microseconds that each recorded event costs; `shapes_us`: what shapes add to an operator."""
+    """Host time in microseconds that each recorded event costs, on a host that needs `launch_us` to launch a kernel."""
 
     operator_us: float
     runtime_us: float
     annotation_us: float
     python_us: float
-    shapes_us: float
+    shapes_us: float  # what shapes add to an operator
+    launch_us: float
+
+    def on_host(self, launches_ns: Nanoseconds) -> Rates:
+        """The rates of the host whose launching calls took so long."""
+        if len(launches_ns) < _ENOUGH:
+            return self
+        slower = float(np.quantile(launches_ns, _QUARTER)) / 1e3 / self.launch_us
+        factor = min(max(slower, 1.0 / _SLOWEST), _SLOWEST)
+        return Rates(**{name: rate * factor for name, rate in vars(self).items()})
 
 
 @cache
@@ -65,6 +78,7 @@ class ProfilerCost:
         codes: the category of each, an index of `_RECORDED`; -1 for the profiler's own work.
         cost_ns: of each.
         with_shapes: whether operators' shapes were recorded.
+        rates: of this host.
     """
 
     explained: Intervals
@@ -72,6 +86,7 @@ class ProfilerCost:
     codes: NDArray[np.int8]
     cost_ns: _Float
     with_shapes: bool
+    rates: Rates
 
 
 def replay(host_events: pa.Table, shapes: pa.Table, device_events: pa.Table, gaps: IdleGaps, work: DeviceWork) -> ProfilerCost:
@@ -92,29 +107,34 @@ def replay(host_events: pa.Table, shapes: pa.Table, device_events: pa.Table, gap
     codes[rows_of(host_events["category"], "overhead")] = -1
     rows = here & (codes >= -1)
     start, end, codes = to_int64(host_events["start_ns"])[rows], to_int64(host_events["end_ns"])[rows], codes[rows]
-    each = rates()
+    launches = rows_of(host_events["name"], *_LAUNCHES)[rows]
+    each = rates().on_host((end - start)[launches])
     of_category = (each.operator_us + each.shapes_us * with_shapes, each.runtime_us, each.annotation_us, each.python_us)
     cost_ns = np.where(codes < 0, end - start, 1e3 * np.array([*of_category, 0.0])[codes])
     waits = (codes == 1) & ((end - start >= _MAY_WAIT_NS) | rows_of(host_events["name"], *SYNCHRONIZING)[rows])
     explained = _explained(start, cost_ns, union(start[waits], end[waits]), device_events, gaps, work)
-    return ProfilerCost(explained, start, codes, cost_ns, with_shapes)
+    return ProfilerCost(explained, start, codes, cost_ns, with_shapes, each)
 
 
 def recorded(cost: ProfilerCost, spans: Windows) -> pa.Table:
     """One row per window: events recorded on the launching threads by category, what they cost the host, and where.
 
-    `host_cost_us`: of all events; `shapes_cost_us`: the part for operators' shapes; `explained_us`: idle time of the device
-    that the cost explains.
+    `host_cost_us`: of all events, and of each kind a column of its own; `explained_us`: idle time of the device that the cost
+    explains.
     """
     first, last = (np.searchsorted(cost.start_ns, time_ns) for time_ns in (spans.start_ns, spans.end_ns))
     counts = {name: _between(cost.codes == code, first, last) for code, name in enumerate(_RECORDED.values())}
-    shapes_us = rates().shapes_us * cost.with_shapes
+    each = cost.rates
     return pa.table(
         {
             "iteration": spans.numbers,
             **{name: pa.array(count, pa.int64()) for name, count in counts.items()},
+            "operators_cost_us": counts["operators"] * each.operator_us,
+            "shapes_cost_us": counts["operators"] * each.shapes_us * cost.with_shapes,
+            "cuda_calls_cost_us": counts["runtime_calls"] * each.runtime_us,
+            "annotations_cost_us": counts["annotations"] * each.annotation_us,
+            "python_frames_cost_us": counts["python_frames"] * each.python_us,
             "host_cost_us": _between(cost.cost_ns, first, last) / 1e3,
-            "shapes_cost_us": counts["operators"] * shapes_us,
             "explained_us": cost.explained.within_ns(spans.start_ns, spans.end_ns) / 1e3,
         }
     )

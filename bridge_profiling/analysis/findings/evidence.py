@@ -18,7 +18,7 @@ from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.findings.ledger import Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event
-from bridge_profiling.analysis.findings.unprofiled import ProfilerTime, profiler_cost_us, total_us
+from bridge_profiling.analysis.findings.unprofiled import ProfilerTime, TimedIterations, timed_iterations, total_us
 from bridge_profiling.analysis.ranks.ranks import steady_iterations
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
@@ -195,15 +195,25 @@ class Evidence:
     # The profiler's cost.
 
     @cached_property
+    def timed_iterations(self) -> dict[int, TimedIterations]:
+        """Iterations with and without the profiler by rank, as far as manifests show both."""
+        return timed_iterations(self.manifests, self.typical_us(self.compute_us))
+
+    @property
     def profiler_us(self) -> dict[int, float]:
-        """`profiler_cost_us` of the manifests."""
-        return profiler_cost_us(self.manifests)
+        """The profiler's cost by rank, as far as manifests show it."""
+        return {rank: timed.cost_us for rank, timed in self.timed_iterations.items()}
 
     @cached_property
     def profiler(self) -> ProfilerTime:
         """The profiler's part of each iteration."""
         explained = {cause: np.minimum(self.of_cause(cause, "profiler_us"), self._captured_us[cause]) for cause in Cause}
         return ProfilerTime.of(self._captured_us, explained, self.waiting_us, self.ranks, self.profiler_us)
+
+    @cached_property
+    def profiler_of_host_us(self) -> dict[int, float]:
+        """The profiler's part of each rank's idle time. Hosts pay differently for the same records: ranks can differ by as much."""
+        return self.typical_us(total_us(self.profiler.explained_us))
 
     def doubt_us(self, *causes: Cause) -> float:
         """How much of the remaining time of some causes can still be the profiler's, a mean iteration of the worst rank."""

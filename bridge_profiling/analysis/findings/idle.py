@@ -166,7 +166,9 @@ def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     if loss is None:
         return [], ledger
     starved = evidence.mean_us(evidence.idle_us(cause))
-    late = responsible(starved)
+    profiler_us = max(evidence.profiler_of_host_us.values(), default=0.0)
+    differ = max(starved.values()) - min(starved.values()) > profiler_us
+    late = responsible(starved) if differ else evidence.ranks
     numbers = {"idle_us": by_rank(starved), "profiler_us": by_rank(evidence.profiler_us), **_launches(evidence, late)}
     besides = ", in addition to single late ranks" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
     title = f"{{ranks}}: the device waits for launches for {{cost}}{besides}"

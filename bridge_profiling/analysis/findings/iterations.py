@@ -47,10 +47,12 @@ def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
 def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> list[Finding]:
     slow: dict[int, dict[int, float]] = {}
     lost, typical, ranks = [], [], []
+    compute = evidence.typical_us(evidence.compute_us)
     for manifest in evidence.manifests:
         durations = {number: time_ns / 1e3 for number, time_ns in manifest.durations_by_iteration(profiled=False).items()}
         threshold = slow_threshold(list(durations.values()), factor=thresholds.slow_iteration, at_least=_ENOUGH)
-        if threshold is None:
+        # A host that launches several iterations ahead catches up in one of them: that is no slow iteration.
+        if threshold is None or threshold.median < compute.get(manifest.rank, 0.0):
             continue
         beyond = {number: time - threshold.median for number, time in durations.items() if time > threshold.above}
         if beyond:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from bridge_profiling.analysis.attribution import profiler_cost
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.idle import responsible
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
@@ -70,15 +67,13 @@ def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
 
 def _measured(evidence: Evidence) -> _Overhead | None:
     """Iterations in the window and outside, as manifests time them."""
-    profiled, unprofiled, counts = {}, {}, []
-    for manifest in evidence.manifests:
-        if manifest.rank in evidence.profiler_us:
-            inside, others = (manifest.durations_ns(profiled=each) for each in (True, False))
-            profiled[manifest.rank], unprofiled[manifest.rank] = (float(np.median(each)) / 1e3 for each in (inside, others))
-            counts.append((len(inside), len(others)))
-    if not counts:
+    timed = evidence.timed_iterations
+    if not timed:
         return None
-    return _Overhead(profiled, unprofiled, dict(zip(("profiled", "unprofiled"), min(counts), strict=True)))
+    profiled = {rank: each.profiled_us for rank, each in timed.items()}
+    unprofiled = {rank: each.unprofiled_us for rank, each in timed.items()}
+    fewest = min(each.counts for each in timed.values())
+    return _Overhead(profiled, unprofiled, dict(zip(("profiled", "unprofiled"), fewest, strict=True)))
 
 
 def _estimated(evidence: Evidence) -> _Overhead:
@@ -89,19 +84,12 @@ def _estimated(evidence: Evidence) -> _Overhead:
 
 def _by_kind(evidence: Evidence) -> dict[str, float]:
     """What recording costs the host per iteration, by kind of event; of the rank whose host pays most."""
-    each = profiler_cost.rates()
-    mean = {
-        name: evidence.mean_us(evidence.grid(evidence.profiler_cost, name))
-        for name in ("operators", "runtime_calls", "annotations", "python_frames", "shapes_cost_us", "host_cost_us")
-    }
-    if not mean["host_cost_us"]:
+    of_host = evidence.mean_us(evidence.grid(evidence.profiler_cost, "host_cost_us"))
+    if not of_host:
         return {}
-    rank = max(mean["host_cost_us"], key=lambda rank: mean["host_cost_us"][rank])
+    rank = max(of_host, key=lambda rank: of_host[rank])
     found = {
-        "operators": mean["operators"][rank] * each.operator_us,
-        "shapes": mean["shapes_cost_us"][rank],
-        "cuda_calls": mean["runtime_calls"][rank] * each.runtime_us,
-        "annotations": mean["annotations"][rank] * each.annotation_us,
-        "python_frames": mean["python_frames"][rank] * each.python_us,
+        kind: evidence.mean_us(evidence.grid(evidence.profiler_cost, f"{kind}_cost_us"))[rank]
+        for kind in ("operators", "shapes", "cuda_calls", "annotations", "python_frames")
     }
     return {kind: time_us for kind, time_us in found.items() if time_us > 0}

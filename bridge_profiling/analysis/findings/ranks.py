@@ -12,7 +12,6 @@ from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, ms, ranks_in_words
-from bridge_profiling.analysis.findings.unprofiled import total_us
 from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
 from bridge_profiling.layout import name_ranks
 
@@ -36,9 +35,6 @@ _SLOW_CALL = 1.3
 
 #: Clocks of equal devices differ by up to this share: on its own, such a difference in equal kernels is no finding.
 _CLOCKS = 0.05
-
-#: Parts of the profiler's cost by which ranks can differ: hosts with the same records take 1.7 to 2.6 µs for each.
-_MEASURED_COSTS, _ESTIMATED_COSTS = 0.25, 0.5
 
 #: A difference between ranks must exceed the usual change from iteration to iteration this many times, and that between peers.
 _OF_ITERATIONS, _OF_PEERS = 2.0, 3.0
@@ -145,13 +141,11 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     late = np.minimum(_beyond_peers(ledger.left_us(*_LATE), peers), _beyond_peers(own, peers))
     typical, waiting = evidence.typical_us(late), evidence.typical_us(evidence.waiting_us)
     waited_for = evidence.typical_us(evidence.grid(evidence.rank_iterations, "waited_for_us")) if known else {}
-    profiler = evidence.typical_us(total_us(evidence.profiler.explained_us))
-    costs = _MEASURED_COSTS if evidence.profiler.source == "manifest" else _ESTIMATED_COSTS
     slow = [
         rank
         for rank in _unlike_peers(evidence, late, peers)
         if evidence.share(typical[rank]) > thresholds.cause
-        and typical[rank] > costs * profiler[rank]
+        and typical[rank] > evidence.profiler_of_host_us[rank]
         and (not known or waiting[rank] <= waited_for.get(rank, 0.0))
     ]
     if not slow:

@@ -24,14 +24,48 @@ _INFLATED = (Cause.host_launch, Cause.small_kernels, Cause.host_sync, Cause.page
 _ENOUGH_UNPROFILED = 2
 
 
-def profiler_cost_us(manifests: Sequence[RankCapture]) -> dict[int, float]:
-    """Time that the profiler adds to a rank's median iteration; ranks whose manifests do not show it are left out."""
+@dataclass(frozen=True)
+class TimedIterations:
+    """A rank's iterations in its windows and outside, as the manifest times them on the host."""
+
+    profiled_us: float
+    unprofiled_us: float
+    counts: tuple[int, int]  # of both
+
+    @property
+    def cost_us(self) -> float:
+        """Time that the profiler adds to an iteration; negative if the unprofiled ones took longer."""
+        return self.profiled_us - self.unprofiled_us
+
+
+def timed_iterations(
+    manifests: Sequence[RankCapture], least_us: Mapping[int, float] | None = None
+) -> dict[int, TimedIterations]:
+    """By rank; ranks whose manifests do not show both kinds are left out.
+
+    Args:
+        manifests: of the ranks.
+        least_us: by rank, the device's compute in an iteration. A host that launches several iterations ahead takes less in
+            most of them, and catches up in one: then the mean counts.
+    """
     found = {}
     for manifest in manifests:
         profiled, unprofiled = manifest.durations_ns(profiled=True), manifest.durations_ns(profiled=False)
-        if len(profiled) >= 1 and len(unprofiled) >= _ENOUGH_UNPROFILED:
-            found[manifest.rank] = float(np.median(profiled) - np.median(unprofiled)) / 1e3
+        if not profiled or len(unprofiled) < _ENOUGH_UNPROFILED:
+            continue
+        shortest_us = (least_us or {}).get(manifest.rank, 0.0)
+        both = []
+        for durations_ns in (profiled, unprofiled):
+            median_us, mean_us = float(np.median(durations_ns)) / 1e3, float(np.mean(durations_ns)) / 1e3
+            both.append(median_us if median_us >= shortest_us else mean_us)
+        if min(both) >= shortest_us:
+            found[manifest.rank] = TimedIterations(both[0], both[1], (len(profiled), len(unprofiled)))
     return found
+
+
+def usual_cost_us(timed: Mapping[int, TimedIterations]) -> float | None:
+    """The profiler's cost on the median rank; None if it is unknown."""
+    return float(np.median([each.cost_us for each in timed.values()])) if timed else None
 
 
 Source = Literal["manifest", "estimate"]
@@ -44,11 +78,13 @@ class Unprofiled:
     Args:
         iteration_us: the mean; the slow iterations that a finding names are included.
         source: of the profiler's cost.
+        measured_cost_us: the cost according to the manifests, on the median rank; None if they do not show it.
         estimated_cost_us: the cost as estimated from the recorded events alone, a mean per iteration.
     """
 
     iteration_us: float
     source: Source
+    measured_cost_us: float | None
     estimated_cost_us: float
 
 
@@ -84,7 +120,7 @@ class ProfilerTime:
             explained_us: what the cost of recorded events explains of it, on each rank alone.
             waiting_us: for other ranks.
             ranks: columns of the grids.
-            measured_us: `profiler_cost_us`, by rank.
+            measured_us: the cost by rank, as far as manifests show it.
         """
         # The profiler's recorded own work is gone without it, whether it delayed a launch or not.
         explained = dict(explained_us) | {Cause.profiler: captured_us[Cause.profiler]}

@@ -25,8 +25,8 @@ _COST_US, _OWN_NS = 20, 10 * US
 def run_job(tmp_path_factory: pytest.TempPathFactory, run_of: RunOf, monkeypatch: pytest.MonkeyPatch) -> RunJob:
     """Opens a simulated job whose recorded operators, and what their shapes add, cost so much."""
 
-    def opened(job: SimulatedJob, shapes_us: float = 0.0) -> Run:
-        monkeypatch.setattr(profiler_cost, "rates", lambda: Rates(_COST_US, 0.0, 0.0, 0.0, shapes_us))
+    def opened(job: SimulatedJob, shapes_us: float = 0.0, launch_us: float = LAUNCH_NS / US) -> Run:
+        monkeypatch.setattr(profiler_cost, "rates", lambda: Rates(_COST_US, 0.0, 0.0, 0.0, shapes_us, launch_us))
         return run_of(job.write(tmp_path_factory.mktemp("job")))
 
     return opened
@@ -99,6 +99,12 @@ def test_shapes_cost_more(run_job: RunJob) -> None:
     found = {finding.id: finding for finding in run.findings()}
     assert found["profiler_overhead"].evidence["host_cost_us"] == {"operators": 2_000, "shapes": 3_000}
     assert "record_shapes=false" in found["profiler_overhead"].action
+
+
+@pytest.mark.parametrize(("launch_us", "factor"), [(2.5, 2), (10, 0.5), (0.1, 3)])
+def test_a_slower_host_pays_more_for_the_same_records(run_job: RunJob, launch_us: float, factor: float) -> None:
+    run = run_job(_job(_kernels(10 * US), own_ns=100 * US), launch_us=launch_us)
+    assert run.evidence().profiler.estimated_us == approx(100 * _COST_US * factor, rel=0.05)
 
 
 def test_a_host_that_recording_slows_is_no_straggler(run_job: RunJob) -> None:
