@@ -212,7 +212,7 @@ class Evidence:
 
     @cached_property
     def profiler_of_host_us(self) -> dict[int, float]:
-        """The profiler's part of each rank's idle time. Hosts pay differently for the same records: ranks can differ by as much."""
+        """The profiler's part of each rank's idle time; hosts pay differently for the same records, so ranks can differ by it."""
         return self.typical_us(total_us(self.profiler.explained_us))
 
     def doubt_us(self, *causes: Cause) -> float:
