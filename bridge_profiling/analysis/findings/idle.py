@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
+from bridge_profiling.analysis.findings.occurrences import cost_in_words, occurrence
+from bridge_profiling.analysis.findings.types import (
+    Confidence,
+    Event,
+    Finding,
+    Occurrence,
+    Thresholds,
+    advice,
+    by_rank,
+    ms,
+    ranks_in_words,
+)
 
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5
@@ -21,9 +32,6 @@ _ALIKE = 0.5
 #: Many synchronizations are a finding at a fifth of the threshold; the few that every loop has for its loss, gradient norm and
 #: log at twice the threshold.
 _OF_MANY, _OF_FEW, _FEW = 0.2, 2.0, 4
-
-#: A smaller share of an iteration does not count as an iteration in which a cause strikes.
-_STRIKES = 0.01
 
 #: Advice for certain calls: a part of the event's name, and the entry in advice.toml.
 _CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "aten::nonzero": "nonzero"}
@@ -53,6 +61,7 @@ class _Loss:
     lost_us: Mapping[int, float]  # by rank
     host_us: Mapping[int, float]  # in ranges of the cause, by rank; empty for causes without ranges
     ranks: list[int]  # responsible
+    occurrence: Occurrence | None  # where it strikes some iterations only
 
 
 def responsible(by_rank_us: Mapping[int, float]) -> list[int]:
@@ -68,7 +77,7 @@ def data_loading(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> 
     if loss is None:
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us), "in_data_loading_us": by_rank(loss.host_us)}
-    title = "Data loading stalls {ranks} for {time} of each {per} ({share})"
+    title = "Data loading stalls {ranks} for {cost}"
     return [_finding(evidence, cause, loss, title, numbers, severe=3 * thresholds.data_loading)], ledger
 
 
@@ -91,7 +100,7 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
         "synchronizations": by_rank(calls, 2),
     }
     often = f"{number:.0f} times" if round(number) != 1 else "once"
-    title = f"{{ranks}}: the host waits for the device {often} per {{per}}, and the late launches cost {{time}} ({{share}})"
+    title = f"{{ranks}}: the host waits for the device {often} per {evidence.per}, and the late launches cost {{cost}}"
     action = " ".join([*([advice("host_sync", "few")] if number <= _FEW else []), advice("host_sync"), *hints])
     return [_finding(evidence, cause, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
 
@@ -107,7 +116,7 @@ def pageable_copy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         "host_held_us": by_rank(evidence.mean_us(evidence.of_cause(cause, "host_us"))),
         "copies": _copies(evidence, loss.ranks, pageable=True),
     }
-    title = "Copies of pageable memory stall {ranks} for {time} of each {per} ({share})"
+    title = "Copies of pageable memory stall {ranks} for {cost}"
     return [_finding(evidence, cause, loss, title, numbers)], ledger
 
 
@@ -141,9 +150,8 @@ def garbage_collection(evidence: Evidence, thresholds: Thresholds, ledger: Ledge
         "idle_us": by_rank(loss.lost_us),
         "in_garbage_collection_us": by_rank(loss.host_us),
         "collections": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
-        **_strikes(evidence, cause),
     }
-    title = f"Python's garbage collection stops {{ranks}} {_often(evidence, cause)}: {{time}} of a mean {{per}} ({{share}})"
+    title = "Python's garbage collection stops {ranks} for {cost}"
     return [_finding(evidence, cause, loss, title, numbers)], ledger
 
 
@@ -157,9 +165,8 @@ def recompilation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         "idle_us": by_rank(loss.lost_us),
         "in_compilation_us": by_rank(loss.host_us),
         "compilations": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
-        **_strikes(evidence, cause),
     }
-    title = f"torch.compile compiles on {{ranks}} {_often(evidence, cause)}: {{time}} of a mean {{per}} ({{share}})"
+    title = "torch.compile compiles on {ranks} for {cost}"
     return [_finding(evidence, cause, loss, title, numbers, severe=0.25)], ledger
 
 
@@ -173,8 +180,8 @@ def allocator_churn(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     names = {event.name for event in evidence.events(cause, ranks=loss.ranks)}
     pinned = any("Host" in name for name in names) and not any("cudaMalloc" in name or "cudaFree " in name for name in names)
     numbers = {"idle_us": by_rank(loss.lost_us), "in_calls_us": by_rank(host), "calls": by_rank(calls, 2)}
-    often = f"{max(calls.values()):,.1f} times per {{per}}"
-    title = f"{{ranks}}: the allocator calls the driver {often}, which costs {{time}} ({{share}})"
+    often = f"{max(calls.values()):,.1f} times per {evidence.per}"
+    title = f"{{ranks}}: the allocator calls the driver {often}, which costs {{cost}}"
     action = advice("allocator_churn", "pinned" if pinned else "default")
     return [_finding(evidence, cause, loss, title, numbers, action=action)], ledger
 
@@ -185,9 +192,8 @@ def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fo
     loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
     if loss is None:
         return [], ledger
-    numbers = {"idle_us": by_rank(loss.lost_us), **_strikes(evidence, cause)}
-    often = f"{_often(evidence, cause)}, for no recorded reason"
-    title = f"The host of {{ranks}} pauses {often}: {{time}} of a mean {{per}} ({{share}})"
+    numbers = {"idle_us": by_rank(loss.lost_us)}
+    title = "For no recorded reason, the host of {ranks} pauses for {cost}"
     found = _finding(evidence, cause, loss, title, numbers, reason="the capture does not show what the host does in the pauses")
     return [replace(found, confidence=Confidence.low)], ledger
 
@@ -199,7 +205,7 @@ def copy_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fo
     if loss is None:
         return [], ledger
     numbers = {"blocked_us": by_rank(loss.lost_us), "copies": _copies(evidence, loss.ranks, pageable=False)}
-    title = "Compute on {ranks} waits for copies for {time} of each {per} ({share})"
+    title = "Compute on {ranks} waits for copies for {cost}"
     return [_finding(evidence, cause, loss, title, numbers, id="copy_bound", of_host=False)], ledger
 
 
@@ -211,7 +217,7 @@ def small_kernels(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us), **_launches(evidence, loss.ranks)}
     shorter = f"Kernels shorter than their launches ({LAUNCH_NS / 1e3:.0f} µs)"
-    title = f"{shorter} leave {{ranks}} idle for {{time}} of each {{per}} ({{share}})"
+    title = f"{shorter} leave {{ranks}} idle for {{cost}}"
     return [_finding(evidence, cause, loss, title, numbers)], ledger
 
 
@@ -224,10 +230,12 @@ def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     if loss is None:
         return [], ledger
     starved = evidence.mean_us(evidence.idle_us(cause))
-    late = responsible(starved)
+    profiler_us = max(evidence.profiler_of_host_us.values(), default=0.0)
+    differ = max(starved.values()) - min(starved.values()) > profiler_us
+    late = responsible(starved) if differ else evidence.ranks
     numbers = {"idle_us": by_rank(starved), "profiler_us": by_rank(evidence.profiler_us), **_launches(evidence, late)}
     besides = ", in addition to single late ranks" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
-    title = f"{{ranks}}: the device waits for launches for {{time}} of each {{per}} ({{share}}){besides}"
+    title = f"{{ranks}}: the device waits for launches for {{cost}}{besides}"
     return [_finding(evidence, cause, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)], ledger
 
 
@@ -242,7 +250,7 @@ def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     main, *others = sorted(_WAITS_FOR, key=lambda cause: -idle[cause].get(least, 0.0))
     causes = tuple(cause for cause in _WAITS_FOR if cause is not Cause.profiler)
     # In addition to findings about causes, the rest is many small losses, which no single change recovers.
-    alone = not np.nansum(ledger.attributed_us) > 0
+    alone = ledger.is_empty
     loss, ledger = _attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
     lost_us = idle[main].get(least, 0.0)
     confidence, reason = evidence.confidence(of_host=main is not Cause.dependency_stalled)
@@ -270,7 +278,7 @@ def _busy(evidence: Evidence) -> dict[int, float]:
     """The share of an iteration without the profiler's cost in which each device is busy."""
     if evidence.iterations.num_rows:
         busy = evidence.duration_us - evidence.grid(evidence.iterations, "idle_us")
-        return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler_cost_us, busy), 1e-9))
+        return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler.cost_us, busy), 1e-9))
     return {row["rank"]: row["busy_us"] / row["span_us"] for row in evidence.breakdown.to_pylist() if row["span_us"]}
 
 
@@ -306,15 +314,21 @@ def _attributed(
 
     With `host_us`, the host's time shows who is responsible: a rank that waits for others loses nothing, and can be as slow.
     """
+    # Ranges can contain a part of the profiler's cost that cannot be told from theirs.
     whole_us = evidence.iteration_us if host_us is None else evidence.captured_iteration_us
     if not np.nansum(lost_us) > 0 or not whole_us:
         return None, ledger
-    saving_us, ledger = ledger.attribute(lost_us, causes, max(at_least * whole_us, 1.0), cost_us=cost_us)
+    at_least_us = max(at_least * whole_us, evidence.doubt_us(*causes), 1.0)
+    saving_us, ledger = ledger.attribute(lost_us, causes, at_least_us, cost_us=cost_us)
     if not saving_us:
         return None, ledger
     lost = evidence.mean_us(lost_us)
     host = {} if host_us is None else evidence.mean_us(host_us)
-    return _Loss(saving_us, lost, host, responsible(host or lost)), ledger
+    most_us = np.nan_to_num(lost_us).max(axis=1)
+    struck = occurrence(evidence.numbers, most_us if cost_us is None else np.maximum(most_us, cost_us))
+    if struck:
+        ledger = replace(ledger, sporadic_us=ledger.sporadic_us + saving_us)
+    return _Loss(saving_us, lost, host, responsible(host or lost), struck), ledger
 
 
 def _finding(
@@ -331,16 +345,15 @@ def _finding(
     of_host: bool = True,
     severe: float = math.inf,
 ) -> Finding:
-    """The finding of a loss; `title` names {ranks}, {time}, {per} and {share}, `severe` is a share of an iteration."""
+    """The finding of a loss; `title` names {ranks} and {cost}, `severe` is a share of an iteration."""
     ranks = loss.ranks if ranks is None else ranks
-    # Ranges can contain a part of the profiler's cost.
-    share = evidence.share(loss.saving_us, captured=bool(loss.host_us))
+    share = evidence.share(loss.saving_us)
     events = evidence.events(cause, ranks=ranks)
     if loss.host_us:
         events += evidence.events(cause, ranks=ranks, between=True, limit=5 - len(events))
     confidence, why = evidence.confidence(of_host=of_host)
     named = ranks_in_words(ranks, evidence.ranks)
-    title = title.format(ranks=named, time=ms(loss.saving_us), per=evidence.per, share=f"{share:.0%}")
+    title = title.format(ranks=named, cost=cost_in_words(loss.saving_us, share, evidence.per, loss.occurrence))
     return Finding(
         id=id or str(cause),
         title=title[0].upper() + title[1:],
@@ -352,6 +365,7 @@ def _finding(
         action=action or advice(id or str(cause)),
         events=events,
         severe=share >= severe,
+        occurrence=loss.occurrence,
     )
 
 
@@ -377,7 +391,7 @@ def _in_left_out(evidence: Evidence, thresholds: Thresholds, cause: Cause, does:
     return [
         Finding(
             id=str(cause),
-            title=f"{does} {ranks_in_words(ranks, evidence.ranks)} for {each}, which the other times leave out",
+            title=f"{does} {ranks_in_words(ranks, evidence.ranks)} for {each}, which medians leave out",
             ranks=ranks,
             evidence={"idle_us": by_rank(lost[worst]), "iterations": sorted(lost), "iterations_captured": captured},
             recoverable_us_per_iteration=total_us / captured,
@@ -386,25 +400,9 @@ def _in_left_out(evidence: Evidence, thresholds: Thresholds, cause: Cause, does:
             action=advice(str(cause)),
             events=[Event(rank, str(cause), worst, None, lost[worst][rank]) for rank in ranks[:5]],
             severe=True,
+            occurrence=Occurrence(tuple(sorted(lost)), captured, total_us / len(lost)),
         )
     ]
-
-
-def _strikes(evidence: Evidence, cause: Cause) -> dict[str, Any]:
-    """The iterations in which some rank loses time to a cause, and how much the one that loses most loses in each."""
-    most = np.nan_to_num(evidence.of_cause(cause, "lost_us") + evidence.of_cause(cause, "lost_us", between=True)).max(axis=1)
-    hit = most > _STRIKES * evidence.iteration_us
-    return {
-        "iterations": [number for number, lost in zip(evidence.numbers, hit.tolist(), strict=True) if lost],
-        "iterations_captured": len(evidence.numbers),
-        "each_us": round(float(most[hit].mean()), 3) if hit.any() else 0.0,
-    }
-
-
-def _often(evidence: Evidence, cause: Cause) -> str:
-    struck = _strikes(evidence, cause)
-    times, of, each = len(struck["iterations"]), struck["iterations_captured"], ms(struck["each_us"])
-    return f"for {each} in " + ("each captured iteration" if times == of else f"{times} of {of} captured iterations")
 
 
 def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list[dict[str, Any]]:

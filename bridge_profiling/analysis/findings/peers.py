@@ -17,12 +17,21 @@ from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
 #: A kernel with a smaller share of a rank's excess is noise.
 _WORTH_SHOWING = 0.01
 
+#: A difference between ranks must exceed the usual change from iteration to iteration this many times, and that between peers.
+_OF_ITERATIONS, _OF_PEERS = 2.0, 3.0
+
 #: A process that shares a GPU interrupts whichever kernel runs, for a slice of 1 to 3 ms: the longest execution of a kernel
 #: is then this many times as long as on other ranks, and this much longer. So many different kernels are no coincidence.
 _SLICED, _SLICE_US, _SLICED_KERNELS = 3.0, 1_000.0, 3
 
 #: Ranks that launch as many kernels, to this share, do the same on data of another size.
 _AS_MANY = 0.02
+
+#: Communication slows compute that it overlaps by at most this share of the overlap.
+_CONTENTION = 0.5
+
+#: Turns cost at most this many times their median.
+_TURNS_ALIKE = 3.0
 
 #: A rank that takes turns is the slowest in so many iterations.
 _TURNS = 2
@@ -91,12 +100,48 @@ def kernels_beyond_peers(evidence: Evidence, peers: list[list[int]], rank: int) 
     return [each for each in found if each.extra_us > enough]
 
 
-def take_turns(evidence: Evidence, excess_us: Grid, thresholds: Thresholds) -> dict[int, float]:
-    """The share of iterations in which each of several ranks is the slowest; empty unless two or more take turns."""
+def unlike_peers(evidence: Evidence, excess: Grid, peers: list[list[int]]) -> list[int]:
+    """Ranks with more than their peers have, beyond the changes between iterations and the differences among the peers."""
+    typical = evidence.typical_us(excess)
+    found = []
+    for places in peers:
+        ranks = [evidence.ranks[place] for place in places if evidence.ranks[place] in typical]
+        differences = sorted(abs(typical[rank]) for rank in ranks)
+        usual_us = differences[(len(differences) - 1) // 2] if differences else 0.0
+        for rank in ranks:
+            by_iteration = excess[:, evidence.ranks.index(rank)]
+            change_us = float(np.nanmedian(np.abs(by_iteration - typical[rank])))
+            if typical[rank] > max(_OF_ITERATIONS * change_us, _OF_PEERS * usual_us):
+                found.append(rank)
+    return sorted(found)
+
+
+def computes_more(kernels: list[ExtraKernel]) -> bool:
+    """Whether a rank's excess is mostly of additional executions."""
+    return sum(max(each.of_count_us, 0.0) for each in kernels) > 0.5 * sum(max(each.extra_us, 0.0) for each in kernels)
+
+
+def excess_compute_us(evidence: Evidence, peers: list[list[int]]) -> Grid:
+    """Compute beyond the peers'. Communication of a rank that waits slows its compute: half of that overlap is not its own."""
+    excess = beyond_peers(evidence.compute_us, peers)
+    if evidence.iterations.num_rows:
+        overlapped = beyond_peers(evidence.grid(evidence.iterations, "overlapped_communication_us"), peers)
+        excess = excess - _CONTENTION * np.nan_to_num(np.maximum(overlapped, 0.0))
+    return excess
+
+
+def take_turns(evidence: Evidence, excess_us: Grid, least_us: float) -> dict[int, float]:
+    """The share of iterations in which each of several ranks is the slowest; empty unless two or more take turns.
+
+    Args:
+        least_us: a smaller excess does not make a rank slow.
+    """
     if excess_us.size == 0 or evidence.per == "capture":
         return {}
     filled = np.nan_to_num(excess_us, nan=-np.inf)
-    struck = filled.max(axis=1) > thresholds.cause * evidence.iteration_us
+    most = filled.max(axis=1)
+    # Turns are alike: what strikes one of them far more is another cause.
+    struck = (most > least_us) & (most < _TURNS_ALIKE * np.median(most))
     slowest = filled.argmax(axis=1)[struck]
     count = {rank: int((slowest == place).sum()) for place, rank in enumerate(evidence.ranks)}
     turns = {rank: times / len(evidence.numbers) for rank, times in count.items() if times >= _TURNS}
@@ -128,7 +173,8 @@ def contended_ranks(evidence: Evidence, peers: Sequence[Sequence[int]]) -> list[
 
 def differ_in_size(evidence: Evidence, peers: Sequence[Sequence[int]], thresholds: Thresholds) -> dict[int, float]:
     """Ranks that take turns in computing longer with as many kernels, with their shares: their data differ in size."""
-    turns = take_turns(evidence, beyond_peers(evidence.compute_us, list(map(list, peers))), thresholds)
+    excess = excess_compute_us(evidence, [list(places) for places in peers])
+    turns = take_turns(evidence, excess, thresholds.cause * evidence.iteration_us)
     if not turns or set(turns) & set(contended_ranks(evidence, peers)):
         return {}
     count = evidence.grid(evidence.launch_statistics, "kernel_count")

@@ -12,17 +12,17 @@ from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.peers import (
     beyond_peers,
+    computes_more,
     contended_ranks,
     differ_in_size,
+    excess_compute_us,
     kernels_beyond_peers,
     peers_of,
     take_turns,
+    unlike_peers,
 )
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
 from bridge_profiling.layout import name_ranks
-
-#: Communication slows compute that it overlaps by at most this share of the overlap.
-_CONTENTION = 0.5
 
 #: A finding shows this many kernels, and those of this many slow ranks: ranks that are slow together mostly share the cause.
 _KERNELS, _RANKS = 5, 3
@@ -33,11 +33,17 @@ _MATRIX_PRODUCT = re.compile(r"gemm|gemv|nvjet|xmma|cutlass|wgmma|matmul|\bmm_|_
 #: Causes of host delay without a more specific finding.
 _LATE = (Cause.host_pause, Cause.host_launch, Cause.small_kernels)
 
+#: Hosts of one job are late by this share of an iteration in turns, for no cause of their own.
+_BY_CHANCE = 0.1
+
 #: An iteration that is later than so many medians is so for another reason.
 _USUAL = 2.0
 
 #: A launch call that takes this many times the median rank's shows a slow or shared processor.
 _SLOW_CALL = 1.3
+
+#: Clocks of equal devices differ by up to this share: on its own, such a difference in equal kernels is no finding.
+_CLOCKS = 0.05
 
 #: A stage's layers account for at least this share of its compute.
 _OF_LAYERS = 0.7
@@ -52,24 +58,24 @@ _NO_ITERATIONS = "no iterations are marked, so whole captures are compared, whic
 
 
 def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
-    """Ranks that compute longer than ranks with the same work, which wait for them.
-
-    A waiting rank runs a communication kernel that slows its compute, so half of its additional overlap is subtracted.
-    """
+    """Ranks that compute longer than ranks with the same work, which wait for them."""
     if len(evidence.ranks) < 2:
         return [], ledger
     peers = peers_of(evidence)
-    excess = beyond_peers(evidence.compute_us, peers)
-    if evidence.iterations.num_rows:
-        overlapped = beyond_peers(evidence.grid(evidence.iterations, "overlapped_communication_us"), peers)
-        excess = excess - _CONTENTION * np.nan_to_num(np.maximum(overlapped, 0.0))
+    excess = excess_compute_us(evidence, peers)
     # Found before, by what only these show.
     explained = set(contended_ranks(evidence, peers)) | (
         {*evidence.ranks} if differ_in_size(evidence, peers, thresholds) else set()
     )
     excess = np.where(np.isin(evidence.ranks, [*explained]), np.minimum(excess, 0.0), excess)
-    typical, turns = evidence.typical_us(excess), take_turns(evidence, excess, thresholds)
-    slow = [rank for rank in evidence.ranks if evidence.share(typical.get(rank, 0.0)) > thresholds.cause]
+    typical, turns = evidence.typical_us(excess), take_turns(evidence, excess, thresholds.cause * evidence.iteration_us)
+    compute = evidence.typical_us(evidence.compute_us)
+    slow = [
+        rank
+        for rank in unlike_peers(evidence, excess, peers)
+        if evidence.share(typical[rank]) > thresholds.cause
+        and (typical[rank] > _CLOCKS * compute[rank] or computes_more(kernels_beyond_peers(evidence, peers, rank)))
+    ]
     if turns:
         typical, slow = evidence.mean_us(np.maximum(excess, 0.0)), sorted(turns)
     if not slow:
@@ -94,7 +100,7 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         ranks=slow,
         evidence={
             "excess_compute_us": {str(rank): typical[rank] for rank in slow},
-            "compute_us": {str(rank): value for rank, value in evidence.typical_us(evidence.compute_us).items()},
+            "compute_us": {str(rank): value for rank, value in compute.items()},
             "rotating": bool(turns),
             "slowest_share": by_rank(turns),
             "excess_compute_us_by_iteration": {str(rank): evidence.column(excess, rank) for rank in slow},
@@ -134,7 +140,9 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     peers, known = peers_of(evidence), evidence.waiting_is_known
     own = evidence.duration_us - evidence.compute_us - np.nan_to_num(evidence.waiting_us)
     late = np.minimum(beyond_peers(ledger.left_us(*_LATE), peers), beyond_peers(own, peers))
-    turns = take_turns(evidence, late, thresholds) if known else {}
+    # Hosts that barely keep up are late in turns by chance, and by what the profiler costs each of them.
+    least_us = max(_BY_CHANCE * evidence.iteration_us, *evidence.profiler_of_host_us.values())
+    turns = take_turns(evidence, late, least_us) if known else {}
     if not turns:
         # What strikes single iterations is a pause, and no straggler.
         late = np.minimum(late, _USUAL * np.array([evidence.typical_us(late).get(rank, 0.0) for rank in evidence.ranks]))
@@ -142,8 +150,9 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     waited_for = evidence.typical_us(evidence.grid(evidence.rank_iterations, "waited_for_us")) if known else {}
     slow = [
         rank
-        for rank in evidence.ranks
-        if evidence.share(typical.get(rank, 0.0)) > thresholds.cause
+        for rank in unlike_peers(evidence, late, peers)
+        if evidence.share(typical[rank]) > thresholds.cause
+        and typical[rank] > evidence.profiler_of_host_us[rank]
         and (not known or waiting[rank] <= waited_for.get(rank, 0.0))
     ]
     if turns:
@@ -158,7 +167,9 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
         confidence, reason = Confidence.low, "communication is not matched between ranks, so waiting is not measured"
     if evidence.per == "capture":
         confidence, reason = Confidence.low, _NO_ITERATIONS
-    saving_us, ledger = ledger.attribute(np.where(np.isin(evidence.ranks, slow), late, 0.0), _LATE)
+    saving_us, attributed = ledger.attribute(np.where(np.isin(evidence.ranks, slow), late, 0.0), _LATE)
+    if turns and evidence.share(saving_us) < thresholds.cause:
+        return [], ledger
     named = ranks_in_words(slow, evidence.ranks)
     launches = "Hosts of {} launch up to" if len(slow) > 1 else "The host of {} launches"
     finding = Finding(
@@ -183,7 +194,7 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
         action=" ".join([*([advice("straggler_host", "slow_calls")] if slow_calls else []), advice("straggler_host")]),
         events=evidence.events(*_LATE, ranks=slow, limit=6),
     )
-    return [finding], ledger
+    return [finding], attributed
 
 
 def pipeline_bubble(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:

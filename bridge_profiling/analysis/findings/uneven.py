@@ -11,6 +11,7 @@ from bridge_profiling.analysis.findings.peers import (
     beyond_peers,
     contended_ranks,
     differ_in_size,
+    excess_compute_us,
     kernels_beyond_peers,
     peers_of,
 )
@@ -70,7 +71,11 @@ def uneven_work(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> F
     turns = differ_in_size(evidence, peers, thresholds)
     if not turns:
         return [], ledger
-    excess = np.where(np.isin(evidence.ranks, list(turns)), np.maximum(beyond_peers(evidence.compute_us, peers), 0.0), 0.0)
+    # Evened out, each rank has the mean.
+    mean = np.zeros_like(evidence.compute_us)
+    for places in peers:
+        mean[:, places] = np.nanmean(evidence.compute_us[:, places], axis=1)[:, None]
+    excess = np.where(excess_compute_us(evidence, peers) > 0, np.maximum(evidence.compute_us - mean, 0.0), 0.0)
     saving_us, ledger = ledger.attribute(np.where(np.isnan(evidence.duration_us), np.nan, excess))
     ranks = sorted(turns)
     sizes = {
