@@ -61,6 +61,12 @@ class Intervals:
         """Length of the set inside each window. Windows may overlap; one that ends before it starts has 0."""
         return np.where(end_ns > start_ns, self.before_ns(end_ns) - self.before_ns(start_ns), 0)
 
+    def when(self, amount_ns: Nanoseconds) -> Nanoseconds:
+        """When each amount of a set that is not empty has passed; the set's end if it holds less."""
+        lengths = np.cumsum(self.end_ns - self.start_ns)
+        place = np.minimum(np.searchsorted(lengths, amount_ns), len(lengths) - 1)
+        return self.end_ns[place] - np.maximum(lengths[place] - amount_ns, 0)
+
 
 def union(start_ns: Nanoseconds, end_ns: Nanoseconds) -> Intervals:
     """The times covered by any of some intervals, which may be in any order; empty and negative ones are ignored."""

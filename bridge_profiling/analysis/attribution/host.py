@@ -103,12 +103,9 @@ def host_activity(host_events: pa.Table, device_events: pa.Table, *, data_loadin
         data_loading: regular expression, found anywhere in the names of data-loading ranges; case is ignored.
         checkpoint: the same for saving.
     """
-    computes = rows_of(device_events["kind"], "compute") & device_events["launch_thread"].is_valid().to_numpy()
-    launching = np.unique(to_int64(device_events["launch_thread"])[computes])
-    thread = to_int64(host_events["thread"])
+    here = on_launching_threads(host_events, device_events)
     # Profilers record their own work on thread 0 if they do not know whose time it takes.
-    here = np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
-    own = rows_of(host_events["category"], "overhead") & (here | (thread == 0))
+    own = rows_of(host_events["category"], "overhead") & (here | (to_int64(host_events["thread"]) == 0))
     ranges = rows_of(host_events["category"], *_RANGES) & here
     calls, call_thread = _synchronizing_calls(host_events, here & rows_of(host_events["category"], "runtime"))
     copies, copy_thread, on_device = _pageable_copies(device_events)
@@ -122,6 +119,14 @@ def host_activity(host_events: pa.Table, device_events: pa.Table, *, data_loadin
         pageable_device=on_device,
         silent=_silent(host_events, here),
     )
+
+
+def on_launching_threads(host_events: pa.Table, device_events: pa.Table) -> NDArray[np.bool_]:
+    """Which host events are on threads that launch compute; all of them if no launch is recorded."""
+    computes = rows_of(device_events["kind"], "compute") & device_events["launch_thread"].is_valid().to_numpy()
+    launching = np.unique(to_int64(device_events["launch_thread"])[computes])
+    thread = to_int64(host_events["thread"])
+    return np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
 
 
 def names_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> list[str | None]:

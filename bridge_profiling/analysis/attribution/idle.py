@@ -50,6 +50,7 @@ from bridge_profiling.analysis.attribution.host import (
     host_activity,
     names_of_operators,
 )
+from bridge_profiling.analysis.attribution.profiler_cost import ProfilerCost
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.traces.joins import taken
@@ -160,6 +161,7 @@ def idle_causes(
     device_events: pa.Table,
     host_events: pa.Table,
     spans: Windows,
+    profiler: ProfilerCost,
     *,
     data_loading: str = DATA_LOADING,
     checkpoint: str = CHECKPOINT,
@@ -171,7 +173,8 @@ def idle_causes(
     that cost less than others; count: gaps, or pieces of them; start_ns: of the longest; lost_us: time without compute; calls
     and host_us: ranges or calls of that name that started in the window (of those that wait for the device, only those of at
     least `HELD_NS`) and the launching threads' time in them, null if only gaps show the cause; lost_each_us: of data loading
-    and saving, on the first of the cause's rows, the loss in each range, in order.
+    and saving, on the first of the cause's rows, the loss in each range, in order; profiler_us: likewise, the part of all of
+    them that the cost of recording explains.
     """
     host = host_activity(host_events, device_events, data_loading=data_loading, checkpoint=checkpoint)
     evidence = {
@@ -192,8 +195,11 @@ def idle_causes(
             pieces = _Pieces(names, time, launched_by[np.searchsorted(gaps.gaps.end_ns, time.end_ns)])
         else:
             pieces = _in_ranges(time, ranges)
+        explained = time & profiler.explained
         for number, between, begin, end in windows:
             mine = list(pieces.by_name(begin, end))
+            if mine:
+                mine[0]["profiler_us"] = int(explained.before_ns(np.array([begin, end])) @ (-1, 1)) / 1e3
             if mine and cause in _IN_TURNS:
                 mine[0]["lost_each_us"] = pieces.each_us(begin, end)
             rows += [{"iteration": number, "between": between, "cause": str(cause), **row} for row in mine]
@@ -210,6 +216,7 @@ _IDLE_CAUSES = pa.schema(
         ("calls", pa.int64()),
         ("host_us", pa.float64()),
         ("lost_each_us", pa.list_(pa.float32())),
+        ("profiler_us", pa.float64()),
     ]
 )
 
@@ -385,15 +392,8 @@ def _delayed_by(stops: Mapping[Cause, Ranges], left: Intervals) -> dict[Cause, I
     if not len(end) or not len(left):
         return {}
     next_start = np.append(np.maximum(start[1:], end[:-1]), np.iinfo(np.int64).max)
-    until = np.minimum(_when(left, left.before_ns(end) + (end - start)), next_start)
+    until = np.minimum(left.when(left.before_ns(end) + (end - start)), next_start)
     return {name: union(end[cause == place], until[cause == place]) for place, name in enumerate(stops)}
-
-
-def _when(intervals: Intervals, amount_ns: Nanoseconds) -> Nanoseconds:
-    """When each amount of a set has passed; the set's end if it holds less."""
-    lengths = np.cumsum(intervals.end_ns - intervals.start_ns)
-    place = np.minimum(np.searchsorted(lengths, amount_ns), len(lengths) - 1)
-    return intervals.end_ns[place] - np.maximum(lengths[place] - amount_ns, 0)
 
 
 def _by_copy(blocked: Intervals, communication: Intervals, copies: Intervals) -> Intervals:

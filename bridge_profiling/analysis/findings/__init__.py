@@ -6,14 +6,15 @@ list is a good answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from bridge_profiling.analysis.findings import communication, idle, iterations, kernels, memory, ranks
+from bridge_profiling.analysis.findings import communication, idle, iterations, kernels, memory, overhead, ranks
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
-from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
+from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Occurrence, Thresholds
 
-__all__ = ["ORDER", "Confidence", "Event", "Evidence", "Find", "Finding", "Ledger", "Thresholds", "find_all"]
+__all__ = ["ORDER", "Confidence", "Event", "Evidence", "Find", "Finding", "Ledger", "Occurrence", "Thresholds", "find_all"]
 
 Find = Callable[[Evidence, Thresholds, Ledger], Found]
 
@@ -37,7 +38,7 @@ _FINDINGS: tuple[Find, ...] = (
     memory.memory_headroom,
     memory.memory_fragmentation,
     memory.memory_growth,
-    iterations.profiler_overhead,
+    overhead.profiler_overhead,
 )
 
 #: Ids of findings: the names of their functions.
@@ -50,7 +51,22 @@ def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[F
     for find in _FINDINGS:
         findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
         found += findings
-    return sorted(found, key=_by_saving)
+    return sorted(_within(evidence.iteration_us, found), key=_by_saving)
+
+
+def _within(iteration_us: float, found: list[Finding]) -> Iterator[Finding]:
+    """The findings, with savings that together are at most an iteration without the profiler.
+
+    Slow iterations are longer than that: what they save comes on top.
+    """
+    left_us = iteration_us
+    for finding in found:
+        saving_us = finding.recoverable_us_per_iteration
+        if saving_us is None or finding.id == iterations.slow_iterations.__name__:
+            yield finding
+        else:
+            yield replace(finding, recoverable_us_per_iteration=min(saving_us, left_us))
+            left_us = max(left_us - saving_us, 0.0)
 
 
 def _by_saving(finding: Finding) -> tuple[bool, float, int]:

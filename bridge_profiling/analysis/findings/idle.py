@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.analysis.findings.types import Finding, Thresholds, advice, by_rank, ms, ranks_in_words
+from bridge_profiling.analysis.findings.occurrences import cost_in_words, occurrence
+from bridge_profiling.analysis.findings.types import (
+    Finding,
+    Occurrence,
+    Thresholds,
+    advice,
+    by_rank,
+    ms,
+    ranks_in_words,
+)
 
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5
@@ -46,6 +55,7 @@ class _Loss:
     lost_us: Mapping[int, float]  # by rank
     host_us: Mapping[int, float]  # in ranges of the cause, by rank; empty for causes without ranges
     ranks: list[int]  # responsible
+    occurrence: Occurrence | None  # where it strikes some iterations only
 
 
 def responsible(by_rank_us: Mapping[int, float]) -> list[int]:
@@ -61,7 +71,7 @@ def data_loading(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> 
     if loss is None:
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us), "in_data_loading_us": by_rank(loss.host_us)}
-    title = "Data loading stalls {ranks} for {time} of each {per} ({share})"
+    title = "Data loading stalls {ranks} for {cost}"
     return [_finding(evidence, cause, loss, title, numbers, severe=3 * thresholds.data_loading)], ledger
 
 
@@ -84,7 +94,7 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
         "synchronizations": by_rank(calls, 2),
     }
     often = f"{number:.0f} times" if round(number) != 1 else "once"
-    title = f"{{ranks}}: the host waits for the device {often} per {{per}}, and the late launches cost {{time}} ({{share}})"
+    title = f"{{ranks}}: the host waits for the device {often} per {evidence.per}, and the late launches cost {{cost}}"
     action = " ".join([*([advice("host_sync", "few")] if number <= _FEW else []), advice("host_sync"), *hints])
     return [_finding(evidence, cause, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
 
@@ -100,7 +110,7 @@ def pageable_copy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         "host_held_us": by_rank(evidence.mean_us(evidence.of_cause(cause, "host_us"))),
         "copies": _copies(evidence, loss.ranks, pageable=True),
     }
-    title = "Copies of pageable memory stall {ranks} for {time} of each {per} ({share})"
+    title = "Copies of pageable memory stall {ranks} for {cost}"
     return [_finding(evidence, cause, loss, title, numbers)], ledger
 
 
@@ -131,7 +141,7 @@ def copy_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fo
     if loss is None:
         return [], ledger
     numbers = {"blocked_us": by_rank(loss.lost_us), "copies": _copies(evidence, loss.ranks, pageable=False)}
-    title = "Compute on {ranks} waits for copies for {time} of each {per} ({share})"
+    title = "Compute on {ranks} waits for copies for {cost}"
     return [_finding(evidence, cause, loss, title, numbers, id="copy_bound", of_host=False)], ledger
 
 
@@ -143,7 +153,7 @@ def small_kernels(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us), **_launches(evidence, loss.ranks)}
     shorter = f"Kernels shorter than their launches ({LAUNCH_NS / 1e3:.0f} µs)"
-    title = f"{shorter} leave {{ranks}} idle for {{time}} of each {{per}} ({{share}})"
+    title = f"{shorter} leave {{ranks}} idle for {{cost}}"
     return [_finding(evidence, cause, loss, title, numbers)], ledger
 
 
@@ -156,10 +166,12 @@ def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     if loss is None:
         return [], ledger
     starved = evidence.mean_us(evidence.idle_us(cause))
-    late = responsible(starved)
+    profiler_us = max(evidence.profiler_of_host_us.values(), default=0.0)
+    differ = max(starved.values()) - min(starved.values()) > profiler_us
+    late = responsible(starved) if differ else evidence.ranks
     numbers = {"idle_us": by_rank(starved), "profiler_us": by_rank(evidence.profiler_us), **_launches(evidence, late)}
     besides = ", in addition to single late ranks" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
-    title = f"{{ranks}}: the device waits for launches for {{time}} of each {{per}} ({{share}}){besides}"
+    title = f"{{ranks}}: the device waits for launches for {{cost}}{besides}"
     return [_finding(evidence, cause, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)], ledger
 
 
@@ -174,7 +186,7 @@ def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     main, *others = sorted(_WAITS_FOR, key=lambda cause: -idle[cause].get(least, 0.0))
     causes = tuple(cause for cause in _WAITS_FOR if cause is not Cause.profiler)
     # In addition to findings about causes, the rest is many small losses, which no single change recovers.
-    alone = not np.nansum(ledger.attributed_us) > 0
+    alone = ledger.is_empty
     loss, ledger = _attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
     lost_us = idle[main].get(least, 0.0)
     confidence, reason = evidence.confidence(of_host=main is not Cause.dependency_stalled)
@@ -202,7 +214,7 @@ def _busy(evidence: Evidence) -> dict[int, float]:
     """The share of an iteration without the profiler's cost in which each device is busy."""
     if evidence.iterations.num_rows:
         busy = evidence.duration_us - evidence.grid(evidence.iterations, "idle_us")
-        return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler_cost_us, busy), 1e-9))
+        return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler.cost_us, busy), 1e-9))
     return {row["rank"]: row["busy_us"] / row["span_us"] for row in evidence.breakdown.to_pylist() if row["span_us"]}
 
 
@@ -238,15 +250,21 @@ def _attributed(
 
     With `host_us`, the host's time shows who is responsible: a rank that waits for others loses nothing, and can be as slow.
     """
+    # Ranges can contain a part of the profiler's cost that cannot be told from theirs.
     whole_us = evidence.iteration_us if host_us is None else evidence.captured_iteration_us
     if not np.nansum(lost_us) > 0 or not whole_us:
         return None, ledger
-    saving_us, ledger = ledger.attribute(lost_us, causes, max(at_least * whole_us, 1.0), cost_us=cost_us)
+    at_least_us = max(at_least * whole_us, evidence.doubt_us(*causes), 1.0)
+    saving_us, ledger = ledger.attribute(lost_us, causes, at_least_us, cost_us=cost_us)
     if not saving_us:
         return None, ledger
     lost = evidence.mean_us(lost_us)
     host = {} if host_us is None else evidence.mean_us(host_us)
-    return _Loss(saving_us, lost, host, responsible(host or lost)), ledger
+    most_us = np.nan_to_num(lost_us).max(axis=1)
+    struck = occurrence(evidence.numbers, most_us if cost_us is None else np.maximum(most_us, cost_us))
+    if struck:
+        ledger = replace(ledger, sporadic_us=ledger.sporadic_us + saving_us)
+    return _Loss(saving_us, lost, host, responsible(host or lost), struck), ledger
 
 
 def _finding(
@@ -263,16 +281,15 @@ def _finding(
     of_host: bool = True,
     severe: float = math.inf,
 ) -> Finding:
-    """The finding of a loss; `title` names {ranks}, {time}, {per} and {share}, `severe` is a share of an iteration."""
+    """The finding of a loss; `title` names {ranks} and {cost}, `severe` is a share of an iteration."""
     ranks = loss.ranks if ranks is None else ranks
-    # Ranges can contain a part of the profiler's cost.
-    share = evidence.share(loss.saving_us, captured=bool(loss.host_us))
+    share = evidence.share(loss.saving_us)
     events = evidence.events(cause, ranks=ranks)
     if loss.host_us:
         events += evidence.events(cause, ranks=ranks, between=True, limit=5 - len(events))
     confidence, why = evidence.confidence(of_host=of_host)
     named = ranks_in_words(ranks, evidence.ranks)
-    title = title.format(ranks=named, time=ms(loss.saving_us), per=evidence.per, share=f"{share:.0%}")
+    title = title.format(ranks=named, cost=cost_in_words(loss.saving_us, share, evidence.per, loss.occurrence))
     return Finding(
         id=id or str(cause),
         title=title[0].upper() + title[1:],
@@ -284,6 +301,7 @@ def _finding(
         action=action or advice(id or str(cause)),
         events=events,
         severe=share >= severe,
+        occurrence=loss.occurrence,
     )
 
 

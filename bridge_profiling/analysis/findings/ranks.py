@@ -33,6 +33,12 @@ _LATE = (Cause.host_launch, Cause.small_kernels)
 #: A launch call that takes this many times the median rank's shows a slow or shared processor.
 _SLOW_CALL = 1.3
 
+#: Clocks of equal devices differ by up to this share: on its own, such a difference in equal kernels is no finding.
+_CLOCKS = 0.05
+
+#: A difference between ranks must exceed the usual change from iteration to iteration this many times, and that between peers.
+_OF_ITERATIONS, _OF_PEERS = 2.0, 3.0
+
 #: A stage's layers account for at least this share of its compute.
 _OF_LAYERS = 0.7
 
@@ -68,7 +74,13 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         overlapped = _beyond_peers(evidence.grid(evidence.iterations, "overlapped_communication_us"), peers)
         excess = excess - _CONTENTION * np.nan_to_num(np.maximum(overlapped, 0.0))
     typical = evidence.typical_us(excess)
-    slow = [rank for rank in evidence.ranks if evidence.share(typical.get(rank, 0.0)) > thresholds.cause]
+    compute = evidence.typical_us(evidence.compute_us)
+    slow = [
+        rank
+        for rank in _unlike_peers(evidence, excess, peers)
+        if evidence.share(typical[rank]) > thresholds.cause
+        and (typical[rank] > _CLOCKS * compute[rank] or _computes_more(_kernels(evidence, peers, rank)))
+    ]
     if not slow:
         return [], ledger
     worst, *others = sorted(slow, key=lambda rank: -typical[rank])[:_RANKS]
@@ -89,7 +101,7 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         ranks=slow,
         evidence={
             "excess_compute_us": {str(rank): typical[rank] for rank in slow},
-            "compute_us": {str(rank): value for rank, value in evidence.typical_us(evidence.compute_us).items()},
+            "compute_us": {str(rank): value for rank, value in compute.items()},
             "excess_compute_us_by_iteration": {str(rank): evidence.column(excess, rank) for rank in slow},
             "of_matrix_products_us": products,
             "of_more_kernels_us": more,
@@ -131,8 +143,9 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     waited_for = evidence.typical_us(evidence.grid(evidence.rank_iterations, "waited_for_us")) if known else {}
     slow = [
         rank
-        for rank in evidence.ranks
-        if evidence.share(typical.get(rank, 0.0)) > thresholds.cause
+        for rank in _unlike_peers(evidence, late, peers)
+        if evidence.share(typical[rank]) > thresholds.cause
+        and typical[rank] > evidence.profiler_of_host_us[rank]
         and (not known or waiting[rank] <= waited_for.get(rank, 0.0))
     ]
     if not slow:
@@ -274,6 +287,27 @@ def _beyond_peers(grid: Grid, peers: list[list[int]]) -> Grid:
         middle = np.sort(mine, axis=1)[np.arange(len(mine)), np.maximum(captured - 1, 0) // 2]  # NaN is sorted last
         found[:, places] = np.where(captured[:, None] > 1, mine - middle[:, None], np.nan)
     return found
+
+
+def _unlike_peers(evidence: Evidence, excess: Grid, peers: list[list[int]]) -> list[int]:
+    """Ranks with more than their peers have, beyond the changes between iterations and the differences among the peers."""
+    typical = evidence.typical_us(excess)
+    found = []
+    for places in peers:
+        ranks = [evidence.ranks[place] for place in places if evidence.ranks[place] in typical]
+        differences = sorted(abs(typical[rank]) for rank in ranks)
+        usual_us = differences[(len(differences) - 1) // 2] if differences else 0.0
+        for rank in ranks:
+            by_iteration = excess[:, evidence.ranks.index(rank)]
+            change_us = float(np.nanmedian(np.abs(by_iteration - typical[rank])))
+            if typical[rank] > max(_OF_ITERATIONS * change_us, _OF_PEERS * usual_us):
+                found.append(rank)
+    return sorted(found)
+
+
+def _computes_more(kernels: list[_Kernel]) -> bool:
+    """Whether a rank's excess is mostly of additional executions."""
+    return sum(max(each.of_count_us, 0.0) for each in kernels) > 0.5 * sum(max(each.extra_us, 0.0) for each in kernels)
 
 
 def _kernels(evidence: Evidence, peers: list[list[int]], rank: int) -> list[_Kernel]:

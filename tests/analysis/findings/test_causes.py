@@ -227,6 +227,7 @@ def test_a_checkpoint_between_two_iterations(find: Findings) -> None:
     assert "async_save" in found.action
 
 
+@pytest.mark.usefixtures("recorded_for_free")
 def test_savings_of_all_findings_are_no_more_than_the_time_without_compute(tmp_path: Path, run_of: RunOf) -> None:
     def step(job: SimulatedJob, _: int) -> None:
         for rank in job.all:

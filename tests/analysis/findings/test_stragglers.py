@@ -111,6 +111,27 @@ def test_ranks_that_do_the_same_or_are_late_once_are_no_stragglers(find: Finding
     assert find(_job(extra, ranks, iterations=5), *_FINDS) == {}
 
 
+def test_equal_kernels_that_differ_as_much_as_clocks_do_are_no_straggler(find: Findings) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        for rank in job.all:
+            job.launch(rank, 520 * US if rank == 1 else 500 * US, count=40)
+        job.meet(200 * US)
+
+    assert find(SimulatedJob(step, 2), *_FINDS) == {}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        lambda job, number: job.launch(number % 2, 8 * MS),
+        lambda job, number: _late(number % 2)(job, number),
+        lambda job, number: job.launch(1, (number - 10) ** 2 % 5 * 2 * MS),
+    ],
+)
+def test_ranks_that_take_turns_or_change_a_lot_are_no_stragglers(find: Findings, extra: Any) -> None:
+    assert find(_job(extra, 2, iterations=6), *_FINDS) == {}
+
+
 def test_communication_that_names_no_group_leaves_the_late_host_and_doubt(find: Findings) -> None:
     finding = find(_job(_late(0)).without_groups(), *_FINDS)["straggler_host"]
     assert (finding.ranks, finding.confidence) == ([0], Confidence.low)
