@@ -185,6 +185,14 @@ def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:
     return np.concatenate(found)
 
 
+def coded(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str | None]]:
+    """A column of names as an index of each row, -1 for null, and the names."""
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    chunks = encoded.unify_dictionaries().chunks
+    codes = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in chunks]
+    return np.concatenate([np.zeros(0, np.int64), *codes]), chunks[0].dictionary.to_pylist() if chunks else []
+
+
 def grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[Any, list[dict[str, Any]]]:
     """Rows by the value of a column, or by the values of several, in order of first appearance."""
     key = itemgetter(*names)

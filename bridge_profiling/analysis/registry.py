@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge_profiling.analysis.attribution import device, flame_graph, host, idle, operators, parts, profiler_cost
+from bridge_profiling.analysis.attribution import (
+    counts,
+    device,
+    device_roles,
+    flame_graph,
+    host,
+    idle,
+    operators,
+    parts,
+    profiler_cost,
+)
 from bridge_profiling.analysis.compare import bench, events
 from bridge_profiling.analysis.memory import tables
 from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question, SideTables
@@ -33,6 +43,9 @@ _OPERATORS = Columns(
     ("category", "thread", "name", "start_ns", "end_ns", "operator"),
     optional=(("shapes", "shapes"), ("stacks", "stack")),
 )
+_KERNEL_NAMES = Columns("device_events", ("name",))
+_RANGE_NAMES = Columns("host_events", ("category", "name", "start_ns"))
+_COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes"))
 _ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns"))
 
 _MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
@@ -65,6 +78,9 @@ QUESTIONS = {
         COPIES,
         Question("profiler_cost", "rank", profiler_cost.recorded, (_PROFILER, _SPANS)),
         Question("launch_statistics", "rank", device.launch_statistics, (_DEVICE_EVENTS, _SPANS)),
+        Question("device_roles", "rank", device_roles.device_roles, (_DEVICE_EVENTS, _KERNEL_NAMES, _ACTIVITY, _GAPS)),
+        Question("collective_sizes", "rank", counts.collective_sizes, (_COLLECTIVES,)),
+        Question("loop_counts", "rank", counts.loop_counts, (_RANGE_NAMES, _ITERATIONS)),
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS)),
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
         Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),

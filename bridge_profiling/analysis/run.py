@@ -370,7 +370,9 @@ class Run:
         if chosen in self._evidence:
             return self._evidence[chosen]
         options = {"idle_causes": chosen.range_names()}
-        self.prefetch("launch_statistics", "profiler_cost", **options)
+        self.prefetch(
+            "launch_statistics", "profiler_cost", "device_roles", "collective_sizes", "loop_counts", "units", **options
+        )
         source, bench = self.main_source, self.against_bench
 
         def answer(name: str) -> pa.Table:

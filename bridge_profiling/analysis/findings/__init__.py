@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from bridge_profiling.analysis.findings import communication, idle, iterations, kernels, memory, overhead, ranks
+from bridge_profiling.analysis.findings import (
+    collectives,
+    communication,
+    device_work,
+    idle,
+    iterations,
+    kernels,
+    memory,
+    overhead,
+    ranks,
+    uneven,
+)
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Occurrence, Thresholds
@@ -21,17 +32,30 @@ Find = Callable[[Evidence, Thresholds, Ledger], Found]
 # Most specific cause first: time without compute is attributed to the first finding whose evidence covers it.
 _FINDINGS: tuple[Find, ...] = (
     idle.data_loading,
+    idle.recompilation,
+    idle.garbage_collection,
+    idle.allocator_churn,
     idle.host_sync,
     idle.pageable_copy,
     idle.checkpoint_stall,
+    device_work.layout_conversion,
+    device_work.unfused_attention,
+    device_work.unfused_optimizer,
+    device_work.full_precision_matmul,
+    collectives.accumulation_sync,
+    collectives.small_collectives,
+    uneven.contended_device,
+    uneven.uneven_work,
     ranks.straggler_compute,
     ranks.straggler_host,
     ranks.pipeline_bubble,
     communication.exposed_communication,
     communication.low_overlap,
     idle.copy_bound,
+    idle.host_pause,
     idle.small_kernels,
     idle.host_launch_bound,
+    device_work.recomputation,
     kernels.dominant_kernel,
     idle.low_device_busy,
     iterations.slow_iterations,

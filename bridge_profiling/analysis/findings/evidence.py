@@ -45,6 +45,10 @@ class Evidence:
     launch_statistics: pa.Table
     profiler_cost: pa.Table
     kernels: pa.Table
+    device_roles: pa.Table
+    collective_sizes: pa.Table
+    loop_counts: pa.Table
+    units: pa.Table
     copies: pa.Table
     communication: pa.Table
     communication_by_rank: pa.Table

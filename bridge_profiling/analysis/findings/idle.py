@@ -15,6 +15,7 @@ from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
 from bridge_profiling.analysis.findings.occurrences import cost_in_words, occurrence
 from bridge_profiling.analysis.findings.types import (
+    Confidence,
     Finding,
     Occurrence,
     Thresholds,
@@ -31,8 +32,11 @@ _ALIKE = 0.5
 #: log at twice the threshold.
 _OF_MANY, _OF_FEW, _FEW = 0.2, 2.0, 4
 
+#: A smaller share of an iteration does not count as an iteration in which a cause strikes.
+_STRIKES = 0.01
+
 #: Advice for certain calls: a part of the event's name, and the entry in advice.toml.
-_CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "cudaFree": "cudaFree", "aten::nonzero": "nonzero"}
+_CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "aten::nonzero": "nonzero"}
 
 #: Causes of idle devices, in words.
 _WAITS_FOR = {
@@ -41,7 +45,11 @@ _WAITS_FOR = {
     Cause.pageable_copy: "copies of pageable memory",
     Cause.checkpoint_stall: "saving a checkpoint",
     Cause.profiler: "the profiler's own work",
+    Cause.garbage_collection: "Python's garbage collection",
+    Cause.recompilation: "compilation",
+    Cause.allocator_churn: "memory from the driver",
     Cause.small_kernels: "launches of small kernels",
+    Cause.host_pause: "a host that does something unrecorded",
     Cause.host_launch: "launches",
     Cause.dependency_stalled: "an unknown dependency between launched kernels",
 }
@@ -132,6 +140,67 @@ def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger)
     title = f"Saving a checkpoint stalls {{ranks}} for {ms(loss.saving_us * of / times)} in {often}"
     rare = "the saving applies to the captured iterations, and over the whole run it depends on save_interval"
     return [_finding(evidence, cause, loss, title, numbers, reason=rare)], ledger
+
+
+def garbage_collection(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Python collects garbage on the launching thread, and the device runs out of work."""
+    cause = Cause.garbage_collection
+    loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    numbers = {
+        "idle_us": by_rank(loss.lost_us),
+        "in_garbage_collection_us": by_rank(loss.host_us),
+        "collections": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
+        **_strikes(evidence, cause),
+    }
+    title = f"Python's garbage collection stops {{ranks}} {_often(evidence, cause)}: {{time}} of a mean {{per}} ({{share}})"
+    return [_finding(evidence, cause, loss, title, numbers)], ledger
+
+
+def recompilation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """torch.compile compiles within the window, because shapes, types or guarded values change."""
+    cause = Cause.recompilation
+    loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    numbers = {
+        "idle_us": by_rank(loss.lost_us),
+        "in_compilation_us": by_rank(loss.host_us),
+        "compilations": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
+        **_strikes(evidence, cause),
+    }
+    title = f"torch.compile compiles on {{ranks}} {_often(evidence, cause)}: {{time}} of a mean {{per}} ({{share}})"
+    return [_finding(evidence, cause, loss, title, numbers, severe=0.25)], ledger
+
+
+def allocator_churn(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """The allocator gets memory from the driver and gives it back, which holds the host and waits for the device."""
+    cause = Cause.allocator_churn
+    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    host, calls = (evidence.mean_us(evidence.of_cause(cause, name)) for name in ("host_us", "calls"))
+    names = {event.name for event in evidence.events(cause, ranks=loss.ranks)}
+    pinned = any("Host" in name for name in names) and not any("cudaMalloc" in name or "cudaFree " in name for name in names)
+    numbers = {"idle_us": by_rank(loss.lost_us), "in_calls_us": by_rank(host), "calls": by_rank(calls, 2)}
+    often = f"{max(calls.values()):,.1f} times per {{per}}"
+    title = f"{{ranks}}: the allocator calls the driver {often}, which costs {{time}} ({{share}})"
+    action = advice("allocator_churn", "pinned" if pinned else "default")
+    return [_finding(evidence, cause, loss, title, numbers, action=action)], ledger
+
+
+def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """The host launches and calls nothing for a while, and the capture does not show what it does instead."""
+    cause = Cause.host_pause
+    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    numbers = {"idle_us": by_rank(loss.lost_us), **_strikes(evidence, cause)}
+    often = f"{_often(evidence, cause)}, for no recorded reason"
+    title = f"The host of {{ranks}} pauses {often}: {{time}} of a mean {{per}} ({{share}})"
+    found = _finding(evidence, cause, loss, title, numbers, reason="the capture does not show what the host does in the pauses")
+    return [replace(found, confidence=Confidence.low)], ledger
 
 
 def copy_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -303,6 +372,23 @@ def _finding(
         severe=share >= severe,
         occurrence=loss.occurrence,
     )
+
+
+def _strikes(evidence: Evidence, cause: Cause) -> dict[str, Any]:
+    """The iterations in which some rank loses time to a cause, and how much the one that loses most loses in each."""
+    most = np.nan_to_num(evidence.of_cause(cause, "lost_us") + evidence.of_cause(cause, "lost_us", between=True)).max(axis=1)
+    hit = most > _STRIKES * evidence.iteration_us
+    return {
+        "iterations": [number for number, lost in zip(evidence.numbers, hit.tolist(), strict=True) if lost],
+        "iterations_captured": len(evidence.numbers),
+        "each_us": round(float(most[hit].mean()), 3) if hit.any() else 0.0,
+    }
+
+
+def _often(evidence: Evidence, cause: Cause) -> str:
+    struck = _strikes(evidence, cause)
+    times, of, each = len(struck["iterations"]), struck["iterations_captured"], ms(struck["each_us"])
+    return f"for {each} in " + ("each captured iteration" if times == of else f"{times} of {of} captured iterations")
 
 
 def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list[dict[str, Any]]:

@@ -119,6 +119,18 @@ class Thresholds:
     cause: float = 0.03
     """Share of an iteration that any other cause must cost."""
 
+    device_work: float = 0.05
+    """Share of an iteration that other kernels for the same work must save: such times differ by a few percent between runs."""
+
+    free_for_activations: float = 0.30
+    """Share of the device's memory that must be free at the peak before activations could be kept instead of recomputed."""
+
+    collectives: int = 50
+    """So many collectives of data parallelism in an iteration are many: two for each block of a model of 24 blocks."""
+
+    small_collectives: float = 1 / 3
+    """Share of them that must be small."""
+
     synchronizations: int = 10
     """From this many waits of a host for its device per iteration, a fifth of `cause` is enough: the host never gets ahead."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -141,12 +142,26 @@ class SimulatedJob:
             if thread == 1:
                 self.host_ns[rank] += took_ns
 
+    @contextmanager
+    def within(self, name: str, category: str = "annotation") -> Iterator[None]:
+        """What the hosts do meanwhile is inside a range of theirs."""
+        begins = dict(self.host_ns)
+        yield
+        for rank, begin in begins.items():
+            self._host(rank, category, name, begin, self.host_ns[rank])
+
     def wait(self, ranks: int | Iterable[int], operator: str | None = None) -> None:
         """The hosts wait for their devices."""
         for rank in _each(ranks):
             begin = self.host_ns[rank]
             self.host_ns[rank] = max(begin, self.free_ns[rank]) + 2 * US
             self._call(rank, "cudaStreamSynchronize", begin, self.host_ns[rank], operator)
+
+    def call(self, rank: int, name: str, took_ns: int, operator: str) -> None:
+        """A runtime call holds the host."""
+        begin = self.host_ns[rank]
+        self.host_ns[rank] += took_ns
+        self._call(rank, name, begin, self.host_ns[rank], operator)
 
     def copy(self, rank: int, took_ns: int, *, memory: str = "pageable", size: int = 1 << 24) -> None:
         """A copy to the device; of pageable memory it holds the host until it is through."""
@@ -167,7 +182,7 @@ class SimulatedJob:
         """Write the captures, of some ranks only if these are named, and give the folder."""
         for rank in self.all if ranks is None else ranks:
             names = ("device_events", "host_events", "collectives", "iterations")
-            rows = {name: sorted(self.rows[rank][name], key=lambda row: row["start_ns"]) for name in names}
+            rows = {name: sorted(self.rows[rank][name], key=_as_tables_are) for name in names}
             write_rank(folder, rank, rows, clock="unix", **info)
         return folder
 
@@ -196,6 +211,10 @@ class SimulatedJob:
     def _host(self, rank: int, category: str, name: str, begin: int, end: int, **known: Any) -> None:
         row = {"category": category, "name": name, "start_ns": begin, "end_ns": end, **known}
         self.rows[rank]["host_events"].append(row)
+
+
+def _as_tables_are(row: dict[str, Any]) -> tuple[int, int]:
+    return row["start_ns"], -row["end_ns"]
 
 
 def _each(ranks: int | Iterable[int]) -> Iterable[int]:

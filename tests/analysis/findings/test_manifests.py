@@ -29,6 +29,7 @@ def find(tmp_path: Path, write_trace: WriteTrace, run_of: RunOf) -> Find:
             events += [
                 complete("user_annotation", f"ProfilerStep#{place + 5}", begin, 30_000),
                 complete("user_annotation", "dataloader", begin, 10_000),
+                *(complete("cpu_op", "aten::empty", begin + 10_000 + each, 900) for each in range(0, 9_000, 1_000)),
                 complete("cpu_op", "aten::mm", begin + 19_990, 8),
                 call("cudaLaunchKernel", begin + 19_992, 5, place + 1),
                 kernel("gemm", begin + 20_000, 10_000, correlation=place + 1),
