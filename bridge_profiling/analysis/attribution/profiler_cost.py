@@ -34,7 +34,7 @@ _RECORDED = {"operator": "operators", "runtime": "runtime_calls", "annotation": 
 
 #: Calls whose recorded duration shows how fast the host is; which part of them is shorter than what is compared, how many are
 #: enough, and by how much a host can be slower or faster.
-_LAUNCHES, _QUARTER, _ENOUGH, _SLOWEST = ("cudaLaunchKernel", "hipLaunchKernel"), 0.25, 50, 3.0
+_LAUNCHES, _QUARTER, _ENOUGH, _SLOWEST = ("cudaLaunchKernel", "hipLaunchKernel"), 0.25, 50, 2.0
 
 #: Launches and copies that take longer wait for the device: its queue is full.
 _MAY_WAIT, _MAY_WAIT_NS = re.compile("Launch|Memcpy"), 100_000

@@ -40,7 +40,6 @@ _WAITS_FOR = {
     Cause.host_sync: "host synchronization",
     Cause.pageable_copy: "copies of pageable memory",
     Cause.checkpoint_stall: "saving a checkpoint",
-    Cause.profiler: "the profiler's own work",
     Cause.small_kernels: "launches of small kernels",
     Cause.host_launch: "launches",
     Cause.dependency_stalled: "an unknown dependency between launched kernels",
@@ -181,10 +180,10 @@ def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     low = sorted(rank for rank, share in busy.items() if share < thresholds.device_busy)
     if not low:
         return [], ledger
-    idle = {cause: evidence.mean_us(evidence.idle_us(cause, with_profiler=True)) for cause in _WAITS_FOR}
+    idle = {cause: evidence.mean_us(evidence.idle_us(cause)) for cause in _WAITS_FOR}
     least = min(low, key=lambda rank: busy[rank])
     main, *others = sorted(_WAITS_FOR, key=lambda cause: -idle[cause].get(least, 0.0))
-    causes = tuple(cause for cause in _WAITS_FOR if cause is not Cause.profiler)
+    causes = tuple(_WAITS_FOR)
     # In addition to findings about causes, the rest is many small losses, which no single change recovers.
     alone = ledger.is_empty
     loss, ledger = _attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)

@@ -111,7 +111,7 @@ def test_shapes_cost_more(run_job: RunJob) -> None:
     assert "record_shapes=false" in found["profiler_overhead"].action
 
 
-@pytest.mark.parametrize(("launch_us", "factor"), [(2.5, 2), (10, 0.5), (0.1, 3)])
+@pytest.mark.parametrize(("launch_us", "factor"), [(2.5, 2), (10, 0.5), (0.1, 2)])
 def test_a_slower_host_pays_more_for_the_same_records(run_job: RunJob, launch_us: float, factor: float) -> None:
     run = run_job(_job(_kernels(10 * US), own_ns=100 * US), launch_us=launch_us)
     assert run.evidence().profiler.estimated_us == approx(100 * _COST_US * factor, rel=0.05)
