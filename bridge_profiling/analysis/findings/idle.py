@@ -44,7 +44,6 @@ _WAITS_FOR = {
     Cause.host_sync: "host synchronization",
     Cause.pageable_copy: "copies of pageable memory",
     Cause.checkpoint_stall: "saving a checkpoint",
-    Cause.profiler: "the profiler's own work",
     Cause.garbage_collection: "Python's garbage collection",
     Cause.recompilation: "compilation",
     Cause.allocator_churn: "memory from the driver",
@@ -154,7 +153,7 @@ def garbage_collection(evidence: Evidence, thresholds: Thresholds, ledger: Ledge
         "collections": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
         **_strikes(evidence, cause),
     }
-    title = f"Python's garbage collection stops {{ranks}} {_often(evidence, cause)}: {{time}} of a mean {{per}} ({{share}})"
+    title = "Python's garbage collection stops {ranks} for {cost}"
     return [_finding(evidence, cause, loss, title, numbers)], ledger
 
 
@@ -170,7 +169,7 @@ def recompilation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         "compilations": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
         **_strikes(evidence, cause),
     }
-    title = f"torch.compile compiles on {{ranks}} {_often(evidence, cause)}: {{time}} of a mean {{per}} ({{share}})"
+    title = "torch.compile compiles in the window and stops {ranks} for {cost}"
     return [_finding(evidence, cause, loss, title, numbers, severe=0.25)], ledger
 
 
@@ -184,8 +183,8 @@ def allocator_churn(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     names = {event.name for event in evidence.events(cause, ranks=loss.ranks)}
     pinned = any("Host" in name for name in names) and not any("cudaMalloc" in name or "cudaFree " in name for name in names)
     numbers = {"idle_us": by_rank(loss.lost_us), "in_calls_us": by_rank(host), "calls": by_rank(calls, 2)}
-    often = f"{max(calls.values()):,.1f} times per {{per}}"
-    title = f"{{ranks}}: the allocator calls the driver {often}, which costs {{time}} ({{share}})"
+    often = f"{max(calls.values()):,.1f} times per {evidence.per}"
+    title = f"{{ranks}}: the allocator calls the driver {often}, which costs {{cost}}"
     action = advice("allocator_churn", "pinned" if pinned else "default")
     return [_finding(evidence, cause, loss, title, numbers, action=action)], ledger
 
@@ -197,8 +196,7 @@ def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fo
     if loss is None:
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us), **_strikes(evidence, cause)}
-    often = f"{_often(evidence, cause)}, for no recorded reason"
-    title = f"The host of {{ranks}} pauses {often}: {{time}} of a mean {{per}} ({{share}})"
+    title = "The host of {ranks} pauses for {cost}, for no recorded reason"
     found = _finding(evidence, cause, loss, title, numbers, reason="the capture does not show what the host does in the pauses")
     return [replace(found, confidence=Confidence.low)], ledger
 
@@ -250,10 +248,10 @@ def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     low = sorted(rank for rank, share in busy.items() if share < thresholds.device_busy)
     if not low:
         return [], ledger
-    idle = {cause: evidence.mean_us(evidence.idle_us(cause, with_profiler=True)) for cause in _WAITS_FOR}
+    idle = {cause: evidence.mean_us(evidence.idle_us(cause)) for cause in _WAITS_FOR}
     least = min(low, key=lambda rank: busy[rank])
     main, *others = sorted(_WAITS_FOR, key=lambda cause: -idle[cause].get(least, 0.0))
-    causes = tuple(cause for cause in _WAITS_FOR if cause is not Cause.profiler)
+    causes = tuple(_WAITS_FOR)
     # In addition to findings about causes, the rest is many small losses, which no single change recovers.
     alone = ledger.is_empty
     loss, ledger = _attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
@@ -383,12 +381,6 @@ def _strikes(evidence: Evidence, cause: Cause) -> dict[str, Any]:
         "iterations_captured": len(evidence.numbers),
         "each_us": round(float(most[hit].mean()), 3) if hit.any() else 0.0,
     }
-
-
-def _often(evidence: Evidence, cause: Cause) -> str:
-    struck = _strikes(evidence, cause)
-    times, of, each = len(struck["iterations"]), struck["iterations_captured"], ms(struck["each_us"])
-    return f"for {each} in " + ("each captured iteration" if times == of else f"{times} of {of} captured iterations")
 
 
 def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list[dict[str, Any]]:
