@@ -84,8 +84,7 @@ test-versions: $(VENV)/.created
 GPU_PYTHON ?= python3
 test-gpu:
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
-	@$(GPU_PYTHON) tests/gpu/missing.py
-	$(GPU_PYTHON) -m pytest tests/gpu -p no:cacheprovider --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
+	REQUIRE=cuda,megatron,nemo_run $(GPU_PYTHON) -m pytest tests/gpu -p no:cacheprovider --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

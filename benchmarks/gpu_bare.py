@@ -16,7 +16,7 @@ import torch
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture.ranges import NvtxRange, range_functions
 from bridge_profiling.capture.torch_profiler import _MAX_ENTRIES
-from bridge_profiling.nsys.options import CAPTURE_RANGE
+from bridge_profiling.nsys.command import CAPTURE_RANGE
 
 
 class Bare:

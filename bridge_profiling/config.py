@@ -16,12 +16,15 @@ from pathlib import Path
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.layout import RANK_WORDS, normalize_ranks
 from bridge_profiling.manifest import Window
-from bridge_profiling.nsys.options import check_extra_args, check_trace
+from bridge_profiling.nsys.command import check_extra_args, check_trace
 
 #: The plugins set this variable in the job's environment, so training loops that know nothing of plugins find the directory.
 OUTPUT_DIR_VARIABLE = "BRIDGE_PROFILING_DIR"
 
 DEFAULT_OUTPUT_DIR = "profiles"
+
+#: Profilers by the names that commands give them, and the setting that switches each on.
+PROFILERS = {"torch": "use_pytorch_profiler", "memory": "record_memory_history", "nsys": "use_nsys_profiler"}
 
 #: Every window is a trace, so a larger number is a mistake.
 MAX_WINDOWS = 1000
@@ -92,7 +95,7 @@ class ProfilingConfig:
     """APIs that nsys traces where a rank starts nsys itself; null means nvtx and cuda."""
 
     nsys_extra_args: list[str] = field(default_factory=list)
-    """Options of `nsys profile`; they override the defaults in `nsys/options.py` by option name."""
+    """Options of `nsys profile`; they override the defaults in `nsys/command.py` by option name."""
 
     nsys_gpu_metrics: bool = False
     """Also sample GPU metrics; each rank samples its own GPU."""
@@ -286,12 +289,7 @@ def check_window_fits(
 ) -> None:
     """Raise ProfilingConfigError if the window ends after the last of `train_iters` iterations; None means unknown.
 
-    Args:
-        end: first iteration after the window.
-        train_iters: number of iterations.
-        name: the setting of `end`.
-        limit: the setting of `train_iters`.
-        steps: the window as typed after --steps, if it was.
+    `name` and `limit` are the settings of `end` and `train_iters`, `steps` is the window as typed after --steps, if it was.
     """
     if train_iters is not None:
         start, typed = max(train_iters - 2, 0), f"--steps {steps}" if steps else f"{name}={end}"
@@ -317,11 +315,7 @@ def check_ranks_exist(ranks: list[int] | str, world_size: int | None, *, name: s
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """Parse the value of --steps: `10:12` is (10, 12).
-
-    Raises:
-        ProfilingConfigError: it is not a window, or an empty one.
-    """
+    """Parse the value of --steps: `10:12` is (10, 12). Raises ProfilingConfigError for an empty window."""
     found = re.fullmatch(r"(\d+):(\d+)", text.replace(" ", ""))
     why = "a window is its first iteration and the first one after it"
     if found is None:

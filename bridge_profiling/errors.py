@@ -43,10 +43,7 @@ def require(condition: object, what: str, *, why: str = "", instead: str = "") -
 def did_you_mean(word: str, known: Iterable[str], *, before: str = "") -> str:
     """What to type instead of a word that is not in a closed list: the most similar one, or any of them.
 
-    Args:
-        word: as typed.
-        known: the list.
-        before: typed before the word, such as `--profiler `.
+    `before` is typed before the word, such as `--profiler `.
     """
     known = list(known)
     nearest = difflib.get_close_matches(word, known, n=1)

@@ -55,33 +55,22 @@ Launcher = Literal["torchrun", "slurm", "mpi", "ray", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchEnv:
-    """This process among the job's.
+    """This process among the job's."""
 
-    Attributes:
-        launcher: who started it; `torchrun` for anything that sets RANK, `none` for a process on its own.
-        rank: global rank, 0 without a launcher.
-        world_size: number of ranks, 1 without a launcher.
-        local_rank: rank on its node; None where the launcher does not say.
-        node_rank: index of its node; None where the launcher does not say.
-        restarts: how often the launcher has restarted the job; None where it does not say.
-        job_id: Slurm's job id, else torchrun's run id.
-        rendezvous: host and port where the ranks meet; None where neither MASTER_ADDR nor Slurm says.
-        agent_store: host and port of torchrun's key-value store, which runs before the ranks do; None without one.
-        launch_id: common to the ranks of one launch; empty where nothing names it.
-        launch_is_named: whether no other launch has the same launch_id: it was given, or names a Slurm step. torchrun's run
-            id may be chosen by the user, and come back.
-    """
-
-    launcher: Launcher = "none"
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int | None = None
-    node_rank: int | None = None
-    restarts: int | None = None
-    job_id: str | None = None
+    launcher: Launcher = "none"  # who started it; `torchrun` for anything that sets RANK, `none` for a process on its own
+    rank: int = 0  # global rank, 0 without a launcher
+    world_size: int = 1  # number of ranks, 1 without a launcher
+    local_rank: int | None = None  # rank on its node; None where the launcher does not say
+    node_rank: int | None = None  # index of its node; None where the launcher does not say
+    restarts: int | None = None  # how often the launcher has restarted the job; None where it does not say
+    job_id: str | None = None  # Slurm's job id, else torchrun's run id
+    # Host and port where the ranks meet; None where neither MASTER_ADDR nor Slurm says.
     rendezvous: tuple[str, int] | None = None
+    # Host and port of torchrun's key-value store, which runs before the ranks do; None without one.
     agent_store: tuple[str, int] | None = None
-    launch_id: str = ""
+    launch_id: str = ""  # common to the ranks of one launch; empty where nothing names it
+    # Whether no other launch has the same launch_id: it was given, or names a Slurm step. torchrun's run id may be chosen by
+    # the user, and come back.
     launch_is_named: bool = False
 
     @classmethod

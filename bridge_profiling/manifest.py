@@ -47,23 +47,14 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Trigger:
-    """Why a window was captured.
+    """Why a window was captured."""
 
-    Attributes:
-        kind: `configured`, `repeat`, `request` or `slow_iteration`.
-        reason: why, in words.
-        requested_at: UTC, ISO 8601; None where the config requested it.
-        requested_by: user and host.
-        request: the request's name.
-        number: which of the repeated windows, from 1.
-    """
-
-    kind: str = "configured"
-    reason: str | None = None
-    requested_at: str | None = None
-    requested_by: str | None = None
-    request: str | None = None
-    number: int | None = None
+    kind: str = "configured"  # `configured`, `repeat`, `request` or `slow_iteration`
+    reason: str | None = None  # why, in words
+    requested_at: str | None = None  # UTC, ISO 8601; None where the config requested it
+    requested_by: str | None = None  # user and host
+    request: str | None = None  # the request's name
+    number: int | None = None  # which of the repeated windows, from 1
 
 
 @dataclass(kw_only=True)
@@ -156,47 +147,36 @@ class Clock:
 
 @dataclass(kw_only=True)
 class Manifest:
-    """One rank's record of one window.
-
-    Attributes:
-        reason: why the status is not `complete`.
-        final: the rank has written all that it will write; False while it runs, or where it was killed.
-        other_windows: [start, end] of the process's other windows; their iterations paid for a profiler, too.
-        interrupted: iterations that an exception ended inside the window.
-        local_rank: None where the launcher does not say.
-        coordinates: {dimension: [rank in it, its size]} for tp, cp, dp, pp and ep.
-        command: the command line as typed, also where the rank has restarted itself under nsys.
-        config: the `profiling` section.
-        framework: what an integration reports about itself.
-        garbage_collection: None before the window, and in manifests of other writers.
-        clock: missing in manifests of other writers.
-    """
+    """One rank's record of one window."""
 
     schema_version: int = SCHEMA_VERSION
     status: Status
-    reason: str | None = None
-    final: bool = True
+    reason: str | None = None  # why the status is not `complete`
+    final: bool = True  # the rank has written all that it will write; False while it runs, or where it was killed
     window: Window | None = None
     trigger: Trigger | None = None
+    # [start, end] of the process's other windows; their iterations paid for a profiler, too.
     other_windows: list[list[int]] = field(default_factory=list)
     captured: Captured | None = None
-    interrupted: list[int] = field(default_factory=list)
+    interrupted: list[int] = field(default_factory=list)  # iterations that an exception ended inside the window
     profilers: list[ProfilerRecord] = field(default_factory=list)
     rank: int
     world_size: int | None = None
-    local_rank: int | None = None
+    local_rank: int | None = None  # None where the launcher does not say
+    # {dimension: [rank in it, its size]} for tp, cp, dp, pp and ep.
     coordinates: dict[str, list[int]] = field(default_factory=dict)
     host: str | None = None
     pid: int | None = None
+    # The command line as typed, also where the rank has restarted itself under nsys.
     command: list[str] = field(default_factory=list)
     job: Job = field(default_factory=Job)
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)  # the `profiling` section
     versions: dict[str, str | None] = field(default_factory=dict)
-    framework: dict[str, Any] | None = None
+    framework: dict[str, Any] | None = None  # what an integration reports about itself
     work: Work | None = None
     durations_ns: Durations = field(default_factory=Durations)
-    garbage_collection: GarbageCollection | None = None
-    clock: Clock | None = None
+    garbage_collection: GarbageCollection | None = None  # None before the window, and in manifests of other writers
+    clock: Clock | None = None  # missing in manifests of other writers
 
     @property
     def captured_iterations(self) -> list[int]:
@@ -207,23 +187,6 @@ class Manifest:
     def artifacts(self) -> list[Artifact]:
         """Files of all profilers."""
         return [artifact for profiler in self.profilers for artifact in profiler.artifacts]
-
-    def durations_by_iteration(self, *, profiled: bool) -> dict[int, int]:
-        """Nanoseconds of each iteration inside the window, or of those outside it that no profiler slowed down.
-
-        Neither side includes the iteration before the window (the profiler warms up in it), the one after it (it pays for the
-        flush), the first of the run (it pays for lazy initialisation), and other windows of the same process.
-        """
-        timed = dict(zip(self.durations_ns.iteration, self.durations_ns.duration_ns, strict=True))
-        inside = set(self.captured_iterations)
-        if profiled:
-            return {iteration: duration for iteration, duration in timed.items() if iteration in inside}
-        if not timed or self.window is None:
-            return {}
-        slowed = inside | {self.durations_ns.iteration[0], self.window.start - 1, self.window.end}
-        for start, end in self.other_windows:
-            slowed |= set(range(start - 1, end + 1))
-        return {iteration: duration for iteration, duration in timed.items() if iteration not in slowed}
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
@@ -274,8 +237,22 @@ class RankCapture:
         return next((path for path in self.artifacts if path.name.endswith(".pt.trace.json.gz")), None)
 
     def durations_by_iteration(self, *, profiled: bool) -> dict[int, int]:
-        """Nanoseconds of each iteration; see `Manifest.durations_by_iteration`."""
-        return self.manifest.durations_by_iteration(profiled=profiled)
+        """Nanoseconds of each iteration inside the window, or of those outside it that no profiler slowed down.
+
+        Neither side includes the iteration before the window (the profiler warms up in it), the one after it (it pays for the
+        flush), the first of the run (it pays for lazy initialisation), and other windows of the same process.
+        """
+        durations, window = self.manifest.durations_ns, self.manifest.window
+        timed = dict(zip(durations.iteration, durations.duration_ns, strict=True))
+        inside = set(self.captured)
+        if profiled:
+            return {iteration: duration for iteration, duration in timed.items() if iteration in inside}
+        if not timed or window is None:
+            return {}
+        slowed = inside | {durations.iteration[0], window.start - 1, window.end}
+        for start, end in self.manifest.other_windows:
+            slowed |= set(range(start - 1, end + 1))
+        return {iteration: duration for iteration, duration in timed.items() if iteration not in slowed}
 
     def durations_ns(self, *, profiled: bool) -> list[int]:
         """Durations of the iterations inside the window, or of those outside it that no profiler slowed down."""

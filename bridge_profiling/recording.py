@@ -51,12 +51,7 @@ def option(name: str) -> str:
 
 
 def check_flags(flags: Mapping[str, object], profilers: Sequence[str] | None) -> None:
-    """Raise ProfilingConfigError if flags exclude each other, or need another profiler.
-
-    Args:
-        flags: which of FLAGS are given.
-        profilers: the profilers that will record, if known.
-    """
+    """Raise ProfilingConfigError if flags exclude each other, or need another profiler than those that will record."""
     given = [name for name in FLAGS if flags.get(name)]
     excluded = [name for name in ("record_shapes", "with_stack") if name in given and "light" in given]
     require(
@@ -75,14 +70,9 @@ def check_flags(flags: Mapping[str, object], profilers: Sequence[str] | None) ->
 
 
 def to_overrides(flags: Mapping[str, object], settings: Iterable[str] | None = None) -> list[str]:
-    """Overrides of the section `profiling` for the options typed.
+    """Overrides of the section `profiling` for the flags given, and the values of `--set`, with or without `profiling.`.
 
-    Args:
-        flags: which of FLAGS are given.
-        settings: values of `--set`, with or without `profiling.` before the field.
-
-    Raises:
-        ProfilingConfigError: a value of `--set` is not a setting, or has an option of its own.
+    Raises ProfilingConfigError if a value of `--set` is not a setting, or has an option of its own.
     """
     given = [name for name in FLAGS if flags.get(name)]
     return [*map(_checked, settings or ()), *(f"profiling.{FLAGS[name][0]}=true" for name in given)]
@@ -103,15 +93,10 @@ def _checked(setting: str) -> str:
 
 
 def apply(config: ProfilingConfig, overrides: Sequence[str], file: str | Path | None = None) -> None:
-    """Set fields of `config` in place from a YAML file, and then from overrides.
+    """Set fields of `config` in place from the section `profiling` of a YAML file (`--config`), and then from overrides.
 
-    Args:
-        config: the settings, checked afterwards by the caller with `finalize`.
-        overrides: as `to_overrides` returns them.
-        file: the value of `--config`, of which only the section `profiling` is used: a script has no other.
-
-    Raises:
-        ProfilingConfigError: a field or a value is wrong, or the file has no such section.
+    Raises ProfilingConfigError if a field or a value is wrong, or the file has no such section. The caller checks the settings
+    afterwards with `finalize`.
     """
     if not overrides and file is None:
         return

@@ -86,7 +86,6 @@ NEEDS = {
     "hugging_face": lambda: _package("transformers") or _package("accelerate"),
     "bridge": why_no_bridge,
     "browser": why_no_browser,
-    "check_jsonschema": lambda: _package("check_jsonschema"),
 }
 
 

@@ -38,7 +38,7 @@ class Ended:
     stderr: str
 
 
-def run_ranks(function: Callable[..., None], *arguments: object, folder: Path, ranks: int = 1) -> Ended:
+def run_ranks(function: Callable[..., None], *arguments: object, folder: Path, ranks: int = 1, check: bool = False) -> Ended:
     """Call `function(*arguments)` in every rank, and wait for them all; when one fails the others get SIGTERM.
 
     Args:
@@ -46,6 +46,7 @@ def run_ranks(function: Callable[..., None], *arguments: object, folder: Path, r
         arguments: can be pickled.
         folder: where the ranks start; their output is kept there.
         ranks: how many.
+        check: that all of them end with 0.
     """
     context = _fork_server()
     attempt = len(list(folder.glob("*.stdout")))
@@ -61,7 +62,9 @@ def run_ranks(function: Callable[..., None], *arguments: object, folder: Path, r
         for process in started:
             process.kill()
             process.join()
-    return Ended([process.exitcode for process in started], stdout.read_text(), stderr.read_text())
+    ended = Ended([process.exitcode for process in started], stdout.read_text(), stderr.read_text())
+    assert not check or not any(ended.exit_codes), ended.stdout + ended.stderr
+    return ended
 
 
 def _fork_server() -> multiprocessing.context.ForkServerContext:

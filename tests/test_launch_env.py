@@ -103,7 +103,3 @@ def test_half_a_place_is_refused(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize(("nodes", "first"), [("gpu[07-09,12],cpu1", "gpu07"), ("a1,a2", "a1"), ("gpu[1,3]-ib", "gpu1-ib")])
 def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
-
-
-def test_the_device_of_an_unknown_local_rank_is_the_first() -> None:
-    assert LaunchEnv.read({"RANK": "9", "WORLD_SIZE": "16"}).device_index == 0

@@ -5,14 +5,11 @@
 tests/test_support_table.py checks that the page is current.
 """
 
-# ruff: noqa: E501 (names of tests are as long as they are)
-
 from __future__ import annotations
 
 import re
 import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,90 +21,48 @@ PAGE = ROOT / "docs" / "reference" / "support.md"
 
 COLUMNS = ("a process alone", "torchrun, one machine", "torchrun, several", "Slurm", "Ray")
 
-_DDP = "tests/integrations/test_ddp_fsdp.py::test_an_example_is_captured_whole_and_trains_as_without"
-_GPU_FRAMEWORKS = "tests/gpu/test_frameworks.py::test_each_rank_captures_exactly_the_window"
-_GPU_CHAIN = "tests/gpu/test_chain.py::test_the_trace_holds_exactly_the_window"
-_GPU_ALONE = "tests/gpu/test_endings.py::test_sigterm_to_a_rank_leaves_what_it_captured_and_exit_code_143"
-_SLURM = "tests/system/test_slurm.py::test_exactly_the_ranks_asked_for_are_profiled_in_exactly_the_window"
-_SLURM_NSYS = "tests/system/test_slurm.py::test_exactly_the_ranks_asked_for_run_under_nsys"
-_MACHINES = "tests/easy/test_launchers.py::test_machines_share_a_folder_and_launches_do_not"
+#: Files of tests that several rows rest on.
+_DDP = ("integrations/test_ddp_fsdp.py", "gpu/test_frameworks.py")
+_CHAIN = ("system/test_nsys.py", "gpu/test_chain.py")
+_SLURM = ("system/test_slurm.py",)
+_ANY_SCRIPT = ("system/test_any_script.py",)
+_ALONE, _TORCHRUN, _SEVERAL, _SRUN, _RAY = COLUMNS
 
-#: Framework, profiler, and for each column in which it was seen to work the tests that show it.
-TABLE: list[tuple[str, str, dict[str, list[str]]]] = [
+#: Framework, profiler, and for each column in which it was seen to work the files in `tests` that show it.
+TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
     ("Megatron-Core, this project's recipes", "torch", {
-        "a process alone": ["tests/recipes/test_profiled_training.py::test_the_trace_holds_what_window_and_run_share", _GPU_ALONE],
-        "torchrun, one machine": ["tests/launch/test_pretrain.py::test_two_ranks_train_with_the_arguments_as_nemo_run_delivers_them", _GPU_CHAIN],
-        "torchrun, several": [_SLURM], "Slurm": [_SLURM],
+        _ALONE: ("recipes/test_megatron_loop.py", "gpu/test_endings.py"),
+        _TORCHRUN: ("launch/test_pretrain.py", "gpu/test_chain.py"), _SEVERAL: _SLURM, _SRUN: _SLURM,
     }),
-    ("", "nsys", {
-        "a process alone": [_GPU_ALONE],
-        "torchrun, one machine": ["tests/system/test_nsys.py::test_the_ranks_asked_for_run_under_nsys_and_the_others_without", _GPU_CHAIN],
-        "torchrun, several": [_SLURM_NSYS], "Slurm": [_SLURM_NSYS],
-    }),
-    ("", "memory", {
-        "a process alone": ["tests/gpu/test_out_of_memory.py::test_the_failed_request_and_who_made_it_can_be_read"],
-        "torchrun, one machine": ["tests/gpu/test_chain.py::test_the_memory_history_is_readable_and_holds_more_than_weights"],
-    }),
+    ("", "nsys", {_ALONE: ("gpu/test_endings.py",), _TORCHRUN: _CHAIN, _SEVERAL: _SLURM, _SRUN: _SLURM}),
+    ("", "memory", {_ALONE: ("gpu/test_out_of_memory.py",), _TORCHRUN: ("gpu/test_chain.py",)}),
     ("Megatron Bridge (`ProfilingCallback`)", "torch", {
-        "a process alone": ["tests/integrations/test_bridge_pretrain.py::test_an_iteration_that_megatron_bridge_skips_does_not_lose_the_others"],
-        "torchrun, one machine": ["tests/integrations/test_bridge_pretrain.py::test_the_documented_script_under_torchrun"],
+        _ALONE: ("integrations/test_bridge_pretrain.py",), _TORCHRUN: ("integrations/test_bridge_pretrain.py",),
     }),
     ("A loop of your own (`ProfilingHook`)", "torch", {
-        "a process alone": ["tests/capture/test_captures.py::test_shapes_are_recorded_when_asked_for"],
-        "torchrun, one machine": ["tests/capture/control/test_trigger.py::test_the_job_is_profiled_on_both_ranks_in_the_accepted_iterations"],
+        _ALONE: ("capture/test_captures.py",), _TORCHRUN: ("capture/control/test_trigger.py",),
     }),
-    ("", "nsys", {
-        "torchrun, one machine": ["tests/system/test_nsys.py::test_the_ranks_asked_for_run_under_nsys_and_the_others_without"],
-    }),
+    ("", "nsys", {_TORCHRUN: ("system/test_nsys.py",)}),
     ("Any script (`bridge-profiling run`)", "torch", {
-        "a process alone": ["tests/easy/test_iterations.py::test_an_iteration_is_a_step_of_the_optimizer"],
-        "torchrun, one machine": ["tests/easy/test_launchers.py::test_torchrun_may_start_the_ranks_itself"],
-        "torchrun, several": [_MACHINES],
-        "Slurm": ["tests/system/test_any_script.py::test_srun_starts_the_ranks_of_two_nodes"],
+        _ALONE: ("easy/test_iterations.py",), _TORCHRUN: ("easy/test_launchers.py",), _SEVERAL: ("easy/test_launchers.py",),
+        _SRUN: _ANY_SCRIPT,
     }),
-    ("", "nsys", {
-        "torchrun, one machine": ["tests/system/test_any_script.py::test_the_rank_asked_for_runs_under_nsys_and_its_report_holds_the_phases"],
-    }),
-    ("DistributedDataParallel", "torch", {"torchrun, one machine": [_DDP, _GPU_FRAMEWORKS]}),
-    ("FullyShardedDataParallel", "torch", {"torchrun, one machine": [_DDP, _GPU_FRAMEWORKS]}),
-    ("`fully_shard`", "torch", {"torchrun, one machine": [_DDP, _GPU_FRAMEWORKS]}),
-    ("DeepSpeed, ZeRO 0 to 3", "torch", {
-        "torchrun, one machine": ["tests/integrations/test_deepspeed.py::test_the_example_is_captured_whole_and_trains_as_without"],
-    }),
-    ("Lightning", "torch", {
-        "a process alone": ["tests/integrations/test_lightning.py::test_both_packages_of_lightning_train_with_the_same_callback"],
-        "torchrun, one machine": [
-            "tests/integrations/test_lightning.py::test_the_example_captures_its_window_on_each_rank_of_ddp_and_changes_no_loss",
-            _GPU_FRAMEWORKS,
-        ],
-    }),
-    ("Hugging Face Trainer", "torch", {
-        "a process alone": ["tests/integrations/test_hugging_face.py::test_losses_are_bit_identical_with_and_without_the_callback"],
-        "torchrun, one machine": [
-            "tests/integrations/test_hugging_face.py::test_the_example_captures_its_window_on_each_rank_and_changes_no_loss",
-            _GPU_FRAMEWORKS,
-        ],
-    }),
-    ("Accelerate", "torch", {
-        "a process alone": ["tests/integrations/test_accelerate.py::test_losses_are_bit_identical_with_and_without"],
-        "torchrun, one machine": [
-            "tests/integrations/test_accelerate.py::test_the_example_captures_its_window_on_each_rank_and_changes_no_loss",
-            _GPU_FRAMEWORKS,
-        ],
-    }),
-    ("Workers of Ray (NeMo RL's variables)", "torch", {
-        "Ray": ["tests/system/test_ray_workers.py::test_torch_traces_of_two_groups_hold_exactly_their_steps"],
-    }),
-    ("", "nsys", {
-        "Ray": ["tests/system/test_ray_workers.py::test_reports_of_nsys_are_named_by_worker_and_rank_and_hold_exactly_the_steps"],
-    }),
+    ("", "nsys", {_TORCHRUN: _ANY_SCRIPT}),
+    ("DistributedDataParallel", "torch", {_TORCHRUN: _DDP}),
+    ("FullyShardedDataParallel", "torch", {_TORCHRUN: _DDP}),
+    ("`fully_shard`", "torch", {_TORCHRUN: _DDP}),
+    ("DeepSpeed, ZeRO 0 to 3", "torch", {_TORCHRUN: ("integrations/test_deepspeed.py",)}),
+    *((name, "torch", {_ALONE: (file,), _TORCHRUN: (file, "gpu/test_frameworks.py")}) for name, file in (
+        ("Lightning", "integrations/test_lightning.py"),
+        ("Hugging Face Trainer", "integrations/test_hugging_face.py"),
+        ("Accelerate", "integrations/test_accelerate.py"),
+    )),
+    ("Workers of Ray (NeMo RL's variables)", "torch", {_RAY: ("system/test_ray_workers.py",)}),
+    ("", "nsys", {_RAY: ("system/test_ray_workers.py",)}),
     ("A running job (`bridge-profiling trigger`)", "torch", {
-        "a process alone": ["tests/gpu/test_on_demand.py::test_both_requests_are_captured_whole"],
-        "torchrun, one machine": ["tests/capture/control/test_trigger.py::test_it_is_profiled_a_second_time_on_the_given_rank_and_iterations"],
+        _ALONE: ("gpu/test_on_demand.py",), _TORCHRUN: ("capture/control/test_trigger.py",),
     }),
-    ("", "nsys", {
-        "a process alone": ["tests/system/test_nsys.py::test_an_nsys_that_was_told_to_makes_several_captures_those_of_the_config_and_one_on_request"],
-    }),
+    ("", "nsys", {_ALONE: ("system/test_nsys.py",)}),
 ]  # fmt: skip
 
 
@@ -135,43 +90,31 @@ def _versions() -> str:
     return "\n".join(lines)
 
 
-def _rows() -> Iterator[tuple[str, str, dict[str, list[str]]]]:
-    """Each framework with all three profilers: what is left out of TABLE is not supported anywhere."""
+def _table() -> str:
+    """The table as Markdown: each framework with all three profilers; what is left out of TABLE is not supported anywhere."""
+    seen: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
     framework = ""
-    seen: dict[str, dict[str, dict[str, list[str]]]] = {}
     for name, profiler, cells in TABLE:
         framework = name or framework
         seen.setdefault(framework, {})[profiler] = cells
+    lines = [f"| | profiler | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 2) + "|"]
     for framework, profilers in seen.items():
         for profiler in ("torch", "nsys", "memory"):
-            yield framework, profiler, profilers.get(profiler, {})
-
-
-def _table() -> str:
-    """The table as Markdown."""
-    lines = [f"| | profiler | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 2) + "|"]
-    before = ""
-    for framework, profiler, cells in _rows():
-        marks = [_seen_on(cells[column]) if column in cells else "no" for column in COLUMNS]
-        lines.append(f"| {framework if framework != before else ''} | {profiler} | {' | '.join(marks)} |")
-        before = framework
+            cells = profilers.get(profiler, {})
+            marks = [_seen_on(cells[column]) if column in cells else "no" for column in COLUMNS]
+            lines.append(f"| {framework if profiler == 'torch' else ''} | {profiler} | {' | '.join(marks)} |")
     return "\n".join(lines)
 
 
-def _seen_on(tests: list[str]) -> str:
-    return ", ".join(dict.fromkeys("GPU" if test.startswith("tests/gpu/") else "CPU" for test in sorted(tests)[::-1]))
+def _seen_on(files: tuple[str, ...]) -> str:
+    return ", ".join(dict.fromkeys("GPU" if file.startswith("gpu/") else "CPU" for file in sorted(files)[::-1]))
 
 
 def missing() -> list[str]:
-    """Tests that the table names and files that `make test-versions` runs, as far as they do not exist."""
-    tests = {test for *_, cells in TABLE for tests in cells.values() for test in tests}
-    paths = {path for paths in VERSIONS["PARTS"].values() for path in paths}
-    return sorted(
-        name
-        for name in tests | paths
-        for path, _, test in [name.partition("::")]
-        if not (ROOT / path).is_file() or (test and not re.search(rf"def {test}\(", (ROOT / path).read_text()))
-    )
+    """Files of tests that the table names and that `make test-versions` runs, as far as they do not exist."""
+    named = {f"tests/{file}" for *_, cells in TABLE for files in cells.values() for file in files}
+    named |= {path for paths in VERSIONS["PARTS"].values() for path in paths}
+    return sorted(path for path in named if not (ROOT / path).is_file())
 
 
 def page() -> str:

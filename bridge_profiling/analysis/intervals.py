@@ -106,8 +106,7 @@ def parents(thread: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nanosecond
     """
     found = np.full(len(start_ns), -1)
     order = np.lexsort((-end_ns, start_ns, thread))
-    bounds = np.flatnonzero(np.diff(thread[order])) + 1
-    for rows in np.split(order, bounds):
+    for rows in np.split(order, run_starts(thread[order])[1:]):
         start, end = start_ns[rows], end_ns[rows]
         place = _nested(start, end)
         inside = place >= 0
@@ -116,6 +115,11 @@ def parents(thread: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nanosecond
             inside = place >= 0
         found[rows[inside]] = rows[place[inside]]
     return found
+
+
+def run_starts(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """First index of each run of equal values."""
+    return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
 
 
 def self_times_ns(parent: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nanoseconds) -> Nanoseconds:

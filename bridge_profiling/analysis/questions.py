@@ -36,45 +36,29 @@ class Given(Enum):
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of one of a capture's tables.
+    """Columns of one of a capture's tables."""
 
-    Args:
-        table: key of `traces.tables.SCHEMAS`.
-        names: columns.
-        optional: column to read only if the option of that name is set.
-        shared: keep the columns until all questions about the capture are answered; otherwise until the next question.
-    """
-
-    table: str
-    names: tuple[str, ...]
-    optional: tuple[tuple[str, str], ...] = ()
+    table: str  # key of `traces.tables.SCHEMAS`
+    names: tuple[str, ...]  # columns
+    optional: tuple[tuple[str, str], ...] = ()  # column to read only if the option of that name is set
+    # Keep the columns until all questions about the capture are answered; otherwise until the next question.
     shared: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """A value computed once for several questions: from one capture, or from the database.
+    """A value computed once for several questions: from one capture, or from the database."""
 
-    Args:
-        function: called with its inputs.
-        inputs: passed in order.
-    """
-
-    function: Callable[..., Any]
-    inputs: tuple[Given | Columns | Derived, ...]
+    function: Callable[..., Any]  # called with its inputs
+    inputs: tuple[Given | Columns | Derived, ...]  # passed in order
 
 
 @dataclass(frozen=True, eq=False)
 class SideTables:
-    """Tables created in the database once, for the SQL of several questions. Nothing is passed on to those.
+    """Tables created in the database once, for the SQL of several questions. Nothing is passed on to those."""
 
-    Args:
-        function: called with its inputs; creates the tables and returns caveats.
-        inputs: passed in order, except side tables, which only have to exist.
-    """
-
-    function: Callable[..., Iterable[Caveat]]
-    inputs: tuple[Input, ...]
+    function: Callable[..., Iterable[Caveat]]  # called with its inputs; creates the tables and returns caveats
+    inputs: tuple[Input, ...]  # passed in order, except side tables, which only have to exist
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ from bridge_profiling.analysis.attribution import (
     device,
     device_roles,
     flame_graph,
-    gpu_metrics,
     host,
     idle,
     operators,
@@ -24,21 +23,9 @@ from bridge_profiling.analysis.ranks import clocks, communication, matching, pip
 _DEVICE_EVENTS = Columns(
     "device_events",
     (
-        "kind",
-        "device",
-        "stream",
-        "start_ns",
-        "end_ns",
-        "correlation",
-        "operator",
-        "launch_start_ns",
-        "launch_end_ns",
-        "launch_thread",
-        "iteration",
-        "bytes",
-        "direction",
-        "from_memory",
-        "to_memory",
+        *("kind", "device", "stream", "start_ns", "end_ns", "iteration"),
+        *("correlation", "operator", "launch_start_ns", "launch_end_ns", "launch_thread"),
+        *("bytes", "direction", "from_memory", "to_memory"),
     ),
     shared=True,
 )
@@ -115,8 +102,8 @@ QUESTIONS = {
         Question("memory", "run", _recorded("summary"), (_MEMORY,)),
         *(Question(f"memory_{of}", "run", _recorded(of), (_MEMORY,)) for of in ("timeline", "sites", "at_peak", "growth")),
         Question("memory_over_time", "run", tables.memory_over_time, (_MEMORY,)),
-        Question("gpu_metrics", "source", gpu_metrics.gpu_metrics, (Given.DATABASE,)),
-        Question("gpu_metrics_over_time", "source", gpu_metrics.gpu_metrics_over_time, (Given.DATABASE,)),
+        Question("gpu_metrics", "source", device.gpu_metrics, (Given.DATABASE,)),
+        Question("gpu_metrics_over_time", "source", device.gpu_metrics_over_time, (Given.DATABASE,)),
         Question("out_of_memory", "run", tables.out_of_memory, (Given.DATABASE,)),
     )
 }

@@ -43,19 +43,12 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class RankTask:
-    """A capture, or the folder of its Parquet, and the questions to answer about it.
+    """A capture, or the folder of its Parquet, and the questions to answer about it."""
 
-    Args:
-        source: what to read.
-        questions: names with options.
-        cache_directory: where to keep its Parquet; None for the default places.
-        scratch: where to write its Parquet if the cache cannot be written.
-    """
-
-    source: Capture | Path
-    questions: tuple[tuple[str, dict[str, Any]], ...]
-    cache_directory: Path | None = None
-    scratch: Path | None = None
+    source: Capture | Path  # what to read
+    questions: tuple[tuple[str, dict[str, Any]], ...]  # names with options
+    cache_directory: Path | None = None  # where to keep its Parquet; None for the default places
+    scratch: Path | None = None  # where to write its Parquet if the cache cannot be written
 
     @property
     def path(self) -> Path:

@@ -52,24 +52,16 @@ class Request:
 
 @dataclass(frozen=True)
 class CollectivesRequest(Request):
-    """Measure communication.
-
-    Args:
-        operations: of `OPERATIONS`.
-        sizes: message sizes in bytes, ascending: the larger of one rank's input and output.
-        dtype: of `DTYPES`.
-        backend: of `BACKENDS`; None for nccl if there is a CUDA device, else gloo.
-        processes: ranks to start on this machine; None for one per CUDA device, else 2. Unused under a launcher.
-        seconds: approximate limit for each operation and size.
-    """
+    """Measure communication."""
 
     kind = "collectives"
-    operations: tuple[str, ...]
-    sizes: tuple[int, ...]
-    dtype: str = "float32"
-    backend: str | None = None
+    operations: tuple[str, ...]  # of `OPERATIONS`
+    sizes: tuple[int, ...]  # message sizes in bytes, ascending: the larger of one rank's input and output
+    dtype: str = "float32"  # of `DTYPES`
+    backend: str | None = None  # of `BACKENDS`; None for nccl if there is a CUDA device, else gloo
+    # Ranks to start on this machine; None for one per CUDA device, else 2. Unused under a launcher.
     processes: int | None = None
-    seconds: float = 1.0
+    seconds: float = 1.0  # approximate limit for each operation and size
 
 
 @dataclass(frozen=True)
@@ -83,44 +75,27 @@ class CopiesRequest(Request):
 
 @dataclass(frozen=True)
 class DataLoaderRequest(Request):
-    """Measure a data loader.
-
-    Args:
-        loader: `module:factory`, which returns a DataLoader, a dataset or any iterable.
-        workers: numbers of workers to try.
-        pin_memory: values of pin_memory to try.
-        prefetch: numbers of batches that each worker prefetches, to try.
-        batch_size: of a dataset; unused if the factory returns a DataLoader.
-        seconds: approximate limit for each combination.
-    """
+    """Measure a data loader."""
 
     kind = "data_loader"
-    loader: str
-    workers: tuple[int, ...] = (0, 1, 2, 4)
-    pin_memory: tuple[bool, ...] = (False, True)
-    prefetch: tuple[int, ...] = (2,)
-    batch_size: int = 1
-    seconds: float = 5.0
+    loader: str  # `module:factory`, which returns a DataLoader, a dataset or any iterable
+    workers: tuple[int, ...] = (0, 1, 2, 4)  # numbers of workers to try
+    pin_memory: tuple[bool, ...] = (False, True)  # values of pin_memory to try
+    prefetch: tuple[int, ...] = (2,)  # numbers of batches that each worker prefetches, to try
+    batch_size: int = 1  # of a dataset; unused if the factory returns a DataLoader
+    seconds: float = 5.0  # approximate limit for each combination
 
 
 @dataclass(frozen=True)
 class StepRequest(Request):
-    """Measure a step.
-
-    Args:
-        step: `module:factory`, which returns a function without arguments that runs one iteration.
-        warmup: calls before the first that counts.
-        iterations: calls that count.
-        seconds: approximate limit for the calls that count.
-        samples: samples processed by one call; None if unknown.
-    """
+    """Measure a step."""
 
     kind = "step"
-    step: str
-    warmup: int = 5
-    iterations: int = 30
-    seconds: float = 60.0
-    samples: int | None = None
+    step: str  # `module:factory`, which returns a function without arguments that runs one iteration
+    warmup: int = 5  # calls before the first that counts
+    iterations: int = 30  # calls that count
+    seconds: float = 60.0  # approximate limit for the calls that count
+    samples: int | None = None  # samples processed by one call; None if unknown
 
 
 #: Requests by kind.

@@ -76,21 +76,13 @@ class BenchDocument:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Statistics of a repeated measurement.
+    """Statistics of a repeated measurement."""
 
-    Args:
-        count: number of samples.
-        median: in the unit of the samples.
-        mean: of the samples.
-        low: lower bound of the median at `LEVEL`; None for fewer than six samples, which give no such bound.
-        high: upper bound.
-    """
-
-    count: int
-    median: float
-    mean: float
-    low: float | None
-    high: float | None
+    count: int  # number of samples
+    median: float  # in the unit of the samples
+    mean: float  # of the samples
+    low: float | None  # lower bound of the median at `LEVEL`; None for fewer than six samples, which give no such bound
+    high: float | None  # upper bound
 
     def scaled(self, factor: float) -> Estimate:
         """The same in another unit; `factor` is above 0."""

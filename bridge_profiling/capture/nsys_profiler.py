@@ -19,8 +19,8 @@ from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import CaptureError
 from bridge_profiling.layout import ParallelLayout, select_ranks
 from bridge_profiling.nsys.channel import REFUSED_VARIABLE, Capture, Channel, Delivery, Spec
+from bridge_profiling.nsys.command import CAPTURE_RANGE, NsysRequest
 from bridge_profiling.nsys.launch import ExternalNsys, link_report, restart_under_nsys, runs_under_nsys
-from bridge_profiling.nsys.options import CAPTURE_RANGE, NsysRequest
 from bridge_profiling.processes import WatchedProcess
 
 _POLL_SECONDS = 0.1

@@ -1,4 +1,4 @@
-"""The command `bridge-profiling`: one module per command, which imports its code when it runs."""
+"""The command `bridge-profiling`: a command imports its code when it runs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ try:
     from typer import Option
 
     from bridge_profiling.cli import common
-    from bridge_profiling.cli.analyze import analyze
     from bridge_profiling.cli.bench import bench
     from bridge_profiling.cli.compare import compare
     from bridge_profiling.cli.doctor import doctor
-    from bridge_profiling.cli.flamegraph import flamegraph
-    from bridge_profiling.cli.memory import memory
-    from bridge_profiling.cli.merge import merge
+    from bridge_profiling.cli.export import flamegraph, merge
     from bridge_profiling.cli.monitor import monitor
-    from bridge_profiling.cli.report import report
     from bridge_profiling.cli.run import run
+    from bridge_profiling.cli.show import analyze, memory, report
     from bridge_profiling.cli.trigger import trigger
 except ModuleNotFoundError as error:  # installed without dependencies, as in a container
     if error.name is None or error.name.split(".")[0] == "bridge_profiling":
@@ -46,15 +43,13 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
+@common.with_flags
 def _flags(
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    quiet: common.QuietOption = False,
-    no_color: common.NoColorOption = False,
 ) -> None:
     """Profile a training with Megatron Core under NeMo-Run, or any PyTorch script, and show where its time goes."""
-    common.apply_flags(quiet, no_color)
 
 
 def main() -> None:

@@ -33,12 +33,6 @@ def _flags(json_schema: common.JsonSchemaOption = False) -> None:
     pass
 
 
-OutputOption = Annotated[
-    Path | None,
-    Option("--output", "-o", metavar="FILE", help="Add the result to this file."),
-]
-
-
 @bench.command()
 @common.with_flags
 def collectives(
@@ -52,8 +46,7 @@ def collectives(
     dtype: Annotated[str, Option(help=f"Element type: {', '.join(requests.DTYPES)}.")] = "float32",
     backend: Annotated[str | None, Option(help="nccl or gloo. Default: nccl on CUDA devices.")] = None,
     seconds: Annotated[float, Option(help="Approximate time for each operation and size.")] = 1.0,
-    output: OutputOption = None,
-    as_json: common.JsonOption = False,
+    **result: Any,
 ) -> None:
     """Measure communication by operation and size: time, algorithm bandwidth, bus bandwidth.
 
@@ -61,7 +54,7 @@ def collectives(
     """
     selected = requests.operations_from(operations)
     request = requests.CollectivesRequest(selected, requests.sizes_from(sizes), dtype, backend, nproc, seconds)
-    _run(request, output, as_json=as_json)
+    _run(request, **result)
 
 
 @bench.command()
@@ -69,14 +62,13 @@ def collectives(
 def copies(
     sizes: Annotated[str, Option(metavar="SIZES", help="Copy sizes: from:to:factor, or 4KiB,1.5MiB.")] = "4KiB:256MiB:4x",
     seconds: Annotated[float, Option(help="Approximate time for each kind of copy and size.")] = 0.5,
-    output: OutputOption = None,
-    as_json: common.JsonOption = False,
+    **result: Any,
 ) -> None:
     """Measure copies between host and device: both directions, pinned and pageable memory.
 
     Exit code 1: wrong data received. 2: invalid request. 4: no CUDA device.
     """
-    _run(requests.CopiesRequest(requests.sizes_from(sizes), seconds), output, as_json=as_json)
+    _run(requests.CopiesRequest(requests.sizes_from(sizes), seconds), **result)
 
 
 @bench.command("data-loader")
@@ -88,8 +80,7 @@ def data_loader(
     prefetch: Annotated[str, Option(metavar="NUMBERS", help="Batches that each worker prefetches, to try.")] = "2",
     batch_size: Annotated[int, Option(help="Samples per batch, if the factory returns a dataset.")] = 1,
     seconds: Annotated[float, Option(help="Approximate time for each combination.")] = 5.0,
-    output: OutputOption = None,
-    as_json: common.JsonOption = False,
+    **result: Any,
 ) -> None:
     """Measure a data loader over workers, pinning and prefetching, and recommend a setting.
 
@@ -97,7 +88,7 @@ def data_loader(
     """
     counts, ahead = requests.integers_from(workers, "--workers"), requests.integers_from(prefetch, "--prefetch")
     pinning = (False, True) if pin_memory is None else (pin_memory,)
-    _run(requests.DataLoaderRequest(loader, counts, pinning, ahead, batch_size, seconds), output, as_json=as_json)
+    _run(requests.DataLoaderRequest(loader, counts, pinning, ahead, batch_size, seconds), **result)
 
 
 @bench.command()
@@ -108,14 +99,13 @@ def step(
     iterations: Annotated[int, Option(help="Iterations to measure.")] = 30,
     samples: Annotated[int | None, Option(help="Samples per iteration, for samples/s.")] = None,
     seconds: Annotated[float, Option(help="Approximate time limit for the measured iterations.")] = 60.0,
-    output: OutputOption = None,
-    as_json: common.JsonOption = False,
+    **result: Any,
 ) -> None:
     """Measure a step's throughput, with warm-up and bounds of the median.
 
     Exit code 1: the step failed. 2: invalid request.
     """
-    _run(requests.StepRequest(step, warmup, iterations, seconds, samples), output, as_json=as_json)
+    _run(requests.StepRequest(step, warmup, iterations, seconds, samples), **result)
 
 
 def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> None:

@@ -20,6 +20,7 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling import recording
+from bridge_profiling.easy.request import OPTIONS
 from bridge_profiling.errors import ProfilingConfigError, TraceError, did_you_mean, install_command, require
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ QUIET = ContextVar("quiet", default=False)
 
 
 EngineName = StrEnum("EngineName", ["process", "ray"])
+ProfilerName = StrEnum("ProfilerName", ["torch", "memory", "nsys"])
 
 
 class NotInListError(typer.BadParameter):
@@ -80,92 +82,87 @@ JsonSchemaOption = Annotated[
     bool, Option("--json-schema", callback=_print_schema, is_eager=True, help="Print the JSON Schema of --json and exit.")
 ]
 PageOption = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write a page as one HTML file.")]
-ParquetOption = Annotated[
-    Path | None,
-    Option(metavar="DIRECTORY", file_okay=False, help="Keep tables here as Parquet. RUN may be such a directory."),
-]
-EngineOption = Annotated[
-    EngineName, Option(**closed(EngineName), help="Read captures in processes on this machine or on a Ray cluster.")
-]
-RayAddressOption = Annotated[str | None, Option(metavar="ADDRESS", help="Ray cluster. Default: $RAY_ADDRESS, or a new one.")]
-BenchOption = Annotated[
-    Path | None,
-    Option(metavar="FILE", help="Results of `bridge-profiling bench`. Default: bench.json in RUN."),
-]
-WorkersOption = Annotated[int | None, Option(min=1, help="Captures to read at once. Default: one per CPU.")]
+_WORKERS = Option(min=1, help="Captures to read at once. Default: one per CPU.")
+WorkersOption = Annotated[int | None, _WORKERS]
 
-#: Options that a command takes with `**reading` (arguments of `Run`) or `**recording`, and their defaults.
-_READING: dict[str, tuple[Any, Any]] = {
-    "bench": (BenchOption, None),
-    "parquet": (ParquetOption, None),
-    "engine": (EngineOption, EngineName.process),
-    "ray_address": (RayAddressOption, None),
-    "workers": (WorkersOption, None),
+#: The type, the option and the default of each parameter.
+_Options = dict[str, tuple[Any, Any, Any]]
+
+_READING: _Options = {
+    "bench": (
+        Path | None,
+        Option(metavar="FILE", help="Results of `bridge-profiling bench`. Default: bench.json in RUN."),
+        None,
+    ),
+    "parquet": (
+        Path | None,
+        Option(metavar="DIRECTORY", file_okay=False, help="Keep tables here as Parquet. RUN may be such a directory."),
+        None,
+    ),
+    "engine": (
+        EngineName,
+        Option(**closed(EngineName), help="Read captures in processes on this machine or on a Ray cluster."),
+        EngineName.process,
+    ),
+    "ray_address": (str | None, Option(metavar="ADDRESS", help="Ray cluster. Default: $RAY_ADDRESS, or a new one."), None),
+    "workers": (int | None, _WORKERS, None),
 }
-_RECORDING: dict[str, tuple[Any, Any]] = {
-    **{
-        name: (Annotated[bool, Option(recording.option(name), help=text)], False) for name, (_, text) in recording.FLAGS.items()
-    },
+_RECORDING: _Options = {
+    **{name: (bool, Option(recording.option(name), help=text), False) for name, (_, text) in recording.FLAGS.items()},
     "settings": (
-        Annotated[list[str] | None, Option("--set", metavar="FIELD=VALUE", help="A setting of `profiling`; repeatable.")],
+        list[str] | None,
+        Option("--set", metavar="FIELD=VALUE", help="A setting of `profiling`; repeatable."),
         None,
     ),
-    "config_file": (
-        Annotated[Path | None, Option("--config", metavar="FILE", help="YAML file of settings, under the others.")],
-        None,
-    ),
+    "config_file": (Path | None, Option("--config", metavar="FILE", help="YAML file of settings, under the others."), None),
 }
-QuietOption = Annotated[bool, Option("--quiet", "-q", help="Print only the answer and errors.")]
-NoColorOption = Annotated[bool, Option("--no-color", help="Print without colors, as NO_COLOR=1 does.")]
+_REQUEST: _Options = {name: (str | None, Option(metavar=value, help=text), None) for name, (value, text) in OPTIONS.items()}
+_REQUEST["profiler"] = ProfilerName | None, Option(**closed(ProfilerName), help=OPTIONS["profiler"][1]), None
+
+#: Options that a command takes with one parameter, such as `**reading` (arguments of `Run`).
+_GROUPS: dict[str, _Options] = {
+    "reading": _READING,
+    "recording": _RECORDING,
+    "request": _REQUEST | _RECORDING,
+    "result": {
+        "output": (Path | None, Option("--output", "-o", metavar="FILE", help="Add the result to this file."), None),
+        "as_json": (bool, Option("--json", help="Print JSON."), False),
+    },
+}
+_FLAGS: _Options = {
+    "quiet": (bool, Option("--quiet", "-q", help="Print only the answer and errors."), False),
+    "no_color": (bool, Option("--no-color", help="Print without colors, as NO_COLOR=1 does."), False),
+}
 
 
-def apply_flags(quiet: bool, no_color: bool) -> None:
-    """Apply the flags that every command has, for the rest of the command."""
-    QUIET.set(quiet or QUIET.get())
-    if no_color:
-        os.environ["NO_COLOR"] = "1"
-
-
-def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options --quiet and --no-color."""
-    options: dict[str, tuple[Any, Any]] = {"quiet": (QuietOption, False), "no_color": (NoColorOption, False)}
-
-    def run(*, quiet: bool, no_color: bool, **given: Any) -> None:
-        apply_flags(quiet, no_color)
-        command(**given)
-
-    return with_options(command, run, options)
-
-
-def with_options(
-    command: Callable[..., None], run: Callable[..., None] | None = None, more: Mapping[str, tuple[Any, Any]] | None = None
-) -> Callable[..., None]:
-    """The command with the options that its parameter `**reading` or `**recording` stands for.
-
-    Args:
-        command: the command.
-        run: called with all options in its place.
-        more: further options, and their defaults.
-    """
+def with_options(command: Callable[..., None], *, flags: bool = False) -> Callable[..., None]:
+    """The command with the options of `_GROUPS` that its last parameter stands for, such as `**reading`, and with the flags."""
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    groups = {"reading": _READING, "recording": _RECORDING}
-    shared = [groups[name] for name, each in signature.parameters.items() if each.kind is each.VAR_KEYWORD]
-    called = run or command
+    groups = [_GROUPS[name] for name, each in signature.parameters.items() if each.kind is each.VAR_KEYWORD]
 
     @functools.wraps(command)
     def run_command(**given: Any) -> None:
-        called(**given)
+        if flags:
+            # Set before or after the command's name, for the rest of the command.
+            QUIET.set(given.pop("quiet") or QUIET.get())
+            if given.pop("no_color"):
+                os.environ["NO_COLOR"] = "1"
+        command(**given)
 
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
-        for group in [*shared, more or {}]
-        for name, (option, default) in group.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+        for group in [*groups, _FLAGS if flags else {}]
+        for name, (kind, option, default) in group.items()
     ]
     # Typer reads either of the two, depending on its release.
     run_command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     run_command.__annotations__ = {each.name: each.annotation for each in [*own, *options]}
     return run_command
+
+
+#: `with_options`, with the flags that every command of `bridge-profiling` has.
+with_flags = functools.partial(with_options, flags=True)
 
 
 def exit_code(app: typer.Typer) -> int:
@@ -184,11 +181,9 @@ def exit_code(app: typer.Typer) -> int:
             help_command = "" if is_complete else f" Type {context.command_path} --help."  # type: ignore[union-attr]
             print_error(f"{message[0].lower()}{message[1:]}{end}{help_command}")
         return USAGE if isinstance(error, _UsageError) else FAILURE
-    except TraceError as error:
-        print_error(str(error))
-        return FAILURE
-    except OSError as error:
-        print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (TraceError, OSError) as error:
+        filename = getattr(error, "filename", None)
+        print_error(f"{filename}: {error.strerror}" if filename else str(error))  # type: ignore[union-attr]
         return FAILURE
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "bridge_profiling":
@@ -210,8 +205,10 @@ def print_error(text: str) -> None:
     typer.echo(f"error: {' '.join(text.split())}", err=True)
 
 
-def finish(errors: Sequence[str]) -> None:
-    """Print the captures' errors; exit code 1 if there are any."""
+def finish(errors: Sequence[str], limitations: Sequence[str] = ()) -> None:
+    """Print notes on the answer, and the captures' errors; exit code 1 if there are any."""
+    for sentence in limitations:
+        note(f"- {sentence}")
     for error in errors:
         print_error(error)
     if errors:
@@ -226,14 +223,7 @@ def console() -> Console:
 
 
 def show(view: PageView, output: Path | None, as_json: str | None, lines: Iterable[str] = ()) -> None:
-    """Print the answer of a command that can write it as a page: its JSON text if wanted, else the page's content.
-
-    Args:
-        view: the page.
-        output: value of `-o`.
-        as_json: the JSON text, if --json is given.
-        lines: to print under the verdict.
-    """
+    """Write the page to `-o`, and print its JSON text if given, else the page's content with `lines` under the verdict."""
     if output is not None:
         from bridge_profiling.report.page import write_page
 
@@ -252,10 +242,8 @@ def show(view: PageView, output: Path | None, as_json: str | None, lines: Iterab
 def open_runs(*paths: Path, output: Path | None = None, **options: Any) -> Iterator[list[Run]]:
     """Open runs with one progress bar; captures of a NeMo-Run experiment on another machine are fetched first.
 
-    Args:
-        paths: a directory or file, or an experiment's id or title, followed by `/job` if it has several jobs.
-        output: value of `-o`.
-        options: of `Run`.
+    A path is a directory or file, or an experiment's id or title, followed by `/job` if it has several jobs; `output` is the
+    value of `-o`, and `options` are those of `Run`.
     """
     check_output(output)
     located = [_locate(path) for path in paths]
@@ -287,12 +275,7 @@ def check_output(output: Path | None) -> None:
 
 @contextmanager
 def progress(what: str, unit: str) -> Iterator[OnProgress]:
-    """Show a progress bar on standard error for work of more than a second, if that is a terminal.
-
-    Args:
-        what: the work, such as "reading".
-        unit: the items counted, such as "captures".
-    """
+    """Show a progress bar (reading … 3/8 captures) on standard error, if that is a terminal, for more than a second's work."""
     if QUIET.get() or not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -318,9 +301,7 @@ def progress(what: str, unit: str) -> Iterator[OnProgress]:
 def wait_for(child: subprocess.Popen[bytes], forwarded: Mapping[int, int | None]) -> tuple[int, int | None]:
     """Wait for a child process; returns its exit code as a shell reports it, and the last signal received here.
 
-    Args:
-        child: the process.
-        forwarded: the signal to send to the child for each signal received here; None sends nothing.
+    `forwarded` has the signal to send to the child for each signal received here; None sends nothing.
     """
     received: list[int] = []
 

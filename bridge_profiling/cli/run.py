@@ -13,22 +13,20 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli.common import closed, note, print_error, wait_for
+from bridge_profiling.cli.common import note, print_error, wait_for
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.easy.outcome import captures_since, lines, places_to_report
-from bridge_profiling.easy.request import DEFAULT_STEPS, Request
+from bridge_profiling.easy.request import Request
 from bridge_profiling.errors import ProfilingConfigError, TraceError, install_command, require
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.nsys.launch import runs_under_nsys
-from bridge_profiling.recording import check_flags, to_overrides
 
 _START = ["-m", "bridge_profiling.easy.start"]
 
@@ -43,9 +41,6 @@ _FORWARDED: dict[int, int | None] = {
 }
 
 
-ProfilerName = StrEnum("ProfilerName", ["torch", "memory", "nsys"])
-
-
 def run(
     script: Annotated[list[str], Argument(metavar="SCRIPT", help="The script, and its own arguments.")],
     module: Annotated[bool, Option("-m", help="SCRIPT is a module's name, as with python -m.")] = False,
@@ -55,24 +50,13 @@ def run(
     rdzv_endpoint: Annotated[
         str | None, Option(metavar="HOST[:PORT]", help="Machine 0, where the ranks meet. Default: from Slurm.")
     ] = None,
-    profiler: Annotated[
-        ProfilerName | None, Option(**closed(ProfilerName), help="The profiler. Default: that of --config, else torch.")
-    ] = None,
-    steps: Annotated[
-        str | None,
-        Option(metavar="A:B", help=f"First iteration, and first one after the last. Default: {DEFAULT_STEPS}."),
-    ] = None,
-    ranks: Annotated[str | None, Option(metavar="all|0,1,…", help="Global ranks to profile. Default: all.")] = None,
-    output_dir: Annotated[
-        Path | None, Option(metavar="DIRECTORY", help="Default: $BRIDGE_PROFILING_DIR, else profiles.")
-    ] = None,
     report: Annotated[
         bool, Option("--report", help="Afterwards, print the verdict and write a page next to the captures.")
     ] = False,
     best_effort: Annotated[
         bool, Option("--best-effort", help="Run the script even if something cannot be recorded on this machine.")
     ] = False,
-    **recording: Any,
+    **request: Any,
 ) -> None:
     """Run a PyTorch script unchanged, and profile some of its iterations: each ends with a step of its optimizer.
 
@@ -81,33 +65,22 @@ def run(
     Arguments after SCRIPT are the script's own. Under torchrun, or srun with several tasks, this process is one rank.
     Exit code: the script's. 2: invalid request.
     """
-    config_file, settings = recording.pop("config_file"), recording.pop("settings")
-    check_flags(recording, profiler and [profiler.value])
-    request = Request(
-        script=script[0],
-        arguments=tuple(script[1:]),
-        module=module,
-        profiler=profiler and profiler.value,
-        steps=steps,
-        ranks=ranks,
-        output_dir=None if output_dir is None else str(output_dir.absolute()),
-        config_file=None if config_file is None else str(config_file.absolute()),
-        overrides=tuple(to_overrides(recording, settings)),
-    )
+    for name in ("output_dir", "config_file"):
+        request[name] = request[name] and str(Path(request[name]).absolute())
+    asked = Request.typed(script[0], script[1:], request, module=module)
     launcher = LaunchEnv.read().launcher
     is_rank = launcher in ("torchrun", "ray") or (launcher != "none" and nproc is None and nodes == 1)
     if is_rank:
         _check_rank(nproc, nodes, report)
-    config = request.config(None if is_rank else (nproc or 1) * nodes)
+    config = asked.config(None if is_rank else (nproc or 1) * nodes)
     root = resolve_output_dir(config)
-    _check_programs(request, report)
-    for problem in _unrecordable(config, root):
-        if not best_effort:
-            raise problem
-        note(f"warning: {problem.what}; {problem.why}. The script runs without it.", err=True)
+    _check_programs(asked, report)
+    for what, why, instead in _unrecordable(config, root):
+        require(best_effort, what, why=why, instead=f"{instead}; with --best-effort the script runs anyway")
+        note(f"warning: {what}; {why}. The script runs without it.", err=True)
     if is_rank:
-        os.execv(sys.executable, [sys.executable, *_START, *request.to_arguments()])
-    command = [sys.executable, *_launcher(nproc or 1, nodes, node_rank, rdzv_endpoint), *_START, *request.to_arguments()]
+        os.execv(sys.executable, [sys.executable, *_START, *asked.to_arguments()])
+    command = [sys.executable, *_launcher(nproc or 1, nodes, node_rank, rdzv_endpoint), *_START, *asked.to_arguments()]
     # The ranks of one machine get the launch's name here; those of several agree on one when they meet.
     environment = os.environ | ({LAUNCH_VARIABLE: uuid.uuid4().hex} if nodes == 1 else {})
     started_ns = time.time_ns()
@@ -150,38 +123,25 @@ def _check_programs(request: Request, report: bool) -> None:
     )
 
 
-def _unrecordable(config: ProfilingConfig, root: Path) -> Iterator[ProfilingConfigError]:
-    """Parts of a capture that this machine cannot record, as errors."""
+def _unrecordable(config: ProfilingConfig, root: Path) -> Iterator[tuple[str, str, str]]:
+    """Parts of a capture that this machine cannot record: what, why, and what to do instead."""
     if config.use_nsys_profiler and not runs_under_nsys() and shutil.which("nsys") is None:
-        yield ProfilingConfigError(
-            "nsys is not on this machine's PATH",
-            why="every rank starts under `nsys profile`",
-            instead="Install Nsight Systems, or type --profiler torch; with --best-effort the script runs anyway",
-        )
-    of_cuda = [
-        option
-        for option, wanted in (
-            ("a memory history (--memory, --profiler memory)", config.record_memory_history),
-            ("a capture of the device alone (--light)", config.pytorch_profiler_device_only),
-        )
-        if wanted
-    ]
-    if of_cuda and not _has_cuda():
-        yield ProfilingConfigError(
-            f"{' and '.join(of_cuda)} cannot be recorded here",
-            why="torch sees no CUDA device",
-            instead="Leave it out; with --best-effort the script runs anyway",
-        )
+        instead = "Install Nsight Systems, or type --profiler torch"
+        yield "nsys is not on this machine's PATH", "every rank starts under `nsys profile`", instead
+    of_cuda = {
+        "a memory history (--memory, --profiler memory)": config.record_memory_history,
+        "a capture of the device alone (--light)": config.pytorch_profiler_device_only,
+    }
+    wanted = [option for option, is_wanted in of_cuda.items() if is_wanted]
+    if wanted and not _has_cuda():
+        yield f"{' and '.join(wanted)} cannot be recorded here", "torch sees no CUDA device", "Leave it out"
     existing = next(place for place in (root, *root.parents) if place.exists())
     try:
         # Rather than asking for permissions, which know nothing of quotas, of read-only file systems, or of /proc.
         tempfile.TemporaryDirectory(dir=existing).cleanup()
     except OSError as error:
-        yield ProfilingConfigError(
-            f"the output directory {root} cannot be written",
-            why=f"{existing}: {error.strerror}",
-            instead="Type --output-dir and another directory; with --best-effort the script runs anyway",
-        )
+        instead = "Type --output-dir and another directory"
+        yield f"the output directory {root} cannot be written", f"{existing}: {error.strerror}", instead
 
 
 def _has_cuda() -> bool:
@@ -232,7 +192,7 @@ def _print_outcome(root: Path, started_ns: int) -> list[RankCapture]:
 
 
 def _report(captures: Path, page: Path) -> None:
-    from bridge_profiling.cli.report import report
+    from bridge_profiling.cli.show import report
 
     try:
         report(captures, page)

@@ -9,7 +9,6 @@ import shlex
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,7 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling.capture.control.protocol import MAX_ITERATIONS, CaptureRequest
-from bridge_profiling.cli.common import FAILURE, INTERRUPTED, JsonOption, closed, print_error
+from bridge_profiling.cli.common import FAILURE, INTERRUPTED, JsonOption, ProfilerName, closed, print_error
 from bridge_profiling.config import ProfilingConfig, parse_ranks
 from bridge_profiling.errors import ProfilingConfigError, TraceError, require
 from bridge_profiling.manifest import find_captures
@@ -26,9 +25,6 @@ from bridge_profiling.report import words
 
 if TYPE_CHECKING:
     from bridge_profiling.capture.control.client import TriggerResult
-
-
-ProfilerName = StrEnum("ProfilerName", ["torch", "memory", "nsys"])
 
 
 def trigger(

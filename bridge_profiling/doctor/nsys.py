@@ -8,8 +8,7 @@ from contextlib import suppress
 from bridge_profiling.doctor.checks import Machine, Unavailable, Verdict, checked, fails, ok, parse_settings, unknown, warning
 from bridge_profiling.doctor.request import Request
 from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys.command import NsysVersion, find_nsys
-from bridge_profiling.nsys.options import check_extra_args, check_trace, value_of
+from bridge_profiling.nsys.command import NsysVersion, check_extra_args, check_trace, find_nsys, value_of
 
 _INSTALL = "Install Nsight Systems, or mount one and put its bin directory on PATH (docs/how-to/into-a-container.md)"
 

@@ -53,41 +53,23 @@ _TYPES = LOOKUPS | {
 
 @dataclass(kw_only=True)
 class Request:
-    """A run that somebody is about to start.
+    """A run that somebody is about to start."""
 
-    Attributes:
-        name: what to call it; empty when only this machine is checked.
-        profiling: the run's `profiling` section.
-        ft: the run's `ft` section.
-        settings: the settings among LOOKUPS that are known and not null.
-        world_size: number of ranks, None where it is not known.
-        nodes: number of machines, None where it is not known.
-        launcher: `torchrun`, `ft`, `none`, or None where it is not known.
-        nsys_prefix: the launcher runs the whole job under nsys.
-        nsys_options: options of `nsys profile` that the launcher passes.
-        nsys_prefix_gpu_metrics: the launcher asks for GPU metrics.
-        environment: variables the executor sets for the job.
-        output_dir: directory of captures, overriding the settings.
-        elsewhere: why the job does not run on this machine; empty where it does.
-        srun: command that reaches the job's nodes, as words.
-        probe: check from all nodes whether they see the output directory.
-    """
-
-    name: str = ""
-    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
-    ft: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
-    settings: dict[str, Any] = field(default_factory=dict)
-    world_size: int | None = None
-    nodes: int | None = None
-    launcher: str | None = None
-    nsys_prefix: bool = False
-    nsys_options: tuple[str, ...] = ()
-    nsys_prefix_gpu_metrics: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
-    output_dir: Path | None = None
-    elsewhere: str = ""
-    srun: tuple[str, ...] = ("srun",)
-    probe: bool = False
+    name: str = ""  # what to call it; empty when only this machine is checked
+    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)  # the run's `profiling` section
+    ft: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)  # the run's `ft` section
+    settings: dict[str, Any] = field(default_factory=dict)  # the settings among LOOKUPS that are known and not null
+    world_size: int | None = None  # number of ranks, None where it is not known
+    nodes: int | None = None  # number of machines, None where it is not known
+    launcher: str | None = None  # `torchrun`, `ft`, `none`, or None where it is not known
+    nsys_prefix: bool = False  # the launcher runs the whole job under nsys
+    nsys_options: tuple[str, ...] = ()  # options of `nsys profile` that the launcher passes
+    nsys_prefix_gpu_metrics: bool = False  # the launcher asks for GPU metrics
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables the executor sets for the job
+    output_dir: Path | None = None  # directory of captures, overriding the settings
+    elsewhere: str = ""  # why the job does not run on this machine; empty where it does
+    srun: tuple[str, ...] = ("srun",)  # command that reaches the job's nodes, as words
+    probe: bool = False  # check from all nodes whether they see the output directory
 
     def integer(self, key: str) -> int | None:
         """An integer among LOOKUPS; None where it is not known."""

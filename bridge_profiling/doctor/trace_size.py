@@ -30,53 +30,29 @@ _MEMORY_HISTORY_LIMIT = 15_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Cost of a rank's operators in bytes of the torch profiler's compressed trace; other files are in proportion to it.
+    """Cost of a rank's operators in bytes of the torch profiler's compressed trace; other files are in proportion to it."""
 
-    Attributes:
-        iteration: each iteration, whatever the model.
-        layer: each layer in an iteration.
-        micro_batch: each micro-batch in an iteration.
-        layer_of_micro_batch: each layer of each micro-batch, for a plain GPT with megatron-core's own layers.
-        rope: share of `layer_of_micro_batch` added by rotary embeddings; likewise the others up to `recompute`.
-        gated: SwiGLU and similar activations.
-        qk_norm: norms of queries and keys.
-        tensor_parallel: the layers' collectives.
-        experts: routers, permutations and experts, where every layer has them.
-        recompute: a second forward pass (`recompute_granularity=full`).
-        shapes: share of the whole trace added by recording shapes; likewise the others up to `profiled_memory`.
-        stacks: Python call stacks.
-        profiled_memory: allocations as events.
-        raw: the JSON that is written before compression, relative to the compressed trace.
-        chakra: the execution trace, relative to the compressed trace without options.
-        nsys: nsys' report beyond `nsys_file`, relative to the same.
-        nsys_file: bytes of an empty report.
-        sqlite: its SQLite export beyond `sqlite_file`, relative to the same.
-        sqlite_file: bytes of an empty export.
-        nsys_shapes: share that operators' ranges with their shapes add to both.
-        history: an iteration of the memory history, relative to an iteration of the compressed trace.
-    """
-
-    iteration: float = 49_000
-    layer: float = 7_800
-    micro_batch: float = 17_000
-    layer_of_micro_batch: float = 22_000
-    rope: float = 0.15
-    gated: float = 0.15
-    qk_norm: float = 0.3
-    tensor_parallel: float = 0.3
-    experts: float = 1.5
-    recompute: float = 0.5
-    shapes: float = 0.38
-    stacks: float = 2.9
-    profiled_memory: float = 0.15
-    raw: float = 9.2
-    chakra: float = 20.0
-    nsys: float = 0.27
-    nsys_file: float = 190_000
-    sqlite: float = 0.56
-    sqlite_file: float = 640_000
-    nsys_shapes: float = 2.7
-    history: float = 0.9
+    iteration: float = 49_000  # each iteration, whatever the model
+    layer: float = 7_800  # each layer in an iteration
+    micro_batch: float = 17_000  # each micro-batch in an iteration
+    layer_of_micro_batch: float = 22_000  # each layer of each micro-batch, for a plain GPT with megatron-core's own layers
+    rope: float = 0.15  # share of `layer_of_micro_batch` added by rotary embeddings; likewise the others up to `recompute`
+    gated: float = 0.15  # SwiGLU and similar activations
+    qk_norm: float = 0.3  # norms of queries and keys
+    tensor_parallel: float = 0.3  # the layers' collectives
+    experts: float = 1.5  # routers, permutations and experts, where every layer has them
+    recompute: float = 0.5  # a second forward pass (`recompute_granularity=full`)
+    shapes: float = 0.38  # share of the whole trace added by recording shapes; likewise the others up to `profiled_memory`
+    stacks: float = 2.9  # Python call stacks
+    profiled_memory: float = 0.15  # allocations as events
+    raw: float = 9.2  # the JSON that is written before compression, relative to the compressed trace
+    chakra: float = 20.0  # the execution trace, relative to the compressed trace without options
+    nsys: float = 0.27  # nsys' report beyond `nsys_file`, relative to the same
+    nsys_file: float = 190_000  # bytes of an empty report
+    sqlite: float = 0.56  # its SQLite export beyond `sqlite_file`, relative to the same
+    sqlite_file: float = 640_000  # bytes of an empty export
+    nsys_shapes: float = 2.7  # share that operators' ranges with their shapes add to both
+    history: float = 0.9  # an iteration of the memory history, relative to an iteration of the compressed trace
 
 
 MEASURED = Costs()

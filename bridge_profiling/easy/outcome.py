@@ -24,10 +24,7 @@ def captures_since(root: Path, started_ns: int) -> list[RankCapture]:
 def lines(root: Path, captures: Iterable[RankCapture], *, next_to_others: str = "") -> list[str]:
     """For each window, failures and their reasons, the captured files, and the command to type next.
 
-    Args:
-        root: the output directory.
-        captures: what was captured.
-        next_to_others: a window's folder to read alone, because the root holds other windows of the run.
+    `next_to_others` is the folder of a window to read alone, because the root holds other windows of the run.
     """
     captures, printed = list(captures), []
     for folder, of_window in groupby(captures, lambda capture: capture.folder):

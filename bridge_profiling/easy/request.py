@@ -3,49 +3,56 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bridge_profiling import recording
-from bridge_profiling.config import ProfilingConfig, check_ranks_exist, parse_ranks, parse_steps
+from bridge_profiling.config import PROFILERS, ProfilingConfig, check_ranks_exist, parse_ranks, parse_steps
 from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
-
-#: The setting that switches each profiler on.
-PROFILERS = {"torch": "use_pytorch_profiler", "memory": "record_memory_history", "nsys": "use_nsys_profiler"}
 
 #: Three iterations to warm up, then five: the first and the last pay for the profiler's start and stop.
 DEFAULT_STEPS = "3:8"
+
+#: Options with a value that `bridge-profiling run` and a rank's own command line share: what the help calls it, and its help.
+OPTIONS = {
+    "profiler": ("|".join(PROFILERS), "The profiler. Default: that of --config, else torch."),
+    "steps": ("A:B", f"First iteration, and first one after the last. Default: {DEFAULT_STEPS}."),
+    "ranks": ("all|0,1,…", "Global ranks to profile. Default: all."),
+    "output_dir": ("DIRECTORY", "Default: $BRIDGE_PROFILING_DIR, else profiles."),
+}
 
 _SHELL_SUFFIXES = frozenset({".sh", ".bash", ".slurm", ".sbatch"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A script, and what to profile in it. Options that are None leave the setting to `config_file` or its default.
+    """A script, and what to profile in it. Options that are None leave the setting to `config_file` or its default."""
 
-    Args:
-        script: path of the script, or the module's name.
-        arguments: the script's own.
-        module: whether `script` names a module, as after `python -m`.
-        profiler: one of PROFILERS; torch by default.
-        steps: window of iterations; DEFAULT_STEPS by default.
-        ranks: `all`, or a comma-separated list of ranks; all by default.
-        output_dir: root of captures; by default the variable BRIDGE_PROFILING_DIR, else `profiles`.
-        config_file: YAML file with a section `profiling`.
-        overrides: overrides of that section.
-    """
+    script: str  # path of the script, or the module's name
+    arguments: tuple[str, ...] = ()  # the script's own
+    module: bool = False  # whether `script` names a module, as after `python -m`
+    profiler: str | None = None  # one of PROFILERS; torch by default
+    steps: str | None = None  # window of iterations; DEFAULT_STEPS by default
+    ranks: str | None = None  # `all`, or a comma-separated list of ranks; all by default
+    output_dir: str | None = None  # root of captures; by default the variable BRIDGE_PROFILING_DIR, else `profiles`
+    config_file: str | None = None  # YAML file with a section `profiling`
+    overrides: tuple[str, ...] = ()  # overrides of that section
 
-    script: str
-    arguments: tuple[str, ...] = ()
-    module: bool = False
-    profiler: str | None = None
-    steps: str | None = None
-    ranks: str | None = None
-    output_dir: str | None = None
-    config_file: str | None = None
-    overrides: tuple[str, ...] = ()
+    @classmethod
+    def typed(cls, script: str, arguments: Sequence[str], options: Mapping[str, Any], *, module: bool) -> Request:
+        """The request of options as typed: those of OPTIONS and `recording.FLAGS`, `settings` and `config_file`."""
+        profiler = options["profiler"]
+        recording.check_flags(options, profiler and [profiler])
+        return cls(
+            script=script,
+            arguments=tuple(arguments),
+            module=module,
+            config_file=options["config_file"],
+            overrides=tuple(recording.to_overrides(options, options["settings"])),
+            **{name: options[name] for name in OPTIONS},
+        )
 
     def config(self, world_size: int | None = None) -> ProfilingConfig:
         """The request as a checked `profiling` section."""
@@ -82,11 +89,8 @@ class Request:
 
     def to_arguments(self) -> list[str]:
         """The request as `parse` reads it."""
-        values = {
-            "--profiler": self.profiler, "--steps": self.steps, "--ranks": self.ranks, "--output-dir": self.output_dir,
-            "--config": self.config_file,
-        }  # fmt: skip
-        options = [part for name, value in values.items() if value is not None for part in (name, value)]
+        values = {name: getattr(self, name) for name in OPTIONS} | {"config": self.config_file}
+        options = [part for name, value in values.items() if value is not None for part in (recording.option(name), value)]
         options += [part for override in self.overrides for part in ("--set", override)]
         return [*options, *(["-m"] if self.module else []), self.script, *self.arguments]
 
@@ -103,10 +107,8 @@ def parse(arguments: Sequence[str]) -> Request:
         description="Run a PyTorch script unchanged, and profile some of its iterations. Start every rank of a job with it.",
         allow_abbrev=False,
     )
-    parser.add_argument("--profiler", metavar="|".join(PROFILERS), help="profiler (default: torch)")
-    parser.add_argument("--steps", help=f"first iteration, and first one after it (default: {DEFAULT_STEPS})")
-    parser.add_argument("--ranks", help="all, or ranks as 0,1 (default: all)")
-    parser.add_argument("--output-dir", help="root of captures (default: $BRIDGE_PROFILING_DIR, else profiles)")
+    for name, (value, text) in OPTIONS.items():
+        parser.add_argument(recording.option(name), metavar=value, help=text)
     parser.add_argument("--config", dest="config_file", metavar="FILE", help="YAML file with a section profiling")
     parser.add_argument("--set", dest="settings", action="append", metavar="FIELD=VALUE", help="a setting of that section")
     for name, (_, text) in recording.FLAGS.items():
@@ -122,11 +124,7 @@ def parse(arguments: Sequence[str]) -> Request:
         place += 2 if typed.startswith("--") and "=" not in typed and typed not in alone else 1
     script = place + 1 if arguments[place : place + 1] == ["--"] else place
     found = vars(parser.parse_args([*arguments[:place], *arguments[script : script + 1]]))
-    flags = {name: found.pop(name) for name in recording.FLAGS}
-    profiler = found["profiler"]
-    if profiler not in (None, *PROFILERS):
-        instead = did_you_mean(profiler, PROFILERS, before="--profiler ")
-        raise ProfilingConfigError(f"--profiler {profiler} does not exist", instead=instead)
-    recording.check_flags(flags, profiler and [profiler])
-    overrides = recording.to_overrides(flags, found.pop("settings"))
-    return Request(**{**found, "arguments": tuple(arguments[script + 1 :]), "overrides": tuple(overrides)})
+    if found["profiler"] not in (None, *PROFILERS):
+        instead = did_you_mean(found["profiler"], PROFILERS, before="--profiler ")
+        raise ProfilingConfigError(f"--profiler {found['profiler']} does not exist", instead=instead)
+    return Request.typed(found["script"], arguments[script + 1 :], found, module=found["module"])

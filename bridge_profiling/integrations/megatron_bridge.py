@@ -15,15 +15,12 @@ import signal
 import threading
 from typing import Any
 
-from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH
+from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, PROFILERS
 from bridge_profiling.integrations.driver import SETTINGS, Closing, OutputDir, ProfilingDriver, config_from, world_size
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
 
 logger = logging.getLogger(__name__)
-
-#: Switches of Megatron Bridge's own profiling, which would run next to ours.
-_BUILT_IN = ("use_nsys_profiler", "use_pytorch_profiler", "record_memory_history")
 
 
 class ProfilingCallback(Closing):
@@ -113,7 +110,8 @@ def _train_iters(config: Any) -> int | None:
 
 
 def _switched_on(profiling: Any) -> list[str]:
-    return [name for name in _BUILT_IN if getattr(profiling, name, False)]
+    """Switches of Megatron Bridge's own profiling that are on: it would run next to ours."""
+    return [name for name in PROFILERS.values() if getattr(profiling, name, False)]
 
 
 def _changed(section: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic, thread_time
 from typing import Any
 
@@ -20,15 +20,30 @@ _NO_PSUTIL = "psutil is not installed (pip install psutil)"
 _SHORTEST = 0.1
 
 
+class _Ratio:
+    """The growth of CPU time per elapsed time between two readings, or the reason why it is unknown."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float] | None = None
+
+    def read(self, elapsed: float, used: float) -> float | str:
+        """Seconds since some time, and those of them that were used."""
+        before = self._before
+        if before is not None and elapsed - before[0] < _SHORTEST:
+            return "too soon after the last sample"
+        self._before = (elapsed, used)
+        return "needs two samples" if before is None else round(max(used - before[1], 0.0) / (elapsed - before[0]), 4)
+
+
 @dataclass
 class _Process:
-    """A process, psutil's handle of it (None if it has ended), and its CPU time at the last reading: when, and seconds."""
+    """A process, psutil's handle of it (None if it has ended), and its use of the CPU."""
 
     pid: int
     handle: Any
     parent: int | None = None
     name: str | None = None
-    cpu: tuple[float, float] | None = None
+    cpu: _Ratio = field(default_factory=_Ratio)
 
 
 class Processes:
@@ -115,7 +130,7 @@ class Processes:
             times, memory = handle.cpu_times(), handle.memory_info()
         shared = getattr(memory, "shared", None)
         return {
-            "cpu_ratio": _cpu_ratio(process, times.user + times.system),
+            "cpu_ratio": process.cpu.read(monotonic(), times.user + times.system),
             "resident_memory_bytes": memory.rss,
             "anonymous_memory_bytes": "this system does not report shared memory" if shared is None else memory.rss - shared,
         }
@@ -126,7 +141,7 @@ class Machine:
 
     def __init__(self) -> None:
         # Not psutil.cpu_percent: it measures since its last call, which may be the training's.
-        self._before: tuple[float, float] | None = None
+        self._ratio = _Ratio()
 
     def read(self) -> Readings:
         """Read both once."""
@@ -142,20 +157,7 @@ class Machine:
         # Time of virtual machines is part of the time of their processes.
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         busy = total - times.idle - getattr(times, "iowait", 0.0)
-        before = self._before
-        if before is not None and total - before[0] < _SHORTEST:
-            return "too soon after the last sample"
-        self._before = (total, busy)
-        return "needs two samples" if before is None else round(max(busy - before[1], 0.0) / (total - before[0]), 4)
-
-
-def _cpu_ratio(process: _Process, used: float) -> float | str:
-    """CPU time per elapsed time since the last reading, or the reason why it is unknown."""
-    now, before = monotonic(), process.cpu
-    if before is not None and now - before[0] < _SHORTEST:
-        return "too soon after the last sample"
-    process.cpu = (now, used)
-    return round((used - before[1]) / (now - before[0]), 4) if before is not None else "needs two samples"
+        return self._ratio.read(total, busy)
 
 
 def _next_time(work: Callable[[], None]) -> float:

@@ -13,10 +13,8 @@ from typing import Any, Literal
 
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, SlowIterationAlert, usual_leaks
-from bridge_profiling.monitor.energy import EnergyMeter
-from bridge_profiling.monitor.gpus import Gpus
-from bridge_profiling.monitor.limits import LimitAlert, Limits
+from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, LimitAlert, Limits, SlowIterationAlert, usual_leaks
+from bridge_profiling.monitor.gpus import EnergyMeter, Gpus
 from bridge_profiling.monitor.metrics import Readings, Sample
 from bridge_profiling.monitor.outputs import JsonLines, Prometheus, Sink, TensorBoard
 from bridge_profiling.monitor.processes import Machine, Processes

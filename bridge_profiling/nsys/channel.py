@@ -25,29 +25,17 @@ REFUSED_VARIABLE = "BRIDGE_PROFILING_NSYS_REFUSED"
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The supervisor's task, written before it starts.
+    """The supervisor's task, written before it starts."""
 
-    Attributes:
-        rank: global rank.
-        supervisor: its pid.
-        nsys: the nsys command, without the application.
-        notes: the version, the options, and the parts of the request that this nsys can't fulfil; for the manifest.
-        command: the training's command.
-        report: the report's path as nsys writes it; each of several reports gets a number before its suffix.
-        export_sqlite: whether to export each report.
-        captures: how many capture ranges nsys records.
-        reports_with_range: whether nsys writes the report when the range ends, not when the training does.
-    """
-
-    rank: int
-    supervisor: int
-    nsys: list[str]
-    notes: list[str]
-    command: list[str]
-    report: str
-    export_sqlite: bool
-    captures: int
-    reports_with_range: bool
+    rank: int  # global rank
+    supervisor: int  # its pid
+    nsys: list[str]  # the nsys command, without the application
+    notes: list[str]  # the version, the options, and the parts of the request that this nsys can't fulfil; for the manifest
+    command: list[str]  # the training's command
+    report: str  # the report's path as nsys writes it; each of several reports gets a number before its suffix
+    export_sqlite: bool  # whether to export each report
+    captures: int  # how many capture ranges nsys records
+    reports_with_range: bool  # whether nsys writes the report when the range ends, not when the training does
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,16 @@ from pathlib import Path
 
 from bridge_profiling.errors import CaptureError, one_line
 from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, REFUSED_VARIABLE, Channel, Exit, Spec
-from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE, directives, find_nsys, profile_command
-from bridge_profiling.nsys.options import NsysRequest, captures_of, reports_with_range, value_of
+from bridge_profiling.nsys.command import (
+    DIRECTIVES_VARIABLE,
+    NsysRequest,
+    captures_of,
+    directives,
+    find_nsys,
+    profile_command,
+    reports_with_range,
+    value_of,
+)
 from bridge_profiling.processes import (
     WatchedProcess,
     ancestors,

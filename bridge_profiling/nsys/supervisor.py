@@ -88,7 +88,7 @@ class Supervisor:
             # nsys' own message, if it refuses these options.
             trial = subprocess.run([*self._spec.nsys, "true"], capture_output=True, text=True, check=False)
             if trial.returncode != 0:
-                return f"nsys refuses to start: {_one_line(trial.stderr or trial.stdout)}"
+                return f"nsys refuses to start: {' '.join((trial.stderr or trial.stdout).split())[:500]}"
         return f"nsys lost the training {_STARTS} times before it ran"
 
     def _training_runs(self, nsys: subprocess.Popen) -> bool:
@@ -214,7 +214,7 @@ class Supervisor:
         command = ["nice", *export_command(self._spec.nsys[0], report, partial)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_EXPORT_SECONDS, check=False)
         if not partial.exists():
-            raise OSError(_one_line(done.stderr or done.stdout) or f"nsys export ended with {done.returncode}")
+            raise OSError(" ".join((done.stderr or done.stdout).split())[:500] or f"nsys export ended with {done.returncode}")
         os.replace(partial, target)
         return str(target)
 
@@ -243,7 +243,3 @@ def one_start_at_a_time() -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
         time.sleep(_SECONDS_BETWEEN_STARTS)
-
-
-def _one_line(output: str) -> str:
-    return " ".join(output.split())[:500]

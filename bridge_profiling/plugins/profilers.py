@@ -7,22 +7,24 @@ settings; for any other task NeMo-Run starts nsys around all processes. The torc
 # No `from __future__ import annotations` here: the NeMo-Run CLI parses values by these annotations, and reads neither
 # strings nor `X | Y`.
 
+import atexit
 import logging
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Optional, Union
 
 import nemo_run as run
 
-from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH
+from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, OUTPUT_DIR_VARIABLE
 from bridge_profiling.errors import require
-from bridge_profiling.nsys.command import launcher_options
-from bridge_profiling.nsys.options import DEFAULT_TRACE, check_extra_args, check_trace, merge_options
+from bridge_profiling.nsys.command import DEFAULT_TRACE, check_extra_args, check_trace, launcher_options, merge_options
 from bridge_profiling.overrides import check_plain_text
 from bridge_profiling.plugins import checks
 from bridge_profiling.plugins.executors import current_launcher, set_output_dir, settable_launcher, starts_every_rank
 from bridge_profiling.plugins.nemo_run_patches import patch_executor
-from bridge_profiling.plugins.outcome import announce_empty_captures
 from bridge_profiling.plugins.task import Task, script_arguments, starts_nsys, write_settings
 
 logger = logging.getLogger(__name__)
@@ -94,7 +96,7 @@ class NsysPlugin(run.Plugin):
             write_settings(task, "profiling", {"use_nsys_profiler": supported, **vars(script_args)}, arguments)
         set_output_dir(executor)
         patch_executor(executor)
-        announce_empty_captures(task, executor)
+        _announce_empty_captures(task, executor)
 
     def _checked_options(self, prefixed: bool) -> list[str]:
         if self.nsys_trace is not None:
@@ -183,4 +185,25 @@ class PyTorchProfilerPlugin(run.Plugin):
         write_settings(task, "profiling", {"use_pytorch_profiler": True, **vars(script_args)}, arguments)
         set_output_dir(executor)
         patch_executor(executor)
-        announce_empty_captures(task, executor)
+        _announce_empty_captures(task, executor)
+
+
+def _announce_empty_captures(task: object, executor: Any) -> None:
+    """When this process ends, say so if a script of this machine is over and no rank opened a hook."""
+    if isinstance(task, run.Script) and isinstance(executor, run.LocalExecutor):
+        atexit.register(_announce, executor, os.getpid())
+
+
+def _announce(executor: Any, process: int) -> None:
+    # A process that this one forked exits, too.
+    if os.getpid() != process or not executor.job_dir:
+        return
+    job, captures = Path(executor.job_dir), Path(executor.env_vars.get(OUTPUT_DIR_VARIABLE) or "")
+    # NeMo-Run writes the file _DONE when the jobs of an experiment are over.
+    if (job.parent / "_DONE").exists() and not any(captures.glob("manifest/*/rank-*.json")):
+        print(
+            f"{job.name} captured nothing: the script does not read profiling overrides, unless it failed early, as its log in"
+            f" {job} shows. Have it call apply_overrides of bridge_profiling.overrides and open a ProfilingHook, or type"
+            " bridge-profiling run instead of python",
+            file=sys.stderr,
+        )

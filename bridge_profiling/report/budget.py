@@ -12,36 +12,22 @@ from bridge_profiling.analysis.attribution.parts import BY_CAUSE
 
 @dataclass(frozen=True)
 class Part:
-    """The time of an iteration that has one cause.
+    """The time of an iteration that has one cause."""
 
-    Args:
-        column: one of `BY_CAUSE`.
-        time_us: microseconds of an iteration.
-        share: of the iteration; of a run, the mean over its ranks.
-        low: the smallest share of a rank.
-        high: the largest share of a rank.
-    """
-
-    column: str
-    time_us: float
-    share: float
-    low: float
-    high: float
+    column: str  # one of `BY_CAUSE`
+    time_us: float  # microseconds of an iteration
+    share: float  # of the iteration; of a run, the mean over its ranks
+    low: float  # the smallest share of a rank
+    high: float  # the largest share of a rank
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The parts of an iteration, in the order of `BY_CAUSE`; none without iterations.
+    """The parts of an iteration, in the order of `BY_CAUSE`; none without iterations."""
 
-    Args:
-        iteration_us: the median over ranks of each rank's median iteration; None without iterations.
-        waiting_known: on every rank; else `communication_us` contains waiting for other ranks.
-        parts: their times add up to `iteration_us`, and their shares to 1.
-    """
-
-    iteration_us: float | None
-    waiting_known: bool
-    parts: list[Part]
+    iteration_us: float | None  # the median over ranks of each rank's median iteration; None without iterations
+    waiting_known: bool  # on every rank; else `communication_us` contains waiting for other ranks
+    parts: list[Part]  # their times add up to `iteration_us`, and their shares to 1
 
 
 def budget(rows: Sequence[dict[str, Any]]) -> Budget:

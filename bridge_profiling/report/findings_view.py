@@ -77,25 +77,15 @@ def _events(place: int, events: Sequence[Event], timeline: Timeline | None) -> T
 
 @dataclass(frozen=True)
 class Pictures:
-    """Draws a picture of a finding's evidence from the answers: a figure and a sentence on what it shows.
+    """Draws a picture of a finding's evidence from the answers: a figure and a sentence on what it shows."""
 
-    Args:
-        summary: of the run.
-        ranks: rows of `Run.ranks`.
-        pipeline: rows of `Run.pipeline`.
-        kernels: rows of `Run.kernels(by_rank=False)`.
-        memory: rows of `Run.memory`.
-        timeline: of the page.
-        entries: the directory of each rank's tables.
-    """
-
-    summary: Summary
-    ranks: Sequence[Row]
-    pipeline: Sequence[Row]
-    kernels: Sequence[Row]
-    memory: Sequence[Row]
-    timeline: Timeline
-    entries: Mapping[int, Path]
+    summary: Summary  # of the run
+    ranks: Sequence[Row]  # rows of `Run.ranks`
+    pipeline: Sequence[Row]  # rows of `Run.pipeline`
+    kernels: Sequence[Row]  # rows of `Run.kernels(by_rank=False)`
+    memory: Sequence[Row]  # rows of `Run.memory`
+    timeline: Timeline  # of the page
+    entries: Mapping[int, Path]  # the directory of each rank's tables
 
     def of(self, finding: Finding) -> tuple[Figure, str] | None:
         """The picture for findings of this kind, else the first event in its timeline, else the attribution of time."""

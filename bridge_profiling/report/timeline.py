@@ -37,21 +37,13 @@ Highlight = tuple[str, float, float]
 
 @dataclass(frozen=True)
 class Timeline:
-    """Segments by iteration and rank, for a page.
+    """Segments by iteration and rank, for a page."""
 
-    Args:
-        windows: of each iteration shown, by rank.
-        segments: of each iteration and rank shown.
-        typical: the iteration to show first.
-        resolution_ns: the shortest visible length, by iteration.
-        left_out: number of captured iterations that are not shown.
-    """
-
-    windows: Mapping[int | None, Mapping[int, Window]]
-    segments: Mapping[tuple[int | None, int], Segments]
-    typical: int | None
-    resolution_ns: Mapping[int | None, int]
-    left_out: int
+    windows: Mapping[int | None, Mapping[int, Window]]  # of each iteration shown, by rank
+    segments: Mapping[tuple[int | None, int], Segments]  # of each iteration and rank shown
+    typical: int | None  # the iteration to show first
+    resolution_ns: Mapping[int | None, int]  # the shortest visible length, by iteration
+    left_out: int  # number of captured iterations that are not shown
 
     @property
     def ranks(self) -> list[int]:

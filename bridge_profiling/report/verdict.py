@@ -45,38 +45,22 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Summary:
-    """The answers that the verdict needs.
-
-    Args:
-        source: the profiler whose captures answer across ranks, `kineto` or `nsys`.
-        infos: each rank's trace by that profiler, by rank.
-        attribution: rows of `Run.attribution` of ranks with a device.
-        findings: as `Run.findings` orders them.
-        manifests: of the ranks.
-        limitations: sentences.
-        notices: those on which of several captures is shown.
-        errors: captures that could not be read, or only in part.
-        bench: the run compared with benchmarks; None without any.
-        without_device: ranks without device work in their trace.
-        unprofiled: the iteration without the profiler; None if unknown.
-        stragglers: rows of `Run.stragglers`, the slowest first.
-        snapshots: ranks with a memory snapshot.
-    """
+    """The answers that the verdict needs."""
 
     path: Path
-    source: str
-    infos: list[RankInfo]
-    attribution: list[dict[str, Any]]
-    findings: list[Finding]
-    manifests: list[RankCapture]
-    limitations: list[str]
-    errors: list[str]
-    bench: AgainstBench | None = None
-    without_device: list[int] = field(default_factory=list)
-    stragglers: list[dict[str, Any]] = field(default_factory=list)
-    snapshots: list[int] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-    unprofiled: Unprofiled | None = None
+    source: str  # the profiler whose captures answer across ranks, `kineto` or `nsys`
+    infos: list[RankInfo]  # each rank's trace by that profiler, by rank
+    attribution: list[dict[str, Any]]  # rows of `Run.attribution` of ranks with a device
+    findings: list[Finding]  # as `Run.findings` orders them
+    manifests: list[RankCapture]  # of the ranks
+    limitations: list[str]  # sentences
+    errors: list[str]  # captures that could not be read, or only in part
+    bench: AgainstBench | None = None  # the run compared with benchmarks; None without any
+    without_device: list[int] = field(default_factory=list)  # ranks without device work in their trace
+    stragglers: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.stragglers`, the slowest first
+    snapshots: list[int] = field(default_factory=list)  # ranks with a memory snapshot
+    notices: list[str] = field(default_factory=list)  # those on which of several captures is shown
+    unprofiled: Unprofiled | None = None  # the iteration without the profiler; None if unknown
 
     @cached_property
     def budget(self) -> Budget:

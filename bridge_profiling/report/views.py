@@ -40,31 +40,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class TableView:
-    """A table in words.
+    """A table in words."""
 
-    Args:
-        id: in links and scripts.
-        title: what it shows, with the unit.
-        columns: headings, with units. The first column names the row, unless `name_last`.
-        rows: a cell per column.
-        name_last: the last column is a long name.
-        of_ranks: it has a row or more per rank: a terminal shows the first only.
-        filters: kinds to filter by, the first column; None for a table that is not sorted or filtered.
-        sorted_by: the column that the rows are sorted by, descending.
-        note: which rows are left out.
-        folded: hidden until the reader opens it.
-    """
-
-    id: str
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    name_last: bool = False
-    of_ranks: bool = False
+    id: str  # in links and scripts
+    title: str  # what it shows, with the unit
+    columns: Sequence[str]  # headings, with units. The first column names the row, unless `name_last`.
+    rows: Sequence[Sequence[Cell]]  # a cell per column
+    name_last: bool = False  # the last column is a long name
+    of_ranks: bool = False  # it has a row or more per rank: a terminal shows the first only
+    # Kinds to filter by, the first column; None for a table that is not sorted or filtered.
     filters: Sequence[str] | None = None
-    sorted_by: int = 0
-    note: str = ""
-    folded: bool = False
+    sorted_by: int = 0  # the column that the rows are sorted by, descending
+    note: str = ""  # which rows are left out
+    folded: bool = False  # hidden until the reader opens it
 
     @property
     def numeric(self) -> list[bool]:
@@ -94,19 +82,12 @@ def ms(name: str) -> Callable[[Row], Cell]:
 
 @dataclass(frozen=True)
 class FigureView:
-    """A figure in one or more variants, of which the reader selects one.
+    """A figure in one or more variants, of which the reader selects one."""
 
-    Args:
-        id: in links and scripts.
-        variants: figures by name.
-        caption: what it shows, in a sentence.
-        labels: the variants' names in words, where they differ from the names.
-    """
-
-    id: str
-    variants: Mapping[str, Figure]
-    caption: str
-    labels: Mapping[str, str] = field(default_factory=dict)
+    id: str  # in links and scripts
+    variants: Mapping[str, Figure]  # figures by name
+    caption: str  # what it shows, in a sentence
+    labels: Mapping[str, str] = field(default_factory=dict)  # the variants' names in words, where they differ from the names
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,12 @@ Clock = Literal["unix", "unknown"]
 
 @dataclass(frozen=True)
 class Caveat:
-    """Something that a capture cannot show, or that was read differently than it was written.
+    """Something that a capture cannot show, or that was read differently than it was written."""
 
-    Args:
-        code: stable identifier in snake_case, such as `streams_unrecorded`. Code compares this, never the text.
-        text: one or more sentences for the user, without naming the ranks.
-        ranks: global ranks it applies to; empty for the whole run.
-        file: the file it is about, if it is about one.
-    """
-
-    code: str
-    text: str
-    ranks: tuple[int, ...] = ()
-    file: str | None = None
+    code: str  # stable identifier in snake_case, such as `streams_unrecorded`. Code compares this, never the text.
+    text: str  # one or more sentences for the user, without naming the ranks
+    ranks: tuple[int, ...] = ()  # global ranks it applies to; empty for the whole run
+    file: str | None = None  # the file it is about, if it is about one
 
 
 @dataclass(frozen=True)

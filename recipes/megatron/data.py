@@ -5,6 +5,7 @@ Samples come from megatron-core: mock samples, or those of indexed token files, 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -100,6 +101,10 @@ class Data:
             # With a separate generator, since the loader would draw its seed from the one that dropout uses.
             generator=torch.Generator(),
         )
+        if settings.num_workers:
+            # Workers are forked. A collection in one of them would destroy this process's garbage, and some torch objects crash
+            # when they are destroyed in a process that lacks their threads.
+            gc.collect()
         return iter(loader)
 
 

@@ -51,12 +51,6 @@ def test_of_one_rank_alone_nothing_is_called_transfer(tmp_path):
     assert "waiting_unknown" in {caveat.code for caveat in asked.caveats("communication")}
 
 
-def test_no_communication_is_an_empty_answer(tmp_path):
-    run = SimulatedRun(2)
-    asked = run.iterate(2, lambda _: run.compute(0, 1 * MS)).captured(tmp_path)
-    assert asked.communication().num_rows == asked.communication(by_rank=True).num_rows == 0
-
-
 def test_a_send_and_its_receipt_are_one_transfer(tmp_path):
     run = SimulatedRun(2, transfer_ns=50 * US)
     run.iterate(3, lambda _: [run.compute(0, 1 * MS), run.send(0, 1, [0, 1])])

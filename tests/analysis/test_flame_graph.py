@@ -133,11 +133,6 @@ def test_without_python_stacks_ranges_nest_and_a_caveat_says_how_to_record_them(
     assert "profiling.pytorch_profiler_collect_callstack=true" in caveat.text
 
 
-def test_without_marked_iterations_it_is_of_the_whole_capture():
-    found = answer(rank(host_events=HOST), "flame_graph")
-    assert values(found, "stack", "total_us")[0] == ([MODULE], 100)
-
-
 @pytest.mark.parametrize("folder", ["kineto/tp2_dp2", "nsys/tp2_dp2"])
 def test_on_real_ranks_it_holds_all_time_in_ranges_and_all_device_time(real, folder):
     run = real(folder)
@@ -156,33 +151,3 @@ def test_on_real_ranks_it_holds_all_time_in_ranges_and_all_device_time(real, fol
     first = next(row for row in found if row["rank"] == 0)
     assert first["stack"] == ["ProfilerStep" if folder.startswith("kineto") else "iteration"]
     assert first["count"] == len({row["iteration"] for row in iterations})
-
-
-def test_a_capture_of_the_torch_profiler_with_stacks(tmp_path, run_of):
-    torch = pytest.importorskip("torch")
-    from torch.profiler import ProfilerActivity, profile, record_function, schedule
-
-    def multiply():
-        with record_function("twice"):
-            return torch.mm(torch.mm(matrix, matrix), matrix)
-
-    matrix = torch.ones(64, 64)
-    with profile(activities=[ProfilerActivity.CPU], with_stack=True, schedule=schedule(wait=1, warmup=1, active=2)) as profiler:
-        for _ in range(4):
-            multiply()
-            profiler.step()
-    profiler.export_chrome_trace(str(tmp_path / "rank-0.json"))
-    run = run_of()
-    rows = run.flame_graph().to_pylist()
-    (mine,) = [row for row in rows if row["stack"][-1].endswith(": multiply")]
-    inside = [row for row in rows if row["stack"][: len(mine["stack"])] == mine["stack"]]
-    assert (mine["category"], mine["count"]) == ("python", 2)
-    assert sum(row["self_us"] for row in inside) == pytest.approx(mine["total_us"])
-    products = [row for row in inside if row["stack"][-1] == "aten::mm"]
-    assert [row["stack"][len(mine["stack"])] for row in products] == ["twice"]
-    assert [row["count"] for row in products] == [4]
-    window = sum(row["duration_us"] for row in run.iterations().to_pylist())
-    # The stacks of other threads, such as those of pytest's own, are recorded, too.
-    own = [row["self_us"] for row in rows if row["thread"] == mine["thread"]]
-    assert 0.8 * window < sum(own)
-    assert not run.caveats("flame_graph")

@@ -45,13 +45,3 @@ def test_they_are_on_the_terminal_the_page_and_in_json(sampled, tmp_path):
     write_page(page_view(sampled, summarize(sampled), page), page)
     assert "GPU counters" in page.read_text()
     assert [row["metric"] for row in json.loads(sampled.to_json())["gpu_metrics"]] == [ACTIVE, READ]
-
-
-def test_without_samples_nothing_is_shown(tmp_path, run_of):
-    small_report().write(tmp_path / "rank-0.sqlite")
-    run = run_of()
-    assert run.gpu_metrics().num_rows == 0
-    assert not [table for table in run_tables(run) if table.id == "gpu-metrics-table"]
-    page = tmp_path / "page.html"
-    write_page(page_view(run, summarize(run), page), page)
-    assert "GPU counters" not in page.read_text()

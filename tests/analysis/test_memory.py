@@ -189,12 +189,6 @@ def test_the_difference_of_two_names_what_grew_what_went_and_what_came(tmp_path)
     ]
 
 
-def test_nothing_recorded_is_an_empty_answer():
-    found = vars(memory_tables(connect([])))
-    assert found.pop("caveats") == ()
-    assert {table.num_rows for table in found.values()} == {0}
-
-
 def test_requests_that_failed_come_by_rank_and_time_with_the_line_that_made_them(tmp_path, run_of):
     t0_us = 1_795_178_470_000_000
     torch = {"name": "linear", "filename": "/venv/site-packages/torch/nn/functional.py", "line": 2319}

@@ -1,7 +1,4 @@
-"""The command for Nsight Compute: what a shell makes of it, and which kernels ncu finds by its filter.
-
-nsys writes names as ncu does, so captures of one training by both profilers hold the same kernels under both names.
-"""
+"""The command for Nsight Compute: what a shell makes of it, and which kernels ncu finds by its filter."""
 
 import json
 import re
@@ -66,10 +63,8 @@ def test_a_single_process_is_started_by_ncu(options, launches):
         # Without `bridge-profiling run`.
         ([*RUN, "my train.py", "--lr", "0.1"], "ncu-rank-0 python -u 'my train.py' --lr 0.1"),
         ([*RUN, "--light", "--set", "profile_every=9", "train.py", "--x"], "ncu-rank-0 python -u train.py --x"),
-        ([*RUN, "--output-dir=here", "-m", "package.train"], "ncu-rank-0 python -u -m package.train"),
         # A command that is not known, or whose process got its work from its parent.
         (None, "ncu-rank-0 <your command>"),
-        ([], "ncu-rank-0 <your command>"),
         (["python", "-c", SPAWNED, "--multiprocessing-fork"], "ncu-rank-0 <your command>"),
         (["python", "-u", "/site/ray/_private/workers/default_worker.py"], "ncu-rank-0 <your command>"),
     ],
@@ -87,7 +82,6 @@ def test_the_training_is_started_without_its_own_profiler(command, started):
         # The launcher gave this local rank to one rank.
         ("train.py --local_rank=1 --deepspeed", 1, "python train.py --deepspeed", "deepspeed --no_python"),
         ("t.py", None, "python t.py", "as you start the training"),
-        ("t.py", 2, "python t.py", "as you start the training"),
     ],
 )
 def test_across_hosts_or_of_another_kind_the_launcher_is_the_users(command, hosts, started, note):
@@ -137,21 +131,11 @@ def test_a_finding_of_a_real_capture_carries_it(tmp_path):
         ("std::enable_if<(4)>(2), void>::type fused::kernel<float>(float const*)", "kernel"),
         ("void scan<at::native::op<long>::operator<(long) const::{lambda(long)#1}, 2>(long*)", "scan"),
         ("void cut_off_kernel<at::native::BinaryFunctor<float, fl", "cut_off_kernel"),
-        ("void plain(float const*, int) [clone .kd]", "plain"),
         ("", ""),
     ],
 )
 def test_the_functions_own_name(name, function):
     assert function_name(name) == function
-
-
-def chosen(options, written):
-    """Of names as ncu has them, those that it chooses with the options."""
-    wanted = options[options.index("--kernel-name") + 1]
-    compared = {each: each if "demangled" in options else function_name(each) for each in written}
-    if not wanted.startswith("regex:"):
-        return [each for each, name in compared.items() if name == wanted]
-    return [each for each, name in compared.items() if re.search(wanted.removeprefix("regex:"), name)]
 
 
 @pytest.mark.parametrize(
@@ -172,19 +156,3 @@ def test_a_kernel_is_chosen_by_as_little_of_its_name_as_is_its_own(name, others,
 def test_a_name_of_any_characters_is_not_an_expression(function):
     found = kernel_filter(f"{function}<float>", [f"{function}<int>"])
     assert re.compile(found.options[-1].removeprefix("regex:"))
-
-
-# Hundreds of expressions against hundreds of names.
-@pytest.mark.integration
-def test_every_kernel_of_a_real_training_is_chosen_and_no_other(tmp_path):
-    counts = []
-    for case in ("data_loading_2", "data_loading_2_nsys"):
-        with Run(CASES[case].folder, parquet=tmp_path / case) as run:
-            counts.append({row["name"]: row["count"] for row in run.kernels(by_rank=False).to_pylist()})
-    for traced, written in (counts, counts[::-1]):
-        filters = {name: kernel_filter(name, list(traced)) for name in traced}
-        assert sum(len(found.options) > 2 for found in filters.values()) > 10, "no template ran in several instances"
-        assert not any(found.also for found in filters.values())
-        # The same training launches each kernel as often: the one that is chosen is the one that was meant.
-        launched = {name: [written[each] for each in chosen(found.options, written)] for name, found in filters.items()}
-        assert launched == {name: [count] for name, count in traced.items()}

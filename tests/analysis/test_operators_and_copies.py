@@ -113,8 +113,3 @@ def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
 def test_without_a_device_the_hosts_time_is_known_and_the_devices_is_not_zero():
     ranges = [host(1, "ZeRO::reduce", 0, 3), host(1, "FSDP::all_gather", 5, 6)]
     assert found(ranges, []) == [("", "reduce", 1, 3, 0, None), ("", "all_gather", 1, 1, 0, None)]
-
-
-@pytest.mark.parametrize("ranges", [[], [host(1, "forward", 0, 3)]])
-def test_a_model_that_is_not_sharded_has_no_units(ranges):
-    assert found(ranges, []) == []

@@ -54,8 +54,3 @@ def test_stages_that_are_not_captured_are_named(tmp_path):
     assert asked.pipeline()["bubble_us"][0].as_py() > 0
     (caveat,) = [each for each in asked.caveats("pipeline") if each.code == "stages_not_captured"]
     assert "stages 1, 2" in caveat.text
-
-
-def test_a_run_without_a_pipeline_has_no_stages(tmp_path):
-    run = SimulatedRun(2)
-    assert run.iterate(2, lambda _: run.meet([0, 1])).captured(tmp_path).pipeline().num_rows == 0

@@ -55,9 +55,7 @@ def test_another_kind_of_file_is_refused_and_not_changed(path, text, said):
     "damaged",
     [
         result(rows=[row("fast")]),
-        result(world_size=None),
         {"kind": "step", "device": "cpu", "subject": "a:b", "rows": [{"time_us": 3}]},
-        {"kind": "data_loader", "subject": "a:b", "rows": [{}]},
     ],
 )
 def test_a_result_that_lacks_a_field_is_damaged(path, damaged):
@@ -75,11 +73,3 @@ def test_values_that_json_does_not_support_are_not_written(path):
     with pytest.raises(ValueError, match="JSON"):
         results.write(path, [result(rows=[row(float("inf"))])])
     assert not list(path.parent.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("operation", "ranks", "factor"),
-    [("all_reduce", 8, 1.75), ("all_gather", 4, 0.75), ("reduce_scatter", 8, 0.875), ("all_to_all", 4, 0.75), ("send", 2, 1.0)],
-)
-def test_bus_bandwidth_over_algorithm_bandwidth(operation, ranks, factor):
-    assert results.bus_factor(operation, ranks) == factor

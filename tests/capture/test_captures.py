@@ -70,12 +70,6 @@ def test_a_trace_of_the_device_alone_gets_its_iterations_and_phases_from_the_hoo
         assert inside["ts"] + inside["dur"] <= step["ts"] + step["dur"]
 
 
-def test_a_trace_of_the_device_alone_needs_a_device(run):
-    run.train(run.config(3, 5, pytorch_profiler_device_only=True), range(6))
-    assert run.outcome("iter-3-5") == ("failed", None)
-    assert "this process uses none" in run.manifest("iter-3-5")["reason"]
-
-
 def test_a_chakra_execution_trace_is_written_when_asked_for(run):
     run.train(run.config(1, 3, pytorch_profiler_collect_chakra=True), range(5))
     trace = json.loads((run.root / "torch" / "iter-1-3" / "rank-0.et.json").read_text())
@@ -159,10 +153,6 @@ def test_a_device_that_has_failed_keeps_no_manifest_from_being_written(monkeypat
         ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
         ("NVIDIA H100 PCIe", "bf16", 756.0),
         ("NVIDIA H100 NVL", "fp8", 1670.5),
-        ("NVIDIA GH200 480GB", "bf16", 989.4),
-        ("NVIDIA H20", "fp16", 148.0),
-        ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
-        ("NVIDIA B200", "bf16", 2250.0),
         ("NVIDIA GB200", "fp8", 5000.0),
         ("NVIDIA A100-SXM4-80GB", "fp8", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
@@ -194,6 +184,7 @@ def test_the_manifest_keeps_the_last_thousand_durations_and_those_of_the_window(
     ("settings", "statuses", "reason"),
     [
         ({"record_memory_history": True}, {"memory": "failed", "torch": "complete"}, "no CUDA device"),
+        ({"pytorch_profiler_device_only": True}, {"torch": "failed"}, "this process uses none"),
         ({"use_pytorch_profiler": False, "use_nsys_profiler": True}, {"nsys": "failed"}, "does not run under nsys"),
     ],
 )
@@ -202,7 +193,7 @@ def test_a_profiler_that_cannot_record_here_says_so_and_leaves_the_torch_trace(r
         pytest.skip("needs a machine without a GPU")
     run.train(run.config(1, 2, **settings), range(3))
     manifest = run.manifest("iter-1-2")
-    assert manifest["status"] == ("partial" if "torch" in statuses else "failed")
+    assert manifest["status"] == ("partial" if "complete" in statuses.values() else "failed")
     assert {profiler["name"]: profiler["status"] for profiler in manifest["profilers"]} == statuses
     assert reason in manifest["reason"]
 
@@ -227,11 +218,3 @@ def test_ranks_of_one_launch_share_an_attempt_and_a_restart_gets_the_next(tmp_pa
 def test_an_attempt_never_lands_on_files_that_have_no_manifest(tmp_path):
     (tmp_path / "torch" / "iter-1-2").mkdir(parents=True)
     assert choose_attempt(tmp_path, Window(1, 2), 0, {})[0] == 1
-
-
-def test_a_second_run_into_the_same_directory_gets_a_folder_of_its_own(run):
-    for _ in range(3):
-        run.train(run.config(1, 2), range(3))
-    names = ["iter-1-2", "iter-1-2.1", "iter-1-2.2"]
-    assert sorted(path.name for path in (run.root / "torch").iterdir()) == names
-    assert [run.manifest(name)["job"]["attempt"] for name in names] == [0, 1, 2]

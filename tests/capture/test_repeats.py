@@ -1,16 +1,12 @@
 """Windows that repeat: each in a folder of its own, none twice, and a run that ends before the last one is no failure."""
 
-import json
 import logging
-import pickle
 
 import pytest
 
-from bridge_profiling.analysis import Run as Analyzed
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.traces.discover import find_run
-from tests.capture.conftest import at, raising
 
 
 def repeated(run, at_most=3):
@@ -97,12 +93,6 @@ def test_a_window_that_follows_at_once_is_prepared_only_when_the_one_before_it_i
     assert [run.outcome(folder)[1] for folder in run.folders()] == [[2, 3], [4, 5], [6, 7]]
 
 
-def test_a_run_that_dies_inside_a_later_window_leaves_the_earlier_ones_complete(run):
-    with pytest.raises(ValueError, match="injected"):
-        run.train(repeated(run), range(40), on_iteration=at(15, raising(ValueError("injected"))))
-    assert [run.outcome(folder) for folder in run.folders()] == [("complete", [4, 5]), ("partial", [14])]
-
-
 def test_a_recording_is_freed_when_the_next_window_comes(run):
     held = []
 
@@ -113,29 +103,3 @@ def test_a_recording_is_freed_when_the_next_window_comes(run):
 
     run.train(repeated(run), range(40), between=count)
     assert max(held) == 1
-
-
-def test_windows_of_different_ranks_are_not_shown_as_one(run):
-    run.train(run.config(1, 2, profile_ranks=[0]), range(4), rank=0, world_size=2)
-    run.train(run.config(2, 3, profile_ranks=[1]), range(4), rank=1, world_size=2)
-    found = find_run(run.root)
-    assert [(capture.rank, capture.path.parent.name) for capture in found.captures] == [(1, "iter-2-3")]
-    assert [each.code for each in found.caveats] == ["captures_skipped"]
-
-
-def test_a_memory_history_of_another_window_is_reported_and_iterations_are_the_traces(run):
-    run.train(run.config(1, 3), range(8))
-    manifest, folder = run.manifest("iter-1-3"), run.root / "manifest" / "iter-5-6"
-    snapshot = run.root / "memory" / "iter-5-6" / "rank-0.pickle"
-    for path in (snapshot.parent, folder):
-        path.mkdir(parents=True)
-    snapshot.write_bytes(pickle.dumps({"segments": [], "device_traces": []}))
-    artifacts = [{"path": "memory/iter-5-6/rank-0.pickle", "bytes": 1}]
-    manifest["window"], manifest["captured"]["iterations"] = {"start": 5, "end": 6}, [5]
-    manifest["profilers"] = [{"name": "memory", "status": "complete", "reason": None, "artifacts": artifacts}]
-    (folder / "rank-0.json").write_text(json.dumps(manifest))
-    [caveat] = find_run(run.root).caveats
-    assert caveat.code == "several_windows"
-    assert caveat.text.endswith("kineto from iter-1-3, memory from iter-5-6")
-    with Analyzed(run.root) as found:
-        assert [shown.captured for shown in found.manifests] == [[1, 2]]

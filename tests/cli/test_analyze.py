@@ -50,12 +50,6 @@ def test_a_bad_rank_is_named_once_and_the_others_are_analysed(typed: Typed, fold
     assert re.findall(r"^error: .*(rank-\d\.json\.gz).*\n", done.stderr, re.M) == ["rank-1.json.gz", "rank-3.json.gz"]
 
 
-def test_only_bad_ranks_are_an_error_and_an_empty_answer(typed: Typed, folder: Path) -> None:
-    write(folder / "bad" / "rank-0.json.gz", 0, cut=0)
-    done = typed("analyze", "bad", "--json")
-    assert (done.returncode, json.loads(done.stdout)["ranks"], done.stderr.count("error: ")) == (1, [], 1)
-
-
 def test_the_tables_are_kept_where_asked_and_are_a_run_themselves(typed: Typed, folder: Path) -> None:
     first = typed("analyze", "run/rank-0.json.gz", "--json", "--parquet", "tables", "--workers", "1")
     assert len(list((folder / "tables").glob("*/device_events.parquet"))) == 1
@@ -90,14 +84,3 @@ def test_a_terminal_shows_tables_and_before_them_the_progress(
     assert {"1", "2", "3"} & set(re.findall(r"(\d)/4", shown))
     # The bar's line is erased before the first table.
     assert shown.index("\x1b[2K", shown.rindex("captures")) < shown.index("Device time") < shown.index("│")
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(
-    ("run", "said"),
-    [("kineto/pp2_dp2", "Kernels of all"), ("nsys/tp2_dp2", "Kernels of all"), ("memory/tp2_dp2", "Device memory")],
-)
-def test_the_whole_of_the_real_captures_can_be_shown(process: Typed, captures: Path, run: str, said: str) -> None:
-    done = process("analyze", str(captures / run), "--parquet", "tables")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert said in done.stdout

@@ -23,11 +23,6 @@ def make():
     print("made")
     return lambda: time.sleep(0.001)
 
-def failing():
-    def step():
-        raise ValueError("shape mismatch")
-    return step
-
 def slow():
     print("slow", flush=True)
     return lambda: time.sleep(600)
@@ -107,15 +102,6 @@ def test_a_signal_to_the_command_ends_the_measuring_process(number: int, code: i
     # Standard error is closed once the measuring process has ended too.
     assert running.communicate(timeout=60) == (None, "")
     assert running.returncode == code
-
-
-@pytest.mark.integration
-def test_an_error_in_user_code_is_one_line(process: Typed) -> None:
-    done = process("bench", "step", "--step", "mine:failing")
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 1
-    assert line.startswith("error: --step mine:failing: the step failed: ValueError: shape mismatch (")
-    assert line.endswith("mine.py:10)")
 
 
 @pytest.mark.integration

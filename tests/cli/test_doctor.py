@@ -13,21 +13,6 @@ import pytest
 
 from tests.cli.conftest import Typed
 
-REFUSE = """
-import sys
-from importlib.abc import MetaPathFinder
-
-class Refuse(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "megatron", "nemo_run", "fiddle"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Refuse())
-sys.argv[0] = "bridge-profiling"
-from bridge_profiling.cli import main
-main()
-"""
-
 TORCH = ("profiling.use_pytorch_profiler=true", "train.train_iters=50", "--world-size", "4", "--nodes", "1")
 NSYS = ("profiling.use_nsys_profiler=true", "train.train_iters=50")
 
@@ -60,19 +45,17 @@ def test_this_machine_alone(doctor: Typed) -> None:
     assert os.listdir() == []
 
 
-def test_a_run_that_fits_ends_with_0_and_its_json_holds_the_same_verdicts(doctor: Typed) -> None:
+def test_the_json_of_a_run_that_fits_holds_the_verdicts_that_are_printed(doctor: Typed) -> None:
     done = doctor(*TORCH)
     printed = lines(done)
     assert done.returncode == 0, done.stdout
     assert (printed["window"], printed["ranks"]) == (("ok", "iterations 10 to 11 of 0 to 49"), ("ok", "0 of 4"))
-    assert "nsys" not in printed
     document = json.loads(doctor(*TORCH, "--json").stdout)
     assert (document["schema_version"], document["counts"]["fails"]) == (1, 0)
     checks = {check["check"]: check for check in document["runs"][0]["checks"]}
     assert checks.keys() == printed.keys()
     for name in checks.keys() - {"free space", "other profilers"}:  # what other processes do between the two runs
         assert (checks[name]["status"], checks[name]["found"]) == printed[name]
-    assert all(check["instead"] for check in checks.values() if check["status"] in ("fails", "warning"))
 
 
 def test_what_will_fail_ends_with_1_and_says_what_to_do(doctor: Typed) -> None:
@@ -87,18 +70,10 @@ def test_what_will_fail_ends_with_1_and_says_what_to_do(doctor: Typed) -> None:
     ("arguments", "environ", "code", "said"),
     [
         ((*NSYS, "--launcher", "ft"), {}, 1, "Nsys not supported with the FaultTolerancePlugin"),
-        (NSYS, {"SLURM_JOB_ID": "7"}, 1, "fails   nsys: "),
         (NSYS, {"TMPDIR": "/nowhere/at/all"}, 1, "fails   TMPDIR: "),
         # A job that runs elsewhere: this machine proves nothing.
-        (
-            (*NSYS, "--elsewhere", "--output-dir", "."),
-            {},
-            0,
-            "unknown nsys: on this machine: nsys is not on this machine's PATH",
-        ),
+        ((*NSYS, "--elsewhere", "--output-dir", "."), {}, 0, "unknown nsys: on this machine: nsys is not"),
         ((*NSYS, "--elsewhere", "--output-dir", "."), {}, 0, "srun bridge-profiling doctor"),
-        (TORCH, {"NCCL_P2P_DISABLE": "1"}, 0, "warning NCCL settings: "),
-        (TORCH, {"CUDA_INJECTION64_PATH": "/opt/tool.so"}, 0, "warning other profilers: "),
         (("--config", "run.yaml"), {}, 1, "fails   window"),
         (("--config", "run.yaml", "train.train_iters=12"), {}, 0, "ok      window"),
         # Piped, no line is broken.
@@ -112,15 +87,21 @@ def test_the_verdict_follows_launcher_place_environment_and_file(
     done = doctor(*arguments, **environ)
     assert done.returncode == code, done.stdout
     assert said in done.stdout
-    assert "\x1b" not in done.stdout
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("arguments", [["doctor", *TORCH], ["doctor", "--help"], ["--help"]])
 def test_it_needs_neither_torch_nor_nemo_run_and_help_loads_no_check(arguments: list[str], tmp_path: Path) -> None:
-    code = (
-        f"{REFUSE[:-7]}\ntry:\n    main()\nfinally:\n    print({{'omegaconf', 'bridge_profiling.doctor'}} & set(sys.modules))"
-    )
+    code = """
+import sys
+sys.modules |= dict.fromkeys(("torch", "megatron", "nemo_run", "fiddle"))  # importing them is an error
+sys.argv[0] = "bridge-profiling"
+from bridge_profiling.cli import main
+try:
+    main()
+finally:
+    print({"omegaconf", "bridge_profiling.doctor"} & set(sys.modules))
+"""
     done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (done.stdout.splitlines()[-1] == "set()") == ("--help" in arguments)

@@ -66,7 +66,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("analyze two/one", "median of 3"),
         ("merge two/one", "of 1 ranks"),
-        ("report two/one", "rank 0"),
         ("memory two/one", "one/profiles records no memory"),
         ("compare {id}/one two/one", "Nothing changed."),
     ],
@@ -83,7 +82,6 @@ def test_the_experiments_captures_are_what_is_read(home: Path, typed: Typed, com
     ("run", "said"),
     [
         ("near", "does not exist"),  # It has not started.
-        ("two/other", "does not exist"),
         ("nowhere", "does not exist"),
         (".", "no job listens in"),
         ("far", "the job runs on the remote side of a tunnel, me@login"),
@@ -105,14 +103,6 @@ def test_a_local_experiment_is_triggered_where_its_job_writes(home: Path, typed:
     for run in ("two/one", str(job), str(job / "profiles")):
         done = typed("trigger", run, NEMORUN_HOME=str(home))
         assert "the job has ended: training ended after iteration 9" in done.stderr
-
-
-def test_a_user_without_a_name_is_identified_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown() -> str:
-        raise KeyError("getpwuid(): uid not found: 12345")
-
-    monkeypatch.setattr("getpass.getuser", unknown)
-    assert trigger._user() == str(os.getuid())
 
 
 def test_the_printed_command_can_be_typed(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -113,38 +111,3 @@ def test_matched_collectives_put_ranks_on_one_clock(typed: Typed, folder: Path) 
             ends[event["pid"]].append(event["ts"] + event["dur"])
     assert len(ends[0]) == 8
     assert ends[0] == pytest.approx(ends[1], abs=0.01)
-
-
-def test_a_bad_rank_is_named_and_the_others_are_merged(typed: Typed, folder: Path) -> None:
-    (folder / "run" / "rank-2.json.gz").write_bytes(b"\x1f\x8bno gzip")
-    done = typed("merge", "--no-findings", "run", "-o", "all.json.gz")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "rank-2.json.gz" in done.stderr
-    assert {event["pid"] for event in _phase(_read("all.json.gz"), "X")} == {0, 1}
-
-
-@pytest.mark.system
-def test_memory_does_not_grow_with_the_number_of_ranks(captures: Path, tmp_path: Path) -> None:
-    """Eight ranks of 8,000 device and 54,000 host events, against one."""
-    code = """
-import resource, sys
-from dataclasses import replace
-from pathlib import Path
-from bridge_profiling.run import Run
-from bridge_profiling.report.merged_trace import write_merged_trace
-capture, tables, output, ranks = sys.argv[1:]
-((info, entry),) = Run(capture, parquet=tables).entries()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-write_merged_trace([(replace(info, rank=rank), entry) for rank in range(int(ranks))], Path(output))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    capture = captures / "kineto" / "tp2_dp2" / "rank-0.json.gz"
-    grown_kib = []
-    # The first fills the cache.
-    for ranks in ("1", "1", "8"):
-        arguments = [str(capture), str(tmp_path / "tables"), str(tmp_path / "all.json.gz"), ranks]
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        grown_kib.append(int(done.stdout))
-    assert grown_kib[2] < grown_kib[1] + 20 * 1024
-    assert (tmp_path / "all.json.gz").stat().st_size > 5_000_000

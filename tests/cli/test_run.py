@@ -79,30 +79,23 @@ def test_a_signal_that_the_script_may_handle_is_the_scripts(started: type[Child]
     assert started.received == [signal.SIGUSR1, signal.SIGTERM]
 
 
-def test_a_report_that_cannot_be_made_leaves_the_scripts_exit_code(
-    started: type[Child], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_each_window_has_a_page_and_one_that_cannot_be_made_leaves_the_scripts_exit_code(
+    started: type[Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = SimpleNamespace(status="complete")
-    capture = SimpleNamespace(
-        folder="iter-3-8", rank=0, manifest=manifest, artifacts=[Path("profiles/torch/iter-3-8/rank-0.gz")]
-    )
-    monkeypatch.setattr(run_module, "captures_since", lambda root, started_ns: [capture])
-    Path("profiles/report-iter-3-8.html").mkdir(parents=True)
-    result = typed("--report", SCRIPT)
-    assert result.exit_code == 137
-    assert "report-iter-3-8.html cannot be written" in result.output
-
-
-def test_each_window_has_a_page_of_its_own_next_to_its_captures(started: type[Child], monkeypatch: pytest.MonkeyPatch) -> None:
     captures = [
         SimpleNamespace(folder=folder, rank=0, manifest=SimpleNamespace(status="complete"), artifacts=[Path(folder) / "trace"])
         for folder in ("iter-3-8", "iter-9-10")
     ]
     pages: dict[str, str] = {}
     monkeypatch.setattr(run_module, "captures_since", lambda root, started_ns: captures)
-    monkeypatch.setattr(run_module, "_report", lambda place, page: pages.update({str(place): page.name}))
-    typed("--report", SCRIPT)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "_report", lambda place, page: pages.update({str(place): page.name}))
+        typed("--report", SCRIPT)
     assert pages == {"iter-3-8": "report-iter-3-8.html", "iter-9-10": "report-iter-9-10.html"}
+    Path("profiles/report-iter-3-8.html").mkdir(parents=True)
+    result = typed("--report", SCRIPT)
+    assert result.exit_code == 137
+    assert "report-iter-3-8.html cannot be written" in result.output
 
 
 @pytest.mark.parametrize(
@@ -206,14 +199,12 @@ def test_a_rank_of_another_launcher_becomes_the_script(monkeypatch: pytest.Monke
     [
         (("nowhere.py",), "nowhere.py does not exist"),
         (("--steps", "5:5", SCRIPT), "--steps 5:5: the window is empty; .* Type --steps 5:6"),
-        (("--steps", "8:3", SCRIPT), "Type --steps 3:8"),
         (("--ranks", "0,2", "--nproc", "2", SCRIPT), "--ranks names 2, but the job has 2 ranks"),
         (("--config", "empty.yaml", SCRIPT), "empty.yaml has no section profiling"),
         (("--set", "profile_evry=3", SCRIPT), "--set profile_evry does not exist.*Type --set profile_every=3"),
         (("--nodes", "2", "--rdzv-endpoint", "host", SCRIPT), "--nodes 2 needs --node-rank"),
         (("--nodes", "2", "--node-rank", "0", SCRIPT), "--nodes 2 needs --rdzv-endpoint"),
         (("--nodes", "2", "--node-rank", "0", "--rdzv-endpoint", "host:2950o", SCRIPT), "host:2950o is not HOST or HOST:PORT"),
-        (("--nodes", "2", "--node-rank", "0", "--rdzv-endpoint", ":29500", SCRIPT), ":29500 is not HOST or HOST:PORT"),
         (("train.sh",), "train.sh is a shell script"),
         (("empty",), "empty is a directory without a __main__.py"),
         (("--nodes", "2", "--node-rank", "2", "--rdzv-endpoint", "host:1", SCRIPT), "--node-rank 2 is outside 2 machines"),

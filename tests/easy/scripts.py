@@ -1,11 +1,11 @@
 """Scripts that know nothing of profiling, and how they are run: by Python itself, and by `bridge-profiling run`."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.integrations.captured import Captured
+from tests.system import jobs
 
 #: The beginning of scripts. They are compiled also where `make test` switches compiling off.
 HEAD = """
@@ -73,8 +73,7 @@ if __name__ == "__main__":
 
 def python(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `python ARGUMENTS` in a folder."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "BRIDGE_PROFILING_"))}
-    variables = inherited | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | environment
+    variables = jobs.environment(**{"COLUMNS": "200"} | environment)
     return subprocess.run([sys.executable, *arguments], cwd=folder, env=variables, capture_output=True, text=True, timeout=240)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridge_profiling import ProfilingConfigError, easy, monitor
+from bridge_profiling import ProfilingConfigError
 from bridge_profiling.easy import auto_profile, phase, phase_times, reset_phase_times
 from bridge_profiling.easy.steps import PhaseTime
 from bridge_profiling.launch_env import LAUNCH_VARIABLE
@@ -87,8 +87,7 @@ def test_only_calls_of_the_first_caller_count_and_phases_in_them_are_ranges(tmp_
 
 @pytest.mark.integration
 def test_ranks_need_not_call_it_together(tmp_path: Path) -> None:
-    ended = run_ranks(_uneven, folder=tmp_path, ranks=2)
-    assert ended.exit_codes == [0, 0], ended.stderr
+    run_ranks(_uneven, folder=tmp_path, ranks=2, check=True)
     statuses = [manifest(tmp_path / "out", rank, "iter-1-3")["status"] for rank in (0, 1)]
     assert statuses == ["complete", "missed"]
 
@@ -153,23 +152,10 @@ def test_the_example_says_where_its_capture_is_and_what_it_tells(tmp_path: Path)
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import bridge_profiling.easy as easy; assert {*easy.__all__} <= {*dir(easy)}; easy.phase, easy.auto_profile",
-        "import bridge_profiling.cli",
-    ],
-)
-def test_torch_is_not_loaded_before_the_script_loads_it(tmp_path: Path, statement: str) -> None:
-    ended = python(tmp_path, "-c", f"{statement}; import sys; sys.exit('torch' in sys.modules)")
+def test_torch_is_not_loaded_before_the_script_loads_it(tmp_path: Path) -> None:
+    loaded = "import sys, bridge_profiling.cli, bridge_profiling.easy as easy; easy.phase, easy.auto_profile"
+    ended = python(tmp_path, "-c", f"{loaded}; sys.exit('torch' in sys.modules)")
     assert ended.returncode == 0, ended.stderr
-
-
-def test_everything_is_found_in_one_place() -> None:
-    assert {name: getattr(easy, name).__name__ for name in easy.__all__} == {name: name for name in easy.__all__}
-    assert easy.GPUMonitor is monitor.GPUMonitor
-    with pytest.raises(AttributeError, match="no attribute 'profile'"):
-        easy.profile  # noqa: B018
 
 
 class TestPhases:

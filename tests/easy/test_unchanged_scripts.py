@@ -122,30 +122,17 @@ def test_an_exception_inside_the_window_shows_only_the_script_and_leaves_what_wa
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "printed"),
+    ("script", "code"),
     [
-        (
-            "raise RuntimeError('bad') from ValueError('never raised')",
-            1,
-            "ValueError: never raised\n\nThe above exception was the direct cause of the following exception:\n\n"
-            'Traceback (most recent call last):\n  File "{path}", line 1, in <module>\n'
-            "    raise RuntimeError('bad') from ValueError('never raised')\nRuntimeError: bad\n",
-        ),
-        ("x = = 3", 1, '  File "{path}", line 1\n    x = = 3\n        ^\nSyntaxError: invalid syntax\n'),
-        (
-            # Python's own handler, also where a shell has it ignore SIGINT.
-            "import signal; signal.signal(2, signal.default_int_handler); signal.raise_signal(2)",
-            130,
-            'Traceback (most recent call last):\n  File "{path}", line 1, in <module>\n    import signal; '
-            "signal.signal(2, signal.default_int_handler); signal.raise_signal(2)\n{arrows}\nKeyboardInterrupt\n",
-        ),
+        ("raise RuntimeError('bad') from ValueError('never raised')", 1),
+        ("x = = 3", 1),
+        # Python's own handler, also where a shell has it ignore SIGINT.
+        ("import signal; signal.signal(2, signal.default_int_handler); signal.raise_signal(2)", 130),
     ],
 )
-def test_an_error_is_shown_as_python_shows_it_and_nothing_else_is_said(tmp_path, train, script, code, printed) -> None:
+def test_an_error_is_shown_as_python_shows_it_and_nothing_else_is_said(tmp_path, train, script, code):
     ended = train(f"{script}\n", "--steps", "3:6")
-    assert ended.exit_codes == [code]
-    arrows = next((line for line in ended.stderr.splitlines() if set(line) == {" ", "^"}), "")
-    assert ended.stderr == printed.format(path=tmp_path / "train.py", arrows=arrows)
+    assert (ended.exit_codes, ended.stderr) == ([code], python(tmp_path, str(tmp_path / "train.py")).stderr)
 
 
 def test_a_model_is_saved_copied_and_exported_as_without(tmp_path: Path, train) -> None:

@@ -1,6 +1,4 @@
-"""Trains gpt_tiny once for each fault, in one process, and returns what the fault left.
-
-    torchrun … run_faults.py FOLDER 'rank 1 is killed (SIGKILL)'
+"""Trains gpt_tiny once for each fault, in forked ranks, and returns what the fault left.
 
 Faults strike the real loop, the real profiler or the real file system.
 """
@@ -24,7 +22,7 @@ from bridge_profiling.overrides import apply_overrides
 from launch.pretrain import pretrain
 from recipes.megatron.train import Loop
 from recipes.models import gpt_tiny
-from tests.capture.conftest import raising
+from tests.capture.conftest import Run, raising
 
 SETTINGS = {
     "torch": "profiling.use_pytorch_profiler=true",
@@ -124,8 +122,6 @@ def train(losses: Path, profiler: str | None, output_dir: Path) -> str:
 
 def strike_one_after_the_other(folder: Path, cases: Sequence[tuple[str, str]]) -> None:
     """Train once for each fault and profiler, and once without; results.json says what each left."""
-    from tests.capture.conftest import Run
-
     plain = folder / "unprofiled.jsonl"
     train(plain, None, folder)
     results = {}
@@ -153,7 +149,3 @@ def strike_a_rank(folder: Path, fault: str) -> None:
     with in_iteration(RANK_FAULTS[fault] if rank == 1 else lambda: None):
         ending = train(folder / f"rank-{rank}.jsonl", "torch", folder / "profiles")
     sys.exit(ending != "goes on")
-
-
-if __name__ == "__main__":
-    strike_a_rank(Path(sys.argv[1]), sys.argv[2])

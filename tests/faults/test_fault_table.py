@@ -4,15 +4,12 @@ The table in docs/concepts/faults.md says what each fault leaves, and every row 
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.capture.conftest import Run
-from tests.forked_ranks import LAUNCHER_VARIABLES, run_ranks
+from tests.forked_ranks import run_ranks
 
 pytest.importorskip("megatron.core")
 
@@ -37,8 +34,7 @@ def shown(captured: list[int] | None) -> str:
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory) -> dict[str, dict]:
     folder = tmp_path_factory.mktemp("faults")
-    done = run_ranks(run_faults.strike_one_after_the_other, folder, [row[:2] for row in OF_ONE_RANK], folder=folder)
-    assert done.exit_codes == [0], done.stdout + done.stderr
+    run_ranks(run_faults.strike_one_after_the_other, folder, [row[:2] for row in OF_ONE_RANK], folder=folder, check=True)
     return json.loads((folder / "results.json").read_text())
 
 
@@ -66,29 +62,13 @@ def test_a_fault_leaves_what_was_captured_and_the_truth_about_it(struck, row):
     assert found["half_written"] == []
 
 
-def _check_ranks(folder: Path, captured: str, status: str) -> None:
-    run = Run(folder / "profiles")
-    outcomes = [run.outcome("iter-2-5", rank) for rank in (0, 1)]
-    assert "; ".join(f"rank {rank}: {shown(one[1])}" for rank, one in enumerate(outcomes)) == captured
-    assert "; ".join(f"rank {rank}: {one[0]}" for rank, one in enumerate(outcomes)) == status
-    assert all(run.manifest("iter-2-5", rank)["reason"] for rank in (0, 1))
-
-
 @pytest.mark.parametrize("row", OF_TWO_RANKS, ids=lambda row: row[0])
 def test_a_rank_that_fails_leaves_the_others_their_capture(tmp_path, row):
     """The rank that is left is stopped with SIGTERM, as torchrun does it."""
     done = run_ranks(run_faults.strike_a_rank, tmp_path, row[0], folder=tmp_path, ranks=2)
     assert all(done.exit_codes), done.stdout + done.stderr
-    _check_ranks(tmp_path, *row[3:5])
-
-
-@pytest.mark.system
-def test_so_it_is_under_torchrun(tmp_path):
-    name, *_, captured, status, _ = OF_TWO_RANKS[-1]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint"]
-    command = [sys.executable, *torchrun, "localhost:0", run_faults.__file__, str(tmp_path), name]
-    environment = {key: value for key, value in os.environ.items() if key not in LAUNCHER_VARIABLES}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1, done.stdout + done.stderr
-    _check_ranks(tmp_path, captured, status)
+    run = Run(tmp_path / "profiles")
+    outcomes = [run.outcome("iter-2-5", rank) for rank in (0, 1)]
+    assert "; ".join(f"rank {rank}: {shown(captured)}" for rank, (_, captured) in enumerate(outcomes)) == row[3]
+    assert "; ".join(f"rank {rank}: {status}" for rank, (status, _) in enumerate(outcomes)) == row[4]
+    assert all(run.manifest("iter-2-5", rank)["reason"] for rank in (0, 1))

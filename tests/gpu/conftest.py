@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import NEEDS
 from tests.gpu.catalog import JOBS
 from tests.gpu.jobs import Job, Jobs, JobSpec, devices
-
-#: Where the session's figures go as JSON, when it is set.
-RESULTS_VARIABLE = "BRIDGE_PROFILING_GPU_RESULTS"
-
-_STEPS = ("step_before_ms", "step_inside_ms", "step_after_ms", "step_that_pays_for_the_end_ms")
 
 _ENDED = pytest.StashKey[list[Job]]()
 
@@ -72,25 +64,12 @@ def _why_not(spec: JobSpec) -> str | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """A line a job, whatever became of its tests; all figures as JSON where they are asked for."""
-    ended = config.stash.get(_ENDED, [])
-    if not ended:
-        return
-    figures = [_figures(job) for job in sorted(ended, key=lambda job: list(JOBS).index(job.name))]
-    terminalreporter.section("jobs: step before, inside and after the window, and what pays for its end")
-    for row in figures:
-        steps = " ".join(f"{step:9.1f}" if (step := row.get(name)) is not None else f"{'-':>9}" for name in _STEPS)
-        sizes = ", ".join(f"{suffix} {size:,}" for suffix, size in row.get("bytes_per_rank_and_iteration", {}).items())
-        head = f"{row['job']:28} {row['gpus']} GPU {row['seconds']:6.1f} s  exit {row['returncode']!s:>4}"
-        terminalreporter.write_line(f"{head} |{steps} ms | {sizes} {row.get('unread', '')}")
-    if RESULTS_VARIABLE in os.environ:
-        Path(os.environ[RESULTS_VARIABLE]).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-
-
-def _figures(job: Job) -> dict:
-    try:
-        return job.figures()
-    except Exception as error:
-        # A job that broke must not hide the figures of the others.
-        known = {"job": job.name, "gpus": job.spec.gpus, "seconds": job.seconds, "returncode": job.returncode}
-        return known | {"unread": repr(error)}
+    """A line a job, whatever became of its tests."""
+    for job in sorted(config.stash.get(_ENDED, []), key=lambda job: list(JOBS).index(job.name)):
+        try:
+            figures = job.figures()
+        except Exception as error:
+            # A job that broke must not hide the figures of the others.
+            figures = repr(error)
+        head = f"{job.name:28} {job.spec.gpus} GPU {job.seconds:6.1f} s  exit {job.returncode!s:>4}"
+        terminalreporter.write_line(f"{head} | {figures}")

@@ -208,41 +208,21 @@ class Job:
         """Every file under its output directory, also hidden ones."""
         return {str(path.relative_to(self.profiles)) for path in self.profiles.rglob("*") if path.is_file()}
 
-    def figures(self) -> dict[str, object]:
-        """What the session tells of it: step times from the manifest of the first profiled rank, and bytes per iteration."""
-        told: dict[str, object] = {
-            "job": self.name,
-            "recipe": self.spec.recipe,
-            "gpus": self.spec.gpus,
-            "overrides": list(self.spec.overrides),
-            "profiler": " ".join([self.spec.profiler, *(text for text in self.spec.options if text.startswith("--"))]),
-            "ranks": list(self.spec.selected) if self.spec.profiler != "none" else [],
-            "seconds": round(self.seconds, 1),
-            "returncode": self.returncode,
-            "shared_gpus": not self.spec.alone,
-        }
+    def figures(self) -> str:
+        """Median step before, inside and after the window, and bytes per iteration, of the first profiled rank."""
         if self.spec.profiler == "none" or not self.manifests:
-            return told
+            return ""
         manifest = self.manifests[min(self.manifests)]
-        timed = manifest["durations_ns"]
+        timed, (start, end) = manifest["durations_ns"], self.spec.window
         durations = dict(zip(timed["iteration"], timed["duration_ns"], strict=True))
-        first, (start, end) = min(durations, default=0), self.spec.window
-        captured = (manifest["captured"] or {}).get("iterations", [])
-        # Not the run's first two, which set things up; not those beside the window, which pay for its edges.
-        before = [ns for iteration, ns in durations.items() if first + 2 <= iteration < start - 1]
-        after = [ns for iteration, ns in durations.items() if iteration > end]
-        inside = [durations[iteration] for iteration in captured if iteration in durations]
-        told["status"] = {rank: found["status"] for rank, found in self.manifests.items()}
-        for name, group in (("before", before), ("inside", inside), ("after", after)):
-            told[f"step_{name}_ms"] = round(statistics.median(group) / 1e6, 3) if group else None
-        told["step_that_pays_for_the_end_ms"] = round(durations[end] / 1e6, 3) if end in durations else None
-        sizes: dict[str, float] = {}
-        for outcome in manifest["profilers"]:
-            for artifact in outcome["artifacts"]:
-                sizes[Path(artifact["path"]).suffix] = artifact["bytes"] / max(len(captured), 1)
-        told["bytes_per_rank_and_iteration"] = {suffix: round(size) for suffix, size in sizes.items()}
-        told["versions"] = manifest["versions"]
-        return told
+        # Not the run's first two, which set things up; not those next to the window, which pay for its edges.
+        parts = (range(min(durations) + 2, start - 1), range(start, end), range(end + 1, max(durations) + 1))
+        steps = [[durations[number] / 1e6 for number in part if number in durations] for part in parts]
+        medians = " → ".join(f"{statistics.median(step):.1f}" if step else "-" for step in steps)
+        iterations = max(len((manifest["captured"] or {}).get("iterations", [])), 1)
+        written = [artifact for outcome in manifest["profilers"] for artifact in outcome["artifacts"]]
+        sizes = (f"{Path(each['path']).suffix} {each['bytes'] // iterations:,}" for each in written)
+        return f"step {medians} ms, bytes per iteration: {', '.join(sizes)}"
 
 
 class Jobs:

@@ -60,19 +60,11 @@ def test_the_rank_that_waited_for_it_leaves_a_capture_or_says_why_there_is_none(
         assert job.tables(0, source).device_events.num_rows > 500
 
 
-@two_gpus
-@pytest.mark.parametrize("job", TERMINATED, indirect=True)
-def test_sigterm_to_the_launcher_ends_the_job_and_leaves_what_every_rank_captured(job):
-    assert job.returncode not in (None, 0), job.tail
-    assert left_running(job.folder) == []
+@pytest.mark.parametrize("job", [*(pytest.param(name, marks=two_gpus) for name in TERMINATED), *ALONE], indirect=True)
+def test_sigterm_to_the_launcher_or_the_rank_leaves_what_every_rank_captured(job):
+    """A rank that is started without a launcher ends with the exit code of the signal."""
+    assert job.returncode == 143 if job.spec.direct else job.returncode not in (None, 0), job.tail
     for rank in job.spec.selected:
         check_capture(job, rank)
         assert "the process exited (code 143)" in job.manifests[rank]["reason"]
-
-
-@pytest.mark.parametrize("job", ALONE, indirect=True)
-def test_sigterm_to_a_rank_leaves_what_it_captured_and_exit_code_143(job):
-    assert job.returncode == 143, job.tail
-    check_capture(job, 0)
-    assert "the process exited (code 143)" in job.manifests[0]["reason"]
     assert left_running(job.folder) == []

@@ -53,24 +53,16 @@ def run(request, tmp_path_factory):
 
 
 def test_each_rank_captures_exactly_the_window(run):
-    for rank in (0, 1):
+    captures = [capture for capture in find_run(run).captures if capture.source == "kineto"]
+    assert [capture.rank for capture in captures] == [0, 1]
+    for rank, capture in enumerate(captures):
         manifest = json.loads((run / "manifest" / "iter-3-5" / f"rank-{rank}.json").read_text())
         assert (manifest["status"], manifest["reason"]) == ("complete", None)
         assert manifest["coordinates"]["dp"] == [rank, 2]
-        assert manifest["framework"]["name"]
-
-
-def test_what_the_gpu_did_and_said_belongs_to_the_windows_iterations(run):
-    captures = [capture for capture in find_run(run).captures if capture.source == "kineto"]
-    assert [capture.rank for capture in captures] == [0, 1]
-    for capture in captures:
         tables = load(capture, cached=False)
         assert tables.iterations["iteration"].to_pylist() == [3, 4]
-        kinds = set(tables.device_events["kind"].to_pylist())
-        assert {"compute", "communication"} <= kinds
+        assert {"compute", "communication"} <= set(tables.device_events["kind"].to_pylist())
         assert set(tables.device_events["backend"].to_pylist()) - {None} == {"nccl"}
-        operations = set(tables.collectives["operation"].to_pylist())
-        assert operations & {"all_reduce", "reduce_scatter", "reduce"}, operations
 
 
 def test_memory_of_phases_is_measured(run):

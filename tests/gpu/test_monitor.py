@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, sleep
-from urllib.request import urlopen
 
 import pytest
 
-from bridge_profiling.monitor import GPUMonitor, Monitor, Prometheus
+from bridge_profiling.monitor import GPUMonitor, Monitor
 from bridge_profiling.monitor.gpus import Gpus
 from bridge_profiling.monitor.metrics import GPU_METRICS
 from bridge_profiling.monitor.training import device_memory
@@ -97,13 +94,7 @@ def uuid() -> str:
     return f"GPU-{torch.cuda.get_device_properties(0).uuid}".replace("GPU-GPU-", "GPU-")
 
 
-@pytest.fixture
-def told(record_property):
-    """Says a figure in the session's summary."""
-    return lambda text: record_property("told", text)
-
-
-def test_nvml_and_nvidia_smi_agree_while_the_gpu_works(uuid, told):
+def test_nvml_and_nvidia_smi_agree_while_the_gpu_works(uuid):
     if shutil.which("nvidia-smi") is None:
         pytest.skip("no nvidia-smi on PATH")
     gpus = Gpus([uuid])
@@ -121,23 +112,21 @@ def test_nvml_and_nvidia_smi_agree_while_the_gpu_works(uuid, told):
     gpus.close()
     assert {"memory_used_bytes", "temperature_celsius", "sm_clock_hertz"} <= pairs.keys()
     for metric, both in pairs.items():
-        told(f"{metric}: " + ", ".join(f"{ours:.6g} (nvidia-smi {smi:.6g})" for ours, smi in both))
         nearest = min(abs(ours - smi) for ours, smi in both)
         assert nearest <= SMI[metric][2], (metric, both)
     if "utilization_ratio" in pairs:
         assert max(ours for ours, _ in pairs["utilization_ratio"]) > 0.5
 
 
-def test_every_metric_is_read_or_has_a_reason(uuid, told):
+def test_every_metric_is_read_or_has_a_reason(uuid):
     with GPUMonitor([uuid], interval=0.2) as monitor:
         sleep(1)
     (gpu,) = monitor.get_summary()["gpus"]
     assert gpu["metrics"].keys() | gpu["unavailable"].keys() == GPU_METRICS.keys()
     assert not gpu["metrics"].keys() & gpu["unavailable"].keys()
-    told(f"unavailable here: {gpu['unavailable']}")
 
 
-def test_a_copy_of_known_size_is_seen_on_pcie(uuid, told):
+def test_a_copy_of_known_size_is_seen_on_pcie(uuid):
     import torch
 
     host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
@@ -155,12 +144,11 @@ def test_a_copy_of_known_size_is_seen_on_pcie(uuid, told):
         pytest.skip(f"the driver reports no PCIe throughput: {readings.unavailable}")
     # What goes over the wire has packet headers too, and a short window may meet a pause.
     middle = sorted(rates)[len(rates) // 2]
-    told(f"host to device: {rate / 1e9:.1f} GB/s copied, {middle / 1e9:.1f} GB/s read in the median of {len(rates)}")
     assert 0.7 * rate < middle < 1.5 * rate
 
 
 @pytest.mark.needs("gpus2")
-def test_a_copy_between_gpus_is_seen_on_nvlink(uuid, told):
+def test_a_copy_between_gpus_is_seen_on_nvlink(uuid):
     import torch
 
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0")
@@ -180,11 +168,10 @@ def test_a_copy_between_gpus_is_seen_on_nvlink(uuid, told):
     sent = readings.values.get("nvlink_transmit_bytes_per_second")
     if sent is None:
         pytest.skip(f"no NVLink: {readings.unavailable.get('nvlink_transmit_bytes_per_second')}")
-    told(f"device to device: {rate / 1e9:.1f} GB/s copied, {sent / 1e9:.1f} GB/s read")
     assert 0.8 * rate < sent < 1.3 * rate
 
 
-def test_a_trainings_own_memory_is_torchs(told):
+def test_a_trainings_own_memory_is_torchs():
     import torch
 
     held = torch.empty(100 << 20, dtype=torch.uint8, device="cuda:0")
@@ -193,25 +180,6 @@ def test_a_trainings_own_memory_is_torchs(told):
     assert values["allocated_bytes"] == sum(torch.cuda.memory_allocated(device) for device in devices) >= held.numel()
     assert values["reserved_bytes"] == sum(torch.cuda.memory_reserved(device) for device in devices)
     assert values["allocated_peak_bytes"] == sum(torch.cuda.max_memory_allocated(device) for device in devices)
-
-
-def test_a_working_gpu_is_served_to_prometheus(uuid):
-    pytest.importorskip("prometheus_client")
-    server = Prometheus(0)
-    with Monitor(sinks=[server], interval=0.2, gpus=[uuid], rank=0) as monitor, busy():
-        monitor.training.end_step(tokens=1)
-        sleep(1)
-        with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
-            served = answer.read().decode()
-    lines = dict(line.rsplit(" ", 1) for line in served.splitlines() if not line.startswith("#"))
-    power = [float(value) for name, value in lines.items() if name.startswith("bridge_profiling_gpu_power_watts{")]
-    assert len(power) == 1
-    assert power[0] > 50
-    assert any(uuid in name for name in lines)
-    (allocated,) = [
-        float(value) for name, value in lines.items() if name.startswith("bridge_profiling_training_allocated_bytes{")
-    ]
-    assert allocated >= 2 * 8192 * 8192
 
 
 def test_a_cuda_graph_can_be_captured_beside_the_monitor():
@@ -230,12 +198,3 @@ def test_a_cuda_graph_can_be_captured_beside_the_monitor():
         torch.cuda.synchronize()
     assert result.sum().item() == 2048
     assert monitor.sample.training.unavailable["loss"].startswith("it is on the GPU")
-
-
-def test_the_command_shows_the_gpu(uuid):
-    command = [sys.executable, "-m", "bridge_profiling.cli", "monitor", "--duration", "1.5", "--gpus", uuid]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
-    assert done.returncode == 0, done.stderr
-    assert " busy " in done.stdout
-    assert " W " in done.stdout
-    assert "GPUs unavailable" not in done.stdout

@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.gpu.catalog import JOBS, TE_UNDER_NSYS, TE_WITH_MEMORY, TRANSFORMER_ENGINE
-from tests.gpu.jobs import NO_MULTICAST, check_multicast
+from tests.gpu.catalog import TE_UNDER_NSYS, TE_WITH_MEMORY, TRANSFORMER_ENGINE
 from tests.gpu.kernels import (
     COMPUTE,
     WINDOW,
@@ -18,10 +17,9 @@ from tests.gpu.kernels import (
     kernels_of,
     launched_by,
     matrix_products,
-)  # fmt: skip
+)
 
-pytestmark = pytest.mark.timeout(900)
-on_gpus = pytest.mark.needs("cuda", "megatron", "nemo_run", "transformer_engine")
+pytestmark = [pytest.mark.needs("cuda", "megatron", "nemo_run", "transformer_engine"), pytest.mark.timeout(900)]
 
 UNDER_TORCH = [f"{name}-torch" for name in TRANSFORMER_ENGINE]
 UNDER_NSYS = [f"{name}-nsys" for name in TE_UNDER_NSYS]
@@ -42,7 +40,6 @@ trained = pytest.mark.parametrize("job", [*TRANSFORMER_ENGINE, *PROFILED], indir
 profiled = pytest.mark.parametrize("job", PROFILED, indirect=True)
 
 
-@on_gpus
 @trained
 def test_it_trains_with_transformer_engines_layers_to_its_end(job):
     assert job.returncode == 0, job.tail
@@ -51,7 +48,6 @@ def test_it_trains_with_transformer_engines_layers_to_its_end(job):
     assert all(re.fullmatch(r"0x1\.[0-9a-f]+p[+-]\d+", loss) for loss in job.losses.values()), "a number, and no NaN"
 
 
-@on_gpus
 @profiled
 def test_the_window_is_exact_on_every_rank_and_each_iteration_shows_the_cases_libraries(job):
     check_window(job)
@@ -66,22 +62,12 @@ def test_the_window_is_exact_on_every_rank_and_each_iteration_shows_the_cases_li
             assert matrix_products(names) > 0
 
 
-@on_gpus
 @pytest.mark.parametrize(("job", "reference"), [(name, name.split("-")[0]) for name in PROFILED], indirect=True)
 def test_losses_are_the_same_to_the_last_bit_with_and_without_profiling(job, reference):
     assert len(reference.losses) == 20, reference.tail
     assert job.losses == reference.losses
 
 
-@on_gpus
-@pytest.mark.parametrize(("job", "reference"), [(f"{name}-torch", f"{name}-nsys") for name in TE_UNDER_NSYS], indirect=True)
-def test_torch_and_nsys_see_the_same_matrix_products(job, reference):
-    for rank in job.spec.selected:
-        one, other = (each.traces()[rank] for each in (job, reference))
-        assert matrix_products(kernels_of(one, COMPUTE)[11]) == matrix_products(kernels_of(other, COMPUTE)[11])
-
-
-@on_gpus
 @pytest.mark.parametrize("job", ["te_cuda_graphs-torch", "te_cuda_graphs-nsys"], indirect=True)
 def test_transformer_engines_kernels_are_launched_with_their_graph(job):
     launched = Counter(launched_by(job.traces()[0], "cudaGraphLaunch"))
@@ -89,20 +75,9 @@ def test_transformer_engines_kernels_are_launched_with_their_graph(job):
     assert any("transformer_engine" in name for name in launched)
 
 
-@on_gpus
 @pytest.mark.parametrize("job", [f"{TE_WITH_MEMORY}-torch"], indirect=True)
 def test_the_memory_history_names_transformer_engines_allocations(job):
     check_allocation_sites(job, "transformer_engine/pytorch")
     for rank in job.spec.selected:
         allocated = sum(job.tables(rank, "memory")["allocations"]["bytes"].to_pylist())
         assert allocated > 4 * 7_087_872 * 2, "more than the layers' weights"
-
-
-def test_communication_overlap_is_refused_where_it_would_use_multicast():
-    """Runs anywhere: it is what keeps the next one from doing harm."""
-    spec = JOBS["te_comm_overlap"]
-    assert spec.environment[NO_MULTICAST] == "1"
-    check_multicast(spec, spec.environment)
-    for environment in ({}, {NO_MULTICAST: "0"}):
-        with pytest.raises(RuntimeError, match="multicast"):
-            check_multicast(spec, environment)

@@ -27,14 +27,7 @@ _NOT_PASSED_ON = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "BRIDGE_PROFILING_DIR", "T
 @functools.cache
 def why_no_bridge() -> str | None:
     """Why no Megatron Bridge can be imported here, with what to type, or None. May install one into `.cache`."""
-    if named := os.environ.get("BRIDGE_PYTHON"):
-        program = "from importlib.metadata import version; version('megatron-core'), version('megatron-bridge')"
-        try:
-            subprocess.run([named, "-c", program], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):
-            return f"BRIDGE_PYTHON={named} does not start, or has no Megatron Bridge with megatron-core"
-        return None
-    if _distribution("megatron-bridge"):
+    if os.environ.get("BRIDGE_PYTHON") or _distribution("megatron-bridge"):
         return None
     core = _distribution("megatron-core")
     if core is None:
@@ -45,8 +38,7 @@ def why_no_bridge() -> str | None:
     try:
         _overlay(release)
     except subprocess.CalledProcessError as error:
-        last = (error.stderr.strip().splitlines() or ["no message"])[-1]
-        return f"pip install --no-deps -r tests/versions/bridge-{release}.txt failed: {last}"
+        return f"pip install --no-deps -r tests/versions/bridge-{release}.txt failed: {error.stderr[-300:]}"
     return None
 
 
@@ -58,8 +50,7 @@ def interpreter() -> tuple[str, list[str]]:
         return named, []
     if _distribution("megatron-bridge"):
         return sys.executable, []
-    core = _distribution("megatron-core")
-    assert core is not None
+    core = metadata.version("megatron-core")
     return sys.executable, [str(_overlay(BRIDGE_FOR_CORE[core.rpartition(".")[0]]))]
 
 

@@ -21,7 +21,6 @@ import os
 import runpy
 import signal
 import sys
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -32,10 +31,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.ports import free_port
 
-#: Many times what a training takes; a rank whose peer has died is left this long to find out.
+#: Many times what a training takes; a rank whose peer has died is left this long to find out, and killed by SIGALRM.
 _PATIENCE_S = 300
 
-#: The model and its training, as small as they can be. Sections and fields are those of Bridge's ConfigContainer.
+#: The model, as small as it can be, with layers of megatron-core's own.
+MODEL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32, "transformer_impl": "local"}
+MODEL |= {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+
+#: Its training. Sections and fields are those of Bridge's ConfigContainer.
 _SMALL = {
     "train.train_iters": 12,
     "train.micro_batch_size": 1,
@@ -57,13 +60,10 @@ class Case:
         out: where it writes; made if it is missing.
         ranks: data-parallel ranks.
         config: what to set in Bridge's config, as {"section.field": value}.
-        callback: train with our callback; without, Bridge's own profiling does what `config` asks for.
+        callback: train with our callback.
         settings: arguments of our callback; `output_dir` is `out/profiles`.
-        bare: leave out the `with` around `pretrain`.
         fault: {"raise": i} raises in the forward step of iteration i, {"signal": i} sends the process SIGTERM there; with
             "rank", on that rank alone.
-        again: after that exception, train once more in the same process, as Bridge's in-process restart does.
-        finetune: call Bridge's `finetune` instead.
         script: a script to run in the place of all this, with these arguments.
     """
 
@@ -72,10 +72,7 @@ class Case:
     config: dict[str, Any] = field(default_factory=dict)
     callback: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
-    bare: bool = False
     fault: dict[str, int] = field(default_factory=dict)
-    again: bool = False
-    finetune: bool = False
     script: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -103,15 +100,7 @@ def configuration(case: Case) -> Any:
 
     from recipes.megatron.cpu import _WITHOUT_CUDA
 
-    model = GPTModelProvider(
-        num_layers=2,
-        hidden_size=64,
-        num_attention_heads=4,
-        seq_length=32,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        transformer_impl="local",
-    )
+    model = GPTModelProvider(**MODEL)
     for name, value in _WITHOUT_CUDA.items():
         setattr(model, name, value)
     sections = {
@@ -160,9 +149,7 @@ def configuration(case: Case) -> Any:
 def train(case: Case, rank: int) -> None:
     """Train as `case` says, in this process."""
     import torch
-    from megatron.bridge.training.finetune import finetune
     from megatron.bridge.training.gpt_step import forward_step
-    from megatron.bridge.training.initialize import destroy_global_state
     from megatron.bridge.training.pretrain import pretrain
     from megatron.bridge.training.state import GlobalState
 
@@ -185,20 +172,17 @@ def train(case: Case, rank: int) -> None:
     if case.callback:
         profiling = ProfilingCallback(config, output_dir=f"{case.out}/profiles", **case.settings)
         callbacks.append(profiling)
-    entry = finetune if case.finetune else pretrain
-    with nullcontext() if case.bare else profiling:
-        try:
-            entry(config=config, forward_step_func=step, callbacks=callbacks)
-        except RuntimeError:
-            if not case.again:
-                raise
-            case.fault = {}
-            # What Bridge's in-process restart does in between.
-            destroy_global_state()
-            if torch.distributed.is_initialized():
-                torch.distributed.destroy_process_group()
-            entry(config=config, forward_step_func=step, callbacks=callbacks)
-    print("pretrain() has returned")
+    with profiling:
+        pretrain(config=config, forward_step_func=step, callbacks=callbacks)
+
+
+#: Bridge's plugins, and their names in the names of functions.
+PLUGINS = {
+    "NsysPlugin": "nsys",
+    "PyTorchProfilerPlugin": "pytorch_profiler",
+    "FaultTolerancePlugin": "fault_tolerance",
+    "PreemptionPlugin": "preemption",
+}
 
 
 def describe() -> dict[str, Any]:
@@ -224,10 +208,7 @@ def describe() -> dict[str, Any]:
         return found
 
     plugins = {}
-    for name in ("nsys", "pytorch_profiler", "fault_tolerance", "preemption"):
-        plugin = {"nsys": "NsysPlugin", "pytorch_profiler": "PyTorchProfilerPlugin"}.get(name) or (
-            "".join(part.title() for part in name.split("_")) + "Plugin"
-        )
+    for plugin, name in PLUGINS.items():
         arguments = getattr(run_plugins, f"{plugin}ScriptArgs")
         values = fields(getattr(run_plugins, plugin)) | {"profile_step_start": 4, "profile_step_end": 6, "profile_ranks": [0]}
         names = list(fields(arguments))
@@ -256,29 +237,17 @@ def fork_ranks(case: Case) -> list[int] | tuple[Case, int]:
     Path(case.out).mkdir(parents=True, exist_ok=True)
     port = free_port()
     sys.stdout.flush()
-    running: dict[int, int] = {}
+    running = []
     for rank in range(case.ranks):
-        pid = os.fork()
-        if pid == 0:
+        running.append(os.fork())
+        if running[rank] == 0:
             _become_rank(case, rank, port)
             return case, rank
-        running[pid] = rank
-    codes = [0] * case.ranks
-    deadline = time.monotonic() + _PATIENCE_S
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
-            continue
-        if time.monotonic() > deadline:
-            for pid in running:
-                os.kill(pid, signal.SIGKILL)
-            deadline = float("inf")
-        time.sleep(0.02)
-    return codes
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in running]
 
 
 def _become_rank(case: Case, rank: int, port: int) -> None:
+    signal.alarm(_PATIENCE_S)
     log = os.open(f"{case.out}/rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)

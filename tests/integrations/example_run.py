@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from typer.testing import CliRunner
 from bridge_profiling.cli import app
 from tests.integrations import with_and_without
 from tests.integrations.captured import Captured
+from tests.system.jobs import ended_well, environment
 
 _EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -23,11 +22,8 @@ class ExampleRun:
     def __init__(self, script: str, folder: Path) -> None:
         self.script, self._folder = _EXAMPLES / script, folder
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        environment.pop("BRIDGE_PROFILING_DIR", None)
         command += [with_and_without.__file__, str(self.script), str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
-        assert done.returncode == 0, done.stderr
+        ended_well(command, env=environment(CUDA_VISIBLE_DEVICES=""))
         self.captured = Captured(folder / "with" / "profiles", "iter-3-5")
 
     def losses(self, kind: str, rank: int) -> list[str]:

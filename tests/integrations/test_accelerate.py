@@ -30,10 +30,6 @@ def test_the_example_captures_its_window_on_each_rank_and_changes_no_loss(tmp_pa
     assert (framework["strategy"], framework["gradient_accumulation"]) == ("MULTI_CPU", 2)
 
 
-def test_losses_are_bit_identical_with_and_without(training):
-    assert training.same_losses_with_and_without()
-
-
 def test_an_epochs_end_begins_no_iteration_and_its_last_may_have_fewer_batches(training):
     training.prepare(accumulation=3, batches=5)
     with training.profiling() as profiling:
@@ -81,17 +77,6 @@ def test_a_break_counts_an_iteration_only_if_its_work_was_done(training, worked,
     assert training.ending() == ("partial", [3], interrupted)
 
 
-def test_a_loop_that_goes_on_after_a_break_counts_on(training):
-    with training.profiling() as profiling:
-        for _ in range(3):
-            for number, batch in enumerate(profiling.batches(training.loader)):
-                training.step(batch)
-                if number == 1:
-                    break
-    assert training.ending() == ("complete", [3, 4], [])
-    assert training.iterations() == list(range(6))
-
-
 def test_saving_and_evaluating_in_the_loop_are_ranges(training):
     with training.profiling() as profiling:
         for number, batch in enumerate(profiling.batches(training.loader)):
@@ -109,13 +94,6 @@ def test_accelerates_own_profiler_and_this_one_exclude_each_other(training):
     training.prepare(handlers=[ProfileKwargs()])
     with pytest.raises(ProfilingConfigError, match="without ProfileKwargs"):
         training.profiling()
-
-
-def test_an_accelerate_profiler_that_is_running_is_not_disturbed(training):
-    with training.accelerator.profile() as theirs:
-        training.train()
-    assert any(event.key == "aten::linear" and event.count == 8 for event in theirs.key_averages())
-    assert training.captured.manifest()["status"] == "failed"
 
 
 def test_tensor_and_context_parallelism_of_a_parallelism_config_are_the_layout(training, monkeypatch):

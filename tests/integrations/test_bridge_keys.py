@@ -10,11 +10,11 @@ import pytest
 from bridge_profiling import plugins
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
+from tests.integrations.bridge_pretrain import PLUGINS
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("bridge", "nemo_run")]
 
 REQUIRED = {"profile_step_start": 4, "profile_step_end": 6}
-PLUGINS = ["NsysPlugin", "PyTorchProfilerPlugin", "FaultTolerancePlugin", "PreemptionPlugin"]
 
 
 def required(about, name: str) -> dict[str, int]:
@@ -22,35 +22,23 @@ def required(about, name: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_has_the_releases_arguments_and_defaults(about, name):
-    ours = {
-        field.name: "required" if field.default is dataclasses.MISSING else field.default
-        for field in dataclasses.fields(getattr(plugins, name))
-    }
-    assert {argument: ours.get(argument, "missing") for argument in about["plugins"][name]["arguments"]} == about["plugins"][
-        name
-    ]["arguments"]
+def test_a_plugin_has_the_releases_arguments_and_defaults_and_its_converter_the_releases_fields(about, name):
+    theirs, fields = about["plugins"][name], dataclasses.fields(getattr(plugins, name))
+    ours = {field.name: "required" if field.default is dataclasses.MISSING else field.default for field in fields}
+    assert {argument: ours.get(argument, "missing") for argument in theirs["arguments"]} == theirs["arguments"]
+    converted = dataclasses.fields(getattr(plugins, f"{name}ScriptArgs"))
+    assert [field.name for field in converted] == theirs["script_arguments"]
 
 
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_converter_gets_the_releases_fields(about, name):
-    ours = [field.name for field in dataclasses.fields(getattr(plugins, f"{name}ScriptArgs"))]
-    assert ours == about["plugins"][name]["script_arguments"]
-
-
-@pytest.mark.parametrize("executor", [run.LocalExecutor, lambda: run.SlurmExecutor(account="team")])
-@pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_emits_only_keys_that_the_release_knows(about, name, executor):
-    optional = {
-        argument: not default for argument, default in about["plugins"][name]["arguments"].items() if isinstance(default, bool)
-    }
-    for given in (required(about, name), required(about, name) | optional):
-        script = run.Script(path="pretrain.py", entrypoint="python")
-        getattr(plugins, name)(**given).setup(script, executor())
-        assert script.args or given.get("enable_exit_handler") is False
-        for argument in script.args:
-            section, key = argument.split("=")[0].split(".")
-            assert key in about[section], argument
+def test_a_plugin_emits_only_keys_that_the_release_knows(about, name):
+    defaults = about["plugins"][name]["arguments"].items()
+    switched = {argument: not default for argument, default in defaults if isinstance(default, bool)}
+    script = run.Script(path="pretrain.py", entrypoint="python")
+    getattr(plugins, name)(**required(about, name), **switched).setup(script, run.SlurmExecutor(account="team"))
+    for argument in script.args:
+        section, key = argument.split("=")[0].split(".")
+        assert key in about[section], argument
 
 
 @pytest.mark.parametrize("name", PLUGINS)

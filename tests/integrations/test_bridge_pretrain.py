@@ -1,14 +1,11 @@
 """Our callback in Megatron Bridge's own, whole `pretrain()`: the right window, nothing lost, and the same training.
 
 Each test trains a small GPT on CPU ranks: see `bridge_pretrain.py`. Bridge is the one that this Python has, or that of the
-Python which the variable BRIDGE_PYTHON names. Bridge's built-in profiling runs in the same way, for what docs say of it.
+Python which the variable BRIDGE_PYTHON names.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-import re
 from functools import cached_property
 from pathlib import Path
 
@@ -16,24 +13,25 @@ import pytest
 
 from recipes.megatron.cpu import _WITHOUT_CUDA
 from tests.integrations.bridge_environment import ROOT, BridgeProcess, under_torchrun
+from tests.integrations.bridge_pretrain import MODEL
 from tests.integrations.captured import Captured
+from tests.system.jobs import manifests
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("bridge")]
 
 TORCH = {"profiling.use_pytorch_profiler": True}
 ALL = {"profile_ranks": "all"}
-RESUMED = {"profiling.profile_step_start": 5, "profiling.profile_step_end": 7}
-#: The window of every case that names no other.
+#: The window of every case.
 FOLDER = "iter-4-6"
 
 
 class Training:
-    """What a training has left in its folder. The profiler of Bridge itself may crash at exit: None expects no exit code."""
+    """What a training has left in its folder."""
 
-    def __init__(self, bridge: BridgeProcess, folder: Path, exit_codes: list[int] | None, **case: object) -> None:
+    def __init__(self, bridge: BridgeProcess, folder: Path, exit_codes: list[int], **case: object) -> None:
         self.folder = folder
-        found = bridge.ask(out=str(folder), ranks=len(exit_codes or [0]), **case)
-        assert exit_codes in (found, None), self.log()
+        found = bridge.ask(out=str(folder), ranks=len(exit_codes), **case)
+        assert found == exit_codes, self.log()
 
     @cached_property
     def losses(self) -> list[dict[int, str]]:
@@ -44,26 +42,19 @@ class Training:
     def log(self, rank: int = 0) -> str:
         return (self.folder / f"rank-{rank}.log").read_text()
 
-    def captured(self, folder: str = FOLDER) -> Captured:
-        return Captured(self.folder / "profiles", folder)
+    @property
+    def captured(self) -> Captured:
+        return Captured(self.folder / "profiles", FOLDER)
 
-    def endings(self, folder: str = FOLDER) -> list[tuple[str, list[int] | None]]:
+    def endings(self) -> list[tuple[str, list[int] | None]]:
         """Status and captured iterations of each rank that has a manifest."""
-        manifests = self.manifests(folder)
-        return [(one["status"], (one["captured"] or {}).get("iterations")) for one in manifests]
+        return [(one["status"], (one["captured"] or {}).get("iterations")) for one in self.manifests()]
 
     def reasons(self) -> list[str | None]:
         return [one["reason"] for one in self.manifests()]
 
-    def manifests(self, folder: str = FOLDER) -> list[dict]:
-        paths = sorted((self.folder / "profiles" / "manifest" / folder).glob("rank-*.json"))
-        return [json.loads(path.read_text()) for path in paths]
-
-    def built_in_traces(self) -> list[list[int]]:
-        """The iterations whose forward pass stands in each trace of Bridge's own profiler."""
-        files = [*self.folder.glob("tensorboard/*.pt.trace.json"), *self.folder.glob("torch_profile/*.json.gz")]
-        texts = [(gzip.decompress if file.suffix == ".gz" else bytes)(file.read_bytes()).decode() for file in files]
-        return [sorted({int(number) for number in re.findall(r"forward of iteration (\d+)", text)}) for text in texts]
+    def manifests(self) -> list[dict]:
+        return list(dict(sorted(manifests(self.folder).items())).values())
 
 
 @pytest.fixture
@@ -92,20 +83,18 @@ def skipping_4(about):
     return {"train.iterations_to_skip": [4 if about["release"] < "0.5" else 5]}
 
 
-def forward_markers(captured: Captured, rank: int) -> set[str]:
-    return {event["name"] for event in captured.events(rank) if event["name"].startswith("forward of iteration")}
-
-
 def test_the_window_is_captured_exactly_on_every_rank_and_the_losses_stay_bit_identical(train, plain):
     training = train([0, 0], config={**TORCH, "profiling.record_shapes": True}, settings=ALL)
     assert training.endings() == [("complete", [4, 5])] * 2
     assert training.reasons() == [None, None]
     for rank in (0, 1):
-        assert set(training.captured().phases(rank)) == {4, 5}
-        assert forward_markers(training.captured(), rank) == {"forward of iteration 4", "forward of iteration 5"}
+        assert set(training.captured.phases(rank)) == {4, 5}
+        names = {event["name"] for event in training.captured.events(rank)}
+        assert {name for name in names if "of iteration" in name} == {"forward of iteration 4", "forward of iteration 5"}
         alone = {dimension: [0, 1] for dimension in ("tp", "cp", "pp", "ep")}
         assert training.manifests()[rank]["coordinates"] == alone | {"dp": [rank, 2]}
-    assert training.built_in_traces() == []
+    # Bridge's own profiler is off.
+    assert not [*training.folder.glob("tensorboard/*.pt.trace.json"), *training.folder.glob("torch_profile/*")]
     assert list(training.losses[0]) == list(range(12))
     assert training.losses == plain.losses
 
@@ -116,7 +105,7 @@ def test_an_evaluation_inside_the_window_is_a_range_and_only_the_ranks_asked_for
     names = sorted(path.name for path in (training.folder / "profiles").rglob("rank-*"))
     assert names == ["rank-1.json", "rank-1.pt.trace.json.gz"]
     assert training.endings() == [("complete", [4, 5])]
-    phases = training.captured().phases(1)
+    phases = training.captured.phases(1)
     assert sum(found.count("evaluation") for found in phases.values()) == 1
 
 
@@ -131,14 +120,6 @@ def test_a_training_resumed_from_a_checkpoint_inside_the_window_captures_the_res
     assert training.endings() == [("partial", [5])] * 2
     # It is the same training that goes on.
     assert training.losses == [{iteration: loss for iteration, loss in rank.items() if iteration >= 5} for rank in plain.losses]
-
-
-def test_a_resumed_training_counts_iterations_on_and_finetune_is_such_a_training(train, checkpoint, about):
-    config = {**TORCH, **RESUMED, "checkpoint.load": str(checkpoint)}
-    # finetune() of 0.3 takes no callbacks.
-    training = train([0, 0], config=config, settings=ALL, finetune=about["release"] >= "0.4")
-    assert training.endings("iter-5-7") == [("complete", [5, 6])] * 2
-    assert forward_markers(training.captured("iter-5-7"), 1) == {"forward of iteration 5", "forward of iteration 6"}
 
 
 @pytest.mark.parametrize(
@@ -165,23 +146,25 @@ def test_an_exception_on_one_rank_leaves_what_every_rank_captured(train):
     assert training.manifests()[1]["interrupted"] == [5]
 
 
-def test_without_a_with_the_capture_is_written_when_the_process_ends(train):
-    training = train([1], config=TORCH, bare=True, fault={"raise": 5})
-    assert "injected: this forward step fails" in training.log()
-    assert training.endings() == [("partial", [4])]
-
-
 def test_an_iteration_that_megatron_bridge_skips_does_not_lose_the_others(train, skipping_4):
     training = train([0], config={**TORCH, **skipping_4})
     assert 4 not in training.losses[0]
     assert (training.endings(), training.reasons()) == ([("partial", [5])], ["the training skipped iteration 4"])
 
 
-def test_a_training_started_anew_in_the_process_is_another_attempt(train):
-    training = train([0], config=TORCH, fault={"raise": 5}, again=True)
-    assert training.endings() == [("partial", [4])]
-    assert "started again in the same process" in training.reasons()[0]
-    assert training.endings(f"{FOLDER}.1") == [("complete", [4, 5])]
+SMALL_AND_ON_CPU = [
+    "train.train_iters=14",
+    "train.global_batch_size=2",
+    "train.micro_batch_size=1",
+    "validation.eval_iters=0",
+    "dataset.seq_length=32",
+    "dataset.num_workers=0",
+    "mixed_precision=null",
+    "checkpoint.save=null",
+    "dist.distributed_backend=gloo",
+    "dist.disable_jit_fuser=true",
+    *(f"model.{name}={str(value).lower()}" for name, value in (MODEL | _WITHOUT_CUDA).items()),
+]
 
 
 def test_the_documented_script_under_torchrun(about, tmp_path):
@@ -194,59 +177,6 @@ def test_the_documented_script_under_torchrun(about, tmp_path):
         config = {**TORCH, "profiling.profile_step_start": 10, "profiling.profile_step_end": 12}
         done = under_torchrun(2, out=str(tmp_path), config=config, settings=ALL)
     assert done.returncode == 0, done.stderr
-    manifests = [Captured(tmp_path / "profiles", "iter-10-12").manifest(rank) for rank in (0, 1)]
-    assert [(one["status"], one["captured"]["iterations"]) for one in manifests] == [("complete", [10, 11])] * 2
-    assert [one["coordinates"]["dp"] for one in manifests] == [[0, 2], [1, 2]]
-
-
-SMALL_AND_ON_CPU = [
-    "train.train_iters=14",
-    "train.global_batch_size=2",
-    "train.micro_batch_size=1",
-    "validation.eval_iters=0",
-    "dataset.seq_length=32",
-    "dataset.num_workers=0",
-    "model.seq_length=32",
-    "model.num_layers=2",
-    "model.hidden_size=64",
-    "model.num_attention_heads=4",
-    "model.transformer_impl=local",
-    "model.hidden_dropout=0",
-    "model.attention_dropout=0",
-    "mixed_precision=null",
-    "checkpoint.save=null",
-    "dist.distributed_backend=gloo",
-    "dist.disable_jit_fuser=true",
-    *(f"model.{name}={str(value).lower()}" for name, value in _WITHOUT_CUDA.items()),
-]
-
-
-# -- Bridge's own profiling, as docs/how-to/megatron-bridge.md describes it ----------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("config", "fault", "traces"),
-    [
-        ({}, {}, [[3, 4]]),  # one iteration early
-        ({}, {"raise": 4}, []),
-        ({}, {"signal": 4}, []),
-        ({"train.exit_interval": 4}, {}, []),
-    ],
-)
-def test_what_the_built_in_torch_profiler_captures_of_window_4_to_6(train, config, fault, traces):
-    assert train(None, callback=False, config={**TORCH, **config}, fault=fault).built_in_traces() == traces
-
-
-def test_the_built_in_torch_profiler_loses_a_skipped_iteration(train, skipping_4):
-    assert train(None, callback=False, config={**TORCH, **skipping_4}).built_in_traces() == [[3]]
-
-
-def test_the_built_in_torch_profiler_counts_from_a_resume(train, checkpoint):
-    config = {**TORCH, **RESUMED, "checkpoint.load": str(checkpoint)}
-    assert train([0, 0], callback=False, config=config).built_in_traces() == [[9, 10]]
-
-
-def test_the_exit_handler_without_the_callback(train, about):
-    """Why the callback installs it: before 0.6, Bridge makes its handler and never does."""
-    code = -15 if about["release"] < "0.6" else 0
-    train([code], callback=False, config={"train.exit_signal_handler": True}, fault={"signal": 4})
+    found = [manifests(tmp_path, "iter-10-12")[rank] for rank in (0, 1)]
+    assert [(one["status"], one["captured"]["iterations"]) for one in found] == [("complete", [10, 11])] * 2
+    assert [one["coordinates"]["dp"] for one in found] == [[0, 2], [1, 2]]

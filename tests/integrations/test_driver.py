@@ -49,12 +49,22 @@ def test_a_failure_of_an_adapter_is_logged_and_an_iteration_that_is_open_at_the_
     assert (manifest["captured"]["iterations"], manifest["interrupted"]) == ([3], [4])
 
 
+def test_a_training_that_starts_again_in_the_process_is_another_attempt(driver: ProfilingDriver, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert driver.open()
+        for iteration in range(5):
+            driver.begin_iteration(iteration)
+    driver.close()
+    first, second = (Captured(tmp_path, folder).manifest() for folder in ("iter-3-5", "iter-3-5.1"))
+    assert (first["captured"]["iterations"], first["interrupted"], second["captured"]["iterations"]) == ([3], [4], [3])
+    assert "the training was started again in the same process" in first["reason"]
+
+
 @pytest.mark.integration
 def test_ranks_of_one_launch_agree_and_launches_differ(tmp_path: Path) -> None:
     """Also when rank 1 asks long before rank 0, and rank 0 never waits for it: nothing is collective."""
     for _ in range(2):
-        ended = run_ranks(_choose, folder=tmp_path, ranks=2)
-        assert ended.exit_codes == [0, 0], ended.stderr
+        run_ranks(_choose, folder=tmp_path, ranks=2, check=True)
     names = [(tmp_path / f"{launch}.names").read_text().split() for launch in (0, 1)]
     assert [len(set(each)) for each in names] == [1, 1]
     assert names[0][0] != names[1][0]

@@ -32,10 +32,6 @@ def test_the_example_captures_its_window_on_each_rank_and_changes_no_loss(tmp_pa
     assert (framework["strategy"], framework["gradient_accumulation"]) == ("MULTI_CPU", 2)
 
 
-def test_losses_are_bit_identical_with_and_without_the_callback(training):
-    assert training.same_losses_with_and_without()
-
-
 def test_an_epochs_last_iteration_may_have_fewer_batches(training):
     # 16 batches are 3 + 3 + 3 + 3 + 3 + 1, and the next epoch counts on.
     training.train(asked={"gradient_accumulation_steps": 3}, profile_step_start=5, profile_step_end=7)
@@ -106,11 +102,3 @@ def test_a_window_after_the_last_step_is_refused_and_leaves_the_trainer_alone(tr
     with pytest.raises(ProfilingConfigError, match="max_steps=8"):
         training.profiling(trainer, profile_step_end=20)
     assert trainer.callback_handler.callbacks == callbacks
-
-
-def test_a_second_training_is_another_attempt(training):
-    trainer = training.trainer()
-    with training.profiling(trainer):
-        trainer.train()
-        trainer.train()
-    assert [training.ending(folder)[0] for folder in ("iter-3-5", "iter-3-5.1")] == ["complete"] * 2

@@ -113,14 +113,6 @@ def test_a_model_compiled_in_place_has_no_hook_in_its_graph(seen, range_of, watc
     assert (len(graphs), seen) == (1, expected)
 
 
-def test_where_there_is_no_range_nothing_is_kept_open(model):
-    watch = watch_phases(nullcontext, model)
-    train_once(model)
-    assert not watch._open
-    assert not watch._depth
-    watch.detach()
-
-
 def test_a_model_is_copied_and_saved_whole_without_what_watches_it(seen, range_of, model):
     watch = PhaseWatch(range_of)
     watch.model(model)

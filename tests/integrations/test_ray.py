@@ -243,8 +243,3 @@ def test_requests_that_cannot_work_are_refused_before_the_first_step(monkeypatch
     monkeypatch.delenv(STEPS)
     with pytest.raises(ProfilingConfigError, match=STEPS):
         WorkerProfiling("policy_worker", output_dir=tmp_path)
-
-
-def test_the_page_shows_the_example_that_the_tests_run():
-    _, code = (ROOT / "docs/examples/ray_workers.py").read_text().split('"""\n\n', 1)
-    assert f"```python\n{code}```" in (ROOT / "docs/how-to/ray.md").read_text()

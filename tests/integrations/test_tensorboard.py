@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.integrations.example_run import ExampleRun
+from tests.system.jobs import ended_well
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how-to" / "coming-from.md"
@@ -50,9 +51,7 @@ def _plugin() -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-c", READER, folder], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(ended_well([sys.executable, "-c", READER, folder]).stdout.splitlines()[-1])
 
 
 def test_ranks_just_captured_have_their_overview_operators_and_trace(tmp_path: Path) -> None:

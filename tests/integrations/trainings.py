@@ -43,20 +43,13 @@ class Training:
         """Functions that an integration has left on what it watched."""
         return set().union(*((vars(one).keys() - before) & self.watched for one, before in self.objects.values()))
 
-    def ending(self, folder="iter-3-5"):
+    def ending(self):
         """Status, captured and interrupted iterations."""
-        manifest = Captured(self.captured.root, folder).manifest()
+        manifest = self.captured.manifest()
         return manifest["status"], (manifest["captured"] or {}).get("iterations"), manifest["interrupted"]
 
     def iterations(self):
         return self.captured.manifest()["durations_ns"]["iteration"]
-
-    def same_losses_with_and_without(self):
-        """Whether a training that is captured has the losses of one that is not, to the last bit."""
-        self.train(use_pytorch_profiler=False)
-        plain, self.losses = self.losses, []
-        self.train(record_shapes=True)
-        return len(plain) == 8 and self.losses == plain
 
 
 class Loop(Training):

@@ -15,7 +15,8 @@ SCRIPT = str(Path(__file__).parents[2] / "launch" / "pretrain.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--nproc-per-node")
 
 
-def _start(folder: Path, *arguments: str, ranks: int | None = None) -> subprocess.Popen:
+def start(folder: Path, *arguments: str, ranks: int | None = None) -> subprocess.Popen:
+    """Start the script in a process of its own, from elsewhere, with no path to the checkout; or `ranks` of them."""
     inherited = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     launcher = () if ranks is None else (*TORCHRUN, str(ranks))
     return subprocess.Popen(
@@ -28,12 +29,6 @@ def _start(folder: Path, *arguments: str, ranks: int | None = None) -> subproces
         # A process group of its own, which a test that kills it can kill whole.
         start_new_session=True,
     )
-
-
-@pytest.fixture
-def start():
-    """Starts the script in a process of its own, from elsewhere, with no path to the checkout; or `ranks` of them."""
-    return _start
 
 
 @pytest.fixture(autouse=True)

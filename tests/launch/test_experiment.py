@@ -1,18 +1,15 @@
 """launch/experiment.py: a Script and a Partial train alike under NeMo-Run, and a wrong request is refused beforehand."""
 
 import io
-import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import nemo_run as run
 import pytest
-import torch
-from torchx.specs import AppState
+
+from tests.system.jobs import manifests
 
 pytestmark = pytest.mark.needs("megatron", "nemo_run")
 
@@ -43,27 +40,13 @@ def test_two_ranks_train_and_their_captures_and_a_report_are_shown(tmp_path, kin
     page = Path(lines[-1].removeprefix("report: "))
     assert page.parent.name == "profiles"
     assert "rank 0" in page.read_text()
-    # The job's log, without the profiler's own lines; torch 2.13 to 2.15 print them.
-    logs = "".join(path.read_text() for path in tmp_path.rglob("combined.log"))
-    progress = re.findall(r"iteration +\d+/6 .* tokens/s", logs)
-    assert progress
-    assert all(line in done.stdout for line in [*progress, "capturing iterations 2 to 3 with torch"])
+    # The job's log, without the profiler's own lines, which torch 2.13 to 2.15 print.
+    assert re.search(r"iteration +5/6 .* tokens/s", done.stdout)
     assert not re.search("profiler_start|gpuGetDeviceCount", done.stdout + done.stderr)
-    if torch.__version__.startswith(("2.13.", "2.14.", "2.15.")):
-        assert logs.count("profiler_start") == 2
     # Every rank was asked for the same.
-    for rank in (0, 1):
-        (path,) = tmp_path.rglob(f"manifest/iter-2-4/rank-{rank}.json")
-        manifest = json.loads(path.read_text())
+    for rank, manifest in manifests(tmp_path, "iter-2-4").items():
         assert (manifest["status"], manifest["coordinates"]["dp"]) == ("complete", [rank, 2])
         assert (manifest["config"]["record_shapes"], manifest["config"]["profile_ranks"]) == (True, [0, 1])
-
-
-@pytest.mark.parametrize(("state", "line"), [("SUCCEEDED", "report: report.html, next to"), ("FAILED", "no report: its job")])
-def test_without_a_page_here_the_reports_line_says_whether_there_is_one(tmp_path, state, line):
-    from launch.submission import _report_line
-
-    assert _report_line(SimpleNamespace(state=AppState[state], executor=run.LocalExecutor()), tmp_path).startswith(line)
 
 
 @pytest.mark.system
@@ -104,7 +87,6 @@ def invoke(monkeypatch, tmp_path, capfd):
         ("--ranks x", "Type --ranks 0,1"),
         ("--ranks al", "Type --ranks 0,1 or --ranks all"),
         ("--ranks 0,2", "--ranks names 2, but the job has 2 ranks"),
-        ("train.train_iter=5", "Type train.train_iters=5"),
         ("--config nowhere.yaml", "nowhere.yaml"),
         ("--nproc-per-node 3", "train.global_batch_size=12"),
         ("--executor local", "Type --executor local_torchrun"),
@@ -119,7 +101,6 @@ def invoke(monkeypatch, tmp_path, capfd):
         ("--set profile_step_start=3", "Type --steps A:B without --set"),
         ("--set nothing", "--set nothing is not FIELD=VALUE"),
         ("--executor slrm", "'slrm' does not exist. Type slurm."),
-        ("--recipe gpt_tny", "Type gpt_tiny"),
         ("--profiler torch --gpu-metrics", "Type --profiler nsys as well"),
         ("--env NAME", "--env NAME is not NAME=VALUE"),
         ("profiling.use_nsys_profiler=true", "Keep one of them"),

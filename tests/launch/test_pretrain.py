@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("megatron.core")
 
 from launch.pretrain import build_config, main, pretrain
+from tests.launch.conftest import start
 
 
 def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
@@ -28,7 +29,6 @@ def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
         ("--config", "--config: expected one argument"),
         ("--config /no/such.yaml", "/no/such.yaml does not exist"),
         ("train.train_iter=3", "Type train.train_iters=3"),
-        ("train.global_batch_size=7", "Type train.global_batch_size=8"),
         ("profiling.use_pytorch_profiler=true profiling.use_nsys_profiler=true", "both on"),
     ],
 )
@@ -54,7 +54,7 @@ def test_a_training_that_fails_raises_so_that_python_exits_with_1(tmp_path):
 
 
 @pytest.mark.integration
-def test_two_ranks_train_with_the_arguments_as_nemo_run_delivers_them(tmp_path, start):
+def test_two_ranks_train_with_the_arguments_as_nemo_run_delivers_them(tmp_path):
     window = ["profiling.use_pytorch_profiler=true", "profiling.profile_step_start=1", "profiling.profile_step_end=3"]
     arguments = ["--recipe", "gpt_tiny", "'profiling.profile_ranks=[0,1]'", *window, "train.train_iters=4", ""]
     ranks = start(tmp_path, *arguments, ranks=2)

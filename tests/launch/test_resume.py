@@ -14,13 +14,14 @@ pytest.importorskip("megatron.core")
 
 from launch.pretrain import main
 from recipes.megatron import checkpoint_files as files
+from tests.launch.conftest import start
 from tests.recipes.trainings import run_cases, window
 
 ENDLESS = ("train.train_iters=100000", "logger.log_interval=1")
 
 
 @pytest.mark.system
-def test_a_job_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path, start):
+def test_a_job_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path):
     root = tmp_path / "checkpoints"
     same_command = [*ENDLESS, f"checkpoint.save={root}", f"checkpoint.load={root}"]
     killed = start(tmp_path, *same_command, "checkpoint.save_interval=5")
@@ -44,7 +45,7 @@ def test_a_job_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path
 
 @pytest.mark.system
 @pytest.mark.parametrize("ranks", [2, None])
-def test_a_signal_lets_all_ranks_save_after_the_same_iteration_and_end_with_0(tmp_path, start, ranks):
+def test_a_signal_lets_all_ranks_save_after_the_same_iteration_and_end_with_0(tmp_path, ranks):
     """To one of two ranks; or to every process, as torchrun and Slurm send it: the data loader's ignore it."""
     loaders = f"train.exit_signal_handler_for_dataloader=true dataset.num_workers=2 {window(2, 90000)}"
     name, settings = ("SIGUSR1", "") if ranks else ("SIGTERM", loaders)

@@ -163,18 +163,8 @@ def test_a_block_is_summarized_by_gpu_and_metric_also_when_it_raises(driver):
     assert summary["unavailable"].keys() == set(LINKS)
     assert [readings[0].values["power_watts"] for _, readings in monitor.samples] == [512.0, 300.0]
     assert driver.shut_down == 1
-
-
-def test_a_summary_prints_as_text(driver):
-    driver.add()
-    with GPUMonitor(interval=60) as monitor:
-        while not monitor.samples:
-            sleep(0.001)
-    summary = monitor.get_summary()
-    assert summary["machine"]["metrics"]["memory_total_bytes"]["min"] > 1 << 28
-    first, machine, gpu = str(summary).splitlines()
-    assert first.endswith(" s")
-    assert machine.startswith("machine: ")
+    first, machine, gpu = str(monitor.get_summary()).splitlines()
+    assert (first[-2:], machine[:9]) == (" s", "machine: ")
     assert gpu.startswith("GPU 0 NVIDIA H100 80GB HBM3: 87% busy (at most 87%), memory 64.4 GB")
 
 
@@ -192,14 +182,6 @@ def test_a_log_has_a_line_per_gpu_and_sample_without_a_block(driver, tmp_path):
     # One sample at the beginning and one at the end.
     assert [(row["gpu_id"], row["power_w"]) for row in rows] == [(0, 512.0), (1, None)] * 2
     assert rows[0].pop("timestamp") <= rows[2]["timestamp"]
-    assert rows[0] == monitor.get_metrics()[0] == {
-        "gpu_id": 0,
-        "gpu_util_pct": 87.0,
-        "memory_util_pct": 34.0,
-        "memory_used_gb": 64.424509,
-        "memory_total_gb": 85.899346,
-        "power_w": 512.0,
-        "temperature_c": 61,
-    }  # fmt: skip
+    assert rows[0] == monitor.get_metrics()[0]
     with pytest.raises(ProfilingConfigError, match="cannot be written"):
         monitor.start_logging(output_file=tmp_path)

@@ -1,8 +1,6 @@
 """CPU and memory of real processes, and what processes around a monitor leave of its outputs."""
 
-import json
 import os
-import signal
 import subprocess
 import sys
 from time import sleep
@@ -10,22 +8,13 @@ from time import sleep
 import psutil
 import pytest
 
-from bridge_profiling.monitor import JsonLines, Monitor, Sample, processes
+from bridge_profiling.monitor import Monitor, processes
 from bridge_profiling.monitor.metrics import PROCESS_METRICS
 from bridge_profiling.monitor.processes import Processes
 
 BUSY = "held = bytearray(100 << 20)\nprint(flush=True)\nwhile True: pass"
 IDLE = "import time\nprint(flush=True)\ntime.sleep(600)"
 
-WRITER = """
-import sys
-from bridge_profiling.monitor import JsonLines, Sample
-log = JsonLines(sys.argv[1])
-for second in range(10**9):
-    log.write(Sample(float(second), "node1"))
-    if second == 200:
-        print(flush=True)
-"""
 
 #: Prints a sorted list of packages that a monitored loop should not import.
 IMPORTS = """
@@ -84,21 +73,6 @@ def test_a_process_that_has_ended_is_unavailable_not_zero(start):
     process.wait()
     for (ended,) in (zombie, watched.read()):
         assert (ended.values, ended.unavailable) == ({}, dict.fromkeys(PROCESS_METRICS, "the process has ended"))
-
-
-@pytest.mark.integration
-def test_a_killed_process_loses_at_most_its_last_line_and_the_next_one_appends(tmp_path, start):
-    path = tmp_path / "monitor.jsonl"
-    process = start(WRITER, path)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    with open(path, "a") as file:
-        file.write('{"kind": "sam')  # as after a power failure
-    JsonLines(path).write(Sample(0.0, "node2"))
-    *lines, torn, last = path.read_text().splitlines()
-    assert [json.loads(line)["unix_seconds"] for line in lines] == list(range(len(lines)))
-    assert len(lines) > 200
-    assert (torn, json.loads(last)["host"]) == ('{"kind": "sam', "node2")
 
 
 @pytest.mark.integration

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.monitor import Counters, TrainingMonitor, training
 from bridge_profiling.monitor.metrics import TRAINING_METRICS
 from bridge_profiling.monitor.training import device_memory
@@ -89,14 +88,6 @@ def test_rates_cover_the_recent_iterations_and_the_summary_covers_all(clock):
     assert (summary["tokens"], summary["tokens_per_second"]) == (40, 40 / 12)
 
 
-def test_metrics_that_the_loop_does_not_report_are_unavailable_with_the_reason():
-    readings = TrainingMonitor().read()
-    assert (readings.values, readings.unavailable.keys()) == ({}, TRAINING_METRICS.keys())
-    waiting = {"data_loading_ratio": "the loop does not report when it waits for data"}
-    expected = {"tokens_per_second": "the loop does not report tokens", "iteration_seconds": "no iteration has ended yet"}
-    assert readings.unavailable | expected | waiting == readings.unavailable
-
-
 def test_a_hook_times_the_iterations_so_the_loop_need_not_report_them(clock):
     hook = SimpleNamespace(durations=((0, 9_000_000_000),))
     monitor = TrainingMonitor(hook=hook, tokens_per_iteration=100)
@@ -111,15 +102,6 @@ def test_a_hook_times_the_iterations_so_the_loop_need_not_report_them(clock):
     # Iteration 0 ended before this monitor was created.
     assert monitor.new_iterations() == [(1, 1.0), (2, 3.0), (3, 1.0)]
     assert monitor.get_summary()["iterations"] == 3
-
-
-def test_all_iterations_of_a_real_hook_are_counted():
-    with ProfilingHook(None, rank=0) as hook:
-        monitor = TrainingMonitor(hook=hook)
-        for iteration in range(7):
-            with hook.iteration(iteration):
-                pass
-    assert [iteration for iteration, _ in monitor.new_iterations()] == list(range(7))
 
 
 @pytest.mark.parametrize(

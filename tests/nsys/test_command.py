@@ -12,8 +12,15 @@ from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
 from bridge_profiling.nsys import command as nsys_command
 from bridge_profiling.nsys import launch as nsys_launch
-from bridge_profiling.nsys.command import DIRECTIVES_VARIABLE, NsysVersion, directives, find_nsys, prefix_command
-from bridge_profiling.nsys.options import TRACE_WORDS, check_trace
+from bridge_profiling.nsys.command import (
+    DIRECTIVES_VARIABLE,
+    TRACE_WORDS,
+    NsysVersion,
+    check_trace,
+    directives,
+    find_nsys,
+    prefix_command,
+)
 
 ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait --capture-range"
 ALL += " --capture-range-end --nvtx-capture --delay --export"

@@ -103,23 +103,3 @@ def test_a_converter_of_a_disabled_nsys_is_not_asked_for_arguments(script, local
     FaultTolerancePlugin(script_args_converter_fn=lambda _: ["--ft"]).setup(script, local)
     nsys(script_args_converter_fn=lambda _: ["--nsys"]).setup(script, local)
     assert script.args == ["--ft"]
-
-
-def test_mocked_executors_see_nsys_switched_off_again(task, caplog):
-    executor = MagicMock()
-    launcher = executor.get_launcher.return_value
-    nsys().setup(task, executor)
-    assert launcher.nsys_profile is True
-    FaultTolerancePlugin().setup(task, executor)
-    assert launcher.nsys_profile is False
-    assert isinstance(executor.launcher, run.FaultTolerance)
-    assert WARNING in caplog.text
-
-
-@pytest.mark.parametrize("order", [(pytorch, FaultTolerancePlugin), (FaultTolerancePlugin, pytorch)])
-def test_the_torch_profiler_goes_with_fault_tolerance(order, task, local, built, caplog):
-    for plugin in order:
-        plugin().setup(task, local)
-    assert built(task).profiling.use_pytorch_profiler
-    assert built(task).ft.enable_ft_package
-    assert not caplog.records

@@ -1,7 +1,6 @@
 """A task that starts nsys itself receives settings, and the launcher stays unchanged."""
 
 import copy
-import logging
 import shlex
 
 import fiddle as fdl
@@ -9,7 +8,6 @@ import nemo_run as run
 import pytest
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
-from bridge_profiling.plugins import FaultTolerancePlugin
 from bridge_profiling.plugins.executors import current_launcher
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY, starts_nsys
 from launch.tasks import pretrain_script
@@ -56,14 +54,6 @@ def test_the_launcher_stays_as_it_is_and_the_settings_say_everything(make, launc
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("make", [script, partial])
-def test_with_upstreams_arguments_alone_only_upstreams_keys_are_written(make):
-    task = make()
-    nsys().setup(task, run.LocalExecutor(ntasks_per_node=4, launcher="torchrun"))
-    assert not [argument for argument in getattr(task, "args", []) if ".nsys_" in argument]
-    assert settings(task).nsys_trace is None
-
-
 def test_an_option_that_a_shell_would_take_apart_survives_it():
     task = script()
     nsys(**OPTIONS).setup(task, run.LocalExecutor())
@@ -102,15 +92,3 @@ def test_without_the_mark_or_by_hand_the_launcher_starts_nsys(task, launcher):
     executor = run.LocalExecutor(ntasks_per_node=4, launcher=copy.deepcopy(launcher))
     nsys().setup(copy.deepcopy(task), executor)
     assert executor.launcher.nsys_profile is True
-
-
-@pytest.mark.parametrize("order", [(nsys, FaultTolerancePlugin), (FaultTolerancePlugin, nsys)])
-@pytest.mark.parametrize("make", [script, partial])
-def test_fault_tolerance_switches_it_off_in_any_order(order, make, caplog):
-    task, executor = make(), run.LocalExecutor(ntasks_per_node=4, launcher="torchrun")
-    with caplog.at_level(logging.WARNING):
-        for plugin in order:
-            plugin().setup(task, executor)
-    assert "Nsys not supported with the FaultTolerancePlugin" in caplog.text
-    assert settings(task).use_nsys_profiler is False
-    assert executor.launcher.nsys_profile is False

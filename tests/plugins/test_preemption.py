@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 from dataclasses import dataclass, field
 from unittest.mock import MagicMock
 
@@ -13,9 +12,9 @@ import nemo_run as run
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin, PreemptionPluginScriptArgs
+from bridge_profiling.plugins import PreemptionPlugin, PreemptionPluginScriptArgs
 from bridge_profiling.plugins.preemption import time_limit_seconds
-from tests.plugins.conftest import nsys, pytorch
+from tests.plugins import conftest
 
 
 @dataclass(kw_only=True)
@@ -29,11 +28,6 @@ class Train:
 @dataclass(kw_only=True)
 class TrainWithoutLoader:
     exit_signal_handler: bool = False
-
-
-@dataclass(kw_only=True)
-class TrainWithout:
-    train_iters: int = 100
 
 
 def partial_of(train_class, **more):
@@ -75,22 +69,11 @@ def test_a_config_without_the_loaders_field_needs_none_where_it_is_off(slurm):
     assert settings(task) == {"train.exit_signal_handler": "true"}
 
 
-@pytest.mark.parametrize("other", [nsys, pytorch, FaultTolerancePlugin])
-def test_it_goes_with_every_other_plugin_in_any_order(other, script, slurm):
-    ended = []
-    for order in ([PreemptionPlugin, other], [other, PreemptionPlugin]):
-        own, executor = copy.deepcopy((script, slurm))
-        for plugin in order:
-            plugin().setup(own, executor)
-        ended.append((sorted(own.args), executor.signal, "train.exit_signal_handler=true" in own.args))
-    assert ended[0] == ended[1] == (ended[0][0], "TERM@60", True)
-
-
 @pytest.mark.parametrize(
     ("train_class", "asked", "missing", "section"),
     [
         (TrainWithoutLoader, {"enable_exit_handler_for_data_loader": True}, "exit_signal_handler_for_dataloader", {}),
-        (TrainWithout, {}, "exit_signal_handler", {"train": run.Config(TrainWithout)}),
+        (conftest.Train, {}, "exit_signal_handler", {"train": run.Config(conftest.Train)}),
     ],
 )
 def test_a_config_that_cannot_hold_the_settings_is_refused(train_class, asked, missing, section, slurm):
@@ -111,16 +94,6 @@ def test_a_converter_replaces_the_overrides(script, slurm):
         plugin.setup(script, slurm)
     assert script.args == ["--exit-handler", "on"]
     assert slurm.signal == "TERM@60"
-
-
-def test_the_batch_script_asks_slurm_for_the_signal(script, slurm, tmp_path):
-    slurm.tunnel = run.LocalTunnel(job_dir=str(tmp_path))
-    slurm.assign("exp_1", str(tmp_path / "exp_1"), "t", "t")
-    PreemptionPlugin(preempt_time=90).setup(script, slurm)
-    requests = importlib.import_module("nemo_run.core.execution.slurm")
-    details = {"launch_cmd": ["sbatch"], "command_groups": [["python", "train.py"]], "jobs": ["t"], "max_retries": 0}
-    request = requests.SlurmBatchRequest(executor=slurm, extra_env={}, **details)
-    assert "#SBATCH --signal=TERM@90\n" in request.materialize()
 
 
 @pytest.mark.parametrize("executor", [run.LocalExecutor(), MagicMock()])

@@ -1,14 +1,10 @@
 """NeMo RL's variables through NeMo-Run: what its SlurmRay launcher starts sees them as they were asked for.
 
-golden_ray/ holds the batch scripts; UPDATE_GOLDEN=1 writes them anew. They also run here, by bash, with stand-ins for Slurm's
-and Ray's commands.
+golden_ray/ holds the batch scripts. One also runs here, by bash, with stand-ins for Slurm's and Ray's commands.
 """
 
-import io
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import nemo_run as run
@@ -19,6 +15,7 @@ from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import RayWorkersPlugin
 from bridge_profiling.ray_request import RayRequest
 from recipes import executors
+from tests.batch_scripts import batch_script, check_golden, comparable
 
 GOLDEN = Path(__file__).with_name("golden_ray")
 
@@ -49,55 +46,26 @@ def slurm(**options) -> run.SlurmExecutor:
     return run.SlurmExecutor(**settings | options)
 
 
-@pytest.fixture
-def batch_script(tmp_path, monkeypatch):
-    """The script that NeMo-Run would submit."""
-    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("sys.stdin", io.StringIO())  # what NeMo-Run starts reads from it
-
-    def make(executor: run.SlurmExecutor, *plugins: run.Plugin) -> Path:
-        executor.packager = run.Packager()
-        with run.Experiment("grpo") as experiment:
-            script = run.Script(path="train.py", entrypoint="python", args=["grpo.max_num_steps=5"])
-            experiment.add(script, executor=executor, name="train", plugins=list(plugins))
-            experiment.dryrun(log=False, delete_exp_dir=False)
-        (written,) = (tmp_path / "home").rglob("train_sbatch.sh")
-        return written
-
-    return make
-
-
-@pytest.fixture
-def seen(tmp_path):
-    """The environment that the program of a job sees, after bash has run the batch script and what it starts."""
-
-    def run_it(script: Path) -> dict[str, str]:
-        (tmp_path / "bin").mkdir()
-        for name, text in STAND_INS.items():
-            (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
-            (tmp_path / "bin" / name).chmod(0o755)
-        environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_NNODES": "1", "SEEN": str(tmp_path / "seen")}
-        done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-        assert (tmp_path / "seen").exists(), done.stdout + done.stderr
-        return dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().split("\0") if line)
-
-    return run_it
+def submitted(home: Path, executor: run.SlurmExecutor) -> Path:
+    """The script that NeMo-Run would submit of a job with the plugin."""
+    script = run.Script(path="train.py", entrypoint="python", args=["grpo.max_num_steps=5"])
+    return batch_script(home, executor, script, [RayWorkersPlugin(**ASKED)])
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("by", ["plugin", "our own executor"])
-def test_a_program_that_slurm_ray_starts_sees_what_was_asked_for(by, batch_script, seen):
-    if by == "plugin":
-        script = batch_script(slurm(), RayWorkersPlugin(**ASKED))
-    else:
-        executor = executors.slurm("team", env=VARIABLES, launcher=run.SlurmRay(), setup_lines=HEAD, venv="/nowhere")
-        lines = (executor.setup_lines or "").splitlines()
-        executor.setup_lines = "\n".join(line for line in lines if not line.startswith("export PATH="))
-        script = batch_script(executor)
-    environment = seen(script)
-    assert {name: environment.get(name) for name in VARIABLES} == VARIABLES
-    assert environment.get("BRIDGE_PROFILING_DIR") == (f"{script.parent}/train/profiles" if by == "plugin" else None)
-    request = RayRequest.from_environment(environment)
+def test_a_program_that_slurm_ray_starts_sees_what_was_asked_for(tmp_path):
+    script = submitted(tmp_path / "home", slurm())
+    (tmp_path / "bin").mkdir()
+    for name, text in STAND_INS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    variables = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_NNODES": "1", "SEEN": str(tmp_path / "seen")}
+    done = subprocess.run(["bash", script], env=variables, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (tmp_path / "seen").exists(), done.stdout + done.stderr
+    seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().split("\0") if line)
+    assert {name: seen.get(name) for name in VARIABLES} == VARIABLES
+    assert seen["BRIDGE_PROFILING_DIR"] == f"{script.parent}/train/profiles"
+    request = RayRequest.from_environment(seen)
     assert request is not None
     assert request.selects("vllm_generation_worker")
 
@@ -117,14 +85,9 @@ def test_a_ray_job_of_nemo_run_carries_them_by_our_own_executor():
 
 @pytest.mark.integration
 @pytest.mark.parametrize("layout", ["bare", "container"])
-def test_the_batch_script_is_the_golden_one(batch_script, layout, tmp_path):
+def test_the_batch_script_is_the_golden_one(layout, tmp_path):
     options = {"container_image": "image.sqsh", "container_mounts": ["/data:/data"]} if layout == "container" else {}
-    text = batch_script(slurm(nodes=2, **options), RayWorkersPlugin(**ASKED)).read_text()
-    text = re.sub(r"grpo_\d+", "grpo_TIME", text.replace(str(tmp_path / "home"), "/HOME").replace(sys.prefix, "/VENV"))
-    path = GOLDEN / f"{layout}.sh"
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(text)
-    assert text == path.read_text(), f"{path.name} differs; UPDATE_GOLDEN=1 writes it anew"
+    check_golden(GOLDEN / f"{layout}.sh", comparable(submitted(tmp_path, slurm(nodes=2, **options)), tmp_path))
 
 
 def test_a_second_setup_changes_nothing():

@@ -1,6 +1,5 @@
 """A training that stops and resumes in another process goes on to the bit, and its profile with it."""
 
-import json
 import multiprocessing
 import re
 import signal
@@ -8,7 +7,8 @@ import time
 
 import pytest
 
-from tests.recipes.trainings import iterations, run_cases, window
+from tests.recipes.trainings import run_cases, window
+from tests.system.jobs import manifests, trace_iterations
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("megatron.core")
@@ -74,10 +74,9 @@ def test_a_profiled_training_resumes_to_the_bit_and_captures_the_rest_of_its_win
     (start, end), *expected = WINDOWS[name]
     for suffix, (captured, status) in zip(("", ".1"), expected, strict=True):
         attempt = f"iter-{start}-{end}{suffix}"
-        manifest = folder / "profiles" / name / "manifest" / attempt / "rank-0.json"
-        assert json.loads(manifest.read_text())["status"] == status
+        assert manifests(folder / "profiles" / name, attempt)[0]["status"] == status
         traces = (folder / "profiles" / name / "torch" / attempt).glob("rank-0.pt.trace.json.gz")
-        assert [iteration for trace in traces for iteration in iterations(trace)] == captured
+        assert [iteration for trace in traces for iteration in trace_iterations(trace)] == captured
 
 
 def test_a_training_that_is_out_of_time_stops_with_a_checkpoint(one):

@@ -1,9 +1,6 @@
 """What a rank's device changes: whose layers are trained and what that excludes, and the settings without CUDA."""
 
 import os
-import sys
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,15 +10,10 @@ from bridge_profiling.launch_env import LaunchEnv
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
-from megatron.core import optimizer  # noqa: E402
-from megatron.core.optimizer import clip_grads, distrib_optimizer  # noqa: E402
 
-from recipes.megatron import cpu, layers, setup, train  # noqa: E402
+from recipes.megatron import layers, setup  # noqa: E402
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu  # noqa: E402
 from tests.recipes.builders import finalized, recipe, tiny  # noqa: E402
-
-#: Transformer Engine's, from 2.7 on.
-MODES = SimpleNamespace(NONE="none", FP8="fp8")
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -92,36 +84,6 @@ def test_the_tasks_of_a_slurm_step_meet_without_torchrun(monkeypatch):
     assert given.items() >= {"init_method": "tcp://node1:1234", "rank": 1, "world_size": 2}.items()
 
 
-@pytest.mark.parametrize(
-    ("modes", "overrides", "quantization"),
-    [
-        (None, "model.fp8=hybrid", {"use_fp8": True}),
-        (MODES, "", {"quantization_modes": ["none"]}),
-        (MODES, "model.fp8=hybrid model.first_last_layers_bf16=true", {"quantization_modes": ["fp8", "none"]}),
-    ],
-)
-def test_tp_communication_overlap_gets_its_buffers(monkeypatch, modes, overrides, quantization):
-    """Transformer Engine before 2.7 gets a flag for fp8; later ones get the modes."""
-    given = {}
-    base = SimpleNamespace(initialize_ub=lambda **arguments: given.update(arguments), destroy_ub=given.clear)
-    if modes is not None:
-        base.UserBufferQuantizationMode = modes
-    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch.module.base", base)
-    overlap = "model.tensor_model_parallel_size=2 model.sequence_parallel=true model.tp_comm_overlap=true"
-    with setup._userbuffers(finalized("gpt_tiny", f"model.bf16=true {overlap} {overrides}", 2)):
-        assert given == {"shape": [2 * 64, 64], "tp_size": 2, "bootstrap_backend": "nccl", **quantization}
-    assert given == {}
-
-
-@pytest.mark.parametrize(("layers_of", "engines"), [("transformer_engine", True), ("local", False)])
-def test_cuda_graphs_get_a_tracker_of_random_states_that_the_layers_accept(monkeypatch, layers_of, engines):
-    given = {}
-    monkeypatch.setattr(setup, "model_parallel_cuda_manual_seed", lambda seed, **arguments: given.update(arguments))
-    monkeypatch.setattr(setup.parallel_state, "get_pipeline_model_parallel_rank", lambda: 0)
-    setup._seed(tiny(f"model.cuda_graph_impl=local model.transformer_impl={layers_of}"))
-    assert (given["te_rng_tracker"], given["use_cudagraphable_rng"]) == (engines, True)
-
-
 @pytest.mark.parametrize(("graphs", "teardown"), [("none", None), ("local", "0")])
 def test_cupti_stays_up_where_cuda_graphs_are_captured(monkeypatch, graphs, teardown):
     monkeypatch.setattr(os, "environ", {})
@@ -176,29 +138,3 @@ def test_cuda_only_settings_are_changed_and_named():
 def test_what_has_no_form_without_cuda_is_refused(setting):
     with pytest.raises(ProfilingConfigError, match=f"{setting.partition('=')[0]} is set, and there is no GPU here"):
         adapt_to_cpu(tiny(setting))
-
-
-@pytest.mark.integration
-def test_what_is_rewritten_for_the_cpu_is_what_megatron_core_is_known_to_need(monkeypatch):
-    with megatron_on_cpu() as mode:
-        monkeypatch.setattr(train, "megatron_on_cpu", nullcontext)
-        train.pretrain(tiny("train.train_iters=1"))
-    # The first training of a process makes the causal mask, with ones; megatron-core keeps it for those that follow.
-    assert mode.rewrites.keys() | {"ones"} == {"zeros", "ones", "tensor", "type"}
-
-
-@pytest.mark.integration
-def test_where_transformer_engine_is_installed_without_a_gpu_none_of_its_kernels_is_called(monkeypatch):
-    def kernel(*arguments, **more):
-        raise RuntimeError("this is a CUDA kernel")
-
-    monkeypatch.setattr(cpu, "HAVE_TE", True)
-    bound = [(clip_grads, name) for name in ("l2_norm_impl", "multi_tensor_applier", "multi_tensor_scale_impl")]
-    for module, name in [*bound, (optimizer, "Adam"), (optimizer.optimizer, "multi_tensor_applier")]:
-        monkeypatch.setattr(module, name, kernel)
-    monkeypatch.setattr(optimizer, "USING_PYTORCH_OPTIMIZER", False)
-    monkeypatch.setattr(distrib_optimizer, "USING_TE_OPTIMIZER", True)
-    # Small enough that every step clips.
-    assert len(train.pretrain(tiny("train.train_iters=2 optimizer.clip_grad=1e-3"))) == 2
-    assert clip_grads.l2_norm_impl is kernel
-    assert (optimizer.USING_PYTORCH_OPTIMIZER, distrib_optimizer.USING_TE_OPTIMIZER) == (False, True)

@@ -113,9 +113,3 @@ def test_a_submission_that_the_batch_script_would_change_is_refused(name, argume
         check_submission(executors.slurm("team"), name, arguments)
     check_submission(executors.slurm("team"), "profile", ["data.path=/nemo_run/code/x"])
     check_submission(executors.local(), name, arguments)
-
-
-@pytest.mark.parametrize("name", ["local", "local_torchrun", "slurm"])
-def test_the_command_line_knows_them_by_name(name):
-    factory = {factory.__name__: factory for factory in run.cli.list_factories(run.Executor)}[f"{name}_config"]
-    assert isinstance(factory(), run.Config)

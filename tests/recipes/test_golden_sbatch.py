@@ -1,22 +1,16 @@
-"""The batch scripts that reach Slurm, whole: golden_sbatch/ holds one for each pair of layout, launcher and profiler.
+"""The batch scripts that reach Slurm, whole: golden_sbatch/ holds one for each pair of layout, launcher and profiler."""
 
-UPDATE_GOLDEN=1 writes them anew; what changed is then for `git diff` and a reader.
-"""
-
-import io
-import os
-import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import nemo_run as run
 import pytest
 
-from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
+from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PreemptionPlugin, PyTorchProfilerPlugin
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY
 from recipes import executors
+from tests.batch_scripts import batch_script, check_golden, comparable
 
 # NeMo-Run starts a shell for each experiment.
 pytestmark = pytest.mark.integration
@@ -45,27 +39,13 @@ CASES = [
 
 
 @pytest.fixture
-def check(tmp_path, monkeypatch):
-    """Compares the script that NeMo-Run would submit to the golden one, without what differs between machines and runs."""
-    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
-    monkeypatch.setattr("sys.stdin", io.StringIO())  # what NeMo-Run starts reads from it
+def check(tmp_path):
+    """Compares the script that NeMo-Run would submit to the golden one."""
 
     def compare(name: str, executor: run.SlurmExecutor, path: str = OURS, plugins: Sequence[run.Plugin] = ()) -> None:
         metadata = {STARTS_NSYS_KEY: True} if path == OURS else {}
         task = run.Script(path=path, entrypoint="python", args=["train.train_iters=20"], metadata=metadata)
-        # No script says what is packaged.
-        executor.packager = run.Packager()
-        with run.Experiment("golden") as experiment:
-            experiment.add(task, executor=executor, name="train", plugins=list(plugins))
-            experiment.dryrun(log=False, delete_exp_dir=False)
-        (written,) = tmp_path.rglob("*_sbatch.sh")
-        text = written.read_text().replace(str(tmp_path), "/HOME").replace(sys.prefix, "/VENV")
-        text = re.sub(r"golden_\d+", "golden_TIME", text)
-        text = re.sub(r"--rdzv-id \d+", "--rdzv-id RANDOM", text)
-        golden = GOLDEN / f"{name}.sh"
-        if os.environ.get("UPDATE_GOLDEN"):
-            golden.write_text(text)
-        assert text == golden.read_text(), f"{golden.name} differs; UPDATE_GOLDEN=1 writes it anew"
+        check_golden(GOLDEN / f"{name}.sh", comparable(batch_script(tmp_path, executor, task, plugins), tmp_path))
 
     return compare
 
@@ -91,13 +71,12 @@ def test_values_of_the_environment_are_quoted_in_the_golden_script(check):
     check("environment", executors.slurm("team", env=variables, setup_lines="module load cuda"))
 
 
-def test_through_ssh_every_path_is_one_of_the_cluster(check):
+def test_through_ssh_every_path_is_one_of_the_cluster_and_preemption_asks_for_its_signal(check):
     executor = executors.slurm("team", host="login", user="me", job_dir="/scratch/me/jobs", venv="/shared/venv")
-    check("ssh", executor)
+    check("ssh", executor, plugins=[PreemptionPlugin(preempt_time=90)])
 
 
 def test_every_golden_script_is_one_of_a_case_and_bash_reads_it():
     assert {path.stem for path in GOLDEN.iterdir()} == {"-".join(case) for case in CASES} | {"environment", "ssh"}
     for path in GOLDEN.iterdir():
-        done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        subprocess.run(["bash", "-n", path], check=True)

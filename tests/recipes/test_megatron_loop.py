@@ -5,7 +5,9 @@ import json
 import pytest
 
 from bridge_profiling import ProfilingConfigError
-from tests.recipes.trainings import FROZEN, iterations, run_cases, window
+from tests.integrations.captured import Captured
+from tests.recipes.trainings import FROZEN, run_cases, window
+from tests.system.jobs import manifests, trace_iterations
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("megatron.core")
@@ -36,6 +38,16 @@ ONE_RANK = {
     "masked": "dataset.reset_attention_mask=true dataset.reset_position_ids=true dataset.eod_mask_loss=true",
     "llama": LLAMA,
 }
+
+#: Windows and the run: overrides, iterations in the trace, status.
+WINDOWS = {
+    "from_the_start": (window(0, 3), [0, 1, 2], "complete"),
+    "around_an_evaluation": (f"{window(2, 4)} train.eval_interval=3", [2, 3], "complete"),
+    "to_the_end": (window(4, 6), [4, 5], "complete"),
+    "started_inside": (f"{window(2, 5)} train.start_iteration=4", [4], "partial"),
+    "started_past_it": (f"{window(1, 3)} train.start_iteration=4", [], "missed"),
+}
+ONE_RANK |= {name: overrides for name, (overrides, _, _) in WINDOWS.items()}
 
 PIPELINE = "model.pipeline_model_parallel_size=2"
 OVERLAPPED = "ddp.use_distributed_optimizer=true ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true"
@@ -122,6 +134,23 @@ def test_bf16_with_the_distributed_optimizer_trains_like_fp32(one):
     assert one["bf16"].values == pytest.approx(one["plain"].values, abs=0.02)
 
 
+@pytest.mark.parametrize("name", WINDOWS)
+def test_the_trace_holds_what_window_and_run_share(one_rank, name):
+    _, captured, status = WINDOWS[name]
+    traces = list((one_rank[0] / name / "torch").glob("*/rank-0.pt.trace.json.gz"))
+    assert [trace_iterations(trace) for trace in traces] == ([captured] if captured else [])
+    manifest = manifests(one_rank[0] / name)[0]
+    assert (manifest["status"], bool(manifest["reason"])) == (status, status != "complete")
+    assert (manifest["captured"] or {"iterations": []})["iterations"] == captured
+
+
+def test_every_phase_is_named_and_an_evaluation_inside_the_window(one_rank):
+    names = Captured(one_rank[0] / "around_an_evaluation", "iter-2-4").ranges()
+    # Two iterations of four microbatches, and an evaluation of as many.
+    assert [names.count(phase) for phase in ("optimizer", "evaluation")] == [2, 1]
+    assert [names.count(phase) for phase in ("forward-backward", "data-loading")] == [2, 16]
+
+
 @pytest.mark.parametrize("layout", ["dp_overlapped", "tp"])
 def test_a_layout_gives_the_losses_of_one_rank(one, two_ranks, layout):
     assert two_ranks[1][layout].values == pytest.approx(one["plain"].values, abs=5e-5)
@@ -145,17 +174,8 @@ def test_exactly_the_ranks_asked_for_are_captured(two_ranks, layout):
     folder, expected = two_ranks[0] / layout, [f"rank-{rank}" for rank in CAPTURED[layout]]
     traces = sorted((folder / "torch").glob("iter-1-3/*.json.gz"))
     assert [trace.name.partition(".")[0] for trace in traces] == expected
-    assert [iterations(trace) for trace in traces] == [[1, 2]] * len(expected)
+    assert [trace_iterations(trace) for trace in traces] == [[1, 2]] * len(expected)
     assert sorted(path.stem for path in (folder / "manifest").glob("iter-1-3/rank-*")) == expected
-
-
-def test_pretrain_returns_the_losses_and_leaves_config_and_process_as_they_were():
-    config = tiny("train.train_iters=2")
-    losses = pretrain(config)
-    assert len(losses) == 2
-    assert not torch.distributed.is_initialized()
-    assert config.model.ffn_hidden_size is None
-    assert pretrain(config) == losses
 
 
 def test_nccl_without_a_gpu_is_refused():

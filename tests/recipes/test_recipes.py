@@ -65,15 +65,12 @@ def test_an_architecture_is_the_published_one(name):
 
 
 def test_flops_by_hand_for_gpt_125m():
-    # A layer's weights: queries, keys, values and projection 768·(3·768 + 768), MLP 2·768·3072.
-    layer = 2_359_296 + 4_718_592
-    # Twelve of them and the output layer, 768·50304. Two FLOPs for each, and three passes: one forward, two backward.
-    projections = 6 * (12 * layer + 38_633_472)
-    # Each token's 12 heads of 64 meet 2048 keys, and the scores 2048 values, in each of the 12 layers.
-    attention = 6 * 12 * 2 * (12 * 64) * 2048
     config = finalized("gpt_125m")
     flops, work = flops_per_token(config.model), iteration_work(config, 8)
-    assert (flops.projections, flops.attention) == (projections, attention) == (741_408_768, 226_492_416)
+    # Six FLOPs for each weight of 12 layers, 768·(4·768 + 2·3072), and of the output layer, 768·50304.
+    projections = 741_408_768
+    # Each token's 12 heads of 64 meet 2048 keys, and the scores 2048 values, in each of the 12 layers.
+    assert (flops.projections, flops.attention) == (projections, 226_492_416)
     # A causal mask leaves half of the attention's square.
     assert (flops.total, flops.causal) == (967_901_184, projections + 113_246_208)
     assert (work.tokens, work.devices, work.precision) == (32 * 2048, 8, "bf16")

@@ -3,7 +3,6 @@
 Each one's losses are in folder/name.jsonl, its captures in folder/name.
 """
 
-import gzip
 import json
 import sys
 from pathlib import Path
@@ -30,8 +29,7 @@ class Losses:
 
 def run_cases(folder: Path, cases: dict[str, str], ranks: int = 1) -> tuple[dict[str, Losses], str]:
     """Train every case on that many ranks; gives their losses and the output."""
-    ended = run_ranks(train_cases, folder, cases, folder=folder, ranks=ranks)
-    assert ended.exit_codes == [0] * ranks, ended.stdout + ended.stderr
+    ended = run_ranks(train_cases, folder, cases, folder=folder, ranks=ranks, check=True)
     return {name: Losses(folder / f"{name}.jsonl") for name in cases}, ended.stdout
 
 
@@ -46,15 +44,3 @@ def train_cases(folder: Path, cases: dict[str, str]) -> None:
         places = f"logger.loss_file={folder}/{name}.jsonl profiling.output_dir={folder}/{name}"
         pretrain(recipe(trained.removeprefix("--recipe="), f"train.train_iters=6 {places} {overrides}"))
         assert "nemo_run" not in sys.modules
-
-
-def annotations(trace: Path) -> list[str]:
-    """The names of a trace's annotated ranges."""
-    with gzip.open(trace, "rt") as file:
-        return [event["name"] for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"]
-
-
-def iterations(trace: Path) -> list[int]:
-    """The iterations in a trace."""
-    steps = [name for name in annotations(trace) if name.startswith("ProfilerStep#")]
-    return sorted(int(name.removeprefix("ProfilerStep#")) for name in steps)

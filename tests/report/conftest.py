@@ -9,7 +9,7 @@ import pytest
 from bridge_profiling.run import Run
 from tests.analysis.conftest import _cached_elsewhere, captures, real, run_of, write_trace
 from tests.traces.conftest import WriteTrace
-from tests.traces.kineto_files import call, complete, kernel
+from tests.traces.kineto_files import steps
 
 __all__ = ["_cached_elsewhere", "captures", "real", "run_of", "write_trace"]
 
@@ -20,17 +20,10 @@ def made(tmp_path: Path, write_trace: WriteTrace, run_of: Callable[..., Run]) ->
 
     def make(ranks: int = 1, events: list[dict[str, Any]] | None = None, folder: str = "run") -> Run:
         (tmp_path / folder).mkdir()
-        usual = [
-            event
-            for place in (0, 1)
-            for event in (
-                complete("user_annotation", f"ProfilerStep#{place}", 1000 * place, 900),
-                call("cudaLaunchKernel", 1000 * place + 10, 2, place + 1),
-                kernel("my_gemm_kernel", 1000 * place + 100, 250, correlation=place + 1),
-            )
-        ]
         for rank in range(ranks):
-            write_trace(usual if events is None else events, f"{folder}/rank-{rank}.json.gz", distributedInfo={"rank": rank})
+            write_trace(
+                steps(250, 250) if events is None else events, f"{folder}/rank-{rank}.json.gz", distributedInfo={"rank": rank}
+            )
         return run_of(tmp_path / folder)
 
     return make

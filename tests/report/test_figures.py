@@ -18,14 +18,6 @@ from bridge_profiling.run import Run
 from tests.report.summaries import MS, row
 
 
-def test_a_part_has_the_same_colour_in_every_figure() -> None:
-    drawn = figures.attribution_figure([row(0, communication_us=20 * MS, waiting_us=10 * MS)])["data"]
-    colours = {trace["name"]: trace["marker"]["color"] for trace in drawn}
-    assert colours == {figures.PARTS[f"{part}_us"][0]: figures.COLORS[part] for part in ("compute", "communication", "waiting")}
-    bars = figures.communication_figure([{"label": "x", "transfer_us": 1.0, "wait_us": 2.0}])["data"]
-    assert [bar["marker"]["color"] for bar in bars] == [figures.COLORS["communication"], figures.COLORS["waiting"]]
-
-
 def test_bars_of_the_budget_add_up_to_the_iteration() -> None:
     rows = [row(0, duration_us=80 * MS, data_loading_us=30 * MS), row(1, data_loading_us=10 * MS)]
     bars = (trace["x"] for trace in figures.attribution_figure(rows)["data"])
@@ -40,14 +32,6 @@ def test_many_ranks_share_rows_of_the_heat_map_which_name_the_highest() -> None:
     assert (len(trace["y"]), figure["layout"]["height"] <= 900) == (figures.MOST_ROWS, True)
     place = trace["y"].index("ranks 776-779")
     assert (trace["z"][place], trace["text"][place]) == ([1.5], ["rank 777"])
-
-
-def test_a_rank_that_missed_an_iteration_has_a_hole() -> None:
-    own_us = {(0, 5): 1.0, (0, 6): 1.0, (1, 6): None}
-    (trace,) = figures.iterations_figure(
-        [{"rank": rank, "iteration": each, "own_us": us} for (rank, each), us in own_us.items()]
-    )["data"]
-    assert trace["z"][1] == [None, None]
 
 
 def test_the_wait_matrix_keeps_the_ranks_that_matter_and_says_how_much_that_is() -> None:

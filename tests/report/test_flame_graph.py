@@ -157,14 +157,6 @@ def test_the_page_has_the_slowest_or_first_rank_where_ranges_nest(made: Made, tm
     assert 'id="flame"' not in made(1, flat, "flat").report(tmp_path / "flat.html").read_text()
 
 
-def test_a_notebook_shows_a_rank_that_was_captured(made: Made) -> None:
-    run = made(2, EVENTS)
-    assert run.figure("flame_graph", rank=1, weight="device").data[0].labels[0] == "rank 1"
-    for options, message in (({"rank": 7}, "no stacks of rank 7"), ({"weight": "x"}, "host or device")):
-        with pytest.raises(ProfilingConfigError, match=message):
-            run.figure("flame_graph", **options)
-
-
 @pytest.mark.parametrize(
     ("frame", "name"),
     [

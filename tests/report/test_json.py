@@ -69,14 +69,6 @@ def test_the_verdict_and_the_budget_are_the_numbers_on_the_terminal(
         assert on_the_terminal.items() <= times.items() | {("iteration", words.ms(rank["iteration_us"]))}
 
 
-def test_memory_has_its_fields_and_no_rank_is_made_up_for_it(real: Callable[[str], Run]) -> None:
-    document = json.loads(real("memory/tp2_dp2").to_json())
-    assert problems("analyze", document) == []
-    (row,) = document["memory"]
-    assert row["peak_bytes"] > 2**30
-    assert (document["ranks"], document["verdict"]["outcome"], document["budget"]["parts"]) == ([], "memory_only", [])
-
-
 def test_coordinates_come_from_the_trace_and_what_is_no_number_is_null(write_trace: WriteTrace, run_of) -> None:
     ours = {"rank": 3, "coordinates": {"tp": [1, 2], "pp": [0, 1]}}
     run = run_of(write_trace([kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL()", 1, 0)], bridge_profiling=ours))

@@ -17,7 +17,7 @@ from bridge_profiling.report.run_view import NAMED_RANKS, ranks_to_show
 from bridge_profiling.report.timeline import Timeline
 from bridge_profiling.run import Run
 from bridge_profiling.traces.types import RankInfo
-from tests.analysis.simulated_runs import MS, SimulatedRun
+from tests.analysis.simulated_runs import MS
 from tests.report.summaries import finding, row, summary
 from tests.traces.kineto_files import call, complete, kernel, write_ranks_called
 
@@ -78,15 +78,6 @@ def test_a_page_says_what_was_not_captured_in_place_of_an_empty_picture(
     assert (data["timeline"] is None) == ("No device work to draw was captured" in said)
 
 
-def test_a_capture_that_cannot_be_read_is_named(made: Made, tmp_path: Path) -> None:
-    run = made(ranks=2)
-    path = tmp_path / "run" / "rank-1.json.gz"
-    path.write_bytes(path.read_bytes()[:60])
-    text, _ = _page(run, tmp_path)
-    assert "Captures that could not be read" in text
-    assert "rank-1.json.gz" in text
-
-
 def test_a_page_of_memory_alone_names_no_profiler_of_time(real: Real, tmp_path: Path) -> None:
     text, _ = _page(real("memory/tp2_dp2"), tmp_path)
     facts = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", text)
@@ -102,27 +93,6 @@ def test_ranks_in_a_picture_have_the_median_of_the_table() -> None:
     drawn = pictures.of(finding(id="straggler_compute", ranks=[1]))
     assert drawn is not None
     assert drawn[0]["data"][0]["x"] == [5.0, 6.0]
-
-
-@pytest.mark.system
-def test_hundreds_of_ranks_are_aggregated_and_the_slow_one_has_a_row(run_of: Made, tmp_path: Path) -> None:
-    run = SimulatedRun(96)
-
-    def step(_: int) -> None:
-        for rank in range(96):
-            run.compute(rank, (13 if rank == 95 else 10) * MS)
-        run.meet(range(96), group="DP")
-
-    run.iterate(4, step)
-    run.write(tmp_path / "run", coordinates=None, world_size=96)
-    text, data = _page(run_of(tmp_path / "run"), tmp_path)
-    bars = data["figures"]["budget"]["cause"]["data"][0]["y"]
-    assert (bars[0], len(bars)) == ("all ranks, mean of 96", 1 + NAMED_RANKS)
-    assert any(label.startswith("rank 95") for label in bars)
-    assert len(data["timeline"]["pictures"]["10"]) == NAMED_RANKS
-    assert "5% of ranks below" in text
-    assert len(data["figures"]["waits"]["waits"]["data"][0]["x"]) == 32
-    assert "The 32 ranks of 96 that wait" in text
 
 
 def test_few_ranks_all_have_rows_and_of_many_the_slow_and_one_of_each_stage() -> None:

@@ -13,7 +13,6 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from bridge_profiling.run import Run
-from tests.planted.cases import FOLDER
 from tests.report.published import problems, published
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "json_schemas.py"
@@ -45,14 +44,9 @@ def test_every_key_is_described_and_numbers_with_a_unit_say_so() -> None:
     ("place", "value", "said"),
     [
         ("findings 0 confidence", "sure", "'sure' is not one of"),
-        ("findings 0 ranks", "0", "is not of type 'array'"),
-        ("ranks 0 device busy_us", None, "None is not of type 'number'"),
-        ("ranks 0 iterations 0 boundary", 0, "0 is not of type 'boolean'"),
         ("ranks 0 kernels 0 count", 1.5, "1.5 is not of type 'integer'"),
         ("budget parts 0 cause", "compute_us", "'compute_us' is not one of"),
-        ("verdict headline", ..., "'headline' is a required property"),
         ("budget", ..., "'budget' is a required property"),
-        ("verdict is_new", 1, None),
         ("is_new", 1, None),
     ],
 )
@@ -74,18 +68,3 @@ def test_a_wrong_document_is_refused_and_a_new_key_is_not(
     assert any(said in message for message in errors) if said else errors == []
     # Our own tests do not tolerate a key without a description.
     assert problems("analyze", wrong) != []
-
-
-@pytest.mark.integration  # reads 14 real captures
-@pytest.mark.parametrize("folder", ["kineto/pp2_dp2", "kineto/tp2_dp2_overlap", "kineto/plant_data", "nsys/tp2_dp2"])
-def test_the_real_captures_fit_the_schema(real: Callable[[str], Run], folder: str) -> None:
-    document = json.loads(real(folder).to_json())
-    assert problems("analyze", document) == []
-    assert {rank["source"] for rank in document["ranks"]} == {folder.partition("/")[0]}
-
-
-def test_results_of_benchmarks_fit_theirs() -> None:
-    results = json.loads((FOLDER / "bench_2.json").read_text())["results"]
-    assert {result["kind"] for result in results} == {"collectives"}
-    assert [problems("bench", result) for result in results] == [[]] * len(results)
-    assert problems("bench", results[0] | {"kind": "copies"}) != []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.system import browser, debian, nsys_install, slurm_cluster
+from tests.system import browser, debian, jobs, nsys_install, slurm_cluster
 from tests.system.slurm_cluster import SlurmCluster
 
 if TYPE_CHECKING:
@@ -42,8 +43,31 @@ def nsys() -> Path:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """A real browser without a window. Mark its tests `needs("browser")`."""
-    with browser.opened() as found:
-        yield found
+    from playwright.sync_api import sync_playwright
+
+    if not shutil.which("chromium"):
+        debian.install(browser.PACKAGES)
+    with sync_playwright() as playwright:
+        # Root has no sandbox in a container.
+        started = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(name="ray_cluster", scope="module")
+def _ray_cluster(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Ray on this machine, with a real nsys on its PATH where there can be one. Mark its tests `needs("ray")`."""
+    import ray
+
+    wanted = jobs.environment(None if nsys_install.why_no_nsys() else request.getfixturevalue("nsys"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - wanted.keys():
+            patch.delenv(name)
+        for name, value in wanted.items():
+            patch.setenv(name, value)
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield ray
+        ray.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,8 @@
 
     RANK=0 nsys_loop.py FOLDER [NAME=VALUE …]      profiling settings; the window is 2-4 of 6 iterations of 0.1 s, or ITERATIONS
 
-It says `iteration N` when one begins, and a file FOLDER/hold makes iteration 3 wait until the file is gone.
+It says `iteration N` when one begins, and a file FOLDER/hold makes iteration 3 wait until the file is gone. OWN_RANGE=name
+opens a range of the package nvtx around the loop.
 """
 
 import logging
@@ -32,6 +33,10 @@ def main() -> None:
     config.finalize()
     layout = ParallelLayout(world_size=world_size)
     start_under_nsys(config, rank=rank, layout=layout, local_rank=rank, cuda=False)
+    if "OWN_RANGE" in os.environ:
+        import nvtx
+
+        nvtx.push_range(os.environ["OWN_RANGE"])
     with ProfilingHook(config, rank=rank, layout=layout) as hook:
         for iteration in range(int(os.environ.get("ITERATIONS", 6))):
             with hook.iteration(iteration), hook.range("work"):

@@ -9,10 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.doctor.checks import Machine
-from bridge_profiling.doctor.nsys import check_nsys
-from bridge_profiling.doctor.request import Request
-
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 DOCTOR = str(Path(sys.executable).with_name("bridge-profiling"))
@@ -87,14 +83,3 @@ def test_an_nsys_is_named_with_its_version_and_what_it_does_not_know(nsys, tmp_p
     wrong = doctor(*run, "profiling.nsys_extra_args=[--output=/tmp/x]", **path)
     assert wrong.returncode == 1
     assert line(wrong, "nsys options").startswith("fails")
-
-
-@pytest.mark.needs("nsys")
-def test_options_that_no_plugin_fits_to_this_nsys_keep_it_from_starting(nsys, monkeypatch):
-    monkeypatch.setenv("PATH", f"{nsys.parent}:/usr/bin:/bin")
-    by_hand = Request(name="run", nsys_prefix=True, nsys_options=("--no-such-option=1", "--cuda-graph-trace=node"))
-    found = [verdict for verdict in check_nsys(by_hand, Machine()) if verdict.check == "nsys options"]
-    assert [verdict.status for verdict in found] == ["fails"]
-    assert "--no-such-option" in found[0].found
-    # And so it is: nsys itself refuses.
-    assert subprocess.run([nsys, "profile", "--no-such-option=1", "true"], capture_output=True).returncode != 0

@@ -2,15 +2,14 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.plugins.test_import import SUBMIT
 from tests.system.jobs import ROOT, ended_well
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
@@ -74,32 +73,11 @@ def test_make_profile_on_a_fresh_clone_with_each_python(tmp_path):
     assert changed == "", "the run changed tracked files, or left some that git does not ignore"
 
 
-def test_the_plugins_work_where_there_is_no_torch(tmp_path):
-    source = tmp_path / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv", ".cache", ".runs", ".git", "site"))
+def test_the_plugins_work_where_there_is_no_torch(tmp_path, committed_checkout):
     environment = tmp_path / "environment"
     ended_well([sys.executable, "-m", "venv", environment])
     python = environment / "bin" / "python"
     install = [python, "tools/install.py", "--constraint", "constraints.txt", "."]
-    ended_well(install, cwd=source, env=clean_environment(), timeout=1200)
-    script = tmp_path / "submit.py"
-    script.write_text(
-        textwrap.dedent("""
-        import importlib.util, sys
-        assert importlib.util.find_spec("torch") is None and importlib.util.find_spec("megatron") is None
-        import bridge_profiling.plugins
-        assert "nemo_run" not in sys.modules
-        import nemo_run as run
-        from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
-
-        task = run.Script("train.py", entrypoint="python")
-        executor = run.LocalExecutor(ntasks_per_node=2, launcher="torchrun")
-        PyTorchProfilerPlugin(profile_step_start=4, profile_step_end=6).setup(task, executor)
-        assert "profiling.use_pytorch_profiler=true" in task.args, task.args
-        FaultTolerancePlugin().setup(task, executor)
-        assert isinstance(executor.launcher, run.FaultTolerance)
-        NsysPlugin(profile_step_start=4, profile_step_end=6).setup(run.Script("train.py"), run.LocalExecutor())
-        print("plugins work")
-        """)
-    )
-    assert "plugins work" in ended_well([python, script], cwd=tmp_path, env=clean_environment()).stdout
+    ended_well(install, cwd=committed_checkout, env=clean_environment(), timeout=1200)
+    submit = "import importlib.util as known\nassert not known.find_spec('torch') and not known.find_spec('megatron')\n"
+    ended_well([python, "-c", submit + SUBMIT], cwd=tmp_path, env=clean_environment())

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,12 +77,6 @@ def pids(pattern):
     return [int(pid) for pid in subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True).stdout.split()]
 
 
-def waits_of(pid):
-    """How often a process has gone to sleep so far."""
-    said = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", said, re.MULTILINE).group(1))
-
-
 def test_the_ranks_asked_for_run_under_nsys_and_the_others_without(environment, tmp_path):
     """Must-show 1, on one machine: TP=2 DP=2 under torchrun, ranks 0 and 3."""
     command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
@@ -114,17 +107,6 @@ def test_sigterm_reaches_the_training_through_nsys_and_what_was_captured_is_ther
     assert manifest(tmp_path)["status"] == "partial"
     assert manifest(tmp_path)["captured"]["iterations"] == [2]
     assert nvtx_iterations(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite") == [2, 3]
-
-
-def test_once_its_report_is_delivered_the_supervisor_only_waits_for_the_training(environment, tmp_path):
-    process = start(environment | {"ITERATIONS": "50"}, tmp_path)
-    # Its last look at what it has delivered is well behind it then.
-    wait_for(process, "iteration 20 of")
-    assert manifest(tmp_path)["status"] == "complete"
-    waits = waits_of(process.pid)
-    wait_for(process, "iteration 45 of")
-    assert waits_of(process.pid) == waits
-    ends(process)
 
 
 def test_a_training_that_is_killed_leaves_its_report_and_a_true_manifest(held, tmp_path):
@@ -213,9 +195,8 @@ def test_an_nsys_typed_by_hand_is_left_alone(environment, tmp_path, nsys, captur
         assert outcome["artifacts"] == []
 
 
-@pytest.mark.parametrize("how", [["--delay=1"], ["--delay=0", "--duration=1"]])
-def test_a_collection_by_the_clock_leaves_its_report_when_it_ends(held, tmp_path, how):
-    process, _ = held(f"nsys_extra_args=[--capture-range=none,{','.join(how)}]", "nsys_export_sqlite=true")
+def test_a_collection_by_the_clock_leaves_its_report_when_it_ends(held, tmp_path):
+    process, _ = held("nsys_extra_args=[--capture-range=none,--delay=0,--duration=1]", "nsys_export_sqlite=true")
     time.sleep(3)
     (tmp_path / "hold").unlink()
     assert "the loop is done" in ends(process)
@@ -225,50 +206,17 @@ def test_a_collection_by_the_clock_leaves_its_report_when_it_ends(held, tmp_path
     assert "nsys does not stop with the window" in " ".join(outcome["notes"])
 
 
-def test_runs_of_four_ranks_at_once_lose_no_report_in_silence(environment, tmp_path, record_property):
-    """A report may be lost; its manifest then says so. `NSYS_RUNS=20` makes it twenty runs, as for a release.
+def test_eight_ranks_at_once_lose_no_report_in_silence(environment, tmp_path):
+    """Four plain nsys at once lose one report in ten. A report may be lost; its manifest then says so."""
+    ranks = range(8)
+    job = environment | {"WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "run"}
+    started = [start(job | {"RANK": str(rank)}, tmp_path) for rank in ranks]
+    said = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * 8, "".join(said)
+    there = [(tmp_path / "nsys" / "iter-2-4" / f"rank-{rank}.nsys-rep").exists() for rank in ranks]
+    assert there == [manifest(tmp_path, rank)["status"] == "complete" for rank in ranks], said
+    assert sum(there) >= 6
 
-    Four plain nsys at once lose one in ten: of 80 hardly ever none.
-    """
-    runs = int(os.environ.get("NSYS_RUNS", "4"))
-    # Two runs at a time, as two jobs on one machine: nsys waits for its own processes much of its time.
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda number: _reports_of_four_ranks(environment, tmp_path / f"run-{number}"), range(runs)))
-    reports = sum(found)
-    figures = f"{runs} runs of 4 ranks at once: {reports} reports, {4 * runs - reports} lost, each reported by its manifest"
-    record_property("told", figures)  # tests/conftest.py shows it, also from a worker of pytest-xdist
-    # One of 16 may be lost, and two of 40.
-    assert 4 * runs - reports <= max(1, 0.05 * 4 * runs)
-
-
-def _reports_of_four_ranks(environment, folder):
-    """How many reports a run leaves; its manifests must say the same."""
-    folder.mkdir()
-    job = environment | {"WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": folder.name}
-    ranks = [start(job | {"RANK": str(rank)}, folder) for rank in range(4)]
-    said = [process.communicate(timeout=300)[0] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * 4, "".join(said)
-    there = [(folder / "nsys" / "iter-2-4" / f"rank-{rank}.nsys-rep").exists() for rank in range(4)]
-    statuses = [manifest(folder, rank)["status"] for rank in range(4)]
-    assert there == [status == "complete" for status in statuses], (folder, statuses, said)
-    return sum(there)
-
-
-DRIVER = """
-import sys
-import nemo_run as run
-from bridge_profiling.plugins import NsysPlugin
-
-if __name__ == "__main__":
-    script, launcher, *options = sys.argv[1:]
-    executor = run.LocalExecutor(ntasks_per_node=1, launcher=None if launcher == "None" else launcher)
-    with run.Experiment("prefix", executor=executor) as experiment:
-        asked = dict(export_sqlite=True, nsys_extra_args=options, nsys_gpu_metrics=True)
-        plugin = NsysPlugin(profile_step_start=2, profile_step_end=4, **asked)
-        experiment.add(run.Script(path=script, entrypoint="python", args=["x=[1,2]"]), plugins=[plugin], name="t")
-        experiment.run(tail_logs=True)
-    print("ended as", experiment.status(return_dict=True)["t"]["status"].name)
-"""
 
 #: Anybody's training with our hook in it: it starts no nsys, and would not know how.
 SCRIPT = """
@@ -287,41 +235,31 @@ with ProfilingHook(config, rank=int(os.environ.get("RANK", 0))) as hook:
 """
 
 
-def submit(environment, folder, script, launcher, *options):
-    """Run a script by NeMo-Run with our plugin; what is said."""
-    (folder / "driver.py").write_text(DRIVER)
-    (folder / "script.py").write_text(script)
-    command = [sys.executable, "driver.py", folder / "script.py", launcher, *options]
-    done = ended_well(command, env=environment | {"NEMORUN_HOME": str(folder)}, cwd=folder)
-    assert "ended as SUCCEEDED" in done.stdout, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 @pytest.mark.needs("nemo_run")
-@pytest.mark.parametrize("launcher", ["None", "torchrun"])
+@pytest.mark.parametrize("launcher", [None, "torchrun"])
 def test_a_task_that_knows_nothing_of_nsys_gets_nemo_runs_prefix_made_to_work(environment, tmp_path, launcher):
     """NeMo-Run's default --cuda-event-trace is refused by this nsys; its prefix appends an empty argument."""
-    said = submit(environment, tmp_path, SCRIPT, launcher, "--capture-range=nvtx", "--nvtx-capture", "bridge_profiling_window")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    settings = {"profile_step_start": 2, "profile_step_end": 4, "export_sqlite": True, "nsys_gpu_metrics": True}
+    settings["nsys_extra_args"] = ["--capture-range=nvtx", "--nvtx-capture", "bridge_profiling_window"]
+    job = {"script": f"{tmp_path}/script.py", "ranks": 1, "launcher": launcher, "plugin": "NsysPlugin", "settings": settings}
+    command = [sys.executable, LOOP.with_name("local_job.py"), json.dumps(job)]
+    done = ended_well(command, env=environment | {"NEMORUN_HOME": str(tmp_path)}, cwd=tmp_path)
+    said = done.stdout + done.stderr
     assert "does not know --cuda-event-trace" in said
     assert "no GPU metrics here" in said
     assert "arguments ['x=[1,2]', 'profiling.use_nsys_profiler=true'" in said
-    (job,) = tmp_path.glob("experiments/prefix/*/t")
+    (job,) = tmp_path.glob("experiments/local/*/t")
     (report,) = job.glob("nsys_profile/*.nsys-rep")
     (sqlite,) = job.glob("nsys_profile/*.sqlite")
     assert nvtx_iterations(sqlite) == [2, 3]
     outcome = manifest(job / "profiles")["profilers"][0]
     assert outcome["status"] == "complete", outcome
-    if launcher == "None":
+    if launcher is None:
         assert os.path.samefile(report, job / "profiles" / "nsys" / "iter-2-4" / "rank-0.nsys-rep")
     else:
         assert "every rank that this nsys started" in outcome["notes"][0]
         assert os.path.samefile(report, outcome["artifacts"][0]["path"])
-
-
-@pytest.mark.needs("nemo_run")
-def test_a_prefixed_nsys_that_leaves_no_report_says_so(environment, tmp_path):
-    options = ("--capture-range=nvtx", "--nvtx-capture=bridge_profiling_window")
-    assert "nsys left no report" in submit(environment, tmp_path, "print('without any range')", "None", *options)
 
 
 def test_an_nsys_that_was_told_to_makes_several_captures_those_of_the_config_and_one_on_request(held, tmp_path):

@@ -14,41 +14,8 @@ from tests.system.jobs import ROOT, ended_well, environment, manifests, nvtx_ran
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("nsys")]
 
-CAPTURE = ("--capture-range=nvtx", "--nvtx-capture=bridge_profiling_window", "--capture-range-end=stop")
-
 #: The last release that does not ask NVTX's payload extension whether a profiler listens, and the newest.
 RELEASES = ("0.2.11", "0.2.17")
-
-#: A rank with the hook. What the package nvtx emits before and around it must not disturb, or be disturbed.
-LOOP = """
-import sys
-from bridge_profiling import ProfilingConfig
-from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
-
-folder, *theirs = sys.argv[1:]
-config = ProfilingConfig(use_nsys_profiler=True, profile_step_start=2, profile_step_end=4, nsys_export_sqlite=True)
-config.output_dir = folder
-config.finalize()
-layout = ParallelLayout(world_size=1)
-start_under_nsys(config, rank=0, layout=layout, local_rank=0, cuda=False)
-if theirs:
-    import nvtx
-    nvtx.push_range("theirs")
-with ProfilingHook(config, rank=0, layout=layout) as hook:
-    for iteration in range(5):
-        with hook.iteration(iteration), hook.range("forward"):
-            pass
-"""
-
-#: Ranges of torch's own binding, as a rank with a GPU emits them.
-TORCH_RANGES = """
-import torch
-for name in ("before", "bridge_profiling_window"):
-    torch.cuda.nvtx.range_push(name)
-    torch.cuda.nvtx.range_push(f"in {name}")
-    torch.cuda.nvtx.range_pop()
-    torch.cuda.nvtx.range_pop()
-"""
 
 
 def installed(release: str) -> Path:
@@ -68,43 +35,15 @@ def installed(release: str) -> Path:
     return folder
 
 
-def captured(nsys: Path, folder: Path, package: Path, *theirs: str) -> tuple[list[str], dict[str, str]]:
-    """The ranges in the report of a rank that started itself under nsys, and the versions its manifest names."""
-    job = environment(nsys, PYTHONPATH=f"{package}:{ROOT}")
-    ended_well([sys.executable, "-c", LOOP, folder, *theirs], env=job)
-    manifest = manifests(folder, "iter-2-4")[0]
-    assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [2, 3]), manifest
-    return nvtx_ranges(folder / "nsys" / "iter-2-4" / "rank-0.sqlite"), manifest["versions"]
-
-
-WINDOW = ["bridge_profiling_window", "iteration_2", "forward", "iteration_3", "forward"]
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_every_range_of_the_window_is_there_with_any_nvtx(nsys: Path, tmp_path: Path, release: str) -> None:
-    found, versions = captured(nsys, tmp_path, installed(release), "theirs")
-    assert versions["nvtx"] == release, "the test ran with another nvtx"
-    assert found == WINDOW
-
-
-def test_every_range_of_the_window_is_there_without_nvtx(nsys: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", [*RELEASES, None])
+def test_every_range_of_the_window_is_there_with_any_nvtx_and_without(nsys: Path, tmp_path: Path, release: str | None) -> None:
     (tmp_path / "nvtx.py").write_text("raise ImportError('not installed')")
-    found, _ = captured(nsys, tmp_path, tmp_path)
-    assert found == WINDOW
-
-
-def test_torchs_own_ranges_open_the_window_where_nsys_takes_strings_that_are_not_registered(nsys: Path, tmp_path: Path) -> None:
-    """What docs/how-to/nsys.md says of a GPU with --capture-range=nvtx; a CUDA build of torch shows it without a GPU."""
-    import torch
-
-    if torch.version.cuda is None:
-        pytest.skip(f"torch {torch.__version__} was built without CUDA, and has no NVTX")
-    reports = {}
-    for registered_only in ("0", "1"):
-        options = [*CAPTURE, "--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite"]
-        options += [f"--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY={registered_only}", f"--output={tmp_path}/{registered_only}"]
-        command = [nsys, "profile", *options, sys.executable, "-c", TORCH_RANGES]
-        ended_well(command, env=environment(nsys))
-        sqlite = tmp_path / f"{registered_only}.sqlite"
-        reports[registered_only] = nvtx_ranges(sqlite) if sqlite.exists() else None
-    assert reports == {"0": ["bridge_profiling_window", "in bridge_profiling_window"], "1": None}
+    # Its own range must not disturb ours, or be disturbed.
+    theirs = {"OWN_RANGE": "theirs"} if release else {}
+    job = environment(nsys, PYTHONPATH=f"{installed(release) if release else tmp_path}:{ROOT}", **theirs)
+    ended_well([sys.executable, Path(__file__).with_name("nsys_loop.py"), tmp_path, "nsys_export_sqlite=true"], env=job)
+    manifest = manifests(tmp_path, "iter-2-4")[0]
+    assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [2, 3]), manifest
+    assert release in (manifest["versions"].get("nvtx"), None), "the test ran with another nvtx"
+    found = nvtx_ranges(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite")
+    assert found == ["bridge_profiling_window", "iteration_2", "work", "iteration_3", "work"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,16 @@ _SECTIONS = [
     "quality",
     "raw",
 ]
+
+#: The pictures of docs/how-to/worked-examples.md: the capture, the part of its page, and what is clicked before.
+_WORKED = {
+    "worked-data-budget": ("plant_data", "#budget", None),
+    "worked-data-timeline": ("plant_data", "#timeline", None),
+    "worked-straggler-budget": ("plant_straggler", "#budget", None),
+    "worked-straggler-finding": ("plant_straggler", "#finding-3", None),
+    "worked-hosts-activity": ("tp2_dp2", "#budget", "by activity"),
+    "worked-hosts-waits": ("tp2_dp2", "#waits", None),
+}
 
 _HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u2028</script>"
 
@@ -119,6 +130,12 @@ def show(context: BrowserContext) -> Callable[..., Page]:
     return show
 
 
+@pytest.fixture
+def page(real_page: Path, show: Callable[..., Page]) -> Page:
+    """The page of the real run, drawn."""
+    return show(real_page)
+
+
 def _rows(page: Page, table: str, column: int) -> list[str]:
     cells = page.locator(f"#table-{table} tbody tr:not([hidden]) td:nth-child({column + 1})")
     return cells.all_inner_texts()
@@ -128,10 +145,7 @@ def _numbers(texts: list[str]) -> list[float]:
     return [float(text.replace(",", "").rstrip(" %")) for text in texts]
 
 
-def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(
-    real_page: Path, show: Callable[[Path], Page], tmp_path: Path
-) -> None:
-    page = show(real_page)
+def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(page: Page, real_page: Path, tmp_path: Path) -> None:
     assert page.requests == []
     assert page.errors == []
     assert page.locator("main > section").evaluate_all("all => all.map((each) => each.id)") == _SECTIONS
@@ -153,6 +167,26 @@ def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(
         clip = {**box, "height": min(box["height"], _LAPTOP["height"])}
         page.screenshot(path=folder / f"page-{section}.png", clip=clip, full_page=True)
     assert real_page.stat().st_size < 5_000_000
+
+
+@pytest.mark.parametrize("capture", sorted({capture for capture, _, _ in _WORKED.values()}))
+def test_the_worked_examples_show_parts_of_the_page(
+    capture: str, report: Report, captures: Path, show: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    page = show(report(captures / "kineto" / capture, tmp_path / "report.html"))
+    folder = Path(os.environ.get("PAGE_PICTURES", tmp_path))
+    for name, (_, part, click) in [item for item in _WORKED.items() if item[1][0] == capture]:
+        shown = page.locator(part)
+        if click:
+            shown.locator("button", has_text=click).click()
+            page.wait_for_timeout(300)
+        assert shown.locator("svg.main-svg").count() >= 1
+        shown.screenshot(path=folder / f"{name}.png")
+
+
+def test_the_worked_examples_have_every_picture_and_no_other() -> None:
+    text = Path(__file__).parents[2].joinpath("docs", "how-to", "worked-examples.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"\(pictures/([\w-]+)\.png\)", text)) == sorted(_WORKED)
 
 
 @pytest.mark.parametrize("width", [_LAPTOP["width"], 420])
@@ -182,8 +216,7 @@ def test_labels_do_not_overlap_and_nothing_sticks_out(
     assert overlapping == []
 
 
-def test_kernels_are_sorted_and_filtered_by_the_mouse(real_page: Path, show: Callable[[Path], Page]) -> None:
-    page = show(real_page)
+def test_kernels_are_sorted_and_filtered_by_the_mouse(page: Page) -> None:
     totals = _numbers(_rows(page, "kernels", 2))
     assert totals == sorted(totals, reverse=True)
     page.locator("#table-kernels th button", has_text="max").click()
@@ -201,8 +234,7 @@ def test_kernels_are_sorted_and_filtered_by_the_mouse(real_page: Path, show: Cal
     assert set(_rows(page, "kernels", 0)) == {"compute"}
 
 
-def test_the_keyboard_alone_reaches_and_sorts(real_page: Path, show: Callable[[Path], Page]) -> None:
-    page = show(real_page)
+def test_the_keyboard_alone_reaches_and_sorts(page: Page) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the verdict"
     page.keyboard.press("Enter")
@@ -227,8 +259,7 @@ def test_the_keyboard_alone_reaches_and_sorts(real_page: Path, show: Callable[[P
     assert heading.get_attribute("aria-sort") == "ascending"
 
 
-def test_another_iteration_and_rank_of_the_timeline(real_page: Path, show: Callable[[Path], Page]) -> None:
-    page = show(real_page)
+def test_another_iteration_and_rank_of_the_timeline(page: Page) -> None:
     lanes = page.locator("#figure-timeline .ytick text")
     assert {text.split(" · ")[0] for text in lanes.all_text_contents()} == {f"rank {rank}" for rank in range(4)}
     before = page.evaluate("JSON.stringify(document.getElementById('figure-timeline').data[0].x.slice(0, 50))")
@@ -246,10 +277,7 @@ def test_another_iteration_and_rank_of_the_timeline(real_page: Path, show: Calla
     assert page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range") == whole
 
 
-def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_either_way(
-    real_page: Path, show: Callable[[Path], Page]
-) -> None:
-    page = show(real_page)
+def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_either_way(page: Page) -> None:
     button = page.locator(".to-timeline").first
     rank, start = button.get_attribute("data-rank"), float(button.get_attribute("data-start"))
     button.click()
@@ -265,8 +293,7 @@ def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_e
     assert page.evaluate(total) == pytest.approx(by_cause, rel=2e-3)
 
 
-def test_dark_and_light_and_the_systems_choice(real_page: Path, show: Callable[[Path], Page]) -> None:
-    page = show(real_page)
+def test_dark_and_light_and_the_systems_choice(page: Page) -> None:
     ink = "document.querySelector('#figure-budget .legendtext').style.fill"
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground), page.evaluate(ink)
@@ -285,8 +312,7 @@ def test_dark_and_light_and_the_systems_choice(real_page: Path, show: Callable[[
     assert page.evaluate(ground) == dark[0]
 
 
-def test_it_prints_on_white_without_controls_and_within_the_paper(real_page: Path, show: Callable[[Path], Page]) -> None:
-    page = show(real_page)
+def test_it_prints_on_white_without_controls_and_within_the_paper(page: Page) -> None:
     page.locator("#theme").click()
     page.set_viewport_size({"width": 688, "height": 1000})  # A4 less its margins
     page.emulate_media(media="print")
@@ -323,9 +349,7 @@ def test_hostile_names_stay_text(hostile_page: Path, show: Callable[[Path], Page
     assert page.locator("img").count() == 0
 
 
-def test_a_trace_goes_to_perfetto_only_when_clicked(
-    real_page: Path, show: Callable[[Path], Page], context: BrowserContext, tmp_path: Path
-) -> None:
+def test_a_trace_goes_to_perfetto_only_when_clicked(page: Page, context: BrowserContext, tmp_path: Path) -> None:
     answering = """<script>addEventListener("message", (event) => {
         if (event.data === "PING") event.source.postMessage("PONG", "*");
         else document.title = event.data.perfetto.title + " " + event.data.perfetto.buffer.byteLength;
@@ -337,7 +361,6 @@ def test_a_trace_goes_to_perfetto_only_when_clicked(
         route.fulfill(body=answering, content_type="text/html")
 
     context.route("https://ui.perfetto.dev/**", perfetto)
-    page = show(real_page)
     trace = tmp_path / "rank-0.json.gz"
     trace.write_bytes(b"x" * 1234)
     assert page.locator("#perfetto-open").is_disabled()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,6 @@ from tests.traces.conftest import captures
 __all__ = ["captures"]
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("ray")]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Ray with two CPUs."""
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield ray
-    ray.shutdown()
 
 
 def double(value: int) -> int:
@@ -48,7 +37,7 @@ def die_of_three(value: int) -> int:
     return value
 
 
-def test_answers_are_those_of_processes(cluster: Any, captures: Path, tmp_path: Path) -> None:
+def test_answers_are_those_of_processes(ray_cluster: Any, captures: Path, tmp_path: Path) -> None:
     with (
         Run(captures / "kineto" / "tp2_dp2", parquet=tmp_path / "processes") as here,
         Run(captures / "kineto" / "tp2_dp2", engine="ray", parquet=tmp_path / "ray") as there,
@@ -58,29 +47,19 @@ def test_answers_are_those_of_processes(cluster: Any, captures: Path, tmp_path: 
         assert there.errors == []
 
 
-def test_the_command_finds_a_running_cluster_by_its_address(cluster: Any, captures: Path, tmp_path: Path) -> None:
-    address = cluster.get_runtime_context().gcs_address
+def test_the_command_finds_a_running_cluster_by_its_address(ray_cluster: Any, captures: Path, tmp_path: Path) -> None:
+    address = ray_cluster.get_runtime_context().gcs_address
     where = ["--engine", "ray", "--ray-address", address, "--parquet", tmp_path]
     done = cli("analyze", captures / "kineto" / "pp2_dp2", "--json", *where)
     assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2, 3]
 
 
-def test_a_damaged_capture_costs_no_other(cluster: Any, captures: Path, tmp_path: Path) -> None:
-    for rank in (0, 1):
-        name = f"rank-{rank}.json.gz"
-        (tmp_path / name).write_bytes((captures / "kineto" / "pp2_dp2" / name).read_bytes())
-    (tmp_path / "rank-2.json.gz").write_bytes(b"")
-    with Run(tmp_path, engine="ray") as run:
-        assert run.breakdown()["rank"].to_pylist() == [0, 1]
-        assert [str(tmp_path / "rank-2.json.gz") in error for error in run.errors] == [True]
-
-
-def test_every_task_is_answered_once_with_few_at_a_time(cluster: Any) -> None:
+def test_every_task_is_answered_once_with_few_at_a_time(ray_cluster: Any) -> None:
     outcomes = list(RayEngine(workers=1).map(double, list(range(9))))
     assert sorted((outcome.task, outcome.answer) for outcome in outcomes) == [(place, 2 * place) for place in range(9)]
 
 
-def test_a_task_that_fails_or_dies_says_so_and_costs_no_other(cluster: Any) -> None:
+def test_a_task_that_fails_or_dies_says_so_and_costs_no_other(ray_cluster: Any) -> None:
     for function, said in ((refuse_three, "three is not accepted"), (die_of_three, "died")):
         outcomes = {outcome.task: outcome for outcome in RayEngine().map(function, [1, 3, 5])}
         assert (outcomes[0].answer, outcomes[2].answer) == (1, 5)

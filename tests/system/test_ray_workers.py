@@ -13,30 +13,11 @@ import pytest
 from bridge_profiling.integrations.ray import worker_runtime_env
 from bridge_profiling.manifest import Manifest, find_captures
 from bridge_profiling.run import Run
-from tests.system.jobs import FOREIGN, ROOT, ended_well, wait_until
+from tests.system.jobs import ROOT, ended_well, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("ray")]
 
 EXAMPLE = ROOT / "docs" / "examples" / "ray_workers.py"
-
-
-@pytest.fixture(scope="module")
-def cluster(request):
-    """Ray on this machine, with a real nsys on its PATH where there can be one."""
-    import ray
-
-    from tests.conftest import NEEDS
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(FOREIGN)]:
-            patch.delenv(name)
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("PYTHONPATH", str(ROOT))
-        if NEEDS["nsys"]() is None:
-            patch.setenv("PATH", f"{request.getfixturevalue('nsys').parent}:{os.environ['PATH']}")
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-        yield ray
-        ray.shutdown()
 
 
 class Group:
@@ -97,17 +78,21 @@ def iterations(folder: Path) -> dict[int, list[int]]:
     return {rank["rank"]: [one["iteration"] for one in rank["iterations"]] for rank in answers}
 
 
-def test_torch_traces_of_two_groups_hold_exactly_their_steps(cluster, tmp_path, monkeypatch):
+def test_torch_traces_of_two_groups_hold_exactly_their_steps(ray_cluster, tmp_path, monkeypatch):
     """Policy: one worker complete, one that fails in step 4. vLLM: resumed at 3, and terminated after it."""
     ask(monkeypatch, "2:5", tmp_path, "torch")
-    policy, vllm, reward = Group(cluster, "policy", 2), Group(cluster, "vllm_generation", 1), Group(cluster, "reward", 1)
+    policy, vllm, reward = (
+        Group(ray_cluster, "policy", 2),
+        Group(ray_cluster, "vllm_generation", 1),
+        Group(ray_cluster, "reward", 1),
+    )
     policy.train(1, 2, 3)
     vllm.train(3)
     reward.train(1, 2, 3)
     with pytest.raises(ValueError, match="this step fails"):
-        cluster.get(policy.workers[1].train.remote(4, fails=True))
+        ray_cluster.get(policy.workers[1].train.remote(4, fails=True))
     # The failed one is not closed: what it has captured is there all the same, and it works on.
-    cluster.get([policy.workers[0].train.remote(4), policy.workers[1].train.remote(5), policy.workers[0].close.remote()])
+    ray_cluster.get([policy.workers[0].train.remote(4), policy.workers[1].train.remote(5), policy.workers[0].close.remote()])
     vllm.workers[0].__ray_terminate__.remote()
     vllm_manifest = tmp_path / "vllm_generation" / "manifest" / "iter-2-5" / "rank-0.json"
     wait_until(lambda: json.loads(vllm_manifest.read_text())["status"] != "failed")
@@ -118,7 +103,7 @@ def test_torch_traces_of_two_groups_hold_exactly_their_steps(cluster, tmp_path, 
     assert [found[0].status, found[1].status] == ["complete", "partial"]
     assert (found[1].captured_iterations, found[1].interrupted) == ([2, 3], [4])
     assert "this step fails" in found[1].reason
-    framework = {"name": "ray", "worker": "policy", "version": cluster.__version__}
+    framework = {"name": "ray", "worker": "policy", "version": ray_cluster.__version__}
     assert framework.items() <= (found[1].framework or {}).items()
     assert manifests(tmp_path / "vllm_generation")[0].status == "partial"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy", "vllm_generation"], "reward was not selected"
@@ -126,15 +111,15 @@ def test_torch_traces_of_two_groups_hold_exactly_their_steps(cluster, tmp_path, 
 
 
 @pytest.mark.needs("nsys")
-def test_reports_of_nsys_are_named_by_worker_and_rank_and_hold_exactly_the_steps(cluster, nsys, tmp_path, monkeypatch):
+def test_reports_of_nsys_are_named_by_worker_and_rank_and_hold_exactly_the_steps(ray_cluster, nsys, tmp_path, monkeypatch):
     """Policy runs through the window; a vLLM worker is killed inside it, which leaves no time but to nsys."""
     ask(monkeypatch, "2:4", tmp_path, "nsys")
-    policy = Group(cluster, "policy", 2)
+    policy = Group(ray_cluster, "policy", 2)
     policy.train(1, 2, 3, 4)
     policy.close()
-    vllm = Group(cluster, "vllm_generation", 1)
+    vllm = Group(ray_cluster, "vllm_generation", 1)
     vllm.train(1, 2)
-    cluster.kill(vllm.workers[0])
+    ray_cluster.kill(vllm.workers[0])
     reports = tmp_path / "nsight"
     wait_until(lambda: list(reports.glob("vllm_generation_rank-0_2-4_*.nsys-rep")))
 
@@ -146,9 +131,9 @@ def test_reports_of_nsys_are_named_by_worker_and_rank_and_hold_exactly_the_steps
     assert manifests(tmp_path / "vllm_generation")[0].status == "failed", "nobody could write what came after"
 
 
-def test_the_example_is_short_runs_and_its_capture_is_read(cluster, tmp_path, monkeypatch):
+def test_the_example_is_short_runs_and_its_capture_is_read(ray_cluster, tmp_path, monkeypatch):
     ask(monkeypatch, "2:4", tmp_path, "torch")
-    monkeypatch.setenv("RAY_ADDRESS", cluster.get_runtime_context().gcs_address)
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.get_runtime_context().gcs_address)
     assert len(EXAMPLE.read_text().splitlines()) <= 30
     ended_well([sys.executable, EXAMPLE])
     assert iterations(tmp_path / "policy_worker") == {0: [2, 3], 1: [2, 3]}

@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,24 +16,14 @@ import pytest
 from tests.analysis.compared_runs import WrittenRun
 from tests.ports import free_port
 from tests.system import debian
-from tests.system.jobs import ROOT, cli, ended_well, wait_until
+from tests.system.jobs import ROOT, cli, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.needs("ssh", "nemo_run")]
+run = pytest.importorskip("nemo_run")
 
-SUBMIT = """
-import sys
-import nemo_run as run
-from bridge_profiling.plugins import PyTorchProfilerPlugin
+from bridge_profiling.plugins import PyTorchProfilerPlugin  # noqa: E402
+from tests.batch_scripts import batch_script  # noqa: E402
 
-if __name__ == "__main__":
-    far, user, port, key = sys.argv[1:]
-    tunnel = run.SSHTunnel(host="127.0.0.1", user=user, port=int(port), identity=key, job_dir=far)
-    executor = run.SlurmExecutor(account="team", packager=run.Packager(), tunnel=tunnel)
-    plugins = [PyTorchProfilerPlugin(profile_step_start=10, profile_step_end=13)]
-    with run.Experiment("far") as experiment:
-        experiment.add(run.Script("train.py", entrypoint="python"), executor=executor, name="training", plugins=plugins)
-        experiment.dryrun(delete_exp_dir=False)
-"""
+pytestmark = [pytest.mark.system, pytest.mark.needs("ssh")]
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +64,12 @@ def test_an_experiments_captures_come_through_its_tunnel(server: tuple[int, Path
     port, key = server
     far, home = tmp_path / "far", tmp_path / "home"
     environment = os.environ | {"NEMORUN_HOME": str(home), "PYTHONPATH": str(ROOT)}
-    (tmp_path / "submit.py").write_text(SUBMIT)
-    submit = [sys.executable, "submit.py", str(far), getpass.getuser(), str(port), str(key)]
-    ended_well(submit, cwd=tmp_path, env=environment)
-    (experiment,) = (home / "experiments" / "far").iterdir()
-    captures = far / "far" / experiment.name / "training" / "profiles"
+    tunnel = run.SSHTunnel(host="127.0.0.1", user=getpass.getuser(), port=port, identity=str(key), job_dir=str(far))
+    executor = run.SlurmExecutor(account="team", tunnel=tunnel)
+    plugins = [PyTorchProfilerPlugin(profile_step_start=10, profile_step_end=13)]
+    batch_script(home, executor, run.Script("train.py", entrypoint="python"), plugins)
+    (experiment,) = (home / "experiments" / "golden").iterdir()
+    captures = far / "golden" / experiment.name / "train" / "profiles"
     WrittenRun(iterations=3, ranks=2, unprofiled_ms=[5.0, 5.1, 5.2]).write(captures)
     (captures / "checkpoint.pt").write_bytes(b"0" * 100_000)
 
@@ -89,7 +79,7 @@ def test_an_experiments_captures_come_through_its_tunnel(server: tuple[int, Path
     found = analyze()
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
     assert [row["iteration"] for row in found["ranks"][0]["iterations"]] == [10, 11, 12]
-    here = experiment / "training" / "profiles"
+    here = experiment / "train" / "profiles"
     traces = sorted(here.rglob("*.pt.trace.json"))
     assert [path.name for path in traces] == ["rank-0.pt.trace.json", "rank-1.pt.trace.json"]
     assert not list(here.rglob("*.pt"))

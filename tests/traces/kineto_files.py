@@ -22,6 +22,22 @@ def call(name: str, start_us: float, duration_us: float, correlation: int, **arg
     return complete("cuda_runtime", name, start_us, duration_us, correlation=correlation, **args)
 
 
+def steps(*kernels_us: float | None, operators: bool = False) -> list[dict[str, Any]]:
+    """Iterations of 900 us, one a millisecond, each with a kernel of that length; None for one without work on a device."""
+    events = []
+    for place, length in enumerate(kernels_us):
+        begin = 1000 * place
+        events.append(complete("user_annotation", f"ProfilerStep#{place}", begin, 900))
+        events += [complete("cpu_op", "aten::mm", begin + 5, 20)] if operators else []
+        if length is not None:
+            launched = {"correlation": place + 1}
+            events += [
+                call("cudaLaunchKernel", begin + 10, 2, place + 1),
+                kernel("my_gemm_kernel", begin + 100, length, **launched),
+            ]
+    return events
+
+
 def document(events: list[dict[str, Any]], **keys: Any) -> dict[str, Any]:
     """A whole trace, as torch writes it for rank 3 of 8."""
     return {"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 8}, "traceEvents": events, **keys}

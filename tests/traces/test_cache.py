@@ -3,7 +3,6 @@
 import gzip
 import os
 
-import duckdb
 import pytest
 
 from bridge_profiling.traces import cache, kineto
@@ -79,14 +78,6 @@ def test_a_damaged_capture_stays_damaged_in_the_cache(write_trace, tmp_path):
     first, second = [load(kineto_capture(path), directory=tmp_path / "cache").info.error for _ in range(2)]
     assert first == second
     assert str(path) in first
-
-
-def test_many_ranks_are_queried_as_one(write_trace, tmp_path):
-    for rank in range(3):
-        path = write_trace([kernel("k", 1, rank + 1)], f"rank-{rank}.json.gz", distributedInfo={"rank": rank})
-        load(kineto_capture(path), directory=tmp_path / "cache")
-    query = f"select rank, sum(end_ns - start_ns) from '{tmp_path}/cache/*/device_events.parquet' group by rank order by rank"
-    assert duckdb.sql(query).fetchall() == [(0, 1000), (1, 2000), (2, 3000)]
 
 
 def test_an_entry_is_whole_or_not_there(capture, tmp_path, monkeypatch):

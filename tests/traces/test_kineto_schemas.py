@@ -133,13 +133,6 @@ def test_ids_that_are_correlations_name_no_operator(read_trace):
     assert values(tables.host_events, "operator") == [67247, None, 2131433]
 
 
-def test_events_that_name_no_thread_and_no_stream(read_trace):
-    bare = [{"cat": "kernel", "name": "gemm", "ts": 1, "dur": 2}, {"cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}]
-    tables = read_trace({"traceEvents": bare})
-    assert values(tables.device_events, "stream", "device") == [(None, None)]
-    assert values(tables.host_events, "thread", "process") == [(None, None)]
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
 @given(
     starts=st.lists(st.integers(0, 3_999_999_999_999_999_999), min_size=1, max_size=5),
@@ -209,16 +202,6 @@ def test_pieces_are_cut_between_events_only(write_trace, monkeypatch, nested, pi
     monkeypatch.setattr(stream, "PIECE_BYTES", piece_bytes)
     again = kineto.read(path)
     assert (contents(again), again.info) == (contents(whole), whole.info)
-
-
-def test_without_operators_all_about_the_device_is_the_same_except_for_batches(captures, decoded):
-    whole = contents(decoded("pp2_dp2/rank-0"))
-    short = contents(kineto.read(captures / "kineto" / "pp2_dp2" / "rank-0.json.gz", operators=False))
-    for tables in (whole, short):
-        tables["collectives"] = [row for row in tables["collectives"] if row["operation"] not in ("send", "recv", "send_recv")]
-    assert [short[name] == whole[name] for name in ("device_events", "collectives", "iterations")] == [True, True, True]
-    assert short["host_events"] == [row for row in whole["host_events"] if row["category"] != "operator"]
-    assert len(short["host_events"]) > 4_500
 
 
 def test_without_operators_torch_1_8_still_has_its_iterations(write_trace):

@@ -4,7 +4,6 @@ import pytest
 
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import find_run
-from bridge_profiling.traces.nsys import database
 from bridge_profiling.traces.nsys import tables as nsys
 from bridge_profiling.traces.nsys.report import ranks_in_report
 from tests.traces import nsys_files as files
@@ -239,13 +238,3 @@ def test_mpi_names_the_ranks_of_processes(tmp_path, two_processes):
     tables = nsys.read(path, rank=7)
     assert values(tables.device_events, "name") == ["other"]
     assert (tables.info.rank, tables.info.rank_source) == (7, "trace")
-
-
-@pytest.mark.parametrize("rows", [8, 11])
-def test_more_rows_than_are_read_at_a_time(read_report, monkeypatch, rows):
-    monkeypatch.setattr(database, "_ROWS", 4)
-    report = Report()
-    for place in range(rows):
-        report.kernel(f"gemm_{place}", place * 10, place * 10 + 5)
-    events = values(read_report(report).device_events, "name", "start_ns")
-    assert events == [(f"gemm_{place}", SESSION_START_NS + place * 10) for place in range(rows)]

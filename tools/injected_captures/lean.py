@@ -1,15 +1,11 @@
 """Makes captures small: leaves out what this project's readers do not read, and changes nothing that they do.
 
-Of what they read, one thing goes: in Kineto traces, operators inside other operators that called CUDA for nothing (views of
-tensors, mostly), which are half of a trace's events.
-
 A capture that loses more is refused: `check` compares every table that the readers make of the whole capture and of the lean
 one. What is read is asked of the readers where they can be asked (`kineto.decode.Args`), and listed here where not.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dataclasses
 import io
@@ -127,10 +123,8 @@ def check(whole: Path, small: Path, source: Source, rename: Rename) -> None:
     """
     before, after = (load(Capture(path, source, 0, "order"), cached=False) for path in (whole, small))
     for name in sorted({*before.tables, *after.tables}):
-        rows = _kept_rows(before, after, small) if name == "host_events" and source == "kineto" else None
         for column in before[name].column_names:
             expected, found = (_values(tables, name, column) for tables in (before, after))
-            expected = expected if rows is None else expected.take(rows)
             if pa.types.is_string(expected.type):
                 texts = [None if text is None else rename(text) for text in expected.to_pylist()]
                 expected = pa.chunked_array([pa.array(texts, pa.string())])
@@ -139,29 +133,6 @@ def check(whole: Path, small: Path, source: Source, rename: Rename) -> None:
     infos = [dataclasses.replace(tables.info, files=[], host=None) for tables in (before, after)]
     if infos[0] != infos[1]:
         raise ValueError(f"{small}: what is known of it was {infos[0]} and is {infos[1]}")
-
-
-def _kept_rows(before: RankTables, after: RankTables, small: Path) -> pa.Array:
-    """The rows of the whole capture's host events that the lean one has.
-
-    Raises:
-        ValueError: others are missing than operators inside others that called CUDA for nothing.
-    """
-    columns = ("thread", "start_ns", "end_ns", "category", "name", "operator")
-    whole, left = ([tuple(row.values()) for row in t["host_events"].select(columns).to_pylist()] for t in (before, after))
-    kept, calls = [], sorted((row[0], row[1]) for row in whole if row[3] == "runtime")
-    outer: dict[int, int] = {}  # by thread, the end of the operator that others are inside of
-    for place, row in enumerate(whole):
-        thread, start, end, category = row[:4]
-        if len(kept) < len(left) and left[len(kept)] == row:
-            kept.append(place)
-            if category == "operator":
-                outer[thread] = max(outer.get(thread, end), end)
-            continue
-        call = bisect.bisect_left(calls, (thread, start))
-        if category != "operator" or outer.get(thread, 0) < end or (call < len(calls) and calls[call] <= (thread, end)):
-            raise ValueError(f"{small}: {row} is missing")
-    return pa.array(kept, pa.int64())
 
 
 def _values(tables: RankTables, name: str, column: str) -> pa.ChunkedArray:
@@ -173,9 +144,8 @@ def _kineto(raw: bytes, rename: Rename) -> bytes:
     trace = json.loads(rename(raw.decode("utf-8", "surrogateescape")))
     keys = {name: trace[name] for name in _KINETO_KEYS if name in trace}
     keys["deviceProperties"] = [_of(device, _DEVICE_KEYS) for device in keys.get("deviceProperties", [])]
-    events = [event for event in map(_read_of, trace["traceEvents"]) if event is not None]
-    idle = _idle_inside(events)
-    lines = ",\n".join(_text(_of(event, _EVENT_KEYS)) for place, event in enumerate(events) if place not in idle)
+    events = (event for event in map(_read_of, trace["traceEvents"]) if event is not None)
+    lines = ",\n".join(_text(_of(event, _EVENT_KEYS)) for event in events)
     return f'{_text(keys)[:-1]},"traceEvents":[\n{lines}\n]}}\n'.encode("utf-8", "surrogateescape")
 
 
@@ -186,25 +156,6 @@ def _read_of(event: dict[str, Any]) -> dict[str, Any] | None:
         return None
     arguments = _of(event.get("args", {}), _KINETO_ARGUMENTS)
     return {name: value for name, value in event.items() if name != "args"} | ({"args": arguments} if arguments else {})
-
-
-def _idle_inside(events: list[dict[str, Any]]) -> set[int]:
-    """The places of operators that lie inside other operators of their thread, and called CUDA for nothing."""
-    calls = sorted((event["tid"], event["ts"]) for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver"))
-    operators = [place for place, event in enumerate(events) if event.get("cat") == "cpu_op"]
-    operators.sort(key=lambda place: (events[place]["ts"], -events[place]["dur"]))
-    outer: dict[int, float] = {}
-    idle = set()
-    for place in operators:
-        thread, start = events[place]["tid"], events[place]["ts"]
-        end = start + events[place]["dur"]
-        call = bisect.bisect_left(calls, (thread, start))
-        inside = end <= outer.get(thread, -1.0)
-        if inside and not (call < len(calls) and calls[call] <= (thread, end)):
-            idle.add(place)
-        elif not inside:
-            outer[thread] = end
-    return idle
 
 
 def _of(found: dict[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.caveats import caveat
-from bridge_profiling.analysis.intervals import Nanoseconds, rows_of
+from bridge_profiling.analysis.intervals import Nanoseconds, rows_of, run_starts
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.stacks import DEEPEST, Stacks, stacks
 from bridge_profiling.traces.joins import rows_by_key, taken
@@ -124,7 +124,7 @@ class _Calls:
         self._threads: list[tuple[int, int, Stacks]] = []
         parts: list[tuple[NDArray[Any], ...]] = [(np.zeros(0, np.int32),) * 5]
         count = 0
-        for rows in np.split(np.arange(len(frames.thread), dtype=np.int32), np.flatnonzero(np.diff(frames.thread)) + 1):
+        for rows in np.split(np.arange(len(frames.thread), dtype=np.int32), run_starts(frames.thread)[1:]):
             if not len(rows):
                 continue
             found = stacks(frames.start_ns[rows], frames.end_ns[rows])

@@ -103,31 +103,18 @@ NO_RANGES = Ranges(np.empty(0, object), EMPTY.start_ns, EMPTY.end_ns)
 
 @dataclass(frozen=True)
 class HostActivity:
-    """What the launching threads did.
+    """What the launching threads did."""
 
-    Args:
-        data_loading: ranges in which the program waited for data; no range is inside another one.
-        checkpoint: ranges in which it saved, likewise.
-        profiler: the profiler's own work, as the profiler recorded it, likewise.
-        collecting: ranges in which Python collected garbage, likewise.
-        compiling: ranges in which torch.compile worked, likewise.
-        synchronizing: calls that waited for the device.
-        allocating: calls that got memory from the driver or gave it back.
-        pageable: calls that copied pageable memory, and synchronisations that waited for such a copy.
-        pageable_device: when the device carried such copies out.
-        silent: when the threads recorded no call and no operator for at least `SILENT_NS`.
-    """
-
-    data_loading: Ranges
-    checkpoint: Ranges
-    profiler: Ranges
-    collecting: Ranges
-    compiling: Ranges
-    synchronizing: Ranges
-    allocating: Ranges
-    pageable: Ranges
-    pageable_device: Intervals
-    silent: Intervals
+    data_loading: Ranges  # ranges in which the program waited for data; no range is inside another one
+    checkpoint: Ranges  # ranges in which it saved, likewise
+    profiler: Ranges  # the profiler's own work, as the profiler recorded it, likewise
+    collecting: Ranges  # ranges in which Python collected garbage, likewise
+    compiling: Ranges  # ranges in which torch.compile worked, likewise
+    synchronizing: Ranges  # calls that waited for the device
+    allocating: Ranges  # calls that got memory from the driver or gave it back
+    pageable: Ranges  # calls that copied pageable memory, and synchronisations that waited for such a copy
+    pageable_device: Intervals  # when the device carried such copies out
+    silent: Intervals  # when the threads recorded no call and no operator for at least `SILENT_NS`
 
 
 def host_activity(host_events: pa.Table, device_events: pa.Table, *, data_loading: str, checkpoint: str) -> HostActivity:

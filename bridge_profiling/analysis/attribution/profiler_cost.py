@@ -14,6 +14,7 @@ known only across ranks: `findings.evidence` limits it by the slowest rank.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -23,7 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.device import DeviceWork, IdleGaps, Windows
-from bridge_profiling.analysis.attribution.host import ALLOCATING, SYNCHRONIZING, on_launching_threads
+from bridge_profiling.analysis.attribution.host import SYNCHRONIZING, on_launching_threads
 from bridge_profiling.analysis.caveats import texts
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union
 from bridge_profiling.traces.tables import to_int64
@@ -33,10 +34,10 @@ _RECORDED = {"operator": "operators", "runtime": "runtime_calls", "annotation": 
 
 #: Calls whose recorded duration shows how fast the host is; which part of them is shorter than what is compared, how many are
 #: enough, and by how much a host can be slower or faster.
-_LAUNCHES, _QUARTER, _ENOUGH, _SLOWEST = ("cudaLaunchKernel", "hipLaunchKernel"), 0.25, 50, 3.0
+_LAUNCHES, _QUARTER, _ENOUGH, _SLOWEST = ("cudaLaunchKernel", "hipLaunchKernel"), 0.25, 50, 2.0
 
-#: A runtime call that takes longer may wait for the device, whatever its name: launches do while the device's queue is full.
-_MAY_WAIT_NS = 100_000
+#: Launches and copies that take longer wait for the device: its queue is full.
+_MAY_WAIT, _MAY_WAIT_NS = re.compile("Launch|Memcpy"), 100_000
 
 _Float = NDArray[np.float64]
 
@@ -111,9 +112,9 @@ def replay(host_events: pa.Table, shapes: pa.Table, device_events: pa.Table, gap
     each = rates().on_host((end - start)[launches])
     of_category = (each.operator_us + each.shapes_us * with_shapes, each.runtime_us, each.annotation_us, each.python_us)
     cost_ns = np.where(codes < 0, end - start, 1e3 * np.array([*of_category, 0.0])[codes])
-    # A call to the allocator is the driver's work, which takes as long without the profiler.
-    may_wait = (end - start >= _MAY_WAIT_NS) & ~rows_of(host_events["name"], *ALLOCATING)[rows]
-    waits = (codes == 1) & (may_wait | rows_of(host_events["name"], *SYNCHRONIZING)[rows])
+    names = [name for name in host_events["name"].unique().to_pylist() if name and _MAY_WAIT.search(name)]
+    full = (end - start >= _MAY_WAIT_NS) & rows_of(host_events["name"], *names)[rows]
+    waits = (codes == 1) & (full | rows_of(host_events["name"], *SYNCHRONIZING)[rows])
     explained = _explained(start, cost_ns, union(start[waits], end[waits]), device_events, gaps, work)
     return ProfilerCost(explained, start, codes, cost_ns, with_shapes, each)
 
@@ -149,7 +150,7 @@ def _explained(
     idle = gaps.launch_starved - work.busy
     length = idle.within_ns(gaps.gaps.start_ns, gaps.gaps.end_ns)
     starved = np.flatnonzero(length)
-    if not len(starved) or not len(start_ns):
+    if not len(starved) or not len(start_ns) or not device_events.num_rows:
         return EMPTY
     length, end = length[starved], gaps.gaps.end_ns[starved]
     kernel = gaps.next_kernel[starved]
@@ -183,13 +184,14 @@ def _gained(
     total = np.concatenate(([0.0], np.cumsum(length)))
     ends = np.sort(device_events["end_ns"].to_numpy())
     # What each wait waited for, as far as the capture shows: the last event on the device that ended before the wait did.
+    # The rest of the call takes as long as it took.
     last = np.searchsorted(ends, waits.end_ns, side="right") - 1
-    after_ns = np.where(last >= 0, waits.end_ns - ends[last] if len(ends) else 0, np.iinfo(np.int64).max)
-    waited_ns = waits.end_ns - waits.start_ns
+    until_ns = np.where(last >= 0, ends[last], waits.start_ns)
+    waited_ns, slack_ns = np.maximum(until_ns - waits.start_ns, 0), np.maximum(waits.start_ns - until_ns, 0)
     # The host's lead at a time is what it had spent then plus this, by the number of waits before.
     base = np.zeros(len(waits) + 1)
     waits_before = np.searchsorted(waits.end_ns, launched, side="right")
-    done = np.searchsorted(end, waits.end_ns - after_ns, side="right")
+    done = np.searchsorted(end, until_ns, side="right")
     bounds = np.concatenate(([0], np.maximum.accumulate(done), [len(length)])).astype(np.int64)
     device_lead = 0.0
     for wait, (first, until) in enumerate(pairwise(bounds.tolist())):
@@ -201,7 +203,7 @@ def _gained(
             device_lead = lead[until - 1]
         if wait < len(waits):
             of_host_then = base[wait] + spent_at_wait[wait]
-            base[wait + 1] = min(of_host_then + waited_ns[wait], device_lead + after_ns[wait]) - spent_at_wait[wait]
+            base[wait + 1] = min(of_host_then + waited_ns[wait], device_lead + slack_ns[wait]) - spent_at_wait[wait]
     return np.clip(np.diff(lead, prepend=0.0), 0.0, length)
 
 

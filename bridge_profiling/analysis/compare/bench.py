@@ -74,25 +74,17 @@ _COPY = _schema(("direction", "host_memory"), "copy_us", "bandwidth_gbs")
 
 @dataclass(frozen=True)
 class AgainstBench:
-    """A run compared with benchmarks.
+    """A run compared with benchmarks."""
 
-    Args:
-        path: file of results.
-        found: whether it was found next to the captures instead of named.
-        communication: a row per operation and group: count, compared_count, transfer_us and alone_us (of those compared),
-            reached_share (alone_us over transfer_us: 1 is as fast as alone), bus_bandwidth_gbs and alone_bus_bandwidth_gbs
-            (1e9 bytes/s), and reason (why some or all are not compared, else null).
-        copies: the same for copies, by direction and memory of the host.
-        step: the step alone and a captured iteration; None without such a result.
-        data_loader: the loader alone and a captured iteration; None without such a result.
-    """
-
-    path: str
-    found: bool
+    path: str  # file of results
+    found: bool  # whether it was found next to the captures instead of named
+    # A row per operation and group: count, compared_count, transfer_us and alone_us (of those compared), reached_share
+    # (alone_us over transfer_us: 1 is as fast as alone), bus_bandwidth_gbs and alone_bus_bandwidth_gbs (1e9 bytes/s), and
+    # reason (why some or all are not compared, else null).
     communication: pa.Table
-    copies: pa.Table
-    step: dict[str, Any] | None
-    data_loader: dict[str, Any] | None
+    copies: pa.Table  # the same for copies, by direction and memory of the host
+    step: dict[str, Any] | None  # the step alone and a captured iteration; None without such a result
+    data_loader: dict[str, Any] | None  # the loader alone and a captured iteration; None without such a result
 
     def as_plain_data(self) -> dict[str, Any]:
         """For `analyze --json`."""

@@ -48,23 +48,14 @@ class Noise:
 
 @dataclass
 class EventSide:
-    """One kind of event on one side. Amounts are means over ranks and iterations.
+    """One kind of event on one side. Amounts are means over ranks and iterations."""
 
-    Args:
-        count: calls per iteration and rank.
-        us: microseconds of all of them.
-        samples: mean microseconds per call, by iteration; of several runs, by run.
-        fastest: the lowest mean of a rank in an iteration.
-        slowest: the highest.
-        extra: further amounts, by name.
-    """
-
-    count: float = 0.0
-    us: float = 0.0
-    samples: list[float] = field(default_factory=list)
-    fastest: float = 0.0
-    slowest: float = 0.0
-    extra: dict[str, float] = field(default_factory=dict)
+    count: float = 0.0  # calls per iteration and rank
+    us: float = 0.0  # microseconds of all of them
+    samples: list[float] = field(default_factory=list)  # mean microseconds per call, by iteration; of several runs, by run
+    fastest: float = 0.0  # the lowest mean of a rank in an iteration
+    slowest: float = 0.0  # the highest
+    extra: dict[str, float] = field(default_factory=dict)  # further amounts, by name
 
     def add(self, rows: Sequence[Mapping[str, Any]], amount: float, extra: Sequence[str]) -> None:
         """Add up calls of the event, each row with its count, us, fastest, slowest and extra amounts."""

@@ -39,50 +39,32 @@ _ENOUGH_RUNS = 2
 
 @dataclass(frozen=True, eq=False)
 class ComparedRun:
-    """What a comparison needs of one run: its answers.
+    """What a comparison needs of one run: its answers."""
 
-    Args:
-        name: path of the run.
-        main_source: profiler of the answers across ranks.
-        infos: of each trace.
-        manifests: of each rank.
-        iterations: answer of `Run.iterations`; the others likewise.
-        operators: by input shapes.
-        cells: the question `event_cells`, called with its options.
-    """
-
-    name: str
-    main_source: str
-    infos: Sequence[RankInfo]
-    manifests: Sequence[RankCapture]
-    iterations: pa.Table
+    name: str  # path of the run
+    main_source: str  # profiler of the answers across ranks
+    infos: Sequence[RankInfo]  # of each trace
+    manifests: Sequence[RankCapture]  # of each rank
+    iterations: pa.Table  # answer of `Run.iterations`; the others likewise
     idle_causes: pa.Table
     ranks: pa.Table
-    operators: pa.Table
+    operators: pa.Table  # by input shapes
     memory: pa.Table
     memory_sites: pa.Table
     findings: Sequence[Finding]
     limitations: Sequence[str]
-    cells: Callable[..., pa.Table]
+    cells: Callable[..., pa.Table]  # the question `event_cells`, called with its options
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value
 class RunSteps:
-    """The iterations of one run that are compared.
+    """The iterations of one run that are compared."""
 
-    Args:
-        iterations: their numbers.
-        ranks: that each value is the mean of.
-        parts: by name (`duration_us`, `BY_CAUSE`, `BY_ACTIVITY`), a value per iteration.
-        of_ranks: by rank and name, the mean over iterations.
-        with_boundary: whether all captured iterations are boundary ones, and count.
-    """
-
-    iterations: list[int]
-    ranks: list[int]
-    parts: dict[str, NDArray[np.float64]]
-    of_ranks: dict[int, dict[str, float]]
-    with_boundary: bool = False
+    iterations: list[int]  # their numbers
+    ranks: list[int]  # that each value is the mean of
+    parts: dict[str, NDArray[np.float64]]  # by name (`duration_us`, `BY_CAUSE`, `BY_ACTIVITY`), a value per iteration
+    of_ranks: dict[int, dict[str, float]]  # by rank and name, the mean over iterations
+    with_boundary: bool = False  # whether all captured iterations are boundary ones, and count
 
     @property
     def enough(self) -> bool:

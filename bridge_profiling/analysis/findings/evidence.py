@@ -216,12 +216,12 @@ class Evidence:
 
     @cached_property
     def profiler_of_host_us(self) -> dict[int, float]:
-        """The profiler's part of each rank's idle time; hosts pay differently for the same records: ranks can differ by it."""
+        """The profiler's part of each rank's idle time. Hosts pay differently for the same records: ranks can differ by it."""
         return self.typical_us(total_us(self.profiler.explained_us))
 
     def doubt_us(self, *causes: Cause) -> float:
         """How much of the remaining time of some causes can still be the profiler's, a mean iteration of the worst rank."""
-        if self.profiler.source == "manifest" or not self.numbers:
+        if not self.numbers:
             return 0.0
         explained = sum((self.profiler.explained_us[cause] for cause in causes), self._zero)
         return _DOUBT * float(np.mean(np.nanmax(explained, axis=1)))

@@ -42,7 +42,6 @@ _WAITS_FOR = {
     Cause.host_sync: "host synchronization",
     Cause.pageable_copy: "copies of pageable memory",
     Cause.checkpoint_stall: "saving a checkpoint",
-    Cause.profiler: "the profiler's own work",
     Cause.garbage_collection: "Python's garbage collection",
     Cause.recompilation: "compilation",
     Cause.allocator_churn: "memory from the driver",
@@ -166,7 +165,7 @@ def recompilation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         "in_compilation_us": by_rank(loss.host_us),
         "compilations": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
     }
-    title = "torch.compile compiles on {ranks} for {cost}"
+    title = "torch.compile compiles in the window and stops {ranks} for {cost}"
     return [_finding(evidence, cause, loss, title, numbers, severe=0.25)], ledger
 
 
@@ -177,13 +176,15 @@ def allocator_churn(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     if loss is None:
         return [], ledger
     host, calls = (evidence.mean_us(evidence.of_cause(cause, name)) for name in ("host_us", "calls"))
-    names = {event.name for event in evidence.events(cause, ranks=loss.ranks)}
+    # Ranks that call as often are as responsible, also those that lose less because they wait for others.
+    ranks = responsible(calls)
+    names = {event.name for event in evidence.events(cause, ranks=ranks)}
     pinned = any("Host" in name for name in names) and not any("cudaMalloc" in name or "cudaFree " in name for name in names)
     numbers = {"idle_us": by_rank(loss.lost_us), "in_calls_us": by_rank(host), "calls": by_rank(calls, 2)}
     often = f"{max(calls.values()):,.1f} times per {evidence.per}"
     title = f"{{ranks}}: the allocator calls the driver {often}, which costs {{cost}}"
     action = advice("allocator_churn", "pinned" if pinned else "default")
-    return [_finding(evidence, cause, loss, title, numbers, action=action)], ledger
+    return [_finding(evidence, cause, loss, title, numbers, ranks=ranks, action=action)], ledger
 
 
 def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -193,7 +194,7 @@ def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fo
     if loss is None:
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us)}
-    title = "For no recorded reason, the host of {ranks} pauses for {cost}"
+    title = "The host of {ranks} pauses for {cost}, for no recorded reason"
     found = _finding(evidence, cause, loss, title, numbers, reason="the capture does not show what the host does in the pauses")
     return [replace(found, confidence=Confidence.low)], ledger
 
@@ -245,10 +246,10 @@ def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     low = sorted(rank for rank, share in busy.items() if share < thresholds.device_busy)
     if not low:
         return [], ledger
-    idle = {cause: evidence.mean_us(evidence.idle_us(cause, with_profiler=True)) for cause in _WAITS_FOR}
+    idle = {cause: evidence.mean_us(evidence.idle_us(cause)) for cause in _WAITS_FOR}
     least = min(low, key=lambda rank: busy[rank])
     main, *others = sorted(_WAITS_FOR, key=lambda cause: -idle[cause].get(least, 0.0))
-    causes = tuple(cause for cause in _WAITS_FOR if cause is not Cause.profiler)
+    causes = tuple(_WAITS_FOR)
     # In addition to findings about causes, the rest is many small losses, which no single change recovers.
     alone = ledger.is_empty
     loss, ledger = _attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)

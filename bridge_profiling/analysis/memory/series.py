@@ -62,15 +62,10 @@ _INTERNAL = re.compile(r"(?:^|/)(?:torch|torchgen|triton|functorch)/|(?:^|/)(?:c
 
 @dataclass(frozen=True)
 class Amounts:
-    """Bytes over time.
+    """Bytes over time."""
 
-    Args:
-        time_ns: times of the changes, ascending.
-        bytes: before the first change, then from each change on; one more than there are times.
-    """
-
-    time_ns: Integers
-    bytes: Integers
+    time_ns: Integers  # times of the changes, ascending
+    bytes: Integers  # before the first change, then from each change on; one more than there are times
 
     def at(self, time_ns: Integers) -> Integers:
         """Bytes at some times."""
@@ -87,25 +82,15 @@ class Amounts:
 
 @dataclass(frozen=True)
 class Series:
-    """What one device of one rank held over time.
+    """What one device of one rank held over time."""
 
-    Args:
-        rank: global rank.
-        device: its number in the process.
-        source: `snapshot` or `kineto`.
-        allocated: bytes of tensors, as the allocator rounds them.
-        reserved: bytes that the caching allocator holds; None if unknown.
-        allocations: bytes, allocated_ns, freed_ns, code (index of `stacks`); None without a snapshot.
-        stacks: call stacks of the whole run.
-    """
-
-    rank: int
-    device: int
-    source: str
-    allocated: Amounts
-    reserved: Amounts | None
-    allocations: pa.Table | None = None
-    stacks: Sequence[str | None] = ()
+    rank: int  # global rank
+    device: int  # its number in the process
+    source: str  # `snapshot` or `kineto`
+    allocated: Amounts  # bytes of tensors, as the allocator rounds them
+    reserved: Amounts | None  # bytes that the caching allocator holds; None if unknown
+    allocations: pa.Table | None = None  # bytes, allocated_ns, freed_ns, code (index of `stacks`); None without a snapshot
+    stacks: Sequence[str | None] = ()  # call stacks of the whole run
 
     @property
     def needlessly_reserved(self) -> int | None:

@@ -88,35 +88,31 @@ _OUT_OF_MEMORY = pa.schema([*_DEVICE, *_REQUEST, ("site", pa.string()), ("stack"
 
 @dataclass(frozen=True)
 class MemoryTables:
-    """Everything about memory over time, from one pass over the recordings. Tables are empty if none was recorded.
+    """Everything about memory over time, from one pass over the recordings. Tables are empty if none was recorded."""
 
-    Args:
-        summary: a row per rank and device: rank, device, source (`snapshot` or `kineto`), peak_bytes and peak_ns (allocated,
-            and when first), end_bytes (allocated at the end of the recording), peak_reserved_bytes, end_reserved_bytes;
-            largest_free_bytes, fragmentation (0 to 1) and inactive_split_bytes (free parts of partly used device blocks) when
-            the snapshot was taken, null without one; needlessly_reserved_bytes (`Series.needlessly_reserved`), iterations,
-            growth_bytes_per_iteration (median change between the ends of iterations, null if fewer than two are known).
-        timeline: rank, device, time_ns, allocated_bytes, reserved_bytes (null if unknown): amounts from that time on. Thinned
-            so that no peak is lost.
-        growth: amounts at the end of each iteration: rank, device, iteration (null if inferred), end_ns, allocated_bytes,
-            change_bytes (since the iteration before; null for the first), reserved_bytes (null if unknown).
-        sites: a row per rank, device and allocation site, the largest at the peak first: rank, device, site, allocations,
-            allocated_bytes (sum of all), peak_bytes (most at once), bytes_at_peak (at the device's peak), end_bytes,
-            growth_bytes_per_iteration.
-        at_peak: allocations that were live at a device's peak, the largest first: rank, device, bytes, allocated_ns (null:
-            before the recording), freed_ns (null: never), site, stack.
-        over_time: bytes of each device's largest sites over time: rank, device, site (the largest at the peak first,
-            `OTHER_SITES` last), time_ns, bytes. At each time, the sites of a device add up to the allocated amount.
-        caveats: of all of them.
-    """
-
+    # A row per rank and device: rank, device, source (`snapshot` or `kineto`), peak_bytes and peak_ns (allocated, and when
+    # first), end_bytes (allocated at the end of the recording), peak_reserved_bytes, end_reserved_bytes; largest_free_bytes,
+    # fragmentation (0 to 1) and inactive_split_bytes (free parts of partly used device blocks) when the snapshot was taken,
+    # null without one; needlessly_reserved_bytes (`Series.needlessly_reserved`), iterations, growth_bytes_per_iteration (median
+    # change between the ends of iterations, null if fewer than two are known).
     summary: pa.Table
+    # Rank, device, time_ns, allocated_bytes, reserved_bytes (null if unknown): amounts from that time on. Thinned so that no
+    # peak is lost.
     timeline: pa.Table
+    # Amounts at the end of each iteration: rank, device, iteration (null if inferred), end_ns, allocated_bytes, change_bytes
+    # (since the iteration before; null for the first), reserved_bytes (null if unknown).
     growth: pa.Table
+    # A row per rank, device and allocation site, the largest at the peak first: rank, device, site, allocations,
+    # allocated_bytes (sum of all), peak_bytes (most at once), bytes_at_peak (at the device's peak), end_bytes,
+    # growth_bytes_per_iteration.
     sites: pa.Table
+    # Allocations that were live at a device's peak, the largest first: rank, device, bytes, allocated_ns (null: before the
+    # recording), freed_ns (null: never), site, stack.
     at_peak: pa.Table
+    # Bytes of each device's largest sites over time: rank, device, site (the largest at the peak first, `OTHER_SITES` last),
+    # time_ns, bytes. At each time, the sites of a device add up to the allocated amount.
     over_time: pa.Table
-    caveats: tuple[Caveat, ...]
+    caveats: tuple[Caveat, ...]  # of all of them
 
 
 class _Site(NamedTuple):

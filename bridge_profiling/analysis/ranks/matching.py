@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.caveats import caveat
+from bridge_profiling.analysis.intervals import run_starts
 from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
@@ -166,9 +167,7 @@ def _aligned(connection: duckdb.DuckDBPyConnection) -> pa.Table:
 
 def _runs(values: np.ndarray) -> list[slice]:
     """Runs of equal values."""
-    if not len(values):
-        return []
-    bounds = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    bounds = [*run_starts(values).tolist(), len(values)]
     return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
 
 
@@ -204,40 +203,25 @@ def _caveats(connection: duckdb.DuckDBPyConnection) -> Iterator[Caveat]:
 
 @dataclass(frozen=True)
 class Sequence:
-    """One rank's operations in one channel, in order.
+    """One rank's operations in one channel, in order."""
 
-    Args:
-        rank: global rank.
-        signature: hash of each operation and its size.
-        iteration: of each operation; negative if unknown.
-        end_ns: end of each operation on the rank's own clock.
-    """
-
-    rank: int
-    signature: Integers
-    iteration: Integers
-    end_ns: Integers
+    rank: int  # global rank
+    signature: Integers  # hash of each operation and its size
+    iteration: Integers  # of each operation; negative if unknown
+    end_ns: Integers  # end of each operation on the rank's own clock
 
     def __len__(self) -> int:
         return len(self.signature)
 
 
 class Fit(NamedTuple):
-    """One way in which two sequences fit.
+    """One way in which two sequences fit."""
 
-    Args:
-        offset: operation i of the other sequence is operation i + offset of the reference.
-        overlap: operations in common.
-        spread_ns: mean deviation of the differences between the ends from their median.
-        apart_ns: that median: the reference's clock minus the other's.
-        marked: whether every operation in common has the same, known iteration in both.
-    """
-
-    offset: int
-    overlap: int
-    spread_ns: float
-    apart_ns: float
-    marked: bool
+    offset: int  # operation i of the other sequence is operation i + offset of the reference
+    overlap: int  # operations in common
+    spread_ns: float  # mean deviation of the differences between the ends from their median
+    apart_ns: float  # that median: the reference's clock minus the other's
+    marked: bool  # whether every operation in common has the same, known iteration in both
 
 
 class RankClocks:

@@ -182,16 +182,13 @@ def pipeline_by_rank(
                 }
             )
     rows.sort(key=lambda row: (row["iteration"], row["pipeline"], row["stage"]))
-    caveats = []
-    if guessed:
-        caveats.append(caveat("pipeline_groups_guessed"))
-    if unclear:
-        caveats.append(caveat("pipeline_end_unknown"))
-    if interleaved:
-        caveats.append(caveat("pipeline_interleaved"))
-    elif counts:
-        caveats.append(caveat("microbatches_counted"))
-    return Answer(pa.Table.from_pylist(rows, schema=_RANKS), tuple(caveats))
+    doubts = {
+        "pipeline_groups_guessed": guessed,
+        "pipeline_end_unknown": unclear,
+        "pipeline_interleaved": interleaved,
+        "microbatches_counted": counts,
+    }
+    return Answer(pa.Table.from_pylist(rows, schema=_RANKS), tuple(caveat(code) for code, found in doubts.items() if found))
 
 
 def _exchanges(

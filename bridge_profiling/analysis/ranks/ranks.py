@@ -157,9 +157,7 @@ def stragglers(ranks: pa.Table) -> Answer:
         Empty for a single rank.
     """
     grid = _Grid(ranks)
-    caveats = []
-    if grid.with_boundary:
-        caveats.append(caveat("boundary_iterations_count", captured=grid.captured))
+    caveats = [caveat("boundary_iterations_count", captured=grid.captured)] if grid.with_boundary else []
     if len(grid.ranks) < 2 or not len(grid.numbers):
         return Answer(_STRAGGLERS.empty_table(), (*caveats, caveat("ranks_not_comparable")))
     if len(grid.numbers) < ENOUGH_ITERATIONS:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.intervals import grouped, outermost, rows_of
+from bridge_profiling.analysis.intervals import grouped, outermost, rows_of, run_starts
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo
 
@@ -33,46 +33,27 @@ _HOST = ["category", "name", "thread", "start_ns", "end_ns"]
 
 @dataclass(frozen=True)
 class Window:
-    """The part of a rank's time that a picture shows.
+    """The part of a rank's time that a picture shows."""
 
-    Args:
-        rank: global rank.
-        iteration: its number; None for a whole capture without marked iterations.
-        start_ns: begin on the rank's clock.
-        end_ns: end on the rank's clock.
-        zero_ns: the picture's time 0 on the rank's clock.
-    """
-
-    rank: int
-    iteration: int | None
-    start_ns: int
-    end_ns: int
-    zero_ns: int
+    rank: int  # global rank
+    iteration: int | None  # its number; None for a whole capture without marked iterations
+    start_ns: int  # begin on the rank's clock
+    end_ns: int  # end on the rank's clock
+    zero_ns: int  # the picture's time 0 on the rank's clock
 
 
 @dataclass(frozen=True)
 class Segments:
-    """One rank's part of a picture.
+    """One rank's part of a picture."""
 
-    Args:
-        window: the part of time.
-        lanes: names of the lanes, from the top down.
-        lane: of each segment, an index of `lanes`.
-        kind: of each segment, an index of `KINDS`.
-        name: of the longest event of each segment.
-        start_ns: after the picture's time 0.
-        duration_ns: from the first event's start to the last one's end.
-        count: events in each segment.
-    """
-
-    window: Window
-    lanes: list[str]
-    lane: NDArray[np.int64]
-    kind: NDArray[np.int64]
-    name: list[str]
-    start_ns: NDArray[np.int64]
-    duration_ns: NDArray[np.int64]
-    count: NDArray[np.int64]
+    window: Window  # the part of time
+    lanes: list[str]  # names of the lanes, from the top down
+    lane: NDArray[np.int64]  # of each segment, an index of `lanes`
+    kind: NDArray[np.int64]  # of each segment, an index of `KINDS`
+    name: list[str]  # of the longest event of each segment
+    start_ns: NDArray[np.int64]  # after the picture's time 0
+    duration_ns: NDArray[np.int64]  # from the first event's start to the last one's end
+    count: NDArray[np.int64]  # events in each segment
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -192,14 +173,14 @@ def _merged(
     end = np.minimum(events["end_ns"].to_numpy(), window.end_ns)
     short = end - start < resolution_ns
     cell = np.where(short, (start - window.start_ns) // resolution_ns, -1 - np.arange(len(start)))
-    first = _begins(cell)
+    first = run_starts(cell)
     group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(start))))
     spent = np.zeros((len(first), len(KINDS)))
     np.add.at(spent, (group, kind), end - start + 1)
     kinds, begin, until = spent.argmax(axis=1), start[first], np.maximum.reduceat(end, first)
     seen = (begin[1:] - np.maximum.accumulate(until)[:-1] >= resolution_ns) | (kinds[1:] != kinds[:-1])
     apart = np.cumsum(np.concatenate(([0], seen | ~short[first][1:] | ~short[first][:-1])))
-    outer = _begins(apart)
+    outer = run_starts(apart)
     count = np.diff(np.append(first[outer], len(start)))
     # Sorted by duration within each segment, the longest event is the last.
     order = np.lexsort((end - start, apart[group]))
@@ -207,8 +188,3 @@ def _merged(
     names = ["" if name is None else name for name in events["name"].take(pa.array(longest)).to_pylist()]
     last = np.maximum.reduceat(until, outer)
     return np.array([np.full(len(outer), lane), kinds[outer], begin[outer] - window.zero_ns, last - begin[outer], count]), names
-
-
-def _begins(groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """First index of each run of equal values."""
-    return np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))

@@ -28,7 +28,7 @@ from bridge_profiling.capture.nsys_profiler import check_armed
 from bridge_profiling.capture.profiler import guarded
 from bridge_profiling.capture.record import Rank, WindowPlan
 from bridge_profiling.capture.window import WindowSchedule
-from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.config import PROFILERS, ProfilingConfig
 from bridge_profiling.errors import CaptureError, ProfilingConfigError, one_line, require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.manifest import Trigger
@@ -124,7 +124,7 @@ class Listener(threading.Thread):
             raise CaptureError("nsys runs around this rank, and the torch profiler needs CUPTI for itself")
         if "nsys" in accepted.profilers:
             check_armed()
-        switches: dict[str, Any] = {setting: name in accepted.profilers for name, setting in protocol.PROFILERS.items()}
+        switches: dict[str, Any] = {setting: name in accepted.profilers for name, setting in PROFILERS.items()}
         config = replace(
             self._config,
             profile_step_start=accepted.start,
@@ -177,7 +177,7 @@ class Coordinator:
             world_size=rank.layout.world_size,
             pipeline_ranks=rank.layout.pipeline_ranks(),
             profile_ranks=config.profile_ranks,
-            profilers=[name for name, setting in protocol.PROFILERS.items() if getattr(config, setting)] or ["torch"],
+            profilers=[name for name, setting in PROFILERS.items() if getattr(config, setting)] or ["torch"],
             train_iters=rank.train_iters,
         )
 

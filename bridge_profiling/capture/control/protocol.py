@@ -29,13 +29,10 @@ from typing import Any, Literal, TypeVar
 
 from bridge_profiling.atomic import create_exclusively, write_json
 from bridge_profiling.capture.files import folder_name
-from bridge_profiling.config import ProfilingConfig, Window, check_exclusive
+from bridge_profiling.config import PROFILERS, ProfilingConfig, Window, check_exclusive
 from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
 from bridge_profiling.layout import normalize_ranks
 from bridge_profiling.typed_json import read_typed
-
-#: Profilers that can start on demand, and the setting that turns each on in a job's config.
-PROFILERS = {"torch": "use_pytorch_profiler", "memory": "record_memory_history", "nsys": "use_nsys_profiler"}
 
 #: Settings that a request may change.
 SETTINGS = (
@@ -65,34 +62,22 @@ def new_id() -> str:
 class CaptureRequest:
     """A capture requested from a running job. Values that no job can satisfy are refused on construction.
 
-    Attributes:
-        iterations: how many to capture.
-        start: the first one; None for the nearest that every rank can receive in time.
-        ranks: global ranks, `all` or `pp`; None for the job's own `profile_ranks`.
-        profilers: from PROFILERS; None for those the job was launched with, or torch.
-        settings: fields of the section `profiling`, from SETTINGS, over those of the job.
-        kind: `slow_iteration` if a rank requests it by itself.
-        reason: why, for the manifest.
-        requested_at: UTC, ISO 8601.
-        requested_by: user and host.
-        run: the run of the job that it is meant for; None for any.
-        id: its name.
-
     Raises:
         ProfilingConfigError: a value is out of bounds, or the profilers exclude each other.
     """
 
-    iterations: int
-    start: int | None = None
-    ranks: list[int] | str | None = None
-    profilers: list[str] | None = None
+    iterations: int  # how many to capture
+    start: int | None = None  # the first one; None for the nearest that every rank can receive in time
+    ranks: list[int] | str | None = None  # global ranks, `all` or `pp`; None for the job's own `profile_ranks`
+    profilers: list[str] | None = None  # from PROFILERS; None for those the job was launched with, or torch
+    # Fields of the section `profiling`, from SETTINGS, over those of the job.
     settings: dict[str, Any] = field(default_factory=dict)
-    kind: Literal["request", "slow_iteration"] = "request"
-    reason: str | None = None
-    requested_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    requested_by: str | None = None
-    run: str | None = None
-    id: str = field(default_factory=new_id)
+    kind: Literal["request", "slow_iteration"] = "request"  # `slow_iteration` if a rank requests it by itself
+    reason: str | None = None  # why, for the manifest
+    requested_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))  # UTC, ISO 8601
+    requested_by: str | None = None  # user and host
+    run: str | None = None  # the run of the job that it is meant for; None for any
+    id: str = field(default_factory=new_id)  # its name
 
     def __post_init__(self) -> None:
         require(
@@ -190,59 +175,33 @@ class DoneCapture(AcceptedCapture):
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """The status of a running job, published by rank 0.
+    """The status of a running job, published by rank 0."""
 
-    Attributes:
-        run: identifies this run of the job, unlike its restarts.
-        launch: identifies the ranks of one launch.
-        job_id: the launcher's job id.
-        host: rank 0's host.
-        pid: rank 0's process id.
-        pid_space: the machine and container in which `pid` is valid; None if unknown.
-        poll_seconds: how often ranks look for messages.
-        world_size: number of ranks.
-        pipeline_ranks: one rank per pipeline stage.
-        profile_ranks: ranks captured unless a request names others.
-        profilers: profilers used unless a request names others.
-        train_iters: iterations the training runs, if known.
-        iteration: the iteration that rank 0 is in; None before its first.
-        completed: number of iterations timed.
-        fastest_ns: the shortest of the last ten iterations, the loop's waits between them included.
-        median_ns: the median of the last fifty, likewise.
-        windows: `[start, end]` of the windows it was launched with that are not over.
-        records_memory: whether a memory history is being recorded for one of them.
-        cuda: whether rank 0 uses a CUDA device.
-        under_nsys: whether nsys runs around the ranks, or should.
-        nsys_captures_left: how many more captures that nsys can make.
-        slow_captures_left: how many more slow iterations the job captures.
-        open: the accepted capture that is not over.
-        ended: how the training ended.
-    """
-
-    run: str
-    launch: str
-    job_id: str | None
-    host: str
-    pid: int
-    pid_space: str | None
-    poll_seconds: float
-    world_size: int
-    pipeline_ranks: list[int]
-    profile_ranks: list[int] | str
-    profilers: list[str]
-    train_iters: int | None
-    iteration: int | None = None
-    completed: int = 0
-    fastest_ns: int | None = None
-    median_ns: int | None = None
+    run: str  # identifies this run of the job, unlike its restarts
+    launch: str  # identifies the ranks of one launch
+    job_id: str | None  # the launcher's job id
+    host: str  # rank 0's host
+    pid: int  # rank 0's process id
+    pid_space: str | None  # the machine and container in which `pid` is valid; None if unknown
+    poll_seconds: float  # how often ranks look for messages
+    world_size: int  # number of ranks
+    pipeline_ranks: list[int]  # one rank per pipeline stage
+    profile_ranks: list[int] | str  # ranks captured unless a request names others
+    profilers: list[str]  # profilers used unless a request names others
+    train_iters: int | None  # iterations the training runs, if known
+    iteration: int | None = None  # the iteration that rank 0 is in; None before its first
+    completed: int = 0  # number of iterations timed
+    fastest_ns: int | None = None  # the shortest of the last ten iterations, the loop's waits between them included
+    median_ns: int | None = None  # the median of the last fifty, likewise
+    # `[start, end]` of the windows it was launched with that are not over.
     windows: list[list[int]] = field(default_factory=list)
-    records_memory: bool = False
-    cuda: bool = False
-    under_nsys: bool = False
-    nsys_captures_left: int = 0
-    slow_captures_left: int = 0
-    open: AcceptedCapture | None = None
-    ended: str | None = None
+    records_memory: bool = False  # whether a memory history is being recorded for one of them
+    cuda: bool = False  # whether rank 0 uses a CUDA device
+    under_nsys: bool = False  # whether nsys runs around the ranks, or should
+    nsys_captures_left: int = 0  # how many more captures that nsys can make
+    slow_captures_left: int = 0  # how many more slow iterations the job captures
+    open: AcceptedCapture | None = None  # the accepted capture that is not over
+    ended: str | None = None  # how the training ended
 
 
 @dataclass(frozen=True)

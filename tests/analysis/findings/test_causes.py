@@ -187,12 +187,9 @@ def test_what_costs_the_device_nothing_is_no_finding(find: Findings, step: Any, 
     [
         ("dataloader", "annotation", {"data_loading"}),
         ("batch-generator", "annotation", {"data_loading"}),
-        ("get_batch", "annotation", {"data_loading"}),
         ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "annotation", {"data_loading"}),
         ("Nachschub", "annotation", set()),
         ("CheckpointFunction", "operator", set()),
-        ("aten::checkpoint_hook", "operator", set()),
-        ("recompute", "operator", set()),
     ],
 )
 def test_names_of_ranges_decide_on_the_cause(find: Findings, name: str, category: str, causes: set[str]) -> None:

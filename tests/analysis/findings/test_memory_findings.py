@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Confidence, Finding
 from bridge_profiling.analysis.findings.memory import memory_fragmentation, memory_growth, memory_headroom
 from bridge_profiling.traces.kineto import tables as kineto
-from bridge_profiling.traces.nsys import tables as nsys
 from tests.analysis.findings.conftest import RunOf
 from tests.analysis.findings.simulated_jobs import found_by, write_rank
 from tests.traces.kineto_files import kernel
@@ -216,13 +213,3 @@ def test_a_trace_says_how_large_its_devices_are_if_it_can(write_trace: Any, size
     info = kineto.read(path, rank=0, rank_source="file name").info
     assert info.device_bytes == ({0: 150_109_880_320} if size and size != "unknown" else {})
     assert info.devices == {0: "NVIDIA H200"}
-
-
-def test_an_nsys_report_says_it_too(captures: Path, tmp_path: Path) -> None:
-    path = tmp_path / "rank2.sqlite"
-    path.write_bytes(lzma.decompress((captures / "nsys/tp2_dp2/rank2.sqlite.xz").read_bytes()))
-    assert nsys.read(path, rank=2, rank_source="file name").info.device_bytes == {2: 150_109_880_320}
-
-
-def test_a_real_recording_of_a_clean_run_has_no_finding(real: Callable[[str], Run]) -> None:
-    assert found_by(real("memory/tp2_dp2"), *_MEMORY) == []

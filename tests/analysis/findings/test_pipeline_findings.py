@@ -80,10 +80,3 @@ def test_each_longer_stage_has_its_own_setting(find: Find, layers: list[int], ou
     (finding,) = find(layers, 12, output_ns)
     assert finding.ranks == [rank]
     assert setting in finding.action
-
-
-def test_without_a_pipeline_there_is_nothing_to_find(tmp_path: Path, run_of: RunOf) -> None:
-    run = SimulatedRun(2)
-    run.iterate(3, lambda _: [run.compute(0, 5 * MS), run.compute(1, 9 * MS), run.meet([0, 1])])
-    run.write(tmp_path)
-    assert found_by(run_of(), pipeline_bubble) == []

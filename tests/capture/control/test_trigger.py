@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -16,19 +15,9 @@ import torch
 from bridge_profiling.cli import main
 from tests.capture.conftest import Run
 from tests.capture.control import triggered_training
+from tests.system.jobs import end_tree, environment, wait_until
 
 pytestmark = pytest.mark.integration
-
-ROOT = Path(__file__).parents[3]
-
-
-def until(condition, seconds=240.0):
-    """What a condition gives once it gives something."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
-    return found
 
 
 def type_trigger(folder: Path, *words: object) -> tuple[int, str, str]:
@@ -46,7 +35,9 @@ def drop(run: Run, content: bytes) -> str:
     before = run.refusals()
     (run.requests.path / "by-hand").write_bytes(content)
     os.rename(run.requests.path / "by-hand", run.requests.path / "request.json")
-    return until(lambda: [reason for reason in run.refusals() if reason not in before])[0]
+    wait_until(lambda: len(run.refusals()) > len(before))
+    (reason,) = [reason for reason in run.refusals() if reason not in before]
+    return reason
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +47,14 @@ def story(tmp_path_factory):
     run, typed = Run(folder / "profiles"), {}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     command += ["--rdzv-endpoint", "localhost:0", triggered_training.__file__, str(folder)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "BRIDGE_PROFILING"))}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
     def is_free() -> bool:
         return run.requests.status().open is None
 
     with (folder / "output").open("w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
     try:
-        until(lambda: (status := run.requests.status()) and status.completed >= 20)
+        wait_until(lambda: (status := run.requests.status()) and status.completed >= 20)
 
         # Refused by the client, and by the job: nothing is changed by any of these.
         typed["past"] = type_trigger(folder, "--start", 1)
@@ -76,14 +65,14 @@ def story(tmp_path_factory):
 
         # The first capture: where it may begin is left to the job.
         typed["first"] = type_trigger(folder, "--iterations", 2, "--ranks", "all", "--reason", "it feels slow", "--json")
-        until(is_free)
+        wait_until(is_free)
 
         # The second: far enough away for others to be refused meanwhile.
         typed["start"] = start = run.requests.status().iteration + 75
         typed["second"] = type_trigger(folder, "--iterations", 3, "--start", start, "--ranks", 1)
         typed["open"] = type_trigger(folder, "--iterations", 1)
         typed["by hand, open"] = drop(run, b'{"iterations": 1}')
-        until(lambda: run.requests.status().iteration > start + 3 and is_free())
+        wait_until(lambda: run.requests.status().iteration > start + 3 and is_free())
 
         # The third, until it is written.
         recorded = ["--with-stack", "--set", "pytorch_profiler_profile_memory=true"]
@@ -93,9 +82,7 @@ def story(tmp_path_factory):
         typed["exit"] = process.wait(timeout=240)
         typed["ended"] = type_trigger(folder)
     finally:
-        # With SIGTERM the launcher ends its ranks.
-        process.terminate()
-        process.wait()
+        end_tree(process)
     return run, typed
 
 

@@ -10,7 +10,7 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --open-mode=append
-#SBATCH --output=/HOME/experiments/grpo/grpo_TIME/train/sbatch_team-team.train_%j.out
+#SBATCH --output=/HOME/experiments/golden/golden_TIME/train/sbatch_team-team.train_%j.out
 #SBATCH --time=00:10:00
 
 set -evx
@@ -28,7 +28,7 @@ nodes_array=($nodes)
 head_node=${nodes_array[0]}
 head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
 
-export BRIDGE_PROFILING_DIR=/HOME/experiments/grpo/grpo_TIME/train/profiles
+export BRIDGE_PROFILING_DIR=/HOME/experiments/golden/golden_TIME/train/profiles
 export HEAD_NODE_ADDR=$head_node_ip
 export NRL_NSYS_PROFILE_STEP_RANGE='2:3'
 export NRL_NSYS_WORKER_PATTERNS='*policy*,*vllm*'
@@ -38,7 +38,7 @@ export NRL_NSYS_EXTRA_OPTIONS='{"gpu-metrics-device": "all", "o": "/home/me/''ne
 
 # Command 1
 
-srun --output /HOME/experiments/grpo/grpo_TIME/train/log-team-team.train_%j_${SLURM_RESTART_COUNT:-0}.out --chdir /HOME/experiments/grpo/grpo_TIME/train/code --wait=60 --kill-on-bad-exit=1 bash /HOME/experiments/grpo/grpo_TIME/train/scripts/train.sh
+srun --output /HOME/experiments/golden/golden_TIME/train/log-team-team.train_%j_${SLURM_RESTART_COUNT:-0}.out --chdir /HOME/experiments/golden/golden_TIME/train/code --wait=60 --kill-on-bad-exit=1 bash /HOME/experiments/golden/golden_TIME/train/scripts/train.sh
 
 exitcode=$?
 

@@ -10,7 +10,7 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --open-mode=append
-#SBATCH --output=/HOME/experiments/grpo/grpo_TIME/train/sbatch_team-team.train_%j.out
+#SBATCH --output=/HOME/experiments/golden/golden_TIME/train/sbatch_team-team.train_%j.out
 #SBATCH --time=00:10:00
 
 set -evx
@@ -38,7 +38,7 @@ export NRL_NSYS_EXTRA_OPTIONS='{"gpu-metrics-device": "all", "o": "/home/me/''ne
 
 # Command 1
 
-srun --output /HOME/experiments/grpo/grpo_TIME/train/log-team-team.train_%j_${SLURM_RESTART_COUNT:-0}.out --container-image image.sqsh --container-mounts /data:/data,/HOME/experiments/grpo/grpo_TIME/train:/nemo_run --container-workdir /nemo_run/code --wait=60 --kill-on-bad-exit=1 bash /nemo_run/scripts/train.sh
+srun --output /HOME/experiments/golden/golden_TIME/train/log-team-team.train_%j_${SLURM_RESTART_COUNT:-0}.out --container-image image.sqsh --container-mounts /data:/data,/HOME/experiments/golden/golden_TIME/train:/nemo_run --container-workdir /nemo_run/code --wait=60 --kill-on-bad-exit=1 bash /nemo_run/scripts/train.sh
 
 exitcode=$?
 

@@ -1,4 +1,4 @@
-"""`bridge-profiling report`: prints the findings of a run, and writes them as one page."""
+"""The commands that show a run: `report` its findings, `analyze` its numbers, `memory` its device memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from bridge_profiling.cli import common
 from bridge_profiling.errors import ProfilingConfigError, did_you_mean
@@ -59,6 +59,60 @@ def report(
         print_report(run_view.summary_view(summary), common.console())
         if output is not None:
             common.note(f"\npage: {output}")
+    common.finish(errors)
+
+
+def analyze(
+    run: common.RunArgument,
+    as_json: common.JsonOption = False,
+    json_schema: common.JsonSchemaOption = False,
+    **reading: Any,
+) -> None:
+    """Show where each rank's time goes: device, iterations, kernels, communication, memory.
+
+    Exit code 1: a capture could not be read, or only in part; the others are analyzed. 2: invalid request.
+    """
+    with common.open_runs(run, **reading) as (found,):
+        # Everything is computed before anything is printed: a progress bar would overwrite the answer.
+        if as_json:
+            text = found.to_json()
+        else:
+            from bridge_profiling.report.run_view import run_tables
+            from bridge_profiling.report.terminal import print_tables
+
+            tables, limitations = run_tables(found), found.limitations
+        errors = found.errors
+    if as_json:
+        typer.echo(text)
+    else:
+        print_tables(tables, limitations, common.console())
+    common.finish(errors)
+
+
+def memory(
+    run: Annotated[Path, Argument(metavar="RUN", help="A memory snapshot, a directory of captures, or a NeMo-Run experiment.")],
+    other: Annotated[Path | None, Argument(metavar="[OTHER]", help="The run to compare with RUN.")] = None,
+    as_json: common.JsonOption = False,
+    json_schema: common.JsonSchemaOption = False,
+    output: common.PageOption = None,
+    workers: common.WorkersOption = None,
+) -> None:
+    """Show how much device memory is in use at the peak, what uses it, and whether it grows; for two runs, the difference.
+
+    Exit code 1: a capture could not be read, or records no memory. 2: invalid request.
+    """
+    paths = [run] if other is None else [run, other]
+    with common.open_runs(*paths, output=output, workers=workers) as runs:
+        from bridge_profiling.report import memory_view
+
+        answer = memory_view.ask(*runs)
+        errors = [error for each in runs for error in each.errors]
+    empty = [str(each.path) for each in answer.runs if not each.devices]
+    if empty:
+        remedy = "profiling.record_memory_history=true, or with profiling.pytorch_profiler_profile_memory=true for totals only"
+        common.finish([*errors, *(f"{path} records no memory. Profile with {remedy}." for path in empty)])
+    text = memory_view.dumps(answer) if as_json else None
+    common.show(memory_view.memory_view(answer), output, text, memory_view.picture_lines(answer))
     common.finish(errors)
 
 

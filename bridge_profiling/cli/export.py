@@ -1,4 +1,4 @@
-"""`bridge-profiling flamegraph`: writes the stacks of a run for speedscope, with `report.flame_graph`."""
+"""The commands that write a run for other viewers: `merge` one Perfetto trace of all ranks, `flamegraph` their stacks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,37 @@ from bridge_profiling.config import parse_ranks
 
 #: Members of `report.flame_graph.Weight`, which takes longer to import than `--help` should.
 WeightName = StrEnum("WeightName", ["host", "device"])
+
+
+def merge(
+    run: common.RunArgument,
+    output: Annotated[
+        Path, Option("--output", "-o", metavar="FILE", help="The trace, compressed if the name ends with .gz.")
+    ] = Path("all_ranks.json.gz"),
+    host: Annotated[bool, Option(help="Include the hosts' ranges in addition to the devices' work.")] = True,
+    findings: Annotated[bool, Option(help="Annotate the findings of `report`.")] = True,
+    workers: common.WorkersOption = None,
+) -> None:
+    """Merge the traces of all ranks into one, on one clock. Open it at https://ui.perfetto.dev.
+
+    Exit code 1: a capture could not be read, or only in part; the others are merged. 2: invalid request.
+    """
+    with common.open_runs(run, output=output, workers=workers) as (found,):
+        from bridge_profiling.analysis.caveats import sentences
+
+        # Findings first: one pass over the captures then reads everything that is needed.
+        judged = found.findings() if findings else []
+        errors, ranks = found.errors, len(found.entries())
+        if not ranks:
+            common.finish([*errors, f"{run} holds no trace to merge"])
+        aligned = found.caveats("clock_offsets") if ranks > 1 else ()
+        # Findings have evaluated everything else already.
+        limitations = found.limitations if findings else sentences([*found.capture_caveats, *aligned])
+        with common.progress("merging", "ranks") as on_merged:
+            count = found.merge(output, host=host, findings=findings, on_progress=on_merged)
+    annotated = f" and {len(judged)} findings" if judged else ""
+    common.note(f"{output}: {count} events of {ranks} ranks{annotated}. Open it at https://ui.perfetto.dev")
+    common.finish(errors, limitations)
 
 
 def flamegraph(
@@ -50,6 +81,4 @@ def flamegraph(
         )
     where = "" if folded else " Open it at https://www.speedscope.app"
     common.note(f"{output}: {count} stacks by {weight.value} time.{where}")
-    for sentence in limitations:
-        common.note(f"- {sentence}")
-    common.finish(errors)
+    common.finish(errors, limitations)
