@@ -84,7 +84,9 @@ def test_a_capture_has_the_findings_of_its_row_and_no_others(judge: Judge, name:
 
 @pytest.mark.parametrize("name", REAL)
 def test_savings_in_a_real_capture_are_no_more_than_its_time_without_compute(judge: Judge, name: str) -> None:
-    savings = [finding.recoverable_us_per_iteration or 0.0 for finding in judge(name).findings]
+    # Faster kernels for the same work save compute.
+    others = [finding for finding in judge(name).findings if finding.id != "unfused_attention"]
+    savings = [finding.recoverable_us_per_iteration or 0.0 for finding in others]
     assert min(savings) >= 0
     assert sum(savings) <= judge(name).non_compute_us
 
