@@ -42,7 +42,7 @@ def test_a_stop_of_one_rank_in_some_iterations_says_how_often_and_how_long(find:
     found = find(SimulatedJob(step, 2, iterations=6))
     finding = found["garbage_collection"]
     assert finding.ranks == [1]
-    assert "for 30 ms in 2 of 6 captured iterations: 10 ms of a mean iteration" in finding.title
+    assert "for 30 ms in 2 of 6 iterations (mean 10 ms" in finding.title
     assert finding.evidence["iterations"] == [12, 15]
     assert finding.evidence["collections"]["1"] == approx(2 / 6, abs=0.01)
     assert not found.keys() & {"straggler_host", "host_launch_bound", "host_pause"}

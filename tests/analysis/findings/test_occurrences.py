@@ -23,7 +23,7 @@ def _pausing(pauses_ms: dict[int, int], ranks: int = 2, iterations: int = 6) -> 
 
 
 def test_a_pause_in_some_iterations_says_in_how_many_and_how_long_each(find: Findings) -> None:
-    finding = find(_pausing({11: 60, 14: 60}))["host_launch_bound"]
+    finding = find(_pausing({11: 60, 14: 60}))["host_pause"]
     assert finding.occurrence == Occurrence((11, 14), 6, approx(60_000, rel=0.02))
     assert finding.recoverable_us_per_iteration == approx(20_000, rel=0.02)
     assert finding.ranks == [1]
@@ -63,7 +63,7 @@ def test_a_captured_iteration_that_medians_leave_out_is_named(find: Findings) ->
     assert slow.ranks == [1]
     assert slow.recoverable_us_per_iteration == approx(900_000 / 6, rel=0.02)
     assert slow.title.startswith("Iteration 12 takes 920 ms, 45")
-    assert "host_launch_bound" not in found
+    assert "host_pause" not in found
 
 
 def test_the_profilers_own_recorded_work_makes_no_iteration_slow(find: Findings) -> None:
