@@ -189,8 +189,9 @@ class Evidence:
 
     @cached_property
     def _least_compute_us(self) -> float:
-        """The mean compute of the rank that computes least."""
-        return min(self.mean_us(self.compute_us).values(), default=0.0)
+        """The mean compute of the rank that computes least in each iteration: ranks can take turns."""
+        captured = self.compute_us[~np.isnan(self.compute_us).all(axis=1)]
+        return float(np.nanmin(captured, axis=1).mean()) if captured.size else 0.0
 
     def share(self, time_us: float) -> float:
         """A time as a share of a mean iteration without the profiler's cost."""
@@ -293,8 +294,7 @@ class Evidence:
         of the rank that computes least, so that ranks which compute more in turns can lose all of that.
         """
         free_us = self.waiting_us + total_us(self.profiler.explained_us)
-        least_us = float(np.mean(np.nanmin(self.compute_us, axis=1))) if self.compute_us.size else 0.0
-        return Ledger.empty(free_us, self._idle_us, most_us=max(self.iteration_us - least_us, 0.0))
+        return Ledger.empty(free_us, self._idle_us, most_us=max(self.iteration_us - self._least_compute_us, 0.0))
 
     @cached_property
     def _zero(self) -> Grid:
