@@ -123,6 +123,21 @@ class Durations:
 
 
 @dataclass(kw_only=True)
+class GarbageCollection:
+    """Python's collections in the window by generation, the youngest first, in all threads of the process."""
+
+    collections: list[int] = field(default_factory=lambda: [0, 0, 0])
+    duration_ns: list[int] = field(default_factory=lambda: [0, 0, 0])
+    longest_ns: int = 0
+
+    def add(self, generation: int, duration_ns: int) -> None:
+        """Count a collection."""
+        self.collections[generation] += 1
+        self.duration_ns[generation] += duration_ns
+        self.longest_ns = max(self.longest_ns, duration_ns)
+
+
+@dataclass(kw_only=True)
 class Clock:
     """Both clocks of the rank, read together."""
 
@@ -160,6 +175,7 @@ class Manifest:
     framework: dict[str, Any] | None = None  # what an integration reports about itself
     work: Work | None = None
     durations_ns: Durations = field(default_factory=Durations)
+    garbage_collection: GarbageCollection | None = None  # None before the window, and in manifests of other writers
     clock: Clock | None = None  # missing in manifests of other writers
 
     @property

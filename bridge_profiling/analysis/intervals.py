@@ -61,6 +61,12 @@ class Intervals:
         """Length of the set inside each window. Windows may overlap; one that ends before it starts has 0."""
         return np.where(end_ns > start_ns, self.before_ns(end_ns) - self.before_ns(start_ns), 0)
 
+    def when(self, amount_ns: Nanoseconds) -> Nanoseconds:
+        """When each amount of a set that is not empty has passed; the set's end if it holds less."""
+        lengths = np.cumsum(self.end_ns - self.start_ns)
+        place = np.minimum(np.searchsorted(lengths, amount_ns), len(lengths) - 1)
+        return self.end_ns[place] - np.maximum(lengths[place] - amount_ns, 0)
+
 
 def union(start_ns: Nanoseconds, end_ns: Nanoseconds) -> Intervals:
     """The times covered by any of some intervals, which may be in any order; empty and negative ones are ignored."""
@@ -177,6 +183,14 @@ def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:
         # Index of null: the place after the last name.
         found.append(wanted[chunk.indices.fill_null(len(wanted) - 1).to_numpy(zero_copy_only=False)])
     return np.concatenate(found)
+
+
+def coded(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str | None]]:
+    """A column of names as an index of each row, -1 for null, and the names."""
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    chunks = encoded.unify_dictionaries().chunks
+    codes = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in chunks]
+    return np.concatenate([np.zeros(0, np.int64), *codes]), chunks[0].dictionary.to_pylist() if chunks else []
 
 
 def grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[Any, list[dict[str, Any]]]:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge_profiling.analysis.attribution import device, flame_graph, host, idle, operators, parts
+from bridge_profiling.analysis.attribution import (
+    counts,
+    device,
+    device_roles,
+    flame_graph,
+    host,
+    idle,
+    operators,
+    parts,
+    profiler_cost,
+)
 from bridge_profiling.analysis.compare import bench, events
 from bridge_profiling.analysis.memory import tables
 from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question, SideTables
@@ -26,12 +36,16 @@ _WORK = Derived(device.device_work, (_DEVICE_EVENTS,))
 _WINDOWS = Derived(device.windows, (_ITERATIONS, _DEVICE_EVENTS))
 _SPANS = Derived(device.spans, (_WINDOWS, _WORK))
 _GAPS = Derived(idle.gaps, (_DEVICE_EVENTS, _WAIT_CALLS, _SYNCHRONIZATIONS, _WORK, _WINDOWS))
-_ACTIVITY = Columns("host_events", host.COLUMNS)
+_ACTIVITY = Columns("host_events", host.COLUMNS, shared=True)
+_PROFILER = Derived(profiler_cost.replay, (_ACTIVITY, Columns("host_events", ("shapes",)), _DEVICE_EVENTS, _GAPS, _WORK))
 _OPERATORS = Columns(
     "host_events",
     ("category", "thread", "name", "start_ns", "end_ns", "operator"),
     optional=(("shapes", "shapes"), ("stacks", "stack")),
 )
+_KERNEL_NAMES = Columns("device_events", ("name",))
+_RANGE_NAMES = Columns("host_events", ("category", "name", "start_ns"))
+_COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes"))
 _ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns"))
 
 _MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
@@ -47,7 +61,7 @@ def _recorded(name: str) -> Callable[[tables.MemoryTables], Answer]:
 BREAKDOWN = Question("breakdown", "rank", device.breakdown, (_WORK,))
 ITERATIONS = Question("iterations", "rank", device.iterations, (_WINDOWS, _WORK, _GAPS))
 IDLE_GAPS = Question("idle_gaps", "rank", idle.idle_gaps, (_GAPS, _SPANS))
-IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_EVENTS, _ACTIVITY, _SPANS))
+IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_EVENTS, _ACTIVITY, _SPANS, _PROFILER))
 COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
 RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE))
 PIPELINE_BY_RANK = Question(
@@ -62,7 +76,11 @@ QUESTIONS = {
         IDLE_GAPS,
         IDLE_CAUSES,
         COPIES,
+        Question("profiler_cost", "rank", profiler_cost.recorded, (_PROFILER, _SPANS)),
         Question("launch_statistics", "rank", device.launch_statistics, (_DEVICE_EVENTS, _SPANS)),
+        Question("device_roles", "rank", device_roles.device_roles, (_DEVICE_EVENTS, _KERNEL_NAMES, _ACTIVITY, _GAPS)),
+        Question("collective_sizes", "rank", counts.collective_sizes, (_COLLECTIVES,)),
+        Question("loop_counts", "rank", counts.loop_counts, (_RANGE_NAMES, _ITERATIONS)),
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS)),
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
         Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),

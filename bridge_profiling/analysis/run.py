@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bridge_profiling.analysis.compare.events import Noise
     from bridge_profiling.analysis.compare.steps import ComparedRun
     from bridge_profiling.analysis.findings import Evidence, Finding, Thresholds
+    from bridge_profiling.analysis.findings.unprofiled import Unprofiled
 
 
 class Run:
@@ -74,6 +75,7 @@ class Run:
         if isinstance(engine, str):
             engine = engine_named(engine, workers, ray_address)
         self._findings: dict[Thresholds, list[Finding]] = {}
+        self._evidence: dict[Thresholds, Evidence] = {}
         self._session = Session(self.path, engine, None if parquet is None else Path(parquet), on_progress)
 
     def __enter__(self) -> Self:
@@ -335,6 +337,27 @@ class Run:
             self._findings[chosen] = find_all(self.evidence(chosen), chosen)
         return list(self._findings[chosen])
 
+    def unprofiled(self, thresholds: Thresholds | None = None) -> Unprofiled | None:
+        """The mean iteration without the profiler, which shares of savings refer to; None without iterations.
+
+        Args:
+            thresholds: as of `findings`.
+        """
+        from bridge_profiling.analysis.findings import iterations
+        from bridge_profiling.analysis.findings.unprofiled import Unprofiled, usual_cost_us
+
+        evidence = self.evidence(thresholds)
+        slow_us = sum(
+            finding.recoverable_us_per_iteration or 0.0
+            for finding in self.findings(thresholds)
+            if finding.id == iterations.slow_iterations.__name__
+        )
+        if not evidence.numbers or evidence.per == "capture":
+            return None
+        profiler = evidence.profiler
+        measured_us = usual_cost_us(evidence.timed_iterations)
+        return Unprofiled(evidence.iteration_us + slow_us, profiler.source, measured_us, profiler.estimated_us)
+
     def evidence(self, thresholds: Thresholds | None = None) -> Evidence:
         """The answers that findings are made from.
 
@@ -343,15 +366,20 @@ class Run:
         """
         from bridge_profiling.analysis.findings import Evidence, Thresholds
 
-        options = {"idle_causes": (thresholds or Thresholds()).range_names()}
-        self.prefetch("launch_statistics", **options)
+        chosen = thresholds or Thresholds()
+        if chosen in self._evidence:
+            return self._evidence[chosen]
+        options = {"idle_causes": chosen.range_names()}
+        self.prefetch(
+            "launch_statistics", "profiler_cost", "device_roles", "collective_sizes", "loop_counts", "units", **options
+        )
         source, bench = self.main_source, self.against_bench
 
         def answer(name: str) -> pa.Table:
             table = self.ask(name, **options.get(name, {}))
             return table if QUESTIONS[name].scope == "run" else table.filter(pc.equal(table["source"], source))
 
-        return Evidence(
+        self._evidence[chosen] = Evidence(
             infos=[info for info in self.infos if info.source == source],
             every_info=self.infos,
             manifests=self.manifests,
@@ -360,6 +388,7 @@ class Run:
             # A field with the name of a question is its answer.
             **{field.name: answer(field.name) for field in fields(Evidence) if field.name in QUESTIONS},
         )
+        return self._evidence[chosen]
 
     def compare(self, other: Run, *, noise: Noise | None = None) -> Comparison:
         """Changes from this run to another; `analysis.compare.compare` takes several runs per side.
@@ -376,7 +405,7 @@ class Run:
         """Everything that a comparison needs."""
         from bridge_profiling.analysis.compare.steps import ComparedRun
 
-        self.prefetch("idle_causes", "launch_statistics", operators={"shapes": True})
+        self.prefetch("idle_causes", "profiler_cost", "launch_statistics", operators={"shapes": True})
         return ComparedRun(
             name=str(self.path),
             main_source=self.main_source,

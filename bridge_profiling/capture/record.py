@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import socket
 import sys
 import time
@@ -17,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from typing import Literal
 
 from bridge_profiling import manifest
 from bridge_profiling.capture.files import CaptureFiles
@@ -26,32 +24,9 @@ from bridge_profiling.config import ProfilingConfig, Window
 from bridge_profiling.errors import require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
+from bridge_profiling.peaks import Precision, peaks
 
 _PACKAGES = ("bridge-profiling", "torch", "megatron-core", "nemo_run", "nvtx", "transformer-engine")
-
-#: The precision of the matrix products. `tf32` is fp32 on tensor cores, where torch is allowed to use them.
-Precision = Literal["fp8", "bf16", "fp16", "tf32", "fp32"]
-
-#: Dense peaks of one device in TFLOP/s, by a part of its CUDA name; the first match counts. Sparse figures of data sheets are
-#: halved. fp32 is the peak of the CUDA cores.
-#: H100 SXM and PCIe: NVIDIA H100 Tensor Core GPU Architecture, v1.04, table 2. NVL, H200, GH200: their data sheets (2024).
-#: A100, L40S, H20: their data sheets. B200, GB200, B300, GB300: NVIDIA Blackwell and Blackwell Ultra data sheets (2025).
-#: H800 and A800 compute as H100 and A100 do.
-_HOPPER_SXM = {"fp8": 1978.9, "bf16": 989.4, "tf32": 494.7, "fp32": 66.9}
-_HOPPER_NVL = {"fp8": 1670.5, "bf16": 835.5, "tf32": 417.5, "fp32": 60.0}
-_BLACKWELL = {"fp8": 4500.0, "bf16": 2250.0, "tf32": 1125.0, "fp32": 75.0}
-_GRACE_BLACKWELL = {"fp8": 5000.0, "bf16": 2500.0, "tf32": 1250.0, "fp32": 80.0}
-_PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
-    (r"GB[23]00", _GRACE_BLACKWELL),
-    (r"B[23]00", _BLACKWELL),
-    (r"GH200", _HOPPER_SXM),
-    (r"H[12]00 NVL", _HOPPER_NVL),
-    (r"H[18]00 PCIe", {"fp8": 1513.0, "bf16": 756.0, "tf32": 378.0, "fp32": 51.2}),
-    (r"H200|H[18]00", _HOPPER_SXM),
-    (r"H20", {"fp8": 296.0, "bf16": 148.0, "tf32": 74.0, "fp32": 44.0}),
-    (r"A[18]00", {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}),
-    (r"L40S", {"fp8": 733.0, "bf16": 362.0, "tf32": 183.0, "fp32": 91.6}),
-)
 
 _STATE_IT = "type profiling.peak_tflops=… to state it"
 
@@ -131,6 +106,7 @@ class CaptureRecord:
     reason: str | None = None
     final: bool = False
     durations: list[tuple[int, int]] = field(default_factory=list)
+    garbage_collection: manifest.GarbageCollection | None = None
 
     def build(self) -> manifest.Manifest:
         """The manifest, true for this moment."""
@@ -181,6 +157,7 @@ class CaptureRecord:
             framework=rank.facts or None,
             work=work,
             durations_ns=durations,
+            garbage_collection=self.garbage_collection,
             clock=manifest.Clock(unix_ns=time.time_ns(), perf_counter_ns=time.perf_counter_ns()),
         )
 
@@ -219,10 +196,10 @@ def describe_work(work: IterationWork, stated_peak_tflops: float | None) -> mani
 
 def peak_tflops(name: str, precision: Precision) -> tuple[float | None, str | None]:
     """The dense peak of a device in TFLOP/s, or None and the reason."""
-    if re.search(r"\bMIG\b", name):
+    if "MIG" in name.split():
         return None, f"{name} is a part of a GPU: {_STATE_IT}"
-    of_device = next((peaks for part, peaks in _PEAK_TFLOPS if re.search(rf"\b{part}\b", name)), None)
-    if of_device is None:
+    of_device = peaks(name)
+    if not of_device:
         return None, f"the peak of {name} is unknown: {_STATE_IT}"
     # Tensor cores are equally fast in bf16 and fp16.
     peak = of_device.get("bf16" if precision == "fp16" else precision)

@@ -10,11 +10,12 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from threading import Thread
 
 from bridge_profiling.capture.files import CaptureFiles, give_up_attempt
+from bridge_profiling.capture.garbage import GarbageCollections
 from bridge_profiling.capture.nsys_profiler import NsysProfiler
 from bridge_profiling.capture.profiler import Profiler, for_each, guarded, synchronize_device
 from bridge_profiling.capture.record import CaptureRecord, Rank, WindowPlan
@@ -48,6 +49,7 @@ class CaptureWindow:
         self.record.reason = f"the process ended before it reached iteration {self.window.start}"
         write_manifest(files.manifest, self.record.build())
         self._writer: Thread | None = None
+        self._garbage = GarbageCollections(self._enter_ranges)
         self._finished = self._skipped = False
 
     @property
@@ -101,6 +103,7 @@ class CaptureWindow:
             self.close(None)
             return
         self.state = "capturing"
+        self.record.garbage_collection = self._garbage.__enter__().totals
         logger.info(
             "rank %d: capturing iterations %d to %d with %s",
             self._rank.number, iteration, self.window.last, " and ".join(profiler.name for profiler in self.active),
@@ -111,6 +114,14 @@ class CaptureWindow:
         (self.record.interrupted if error is not None else self.record.captured).append(iteration)
         if error is None and iteration == self.window.last:
             self.close(None)
+        self._garbage.raise_lost()
+
+    def _enter_ranges(self, name: str) -> ExitStack:
+        stack = ExitStack()
+        for profiler in self.active:
+            if (one := profiler.phase_range(name)) is not None:
+                stack.enter_context(one)
+        return stack
 
     # -- the end of the window -----------------------------------------------------------------------------------------
 
@@ -123,6 +134,7 @@ class CaptureWindow:
         reason = ending
         unwritten: list[_Unwritten] = []
         with signals_held():
+            self._garbage.__exit__()
             if state == "capturing":
                 status, reason = self._completeness(ending)
                 self.record.durations = [one for one in self._rank.durations.copy() if one[0] in self.window]
@@ -182,6 +194,7 @@ class CaptureWindow:
         if self._finished or self._writer is not None:
             return
         self.state, self._finished, self.record.final = "closed", True, True
+        self._garbage.__exit__()
         for profiler in self.profilers:
             profiler.fail(reason)
         self._close_profilers()

@@ -39,7 +39,7 @@ def _finding_view(place: int, finding: Finding, summary: Summary, pictures: Pict
         severe=finding.severe,
         responsible=words.ranks(finding.ranks, len(summary.infos)) if finding.ranks else "",
         gain="" if saving is None else words.milliseconds(saving),
-        share=words.percent(saving / summary.typical_us) if saving and summary.typical_us else "",
+        share=words.percent(part) if saving and (part := summary.share(saving)) is not None else "",
         confidence=str(finding.confidence),
         reason=finding.confidence_reason and f"{finding.confidence_reason.rstrip('.')}.",
         action=finding.action,

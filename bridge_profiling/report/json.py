@@ -22,7 +22,7 @@ from bridge_profiling.report.verdict import Summary, outcome, summarize, verdict
 
 if TYPE_CHECKING:
     from bridge_profiling.analysis import Run
-    from bridge_profiling.analysis.findings import Finding, Thresholds
+    from bridge_profiling.analysis.findings import Finding, Occurrence, Thresholds
 
 #: Columns that identify an operation in a group.
 _KIND = ("operation", "group", "group_name", "group_ranks")
@@ -89,12 +89,18 @@ def as_plain_data(finding: Finding) -> schema.Finding:
         "action": finding.action,
         "events": events,
         "severe": finding.severe,
+        "occurrence": None if finding.occurrence is None else _occurrence(finding.occurrence),
     }
+
+
+def _occurrence(occurrence: Occurrence) -> schema.Occurrence:
+    return {"iterations": list(occurrence.iterations), "of": occurrence.of, "each_us": occurrence.each_us}
 
 
 def _verdict(summary: Summary) -> schema.Verdict:
     said = verdict(summary)
-    first = summary.findings[0] if summary.findings else None
+    first = summary.first
+    unprofiled = summary.unprofiled
     return {
         "outcome": outcome(summary).value,
         "headline": said.headline,
@@ -111,6 +117,9 @@ def _verdict(summary: Summary) -> schema.Verdict:
         "confidence": None if first is None else first.confidence.value,
         "confidence_reason": None if first is None else first.confidence_reason,
         "profiler_us": summary.profiler_us,
+        "estimated_profiler_us": None if unprofiled is None else unprofiled.estimated_cost_us,
+        "unprofiled_us": None if unprofiled is None else unprofiled.iteration_us,
+        "unprofiled_source": None if unprofiled is None else unprofiled.source,
     }
 
 

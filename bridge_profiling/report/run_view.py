@@ -78,7 +78,7 @@ def summary_view(summary: Summary) -> PageView:
 
 def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     """A run's page, at `output`; its links to the traces are relative to that."""
-    run.prefetch("idle_causes", "launch_statistics", "operators", flame_graph={"least_share": LEAST_SHARE})
+    run.prefetch("idle_causes", "profiler_cost", "launch_statistics", "operators", flame_graph={"least_share": LEAST_SHARE})
     shown = ranks_to_show(summary)
     timeline = timeline_of(run, shown)
     rows = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -16,7 +16,7 @@ from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
-from bridge_profiling.analysis.findings.evidence import profiler_cost_us
+from bridge_profiling.analysis.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
 from bridge_profiling.report.budget import Budget, budget
@@ -64,6 +64,7 @@ class Summary:
     stragglers: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.stragglers`, the slowest first
     snapshots: list[int] = field(default_factory=list)  # ranks with a memory snapshot
     notices: list[str] = field(default_factory=list)  # those on which of several captures is shown
+    unprofiled: Unprofiled | None = None  # the iteration without the profiler; None if unknown
 
     @cached_property
     def budget(self) -> Budget:
@@ -81,9 +82,15 @@ class Summary:
         return min((row["iterations"] for row in self.attribution), default=None)
 
     @property
+    def first(self) -> Finding | None:
+        """The finding that the verdict is about. The profiler's own cost is none if there are iterations to judge."""
+        about = self.findings[0] if self.findings else None
+        return None if about and about.id == "profiler_overhead" and self.attribution else about
+
+    @property
     def saving_us(self) -> float | None:
         """Potential saving of the first finding per iteration; None if unknown, or without findings."""
-        return self.findings[0].recoverable_us_per_iteration if self.findings else None
+        return self.first.recoverable_us_per_iteration if self.first else None
 
     @property
     def total_saving_us(self) -> float | None:
@@ -94,12 +101,12 @@ class Summary:
     @property
     def profiler_us(self) -> float | None:
         """Time that profiling added to an iteration: the median over ranks, from the manifests; None if unknown."""
-        cost = profiler_cost_us(self.manifests)
-        return median(cost.values()) if cost else None
+        return self.unprofiled.measured_cost_us if self.unprofiled else usual_cost_us(timed_iterations(self.manifests))
 
     def share(self, time_us: float | None) -> float | None:
-        """A time as a share of the typical iteration; None if either is unknown."""
-        return time_us / self.typical_us if time_us is not None and self.typical_us else None
+        """A time as a share of the mean iteration without the profiler, else of the typical one; None if either is unknown."""
+        whole_us = self.unprofiled.iteration_us if self.unprofiled else self.typical_us
+        return time_us / whole_us if time_us is not None and whole_us else None
 
 
 def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
@@ -128,6 +135,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
         on_host=[row for row in rows if row["rank"] in on_cpu],
         operators=operators,
         snapshots=snapshots,
+        unprofiled=run.unprofiled(thresholds),
         limitations=limitations,
         notices=[caveat.text for caveat in run.capture_caveats if caveat.code in WHICH_WINDOW],
         errors=run.errors,
@@ -136,7 +144,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
 
 def outcome(summary: Summary) -> Outcome:
     """What the verdict on a run is about."""
-    if summary.findings:
+    if summary.first:
         return Outcome.finding
     if summary.attribution:
         return Outcome.nothing_found
@@ -154,7 +162,8 @@ def verdict(summary: Summary) -> Verdict:
             sentences = [*_iteration(summary), *_saving(summary)]
         case Outcome.nothing_found:
             headline = "Nothing to change was found."
-            sentences = [*_iteration(summary), "No number exceeds its threshold."]
+            only = "Only the profiler's own cost exceeds its threshold." if findings else "No number exceeds its threshold."
+            sentences = [*_iteration(summary), only]
         case Outcome.no_device_work:
             headline = "These captures hold no device work to judge."
             sentences = [
@@ -168,8 +177,8 @@ def verdict(summary: Summary) -> Verdict:
             nothing = list(_nothing_captured(summary))
             headline = "Nothing was captured." if nothing else "These captures hold too little to judge."
             sentences = nothing or ["No iteration is marked in them."]
-    # A device that is not busy is a symptom of the others.
-    causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
+    # A device that is not busy is a symptom of the others, and the profiler's cost is not the training's.
+    causes = [finding for finding in findings if finding.id not in ("low_device_busy", "profiler_overhead")] or findings
     first = [_advice(finding, len(summary.infos)) for finding in causes[:_FIRST]]
     return Verdict(headline, sentences, first, list(_caveats(summary)))
 
@@ -235,7 +244,8 @@ def _saving(summary: Summary) -> Iterator[str]:
     count, first, total = len(summary.findings), summary.saving_us, summary.total_saving_us
 
     def said(saving: float) -> str:
-        share = f" ({words.percent(summary.share(saving))})" if summary.typical_us else ""
+        part = summary.share(saving)
+        share = "" if part is None else f" ({words.percent(part)})"
         # Without marked iterations, findings are about whole captures.
         per = "per iteration" if summary.typical_us is not None else "per capture"
         return f"up to {words.milliseconds(saving)} {per}{share}"
@@ -253,20 +263,33 @@ def _advice(finding: Finding, captured: int) -> str:
     return f"{who}{words.first_sentence(finding.action)}"
 
 
+def _overhead(summary: Summary) -> Iterator[str]:
+    """What the profiler cost, and how that is known."""
+    cost_us, typical_us = summary.profiler_us, summary.typical_us
+    if cost_us is not None:
+        if cost_us > 0:
+            yield f"Profiling made an iteration {words.milliseconds(cost_us)} longer, according to the manifests."
+    elif summary.unprofiled and typical_us:
+        cost_us = summary.unprofiled.estimated_cost_us
+        if cost_us < _SMALL * typical_us:
+            yield f"Profiler overhead is estimated to be below {words.percent(_SMALL)} of an iteration (no manifest)."
+        else:
+            without = words.milliseconds(max(typical_us - cost_us, 0.0))
+            took = words.milliseconds(typical_us)
+            yield f"Profiled, an iteration takes {took}; without the profiler about {without} (estimated, no manifest)."
+    elif summary.attribution:
+        yield "Profiler overhead is unknown (no manifest); profiled iterations are longer than others."
+
+
 def _caveats(summary: Summary) -> Iterator[str]:
-    first: Sequence[Finding] = summary.findings[:1]
-    for finding in first:
-        if finding.confidence != Confidence.high:
-            reason = f": {finding.confidence_reason.rstrip('.')}" if finding.confidence_reason else ""
-            yield f"Confidence is {finding.confidence}{reason}."
+    finding = summary.first
+    if finding is not None and finding.confidence != Confidence.high:
+        reason = f": {finding.confidence_reason.rstrip('.')}" if finding.confidence_reason else ""
+        yield f"Confidence is {finding.confidence}{reason}."
     fewest = summary.fewest_iterations
     if fewest is not None and fewest < ENOUGH_ITERATIONS:
         yield f"Only {words.counted(fewest, 'iteration')} captured, which cannot show what happens only sometimes. Capture ten."
-    cost_us = summary.profiler_us
-    if cost_us is not None and cost_us > 0:
-        yield f"Profiling made an iteration {words.milliseconds(cost_us)} longer, according to the manifests."
-    elif summary.attribution and cost_us is None and not any("manifest" in finding.confidence_reason for finding in first):
-        yield "Profiler overhead is unknown (no manifest); profiled iterations are longer than others."
+    yield from _overhead(summary)
     world = max((info.world_size or 0 for info in summary.infos), default=0)
     if world > len(summary.infos):
         verb = "was" if len(summary.infos) == 1 else "were"

@@ -31,13 +31,33 @@ CHECKPOINT = (
     r"torch/serialization\S*: (?:save|_save)|torch/distributed/checkpoint/\S*: \w*save\w*|dist_checkpointing/\S*: \w*save\w*"
 )
 
-#: Calls that return when the device has finished. cudaFree is one of them.
+#: Names of ranges in which Python collects garbage; the first is the hook's. Automatic collections leave no frame in a stack.
+GARBAGE = r"garbage[-_ ]collect(?:ion|ing)|(?<![a-z])gc[-_. ]collect(?![a-z])|<built-in function collect>|^gc$"
+
+#: Names of ranges in which torch.compile works: those of `torch._dynamo.utils.dynamo_timed`, and frames of its stacks.
+COMPILING = (
+    r"\(dynamo_timed\)|torch/_dynamo/convert_frame\S*: _?compile|torch/_inductor/compile_fx\S*: compile_fx|"
+    r"triton/compiler/\S*: compile|torch/_inductor/\S*: benchmark_all_configs"
+)
+
+#: Calls that return when the device has finished.
 SYNCHRONIZING = tuple(
     prefix + name
     for prefix, names in (
-        ("cuda", ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "Memcpy", "Memcpy2D", "Free", "FreeHost")),
-        ("cu", ("StreamSynchronize", "CtxSynchronize", "EventSynchronize", "MemcpyHtoD_v2", "MemcpyDtoH_v2", "MemFree_v2")),
-        ("hip", ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "Memcpy", "MemcpyWithStream", "Free")),
+        ("cuda", ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "Memcpy", "Memcpy2D")),
+        ("cu", ("StreamSynchronize", "CtxSynchronize", "EventSynchronize", "MemcpyHtoD_v2", "MemcpyDtoH_v2")),
+        ("hip", ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "Memcpy", "MemcpyWithStream")),
+    )
+    for name in names
+)
+
+#: Calls that get memory from the driver or give it back. Those that free it wait for the device.
+ALLOCATING = tuple(
+    prefix + name
+    for prefix, names in (
+        ("cuda", ("Malloc", "Free", "HostAlloc", "MallocHost", "FreeHost", "HostRegister", "HostUnregister")),
+        ("cu", ("MemAlloc_v2", "MemFree_v2", "MemCreate", "MemRelease", "MemMap", "MemUnmap", "MemSetAccess")),
+        ("hip", ("Malloc", "Free", "HostMalloc", "HostFree")),
     )
     for name in names
 )
@@ -88,7 +108,10 @@ class HostActivity:
     data_loading: Ranges  # ranges in which the program waited for data; no range is inside another one
     checkpoint: Ranges  # ranges in which it saved, likewise
     profiler: Ranges  # the profiler's own work, as the profiler recorded it, likewise
+    collecting: Ranges  # ranges in which Python collected garbage, likewise
+    compiling: Ranges  # ranges in which torch.compile worked, likewise
     synchronizing: Ranges  # calls that waited for the device
+    allocating: Ranges  # calls that got memory from the driver or gave it back
     pageable: Ranges  # calls that copied pageable memory, and synchronisations that waited for such a copy
     pageable_device: Intervals  # when the device carried such copies out
     silent: Intervals  # when the threads recorded no call and no operator for at least `SILENT_NS`
@@ -103,25 +126,35 @@ def host_activity(host_events: pa.Table, device_events: pa.Table, *, data_loadin
         data_loading: regular expression, found anywhere in the names of data-loading ranges; case is ignored.
         checkpoint: the same for saving.
     """
-    computes = rows_of(device_events["kind"], "compute") & device_events["launch_thread"].is_valid().to_numpy()
-    launching = np.unique(to_int64(device_events["launch_thread"])[computes])
-    thread = to_int64(host_events["thread"])
+    here = on_launching_threads(host_events, device_events)
     # Profilers record their own work on thread 0 if they do not know whose time it takes.
-    here = np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
-    own = rows_of(host_events["category"], "overhead") & (here | (thread == 0))
+    own = rows_of(host_events["category"], "overhead") & (here | (to_int64(host_events["thread"]) == 0))
     ranges = rows_of(host_events["category"], *_RANGES) & here
-    calls, call_thread = _synchronizing_calls(host_events, here & rows_of(host_events["category"], "runtime"))
+    runtime = here & rows_of(host_events["category"], "runtime")
+    calls, call_thread = _calls(host_events, runtime & rows_of(host_events["name"], *SYNCHRONIZING))
+    allocating, _ = _calls(host_events, runtime & rows_of(host_events["name"], *ALLOCATING))
     copies, copy_thread, on_device = _pageable_copies(device_events)
     of_copies = _follow_copies(calls, call_thread, copies, copy_thread)
     return HostActivity(
         data_loading=_matching(host_events, ranges, data_loading),
         checkpoint=_matching(host_events, ranges, checkpoint),
         profiler=_outermost(host_events, own),
+        collecting=_matching(host_events, ranges, GARBAGE),
+        compiling=_matching(host_events, ranges, COMPILING),
         synchronizing=calls[~of_copies],
+        allocating=allocating,
         pageable=_joined(copies, calls[of_copies]),
         pageable_device=on_device,
         silent=_silent(host_events, here),
     )
+
+
+def on_launching_threads(host_events: pa.Table, device_events: pa.Table) -> NDArray[np.bool_]:
+    """Which host events are on threads that launch compute; all of them if no launch is recorded."""
+    computes = rows_of(device_events["kind"], "compute") & device_events["launch_thread"].is_valid().to_numpy()
+    launching = np.unique(to_int64(device_events["launch_thread"])[computes])
+    thread = to_int64(host_events["thread"])
+    return np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
 
 
 def names_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> list[str | None]:
@@ -156,9 +189,9 @@ def _pageable_copies(device_events: pa.Table) -> tuple[Ranges, NDArray[np.int64]
     return Ranges(names, start[order], end[order]), thread[order], on_device
 
 
-def _synchronizing_calls(host_events: pa.Table, runtime: NDArray[np.bool_]) -> tuple[Ranges, NDArray[np.int64]]:
-    """Calls that wait for the device, named with the operator that made them, and their threads."""
-    found = host_events.filter(pa.array(runtime & rows_of(host_events["name"], *SYNCHRONIZING)))
+def _calls(host_events: pa.Table, rows: NDArray[np.bool_]) -> tuple[Ranges, NDArray[np.int64]]:
+    """Some runtime calls, named with the operator that made them, and their threads."""
+    found = host_events.filter(pa.array(rows))
     operators = names_of_operators(host_events, to_int64(found["operator"]))
     names = [
         call if operator is None else f"{call} in {operator}"
@@ -183,10 +216,12 @@ def _follow_copies(
 
 
 def _silent(host_events: pa.Table, here: NDArray[np.bool_]) -> Intervals:
-    """Pauses between the records of launching threads, which are sorted by start."""
+    """Pauses before and between the records of launching threads, which are sorted by start."""
     rows = here & rows_of(host_events["category"], "runtime", "operator")
-    begin = np.maximum.accumulate(to_int64(host_events["end_ns"])[rows])[:-1]
-    end = to_int64(host_events["start_ns"])[rows][1:]
+    start = to_int64(host_events["start_ns"])
+    first = start[here][:1]
+    begin = np.maximum.accumulate(np.concatenate((first, to_int64(host_events["end_ns"])[rows])))[: rows.sum()]
+    end = start[rows]
     pauses = end - begin >= SILENT_NS
     return Intervals(begin[pauses], end[pauses])
 

@@ -19,11 +19,15 @@ the host made some stream wait after it launched the one and before it launched 
 - checkpoint_stall, data_loading: a launching thread was in such a range (`host`). In a data-loading range, the time in the call
   of a copy or synchronisation belongs to that call.
 - profiler: the profiler recorded that it did work of its own.
-- host_sync, pageable_copy: time in such a call, and after it. A call that holds the host for D delays everything launched after
-  it by D. So of the starved time up to the next such call, at most the first D belong to it. Delays are not added up. A host
-  that then records nothing for long does something else: that time does not belong to the call.
+- garbage_collection, recompilation: a launching thread was in such a range (`host`), or had been in one, as in the next line.
+- host_sync, pageable_copy, allocator_churn: time in such a call, and after it. A call that holds the host for D delays what is
+  launched after it by D. So at most D of the starved time after it belongs to it. Delays of calls in a row (`_IN_A_ROW_NS`) are
+  added up, others are not: the one that reaches farthest counts. Time goes to the last call before it. A host that then records
+  nothing for long does something else: that time does not belong to the call. After a call that waits for the device, the next
+  launch takes its time however short the wait was: host_sync also has up to `_GET_GOING_NS` of a gap in which such a call ends.
 - small_kernels: the kernel that ends the gap is in a run of kernels that on average take the device less time than launching
   one takes the host. Dependency-stalled time before such a kernel belongs here too.
+- host_pause: the host recorded nothing for at least `host.SILENT_NS`.
 - host_launch: the rest. The host was late for no recorded reason.
 
 Blocked time is cut by what ran: communication or copies, and of these pageable ones (pageable_copy) and copies within the
@@ -50,6 +54,7 @@ from bridge_profiling.analysis.attribution.host import (
     host_activity,
     names_of_operators,
 )
+from bridge_profiling.analysis.attribution.profiler_cost import ProfilerCost
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.traces.joins import taken
@@ -71,6 +76,12 @@ _RUN = 32
 #: A shorter call delays the host too little to matter.
 HELD_NS = 20_000
 
+#: Calls that follow one another after at most so long are one stop of the host.
+_IN_A_ROW_NS = 200_000
+
+#: What a host takes at most from the end of a wait to its next launch: Python, an operator or two and the launch.
+_GET_GOING_NS = 200_000
+
 #: Names per cause and iteration that get a row each; the others share one row without a name.
 _NAMES = 5
 
@@ -86,7 +97,11 @@ class Cause(StrEnum):
     pageable_copy = "pageable_copy"
     checkpoint_stall = "checkpoint_stall"
     profiler = "profiler"
+    garbage_collection = "garbage_collection"
+    recompilation = "recompilation"
+    allocator_churn = "allocator_churn"
     small_kernels = "small_kernels"
+    host_pause = "host_pause"
     host_launch = "host_launch"
     starved_beside_communication = "starved_beside_communication"
     blocked_by_communication = "blocked_by_communication"
@@ -96,7 +111,7 @@ class Cause(StrEnum):
 
 
 #: Causes that ranks can lose time to in turns: one rank in one range, another in the next.
-_IN_TURNS = (Cause.data_loading, Cause.checkpoint_stall)
+_IN_TURNS = (Cause.data_loading, Cause.checkpoint_stall, Cause.garbage_collection, Cause.recompilation)
 
 
 def gaps(
@@ -160,6 +175,7 @@ def idle_causes(
     device_events: pa.Table,
     host_events: pa.Table,
     spans: Windows,
+    profiler: ProfilerCost,
     *,
     data_loading: str = DATA_LOADING,
     checkpoint: str = CHECKPOINT,
@@ -171,13 +187,17 @@ def idle_causes(
     that cost less than others; count: gaps, or pieces of them; start_ns: of the longest; lost_us: time without compute; calls
     and host_us: ranges or calls of that name that started in the window (of those that wait for the device, only those of at
     least `HELD_NS`) and the launching threads' time in them, null if only gaps show the cause; lost_each_us: of data loading
-    and saving, on the first of the cause's rows, the loss in each range, in order.
+    and saving, on the first of the cause's rows, the loss in each range, in order; profiler_us: likewise, the part of all of
+    them that the cost of recording explains.
     """
     host = host_activity(host_events, device_events, data_loading=data_loading, checkpoint=checkpoint)
     evidence = {
         Cause.data_loading: host.data_loading,
         Cause.checkpoint_stall: host.checkpoint,
         Cause.profiler: host.profiler,
+        Cause.garbage_collection: host.collecting,
+        Cause.recompilation: host.compiling,
+        Cause.allocator_churn: host.allocating,
         Cause.host_sync: host.synchronizing.lasting(HELD_NS),
         Cause.pageable_copy: host.pageable,
     }
@@ -192,8 +212,11 @@ def idle_causes(
             pieces = _Pieces(names, time, launched_by[np.searchsorted(gaps.gaps.end_ns, time.end_ns)])
         else:
             pieces = _in_ranges(time, ranges)
+        explained = time & profiler.explained
         for number, between, begin, end in windows:
             mine = list(pieces.by_name(begin, end))
+            if mine:
+                mine[0]["profiler_us"] = int(explained.before_ns(np.array([begin, end])) @ (-1, 1)) / 1e3
             if mine and cause in _IN_TURNS:
                 mine[0]["lost_each_us"] = pieces.each_us(begin, end)
             rows += [{"iteration": number, "between": between, "cause": str(cause), **row} for row in mine]
@@ -210,6 +233,7 @@ _IDLE_CAUSES = pa.schema(
         ("calls", pa.int64()),
         ("host_us", pa.float64()),
         ("lost_each_us", pa.list_(pa.float32())),
+        ("profiler_us", pa.float64()),
     ]
 )
 
@@ -336,15 +360,27 @@ def _times_by_cause(gaps: IdleGaps, device_events: pa.Table, host: HostActivity)
 
     take(Cause.checkpoint_stall, host.checkpoint.time)
     take(Cause.profiler, host.profiler.time)
+    take(Cause.recompilation, host.compiling.time)  # which collects garbage, too
+    take(Cause.garbage_collection, host.collecting.time)
     take(Cause.pageable_copy, host.pageable.time)
+    take(Cause.allocator_churn, host.allocating.time)
     take(Cause.host_sync, host.synchronizing.time)
     take(Cause.data_loading, host.data_loading.time)
     small = np.append(_in_small_runs(device_events), False)[gaps.next_kernel]
     before_small = Intervals(gaps.gaps.start_ns[small], gaps.gaps.end_ns[small])
+    take(Cause.host_sync, _opened_by(gaps.gaps, host.synchronizing.end_ns) - host.silent)
     take(Cause.small_kernels, before_small)
-    stops = {Cause.host_sync: host.synchronizing.lasting(HELD_NS), Cause.pageable_copy: host.pageable.lasting(HELD_NS)}
-    for cause, time in _delayed_by(stops, left - host.silent).items():
+    stops = {
+        Cause.host_sync: host.synchronizing.lasting(HELD_NS),
+        Cause.pageable_copy: host.pageable.lasting(HELD_NS),
+        Cause.allocator_churn: host.allocating.lasting(HELD_NS),
+        Cause.garbage_collection: host.collecting.lasting(HELD_NS),
+        Cause.recompilation: host.compiling.lasting(HELD_NS),
+    }
+    inside = times[Cause.garbage_collection] | times[Cause.recompilation] | times[Cause.allocator_churn]
+    for cause, time in _delayed_by(stops, gaps.launch_starved, inside).items():
         take(cause, time - host.silent)
+    take(Cause.host_pause, host.silent)
     times[Cause.host_launch] = left
     by_copy = _by_copy(gaps.blocked, union(start[communicates], end[communicates]), union(start[copies], end[copies]))
     times[Cause.blocked_by_communication] = (gaps.blocked - by_copy) | waiting_call
@@ -375,25 +411,50 @@ def _in_small_runs(device_events: pa.Table) -> NDArray[np.bool_]:
     return found
 
 
-def _delayed_by(stops: Mapping[Cause, Ranges], left: Intervals) -> dict[Cause, Intervals]:
-    """Starved time that calls delayed: after each call as much as it held the host, until the next one."""
+def _opened_by(gaps: Intervals, ends_ns: Nanoseconds) -> Intervals:
+    """From the last of some times in each gap to the gap's end, or to `_GET_GOING_NS` later."""
+    ascending = np.sort(ends_ns)
+    last = np.searchsorted(ascending, gaps.end_ns) - 1
+    inside = (last >= 0) & (ascending[np.maximum(last, 0)] >= gaps.start_ns) if len(ascending) else np.zeros(len(gaps), bool)
+    begin = ascending[last[inside]]
+    return union(begin, np.minimum(gaps.end_ns[inside], begin + _GET_GOING_NS))
+
+
+def _delayed_by(stops: Mapping[Cause, Ranges], starved: Intervals, inside: Intervals) -> dict[Cause, Intervals]:
+    """Starved time that calls and ranges delayed: after each as much as it held the host, less what starved `inside` of it.
+
+    A host that stops again is as late as the longest stop made it, less what starved since. So a later stop does not end that.
+    """
     start = np.concatenate([ranges.start_ns for ranges in stops.values()])
     end = np.concatenate([ranges.end_ns for ranges in stops.values()])
     cause = np.repeat(np.arange(len(stops)), [len(ranges.start_ns) for ranges in stops.values()])
     order = np.argsort(end, kind="stable")
     start, end, cause = start[order], end[order], cause[order]
-    if not len(end) or not len(left):
+    if not len(end) or not len(starved):
         return {}
     next_start = np.append(np.maximum(start[1:], end[:-1]), np.iinfo(np.int64).max)
-    until = np.minimum(_when(left, left.before_ns(end) + (end - start)), next_start)
+    held = np.maximum(end - start - inside.within_ns(start, end), 0)
+    before = starved.before_ns(end)
+    reached = np.maximum.accumulate(_reached(before, held, np.append(True, start[1:] - end[:-1] > _IN_A_ROW_NS)))
+    until = np.minimum(np.where(reached > before, starved.when(reached), end), next_start)
     return {name: union(end[cause == place], until[cause == place]) for place, name in enumerate(stops)}
 
 
-def _when(intervals: Intervals, amount_ns: Nanoseconds) -> Nanoseconds:
-    """When each amount of a set has passed; the set's end if it holds less."""
-    lengths = np.cumsum(intervals.end_ns - intervals.start_ns)
-    place = np.minimum(np.searchsorted(lengths, amount_ns), len(lengths) - 1)
-    return intervals.end_ns[place] - np.maximum(lengths[place] - amount_ns, 0)
+def _reached(before: Nanoseconds, held: Nanoseconds, first: NDArray[np.bool_]) -> Nanoseconds:
+    """How much starved time there is until the delay of each stop has passed, with those before it in the same row.
+
+    Args:
+        before: starved time before each stop's end.
+        held: how long it held the host.
+        first: whether it begins a row.
+    """
+    row = np.cumsum(first) - 1
+    total = np.cumsum(held)
+    total -= (total - held)[first][row]
+    # The largest so far of each row: rows are set apart by more than any two values differ.
+    free = before - (total - held)
+    apart = row * (np.ptp(free) + 1)
+    return total + np.maximum.accumulate(free + apart) - apart
 
 
 def _by_copy(blocked: Intervals, communication: Intervals, copies: Intervals) -> Intervals:

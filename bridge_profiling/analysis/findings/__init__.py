@@ -6,38 +6,63 @@ list is a good answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from bridge_profiling.analysis.findings import communication, idle, iterations, kernels, memory, ranks
+from bridge_profiling.analysis.findings import (
+    collectives,
+    communication,
+    device_work,
+    idle,
+    iterations,
+    kernels,
+    memory,
+    overhead,
+    ranks,
+    uneven,
+)
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
-from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds
+from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Occurrence, Thresholds
 
-__all__ = ["ORDER", "Confidence", "Event", "Evidence", "Find", "Finding", "Ledger", "Thresholds", "find_all"]
+__all__ = ["ORDER", "Confidence", "Event", "Evidence", "Find", "Finding", "Ledger", "Occurrence", "Thresholds", "find_all"]
 
 Find = Callable[[Evidence, Thresholds, Ledger], Found]
 
 # Most specific cause first: time without compute is attributed to the first finding whose evidence covers it.
 _FINDINGS: tuple[Find, ...] = (
     idle.data_loading,
+    idle.recompilation,
+    idle.garbage_collection,
+    idle.allocator_churn,
     idle.host_sync,
     idle.pageable_copy,
     idle.checkpoint_stall,
+    device_work.layout_conversion,
+    device_work.unfused_attention,
+    device_work.unfused_optimizer,
+    device_work.full_precision_matmul,
+    collectives.accumulation_sync,
+    collectives.small_collectives,
+    uneven.contended_device,
+    uneven.uneven_work,
     ranks.straggler_compute,
     ranks.straggler_host,
     ranks.pipeline_bubble,
     communication.exposed_communication,
     communication.low_overlap,
     idle.copy_bound,
+    idle.host_pause,
     idle.small_kernels,
     idle.host_launch_bound,
+    device_work.recomputation,
     kernels.dominant_kernel,
     idle.low_device_busy,
     iterations.slow_iterations,
     memory.memory_headroom,
     memory.memory_fragmentation,
     memory.memory_growth,
-    iterations.profiler_overhead,
+    overhead.profiler_overhead,
 )
 
 #: Ids of findings: the names of their functions.
@@ -50,7 +75,32 @@ def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[F
     for find in _FINDINGS:
         findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
         found += findings
-    return sorted(found, key=_by_saving)
+    return sorted(_within(evidence, _once(found)), key=_by_saving)
+
+
+def _once(found: list[Finding]) -> list[Finding]:
+    """The findings without slow iterations that another one explains: all of them are iterations that it strikes."""
+    slow = iterations.slow_iterations.__name__
+    struck = {number for each in found if each.id != slow and each.occurrence for number in each.occurrence.iterations}
+    return [
+        each for each in found if each.id != slow or not each.occurrence or not struck.issuperset(each.occurrence.iterations)
+    ]
+
+
+def _within(evidence: Evidence, found: list[Finding]) -> Iterator[Finding]:
+    """The findings, with savings that together are at most an iteration without the profiler.
+
+    Slow iterations, and others that do not count, are longer than that: what they save comes on top.
+    """
+    left_us, counted = evidence.iteration_us, set(evidence.numbers)
+    for finding in found:
+        saving_us = finding.recoverable_us_per_iteration
+        beyond = finding.occurrence is not None and not counted.issuperset(finding.occurrence.iterations)
+        if saving_us is None or beyond or finding.id == iterations.slow_iterations.__name__:
+            yield finding
+        else:
+            yield replace(finding, recoverable_us_per_iteration=min(saving_us, left_us))
+            left_us = max(left_us - saving_us, 0.0)
 
 
 def _by_saving(finding: Finding) -> tuple[bool, float, int]:

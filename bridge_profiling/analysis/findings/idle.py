@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.analysis.findings.types import Finding, Thresholds, advice, by_rank, ms, ranks_in_words
+from bridge_profiling.analysis.findings.occurrences import cost_in_words, occurrence
+from bridge_profiling.analysis.findings.types import (
+    Confidence,
+    Event,
+    Finding,
+    Occurrence,
+    Thresholds,
+    advice,
+    by_rank,
+    ms,
+    ranks_in_words,
+)
 
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5
@@ -23,7 +34,7 @@ _ALIKE = 0.5
 _OF_MANY, _OF_FEW, _FEW = 0.2, 2.0, 4
 
 #: Advice for certain calls: a part of the event's name, and the entry in advice.toml.
-_CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "cudaFree": "cudaFree", "aten::nonzero": "nonzero"}
+_CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "aten::nonzero": "nonzero"}
 
 #: Causes of idle devices, in words.
 _WAITS_FOR = {
@@ -31,8 +42,11 @@ _WAITS_FOR = {
     Cause.host_sync: "host synchronization",
     Cause.pageable_copy: "copies of pageable memory",
     Cause.checkpoint_stall: "saving a checkpoint",
-    Cause.profiler: "the profiler's own work",
+    Cause.garbage_collection: "Python's garbage collection",
+    Cause.recompilation: "compilation",
+    Cause.allocator_churn: "memory from the driver",
     Cause.small_kernels: "launches of small kernels",
+    Cause.host_pause: "a host that does something unrecorded",
     Cause.host_launch: "launches",
     Cause.dependency_stalled: "an unknown dependency between launched kernels",
 }
@@ -46,6 +60,7 @@ class _Loss:
     lost_us: Mapping[int, float]  # by rank
     host_us: Mapping[int, float]  # in ranges of the cause, by rank; empty for causes without ranges
     ranks: list[int]  # responsible
+    occurrence: Occurrence | None  # where it strikes some iterations only
 
 
 def responsible(by_rank_us: Mapping[int, float]) -> list[int]:
@@ -61,7 +76,7 @@ def data_loading(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> 
     if loss is None:
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us), "in_data_loading_us": by_rank(loss.host_us)}
-    title = "Data loading stalls {ranks} for {time} of each {per} ({share})"
+    title = "Data loading stalls {ranks} for {cost}"
     return [_finding(evidence, cause, loss, title, numbers, severe=3 * thresholds.data_loading)], ledger
 
 
@@ -84,7 +99,7 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
         "synchronizations": by_rank(calls, 2),
     }
     often = f"{number:.0f} times" if round(number) != 1 else "once"
-    title = f"{{ranks}}: the host waits for the device {often} per {{per}}, and the late launches cost {{time}} ({{share}})"
+    title = f"{{ranks}}: the host waits for the device {often} per {evidence.per}, and the late launches cost {{cost}}"
     action = " ".join([*([advice("host_sync", "few")] if number <= _FEW else []), advice("host_sync"), *hints])
     return [_finding(evidence, cause, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
 
@@ -100,7 +115,7 @@ def pageable_copy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         "host_held_us": by_rank(evidence.mean_us(evidence.of_cause(cause, "host_us"))),
         "copies": _copies(evidence, loss.ranks, pageable=True),
     }
-    title = "Copies of pageable memory stall {ranks} for {time} of each {per} ({share})"
+    title = "Copies of pageable memory stall {ranks} for {cost}"
     return [_finding(evidence, cause, loss, title, numbers)], ledger
 
 
@@ -124,6 +139,66 @@ def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger)
     return [_finding(evidence, cause, loss, title, numbers, reason=rare)], ledger
 
 
+def garbage_collection(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Python collects garbage on the launching thread, and the device runs out of work."""
+    cause = Cause.garbage_collection
+    loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return _in_left_out(evidence, thresholds, cause, "Python's garbage collection stops"), ledger
+    numbers = {
+        "idle_us": by_rank(loss.lost_us),
+        "in_garbage_collection_us": by_rank(loss.host_us),
+        "collections": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
+    }
+    title = "Python's garbage collection stops {ranks} for {cost}"
+    return [_finding(evidence, cause, loss, title, numbers)], ledger
+
+
+def recompilation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """torch.compile compiles within the window, because shapes, types or guarded values change."""
+    cause = Cause.recompilation
+    loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return _in_left_out(evidence, thresholds, cause, "torch.compile compiles on"), ledger
+    numbers = {
+        "idle_us": by_rank(loss.lost_us),
+        "in_compilation_us": by_rank(loss.host_us),
+        "compilations": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
+    }
+    title = "torch.compile compiles in the window and stops {ranks} for {cost}"
+    return [_finding(evidence, cause, loss, title, numbers, severe=0.25)], ledger
+
+
+def allocator_churn(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """The allocator gets memory from the driver and gives it back, which holds the host and waits for the device."""
+    cause = Cause.allocator_churn
+    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    host, calls = (evidence.mean_us(evidence.of_cause(cause, name)) for name in ("host_us", "calls"))
+    # Ranks that call as often are as responsible, also those that lose less because they wait for others.
+    ranks = responsible(calls)
+    names = {event.name for event in evidence.events(cause, ranks=ranks)}
+    pinned = any("Host" in name for name in names) and not any("cudaMalloc" in name or "cudaFree " in name for name in names)
+    numbers = {"idle_us": by_rank(loss.lost_us), "in_calls_us": by_rank(host), "calls": by_rank(calls, 2)}
+    often = f"{max(calls.values()):,.1f} times per {evidence.per}"
+    title = f"{{ranks}}: the allocator calls the driver {often}, which costs {{cost}}"
+    action = advice("allocator_churn", "pinned" if pinned else "default")
+    return [_finding(evidence, cause, loss, title, numbers, ranks=ranks, action=action)], ledger
+
+
+def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """The host launches and calls nothing for a while, and the capture does not show what it does instead."""
+    cause = Cause.host_pause
+    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    numbers = {"idle_us": by_rank(loss.lost_us)}
+    title = "The host of {ranks} pauses for {cost}, for no recorded reason"
+    found = _finding(evidence, cause, loss, title, numbers, reason="the capture does not show what the host does in the pauses")
+    return [replace(found, confidence=Confidence.low)], ledger
+
+
 def copy_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Compute waits for copies of pinned memory."""
     cause = Cause.blocked_by_copy
@@ -131,7 +206,7 @@ def copy_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fo
     if loss is None:
         return [], ledger
     numbers = {"blocked_us": by_rank(loss.lost_us), "copies": _copies(evidence, loss.ranks, pageable=False)}
-    title = "Compute on {ranks} waits for copies for {time} of each {per} ({share})"
+    title = "Compute on {ranks} waits for copies for {cost}"
     return [_finding(evidence, cause, loss, title, numbers, id="copy_bound", of_host=False)], ledger
 
 
@@ -143,7 +218,7 @@ def small_kernels(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us), **_launches(evidence, loss.ranks)}
     shorter = f"Kernels shorter than their launches ({LAUNCH_NS / 1e3:.0f} µs)"
-    title = f"{shorter} leave {{ranks}} idle for {{time}} of each {{per}} ({{share}})"
+    title = f"{shorter} leave {{ranks}} idle for {{cost}}"
     return [_finding(evidence, cause, loss, title, numbers)], ledger
 
 
@@ -156,10 +231,12 @@ def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     if loss is None:
         return [], ledger
     starved = evidence.mean_us(evidence.idle_us(cause))
-    late = responsible(starved)
+    profiler_us = max(evidence.profiler_of_host_us.values(), default=0.0)
+    differ = max(starved.values()) - min(starved.values()) > profiler_us
+    late = responsible(starved) if differ else evidence.ranks
     numbers = {"idle_us": by_rank(starved), "profiler_us": by_rank(evidence.profiler_us), **_launches(evidence, late)}
     besides = ", in addition to single late ranks" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
-    title = f"{{ranks}}: the device waits for launches for {{time}} of each {{per}} ({{share}}){besides}"
+    title = f"{{ranks}}: the device waits for launches for {{cost}}{besides}"
     return [_finding(evidence, cause, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)], ledger
 
 
@@ -169,12 +246,12 @@ def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     low = sorted(rank for rank, share in busy.items() if share < thresholds.device_busy)
     if not low:
         return [], ledger
-    idle = {cause: evidence.mean_us(evidence.idle_us(cause, with_profiler=True)) for cause in _WAITS_FOR}
+    idle = {cause: evidence.mean_us(evidence.idle_us(cause)) for cause in _WAITS_FOR}
     least = min(low, key=lambda rank: busy[rank])
     main, *others = sorted(_WAITS_FOR, key=lambda cause: -idle[cause].get(least, 0.0))
-    causes = tuple(cause for cause in _WAITS_FOR if cause is not Cause.profiler)
+    causes = tuple(_WAITS_FOR)
     # In addition to findings about causes, the rest is many small losses, which no single change recovers.
-    alone = not np.nansum(ledger.attributed_us) > 0
+    alone = ledger.is_empty
     loss, ledger = _attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
     lost_us = idle[main].get(least, 0.0)
     confidence, reason = evidence.confidence(of_host=main is not Cause.dependency_stalled)
@@ -202,7 +279,7 @@ def _busy(evidence: Evidence) -> dict[int, float]:
     """The share of an iteration without the profiler's cost in which each device is busy."""
     if evidence.iterations.num_rows:
         busy = evidence.duration_us - evidence.grid(evidence.iterations, "idle_us")
-        return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler_cost_us, busy), 1e-9))
+        return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler.cost_us, busy), 1e-9))
     return {row["rank"]: row["busy_us"] / row["span_us"] for row in evidence.breakdown.to_pylist() if row["span_us"]}
 
 
@@ -238,15 +315,21 @@ def _attributed(
 
     With `host_us`, the host's time shows who is responsible: a rank that waits for others loses nothing, and can be as slow.
     """
+    # Ranges can contain a part of the profiler's cost that cannot be told from theirs.
     whole_us = evidence.iteration_us if host_us is None else evidence.captured_iteration_us
     if not np.nansum(lost_us) > 0 or not whole_us:
         return None, ledger
-    saving_us, ledger = ledger.attribute(lost_us, causes, max(at_least * whole_us, 1.0), cost_us=cost_us)
+    at_least_us = max(at_least * whole_us, evidence.doubt_us(*causes), 1.0)
+    saving_us, ledger = ledger.attribute(lost_us, causes, at_least_us, cost_us=cost_us)
     if not saving_us:
         return None, ledger
     lost = evidence.mean_us(lost_us)
     host = {} if host_us is None else evidence.mean_us(host_us)
-    return _Loss(saving_us, lost, host, responsible(host or lost)), ledger
+    most_us = np.nan_to_num(lost_us).max(axis=1)
+    struck = occurrence(evidence.numbers, most_us if cost_us is None else np.maximum(most_us, cost_us))
+    if struck:
+        ledger = replace(ledger, sporadic_us=ledger.sporadic_us + saving_us)
+    return _Loss(saving_us, lost, host, responsible(host or lost), struck), ledger
 
 
 def _finding(
@@ -263,16 +346,15 @@ def _finding(
     of_host: bool = True,
     severe: float = math.inf,
 ) -> Finding:
-    """The finding of a loss; `title` names {ranks}, {time}, {per} and {share}, `severe` is a share of an iteration."""
+    """The finding of a loss; `title` names {ranks} and {cost}, `severe` is a share of an iteration."""
     ranks = loss.ranks if ranks is None else ranks
-    # Ranges can contain a part of the profiler's cost.
-    share = evidence.share(loss.saving_us, captured=bool(loss.host_us))
+    share = evidence.share(loss.saving_us)
     events = evidence.events(cause, ranks=ranks)
     if loss.host_us:
         events += evidence.events(cause, ranks=ranks, between=True, limit=5 - len(events))
     confidence, why = evidence.confidence(of_host=of_host)
     named = ranks_in_words(ranks, evidence.ranks)
-    title = title.format(ranks=named, time=ms(loss.saving_us), per=evidence.per, share=f"{share:.0%}")
+    title = title.format(ranks=named, cost=cost_in_words(loss.saving_us, share, evidence.per, loss.occurrence))
     return Finding(
         id=id or str(cause),
         title=title[0].upper() + title[1:],
@@ -284,7 +366,44 @@ def _finding(
         action=action or advice(id or str(cause)),
         events=events,
         severe=share >= severe,
+        occurrence=loss.occurrence,
     )
+
+
+def _in_left_out(evidence: Evidence, thresholds: Thresholds, cause: Cause, does: str) -> list[Finding]:
+    """The finding of a cause that strikes only iterations that do not count: it made them unlike the others.
+
+    They are outside the ledger, so the saving is the mean over all captured iterations.
+    """
+    lost: dict[int, dict[int, float]] = {}
+    for row in evidence.idle_causes.to_pylist():
+        number, rank = row["iteration"], row["rank"]
+        if row["cause"] == cause and number is not None and number not in evidence.numbers and rank in evidence.ranks:
+            of_ranks = lost.setdefault(number, {})
+            of_ranks[rank] = of_ranks.get(rank, 0.0) + row["lost_us"]
+    captured = max(evidence.captured_iterations.values(), default=0)
+    total_us = sum(max(of_ranks.values()) for of_ranks in lost.values())
+    if not captured or evidence.share(total_us / captured) < thresholds.cause:
+        return []
+    worst = max(lost, key=lambda number: max(lost[number].values()))
+    ranks = responsible(lost[worst])
+    each = f"{ms(max(lost[worst].values()))} in {len(lost)} of {captured} captured iterations"
+    confidence, reason = evidence.confidence()
+    return [
+        Finding(
+            id=str(cause),
+            title=f"{does} {ranks_in_words(ranks, evidence.ranks)} for {each}, which medians leave out",
+            ranks=ranks,
+            evidence={"idle_us": by_rank(lost[worst]), "iterations": sorted(lost), "iterations_captured": captured},
+            recoverable_us_per_iteration=total_us / captured,
+            confidence=confidence,
+            confidence_reason=reason,
+            action=advice(str(cause)),
+            events=[Event(rank, str(cause), worst, None, lost[worst][rank]) for rank in ranks[:5]],
+            severe=True,
+            occurrence=Occurrence(tuple(sorted(lost)), captured, total_us / len(lost)),
+        )
+    ]
 
 
 def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list[dict[str, Any]]:

@@ -1,30 +1,58 @@
-"""Findings from manifests alone, which time every iteration of a run: slow iterations and the profiler's overhead."""
+"""Iterations that are far longer than usual, outside the capture or in it."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
+from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.idle import responsible
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
-from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
+from bridge_profiling.analysis.findings.types import (
+    Confidence,
+    Event,
+    Finding,
+    Occurrence,
+    Thresholds,
+    advice,
+    ms,
+    ranks_in_words,
+)
 from bridge_profiling.slow_iterations import slow_threshold
 
 #: Fewer iterations do not show the usual duration.
 _ENOUGH = 10
+
+#: How many times longer than usual the first or last captured iteration must be: the profiler starts or stops in it.
+_AT_AN_EDGE = 5.0
+
+#: Causes of idle time that other ranks can have.
+_OF_OTHERS = (Cause.blocked_by_communication, Cause.starved_beside_communication)
 
 #: This many slow iterations at one distance occur at a configured interval.
 _REGULAR = 3
 
 
 def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
-    """Unprofiled iterations that are far longer than usual. They need not be in a capture."""
+    """Iterations that are far longer than usual: unprofiled ones, which need not be in a capture, and captured ones.
+
+    Captured iterations that count in means are not repeated here: the findings about their causes name them.
+    """
+    found = [*_unprofiled(evidence, thresholds, ledger), *_left_out(evidence, thresholds)]
+    return found, ledger
+
+
+def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> list[Finding]:
     slow: dict[int, dict[int, float]] = {}
     lost, typical, ranks = [], [], []
+    compute = evidence.typical_us(evidence.compute_us)
     for manifest in evidence.manifests:
         durations = {number: time_ns / 1e3 for number, time_ns in manifest.durations_by_iteration(profiled=False).items()}
         threshold = slow_threshold(list(durations.values()), factor=thresholds.slow_iteration, at_least=_ENOUGH)
-        if threshold is None:
+        # A host that launches several iterations ahead catches up in one of them: that is no slow iteration.
+        if threshold is None or threshold.median < compute.get(manifest.rank, 0.0):
             continue
         beyond = {number: time - threshold.median for number, time in durations.items() if time > threshold.above}
         if beyond:
@@ -36,7 +64,9 @@ def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     # Ranks agree on durations, because a rank that is not slow waits.
     saving_us, usual = (float(np.median(values)) if values else 0.0 for values in (lost, typical))
     if not slow or saving_us < thresholds.cause * usual:
-        return [], ledger
+        return []
+    # The same pauses in the window are in the savings of other findings.
+    saving_us = max(saving_us - ledger.sporadic_us, 0.0)
     numbers = sorted(slow)
     distances = set(np.diff(numbers).tolist())
     every = distances.pop() if len(numbers) >= _REGULAR and len(distances) == 1 and 1 not in distances else None
@@ -69,41 +99,65 @@ def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
             for number in sorted(slow, key=lambda number: -longest[number])[:5]
         ],
     )
-    return [finding], ledger
+    return [finding]
 
 
-def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
-    """Profiled iterations are longer than the others. That costs nothing outside the window."""
-    shares, unprofiled, counts = {}, {}, []
-    for manifest in evidence.manifests:
-        if manifest.rank in evidence.profiler_us:
-            others = manifest.durations_ns(profiled=False)
-            usual = unprofiled[manifest.rank] = float(np.median(others)) / 1e3
-            shares[manifest.rank] = evidence.profiler_us[manifest.rank] / usual if usual else 0.0
-            counts.append((len(manifest.durations_ns(profiled=True)), len(others)))
-    costly = {rank: evidence.profiler_us[rank] for rank, share in sorted(shares.items()) if share > thresholds.profiler}
-    if not costly:
-        return [], ledger
-    worst = max(costly, key=lambda rank: shares[rank])
-    compared = dict(zip(("profiled", "unprofiled"), min(counts), strict=True))
-    few = min(compared.values()) < 3
-    reason = f"only {compared['profiled']} profiled and {compared['unprofiled']} other iterations are compared"
+def _left_out(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
+    """Captured iterations in which the profiler also started, stopped or flushed, but that are far longer for other reasons."""
+    usual_us = evidence.captured_iteration_us
+    durations_us = evidence.left_out_us
+    captured = {*durations_us, *(number for number in evidence.numbers if number is not None)}
+    if not usual_us or not captured:
+        return []
+    edges = {min(captured), max(captured)}
+    beyond_us = {
+        number: duration_us - usual_us
+        for number, duration_us in durations_us.items()
+        if duration_us > (_AT_AN_EDGE if number in edges else thresholds.slow_iteration) * usual_us
+    }
+    if not beyond_us:
+        return []
+    numbers = sorted(beyond_us)
+    worst = max(numbers, key=lambda number: beyond_us[number])
+    ranks, lasting = _longest(evidence, worst)
+    named = _named(numbers)
+    if len(numbers) > 1:
+        named += f", {len(numbers)} of {len(captured)} captured iterations, take up to"
+    else:
+        named += " takes"
     finding = Finding(
-        id="profiler_overhead",
-        title=f"Profiling makes an iteration {ms(costly[worst])} ({shares[worst]:.0%}) longer",
-        ranks=list(costly),
+        id="slow_iterations",
+        title=f"{named} {ms(durations_us[worst])}, {durations_us[worst] / usual_us:.3g} times the usual {ms(usual_us)}",
+        ranks=ranks,
         evidence={
-            "profiler_us": by_rank(evidence.profiler_us),
-            "unprofiled_iteration_us": by_rank(unprofiled),
-            "share_of_unprofiled_iteration": by_rank(shares, 4),
-            "iterations_compared": compared,
+            "iterations": numbers[:50],
+            "usual_us": round(usual_us, 3),
+            "beyond_usual_us": {str(number): round(beyond_us[number], 3) for number in numbers[:50]},
+            "idle_us": lasting,
+            "iterations_captured": len(captured),
         },
-        confidence=Confidence.medium if few else Confidence.high,
-        confidence_reason=reason if few else "",
-        action=advice("profiler_overhead"),
-        events=[
-            Event(rank, f"profiled iterations of rank {rank}", duration_us=costly[rank]) for rank in responsible(costly)[:5]
-        ],
-        severe=shares[worst] > 1.0,
+        recoverable_us_per_iteration=sum(beyond_us.values()) / len(captured),
+        confidence=Confidence.medium,
+        confidence_reason="the profiler also started, stopped or flushed there, and medians leave it out",
+        action=advice("slow_iterations", "captured"),
+        events=[Event(ranks[0], f"iteration {number}", number, None, beyond_us[number]) for number in numbers[:5]],
+        occurrence=Occurrence(tuple(numbers), len(captured), sum(beyond_us.values()) / len(numbers)),
     )
-    return [finding], ledger
+    return [finding]
+
+
+def _longest(evidence: Evidence, number: int) -> tuple[list[int], dict[str, float]]:
+    """The ranks that lose most time in an iteration for reasons of their own, and the time that they lose by cause."""
+    lost: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for row in evidence.idle_causes.to_pylist():
+        if row["iteration"] == number and not row["between"] and row["cause"] != Cause.profiler:
+            lost[row["rank"]][row["cause"]] += row["lost_us"]
+    own = {rank: sum(time_us for cause, time_us in causes.items() if cause not in _OF_OTHERS) for rank, causes in lost.items()}
+    ranks = responsible(own) or evidence.ranks
+    causes = lost[max(ranks, key=lambda rank: own.get(rank, 0.0))]
+    return ranks, {cause: round(causes[cause], 3) for cause in sorted(causes, key=lambda cause: -causes[cause])[:3]}
+
+
+def _named(numbers: list[int]) -> str:
+    """`Iteration 12`, or `Iterations 12, 15`."""
+    return f"Iteration{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:5]))}{', …' if len(numbers) > 5 else ''}"

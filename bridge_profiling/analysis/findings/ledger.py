@@ -12,6 +12,7 @@ order of `findings.ORDER`, and each saves the growth of B when its time joins th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -35,15 +36,24 @@ class Ledger:
     attributed_us: Grid  # c of all findings
     cost_us: NDArray[np.float64]  # of all attributed causes, in each iteration
     saving_us: float = 0.0  # B, mean over iterations: the savings of all findings
+    most_us: float = math.inf  # that B can be
+    sporadic_us: float = 0.0  # savings of findings about some of the iterations
     non_compute_us: Mapping[Cause, Grid] = field(default_factory=dict)  # all of it, by cause
     of_causes_us: Mapping[Cause, Grid] = field(default_factory=dict)  # the attributed part
 
     @classmethod
-    def empty(cls, waiting_us: Grid, non_compute_us: Mapping[Cause, Grid] | None = None) -> Self:
+    def empty(cls, waiting_us: Grid, non_compute_us: Mapping[Cause, Grid] | None = None, *, most_us: float = math.inf) -> Self:
         """A ledger without attributed time; `waiting_us` is NaN where a rank did not capture an iteration."""
         captured, cost_us = ~np.isnan(waiting_us), np.zeros(len(waiting_us))
         waiting_us = np.nan_to_num(waiting_us)
-        return cls(captured, waiting_us, np.zeros(waiting_us.shape), cost_us, non_compute_us=non_compute_us or {})
+        return cls(
+            captured, waiting_us, np.zeros(waiting_us.shape), cost_us, most_us=most_us, non_compute_us=non_compute_us or {}
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no finding has attributed any time."""
+        return not np.any(self.attributed_us > 0.0)
 
     def left_us(self, *causes: Cause) -> Grid:
         """Non-compute time of some causes that is not attributed yet."""
@@ -80,7 +90,7 @@ class Ledger:
         bound_us, counted = 0.0, self.captured.any(axis=1)
         if counted.any():
             path_us = np.where(self.captured, attributed_us + waiting_us, np.inf)[counted].min(axis=1)
-            bound_us = float(np.minimum(total_cost_us[counted], path_us).mean())
+            bound_us = min(float(np.minimum(total_cost_us[counted], path_us).mean()), self.most_us)
         saving_us = max(self.saving_us, bound_us) - self.saving_us
         if saving_us < at_least_us:
             return 0.0, self

@@ -4,34 +4,46 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, ms, ranks_in_words
-from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
+from bridge_profiling.analysis.findings.ledger import Found, Ledger
+from bridge_profiling.analysis.findings.peers import (
+    beyond_peers,
+    computes_more,
+    contended_ranks,
+    differ_in_size,
+    excess_compute_us,
+    kernels_beyond_peers,
+    peers_of,
+    take_turns,
+    unlike_peers,
+)
+from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
 from bridge_profiling.layout import name_ranks
-
-#: Communication slows compute that it overlaps by at most this share of the overlap.
-_CONTENTION = 0.5
 
 #: A finding shows this many kernels, and those of this many slow ranks: ranks that are slow together mostly share the cause.
 _KERNELS, _RANKS = 5, 3
-
-#: A kernel with a smaller share of a rank's excess is noise.
-_WORTH_SHOWING = 0.01
 
 #: Matrix products of cuBLAS (nvjet, xmma, gemm), CUTLASS, cuDNN, Triton and ROCm.
 _MATRIX_PRODUCT = re.compile(r"gemm|gemv|nvjet|xmma|cutlass|wgmma|matmul|\bmm_|_mm\b|splitk|Cijk_", re.IGNORECASE)
 
 #: Causes of host delay without a more specific finding.
-_LATE = (Cause.host_launch, Cause.small_kernels)
+_LATE = (Cause.host_pause, Cause.host_launch, Cause.small_kernels)
+
+#: Hosts of one job are late by this share of an iteration in turns, for no cause of their own.
+_BY_CHANCE = 0.1
+
+#: An iteration that is later than so many medians is so for another reason.
+_USUAL = 2.0
 
 #: A launch call that takes this many times the median rank's shows a slow or shared processor.
 _SLOW_CALL = 1.3
+
+#: Clocks of equal devices differ by up to this share: on its own, such a difference in equal kernels is no finding.
+_CLOCKS = 0.05
 
 #: A stage's layers account for at least this share of its compute.
 _OF_LAYERS = 0.7
@@ -45,34 +57,31 @@ _SCHEDULE_WASTES = 0.25
 _NO_ITERATIONS = "no iterations are marked, so whole captures are compared, which can contain different work"
 
 
-@dataclass(frozen=True)
-class _Kernel:
-    """What a rank has of a kernel beyond its peers, per iteration; `of_count_us` is the time of additional executions."""
-
-    name: str
-    extra_us: float
-    extra_count: float
-    of_count_us: float
-
-
 def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
-    """Ranks that compute longer than ranks with the same work, which wait for them.
-
-    A waiting rank runs a communication kernel that slows its compute, so half of its additional overlap is subtracted.
-    """
+    """Ranks that compute longer than ranks with the same work, which wait for them."""
     if len(evidence.ranks) < 2:
         return [], ledger
-    peers = _peers(evidence)
-    excess = _beyond_peers(evidence.compute_us, peers)
-    if evidence.iterations.num_rows:
-        overlapped = _beyond_peers(evidence.grid(evidence.iterations, "overlapped_communication_us"), peers)
-        excess = excess - _CONTENTION * np.nan_to_num(np.maximum(overlapped, 0.0))
-    typical = evidence.typical_us(excess)
-    slow = [rank for rank in evidence.ranks if evidence.share(typical.get(rank, 0.0)) > thresholds.cause]
+    peers = peers_of(evidence)
+    excess = excess_compute_us(evidence, peers)
+    # Found before, by what only these show.
+    explained = set(contended_ranks(evidence, peers)) | (
+        {*evidence.ranks} if differ_in_size(evidence, peers, thresholds) else set()
+    )
+    excess = np.where(np.isin(evidence.ranks, [*explained]), np.minimum(excess, 0.0), excess)
+    typical, turns = evidence.typical_us(excess), take_turns(evidence, excess, thresholds.cause * evidence.iteration_us)
+    compute = evidence.typical_us(evidence.compute_us)
+    slow = [
+        rank
+        for rank in unlike_peers(evidence, excess, peers)
+        if evidence.share(typical[rank]) > thresholds.cause
+        and (typical[rank] > _CLOCKS * compute[rank] or computes_more(kernels_beyond_peers(evidence, peers, rank)))
+    ]
+    if turns:
+        typical, slow = evidence.mean_us(np.maximum(excess, 0.0)), sorted(turns)
     if not slow:
         return [], ledger
     worst, *others = sorted(slow, key=lambda rank: -typical[rank])[:_RANKS]
-    kernels = {rank: _kernels(evidence, peers, rank) for rank in (worst, *others)}
+    kernels = {rank: kernels_beyond_peers(evidence, peers, rank) for rank in (worst, *others)}
     extra = sum(max(each.extra_us, 0.0) for each in kernels[worst])
     more = sum(max(each.of_count_us, 0.0) for each in kernels[worst])
     products = sum(each.extra_us for each in kernels[worst] if _MATRIX_PRODUCT.search(each.name))
@@ -80,16 +89,20 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     if confidence is Confidence.high and any(np.nanmin(excess[:, evidence.ranks.index(rank)]) <= 0 for rank in slow):
         confidence, reason = Confidence.medium, "the ranks are not slow in every captured iteration"
     saving_us, ledger = ledger.attribute(np.where(np.isin(evidence.ranks, slow), excess, 0.0))
+    named = ranks_in_words(slow, evidence.ranks).capitalize()
     computes = "compute up to" if len(slow) > 1 else "computes"
     mostly = ", mostly in matrix products" if extra and products / extra > 0.5 else ""
     finding = Finding(
         id="straggler_compute",
-        title=f"{ranks_in_words(slow, evidence.ranks).capitalize()} {computes} {ms(typical[worst])} longer per {evidence.per} "
-        f"than ranks with the same work{mostly}",
+        title=f"{named} take turns: in each {evidence.per} another one computes longer, by {ms(saving_us)} on average{mostly}"
+        if turns
+        else f"{named} {computes} {ms(typical[worst])} longer per {evidence.per} than ranks with the same work{mostly}",
         ranks=slow,
         evidence={
             "excess_compute_us": {str(rank): typical[rank] for rank in slow},
-            "compute_us": {str(rank): value for rank, value in evidence.typical_us(evidence.compute_us).items()},
+            "compute_us": {str(rank): value for rank, value in compute.items()},
+            "rotating": bool(turns),
+            "slowest_share": by_rank(turns),
             "excess_compute_us_by_iteration": {str(rank): evidence.column(excess, rank) for rank in slow},
             "of_matrix_products_us": products,
             "of_more_kernels_us": more,
@@ -124,17 +137,26 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     """
     if len(evidence.ranks) < 2:
         return [], ledger
-    peers, known = _peers(evidence), evidence.waiting_is_known
+    peers, known = peers_of(evidence), evidence.waiting_is_known
     own = evidence.duration_us - evidence.compute_us - np.nan_to_num(evidence.waiting_us)
-    late = np.minimum(_beyond_peers(ledger.left_us(*_LATE), peers), _beyond_peers(own, peers))
+    late = np.minimum(beyond_peers(ledger.left_us(*_LATE), peers), beyond_peers(own, peers))
+    # Hosts that barely keep up are late in turns by chance, and by what the profiler costs each of them.
+    least_us = max(_BY_CHANCE * evidence.iteration_us, *evidence.profiler_of_host_us.values())
+    turns = take_turns(evidence, late, least_us) if known else {}
+    if not turns:
+        # What strikes single iterations is a pause, and no straggler.
+        late = np.minimum(late, _USUAL * np.array([evidence.typical_us(late).get(rank, 0.0) for rank in evidence.ranks]))
     typical, waiting = evidence.typical_us(late), evidence.typical_us(evidence.waiting_us)
     waited_for = evidence.typical_us(evidence.grid(evidence.rank_iterations, "waited_for_us")) if known else {}
     slow = [
         rank
-        for rank in evidence.ranks
-        if evidence.share(typical.get(rank, 0.0)) > thresholds.cause
+        for rank in unlike_peers(evidence, late, peers)
+        if evidence.share(typical[rank]) > thresholds.cause
+        and typical[rank] > evidence.profiler_of_host_us[rank]
         and (not known or waiting[rank] <= waited_for.get(rank, 0.0))
     ]
+    if turns:
+        typical, slow = evidence.mean_us(np.maximum(late, 0.0)), sorted(turns)
     if not slow:
         return [], ledger
     worst = max(slow, key=lambda rank: typical[rank])
@@ -145,15 +167,21 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
         confidence, reason = Confidence.low, "communication is not matched between ranks, so waiting is not measured"
     if evidence.per == "capture":
         confidence, reason = Confidence.low, _NO_ITERATIONS
-    saving_us, ledger = ledger.attribute(np.where(np.isin(evidence.ranks, slow), late, 0.0), _LATE)
+    saving_us, attributed = ledger.attribute(np.where(np.isin(evidence.ranks, slow), late, 0.0), _LATE)
+    if turns and evidence.share(saving_us) < thresholds.cause:
+        return [], ledger
+    named = ranks_in_words(slow, evidence.ranks)
     launches = "Hosts of {} launch up to" if len(slow) > 1 else "The host of {} launches"
     finding = Finding(
         id="straggler_host",
-        title=f"{launches.format(ranks_in_words(slow, evidence.ranks))} {ms(typical[worst])} late in each {evidence.per}, "
-        "and the other ranks wait",
+        title=f"Hosts of {named} take turns: in each {evidence.per} another one launches late, by {ms(saving_us)} on average"
+        if turns
+        else f"{launches.format(named)} {ms(typical[worst])} late in each {evidence.per}, and the other ranks wait",
         ranks=slow,
         evidence={
             "late_us": {str(rank): typical[rank] for rank in slow},
+            "rotating": bool(turns),
+            "slowest_share": by_rank(turns),
             "late_us_by_iteration": {str(rank): evidence.column(late, rank) for rank in slow},
             "launch_starved_us": {str(rank): value for rank, value in evidence.typical_us(evidence.idle_us(*_LATE)).items()},
             "waiting_us": {str(rank): value for rank, value in waiting.items()},
@@ -166,7 +194,7 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
         action=" ".join([*([advice("straggler_host", "slow_calls")] if slow_calls else []), advice("straggler_host")]),
         events=evidence.events(*_LATE, ranks=slow, limit=6),
     )
-    return [finding], ledger
+    return [finding], attributed
 
 
 def pipeline_bubble(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -243,59 +271,6 @@ def pipeline_bubble(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
         ],
     )
     return [finding], ledger
-
-
-def _peers(evidence: Evidence) -> list[list[int]]:
-    """Sets of ranks with the same work, as columns of grids: ranks of one pipeline stage; ranks of unknown work are alone."""
-    places = {info.rank: (info.coordinates or {}).get("pp") for info in evidence.infos}
-    stages: dict[int, int | str] = {rank: place[0] for rank, place in places.items() if place is not None}
-    if len(stages) < len(evidence.ranks):
-        stages |= {row["rank"]: row["stage"] for row in evidence.pipeline_by_rank.to_pylist()}
-    # Sends and receives without a group show that there are stages, but not which.
-    unknown = not stages and any(
-        row["operation"] in POINT_TO_POINT and row["group_ranks"] is None
-        for row in evidence.communication.select(["operation", "group_ranks"]).to_pylist()
-    )
-    sets: dict[int | str | None, list[int]] = {}
-    for place, rank in enumerate(evidence.ranks):
-        sets.setdefault(f"rank {rank}" if unknown else stages.get(rank), []).append(place)
-    return list(sets.values())
-
-
-def _beyond_peers(grid: Grid, peers: list[list[int]]) -> Grid:
-    """The difference to the median of the peers; NaN without a captured peer.
-
-    The lower of two middle values is taken, so that a slow half of the ranks is still found.
-    """
-    found = np.full(grid.shape, np.nan)
-    for places in peers:
-        mine = grid[:, places]
-        captured = (~np.isnan(mine)).sum(axis=1)
-        middle = np.sort(mine, axis=1)[np.arange(len(mine)), np.maximum(captured - 1, 0) // 2]  # NaN is sorted last
-        found[:, places] = np.where(captured[:, None] > 1, mine - middle[:, None], np.nan)
-    return found
-
-
-def _kernels(evidence: Evidence, peers: list[list[int]], rank: int) -> list[_Kernel]:
-    """Kernels that take longer on a rank than on its peers, most first, from whole captures."""
-    mine = next(places for places in peers if evidence.ranks.index(rank) in places)
-    others = [evidence.ranks[place] for place in mine if evidence.ranks[place] != rank]
-    by_name: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
-    for row in evidence.kernels.to_pylist():
-        if row["kind"] == "compute" and (row["rank"] == rank or row["rank"] in others):
-            iterations = evidence.captured_iterations.get(row["rank"], 1)
-            by_name[row["name"]][row["rank"]] = row["count"] / iterations, row["total_us"] / iterations
-    found = []
-    for name, ranks in by_name.items():
-        count, total = ranks.get(rank, (0.0, 0.0))
-        usual_count, usual = (float(np.median([ranks.get(other, (0.0, 0.0))[each] for other in others])) for each in (0, 1))
-        each_us = usual / usual_count if usual_count else total / count if count else 0.0
-        # Additional executions can have other sizes, so all of the additional time is theirs.
-        more_us = total - usual if count > usual_count else (count - usual_count) * each_us
-        found.append(_Kernel(name, total - usual, count - usual_count, more_us))
-    found.sort(key=lambda each: (-each.extra_us, each.name))
-    enough = _WORTH_SHOWING * sum(max(each.extra_us, 0.0) for each in found)
-    return [each for each in found if each.extra_us > enough]
 
 
 def _layers(evidence: Evidence, rank: int, microbatches: int | None) -> int | None:

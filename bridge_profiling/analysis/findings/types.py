@@ -42,6 +42,21 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Occurrence:
+    """The captured iterations that a cause strikes, where these are not most of them.
+
+    Args:
+        iterations: ascending.
+        of: how many iterations count.
+        each_us: mean time that one of them loses, on the rank that loses most.
+    """
+
+    iterations: tuple[int, ...]
+    of: int
+    each_us: float
+
+
+@dataclass(frozen=True)
 class Finding:
     """A cause of lost time or of memory trouble.
 
@@ -57,6 +72,7 @@ class Finding:
         confidence_reason: why confidence is not high, as the end of a sentence; "" when it is.
         action: what to change, in imperative sentences, the first step first.
         severe: past the threshold for trouble, not only for attention.
+        occurrence: which iterations it strikes; None when it is about all of them.
     """
 
     id: str
@@ -69,6 +85,7 @@ class Finding:
     confidence_reason: str = ""
     events: list[Event] = field(default_factory=list)
     severe: bool = False
+    occurrence: Occurrence | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +118,18 @@ class Thresholds:
 
     cause: float = 0.03
     """Share of an iteration that any other cause must cost."""
+
+    device_work: float = 0.05
+    """Share of an iteration that other kernels for the same work must save: such times differ by a few percent between runs."""
+
+    free_for_activations: float = 0.30
+    """Share of the device's memory that must be free at the peak before activations could be kept instead of recomputed."""
+
+    collectives: int = 50
+    """So many collectives of data parallelism in an iteration are many: two for each block of a model of 24 blocks."""
+
+    small_collectives: float = 1 / 3
+    """Share of them that must be small."""
 
     synchronizations: int = 10
     """From this many waits of a host for its device per iteration, a fifth of `cause` is enough: the host never gets ahead."""

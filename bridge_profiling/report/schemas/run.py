@@ -62,16 +62,34 @@ class Verdict(TypedDict):
     recoverable_us_per_iteration: Annotated[
         Microseconds | None, doc("Potential saving of that finding: an upper bound; null if unknown, or without findings")
     ]
-    recoverable_share: Annotated[Share | None, doc("The same as a share of the typical iteration")]
+    recoverable_share: Annotated[
+        Share | None, doc("The same as a share of `unprofiled_us`, or of `iteration_us` if that is null")
+    ]
     total_recoverable_us_per_iteration: Annotated[
         Microseconds | None, doc("Potential saving of all findings together; null if it is unknown for each")
     ]
-    total_recoverable_share: Annotated[Share | None, doc("The same as a share of the typical iteration")]
+    total_recoverable_share: Annotated[Share | None, doc("The same as a share, like `recoverable_share`")]
     confidence: Annotated[Confidence | None, doc("Confidence in that finding; null without findings")]
     confidence_reason: Annotated[str | None, doc("Why the confidence is not high; empty if it is, null without findings")]
     profiler_us: Annotated[
         Microseconds | None,
         doc("Time that profiling added to an iteration, from the manifests: the median over ranks; null if unknown"),
+    ]
+    estimated_profiler_us: Annotated[
+        Microseconds | None,
+        doc(
+            "The same, estimated from the recorded host events alone: the mean over iterations; null if no iteration is marked"
+        ),
+    ]
+    unprofiled_us: Annotated[
+        Microseconds | None,
+        doc(
+            "Mean iteration of the job without the profiler's cost, slow iterations included. All savings together are less. "
+            "Null if no iteration is marked"
+        ),
+    ]
+    unprofiled_source: Annotated[
+        Literal["manifest", "estimate"] | None, doc("How the profiler's cost is known; null if no iteration is marked")
     ]
 
 
@@ -312,6 +330,14 @@ class Event(TypedDict):
     count: Annotated[Count, doc("How many it stands for")]
 
 
+class Occurrence(TypedDict):
+    """The captured iterations that a cause strikes, where these are not most of them."""
+
+    iterations: Annotated[list[int], doc("Numbers of the iterations")]
+    of: Annotated[Count, doc("How many iterations count")]
+    each_us: Annotated[Microseconds, doc("Mean time that one of them loses, on the rank that loses most")]
+
+
 class Finding(TypedDict):
     """A cause of lost time, or of memory trouble."""
 
@@ -327,6 +353,7 @@ class Finding(TypedDict):
     action: Annotated[str, doc("What to change, the first step first")]
     events: Annotated[list[Event], doc("The places that show it best")]
     severe: Annotated[bool, doc("Whether it exceeds the threshold for trouble, not only that for attention")]
+    occurrence: Annotated[Occurrence | None, doc("Which iterations it strikes; null if it is about all of them")]
 
 
 class Caveat(TypedDict):

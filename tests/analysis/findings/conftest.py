@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from bridge_profiling.analysis.attribution import profiler_cost
 from bridge_profiling.analysis.findings import Find, Finding, Thresholds
 from bridge_profiling.run import Run
 from tests.analysis.findings.simulated_jobs import SimulatedJob, found_by
@@ -14,7 +15,13 @@ RunOf = Callable[..., Run]
 
 
 @pytest.fixture
-def find(tmp_path_factory: pytest.TempPathFactory, run_of: RunOf) -> Findings:
+def recorded_for_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated hosts take no time to record an event."""
+    monkeypatch.setattr(profiler_cost, "rates", lambda: profiler_cost.Rates(0.0, 0.0, 0.0, 0.0, 0.0, launch_us=5.0))
+
+
+@pytest.fixture
+def find(recorded_for_free: None, tmp_path_factory: pytest.TempPathFactory, run_of: RunOf) -> Findings:
     """Findings of a simulated job, by id: all, or those that some find."""
 
     def found(job: SimulatedJob, *finds: Find, thresholds: Thresholds | None = None, **written: Any) -> dict[str, Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,17 @@ class SimulatedJob:
         step: what happens in an iteration of that number; with None, what is asked for is in no iteration.
         ranks: how many.
         iterations: how many, from number 10.
+        boundary: the iterations that the profiler disturbs.
         pause_ns: what a host does between two launches, besides launching.
     """
 
     def __init__(
-        self, step: Callable[[SimulatedJob, int], Any] | None, ranks: int = 1, iterations: int = 4, pause_ns: int = 0
+        self,
+        step: Callable[[SimulatedJob, int], Any] | None,
+        ranks: int = 1,
+        iterations: int = 4,
+        pause_ns: int = 0,
+        boundary: Iterable[int] = (),
     ) -> None:
         self.ranks = ranks
         self.all = range(ranks)
@@ -82,8 +89,8 @@ class SimulatedJob:
             step(self, number)
             self.wait(self.all)  # as a loop does that logs its loss
             for rank in self.all:
-                row = {"iteration": number, "start_ns": begins[rank], "end_ns": self.host_ns[rank], "boundary": False}
-                self.rows[rank]["iterations"].append(row)
+                row = {"iteration": number, "start_ns": begins[rank], "end_ns": self.host_ns[rank]}
+                self.rows[rank]["iterations"].append(row | {"boundary": number in boundary})
 
     def launch(
         self, ranks: int | Iterable[int], took_ns: int, operator: str = "aten::mm", *, count: int = 1, name: str = "gemm"
@@ -141,12 +148,26 @@ class SimulatedJob:
             if thread == 1:
                 self.host_ns[rank] += took_ns
 
+    @contextmanager
+    def within(self, name: str, category: str = "annotation") -> Iterator[None]:
+        """What the hosts do meanwhile is inside a range of theirs."""
+        begins = dict(self.host_ns)
+        yield
+        for rank, begin in begins.items():
+            self._host(rank, category, name, begin, self.host_ns[rank])
+
     def wait(self, ranks: int | Iterable[int], operator: str | None = None) -> None:
         """The hosts wait for their devices."""
         for rank in _each(ranks):
             begin = self.host_ns[rank]
             self.host_ns[rank] = max(begin, self.free_ns[rank]) + 2 * US
             self._call(rank, "cudaStreamSynchronize", begin, self.host_ns[rank], operator)
+
+    def call(self, rank: int, name: str, took_ns: int, operator: str) -> None:
+        """A runtime call holds the host."""
+        begin = self.host_ns[rank]
+        self.host_ns[rank] += took_ns
+        self._call(rank, name, begin, self.host_ns[rank], operator)
 
     def copy(self, rank: int, took_ns: int, *, memory: str = "pageable", size: int = 1 << 24) -> None:
         """A copy to the device; of pageable memory it holds the host until it is through."""
@@ -167,7 +188,7 @@ class SimulatedJob:
         """Write the captures, of some ranks only if these are named, and give the folder."""
         for rank in self.all if ranks is None else ranks:
             names = ("device_events", "host_events", "collectives", "iterations")
-            rows = {name: sorted(self.rows[rank][name], key=lambda row: row["start_ns"]) for name in names}
+            rows = {name: sorted(self.rows[rank][name], key=_as_tables_are) for name in names}
             write_rank(folder, rank, rows, clock="unix", **info)
         return folder
 
@@ -196,6 +217,10 @@ class SimulatedJob:
     def _host(self, rank: int, category: str, name: str, begin: int, end: int, **known: Any) -> None:
         row = {"category": category, "name": name, "start_ns": begin, "end_ns": end, **known}
         self.rows[rank]["host_events"].append(row)
+
+
+def _as_tables_are(row: dict[str, Any]) -> tuple[int, int]:
+    return row["start_ns"], -row["end_ns"]
 
 
 def _each(ranks: int | Iterable[int]) -> Iterable[int]:

@@ -84,7 +84,9 @@ def test_a_capture_has_the_findings_of_its_row_and_no_others(judge: Judge, name:
 
 @pytest.mark.parametrize("name", REAL)
 def test_savings_in_a_real_capture_are_no_more_than_its_time_without_compute(judge: Judge, name: str) -> None:
-    savings = [finding.recoverable_us_per_iteration or 0.0 for finding in judge(name).findings]
+    # Faster kernels for the same work save compute.
+    others = [finding for finding in judge(name).findings if finding.id != "unfused_attention"]
+    savings = [finding.recoverable_us_per_iteration or 0.0 for finding in others]
     assert min(savings) >= 0
     assert sum(savings) <= judge(name).non_compute_us
 
@@ -96,14 +98,16 @@ def test_real_causes_have_their_evidence(judge: Judge) -> None:
     products = judge("kineto/plant_straggler").by_id["straggler_compute"]
     assert products.evidence["of_matrix_products_us"] == pytest.approx(27_400, rel=0.02)
     assert [(event.rank, event.count, event.name[:5]) for event in products.events] == [(2, 160, "nvjet")]
-    # Reports of nsys are judged by themselves: in its iterations, other hosts were late.
-    for name, ranks in (("kineto/tp2_dp2", [1, 3]), ("nsys/tp2_dp2", [0, 2])):
+    # Other hosts are late in other captures of the same training, by less than the profiler costs: no rank is named for it.
+    for name in ("kineto/tp2_dp2", "kineto/tp2_dp2_overlap", "nsys/tp2_dp2"):
         found = judge(name).by_id
-        assert found["host_launch_bound"].ranks == ranks
-        for host in ("host_launch_bound", "straggler_host", "low_device_busy"):
-            assert not {0, 1, 2, 3} - {*ranks} & {*found[host].ranks}
-            assert found[host].confidence is Confidence.low
-            assert "profiler" in found[host].confidence_reason or name.startswith("nsys")
+        assert "straggler_host" not in found
+        assert found["profiler_overhead"].ranks == [0, 1, 2, 3]
+        unprofiled_us = found["profiler_overhead"].evidence["unprofiled_iteration_us"]["0"]
+        assert 110_000 < unprofiled_us < 155_000
+    late = judge("kineto/tp2_dp2").by_id["host_launch_bound"]
+    assert (late.ranks, late.confidence) == ([0, 1, 2, 3], Confidence.low)
+    assert "profiler" in late.confidence_reason
 
 
 def test_real_stages_of_a_pipeline_differ_without_a_finding_about_the_longer(judge: Judge) -> None:

@@ -127,7 +127,7 @@ _SHARE = {"share_of_iteration": approx(30 / 70.1, rel=1e-3)}
         (_loading_on_rank_1, 3, _DATA, [1], approx(30_000, rel=0.02), True, "data-loading", "", {}),
         (_loading_in_turns, 2, _DATA, [0, 1], approx(40_000, rel=0.02), True, "", "", {}),
         (_TOGETHER, 2, _DATA, [0, 1], approx(20_000, rel=0.02), True, "", "", {}),
-        (_loading_on_a_thread_that_launches_nothing, 1, _LAUNCH, [0], approx(15_000, rel=0.05), True, "", "", {}),
+        (_loading_on_a_thread_that_launches_nothing, 1, "host_pause", [0], approx(15_000, rel=0.05), False, "", "py-spy", {}),
         (_items, 1, _SYNC, [0], approx(20 * 107, rel=0.1), False, _ITEM, ".item()", {"synchronizations": {"0": 20}}),
         (_many_cheap_items, 1, _SYNC, [0], approx(12 * 107, rel=0.1), False, "", "", {}),  # 1% of an iteration
         (_copies, 1, "pageable_copy", [0], approx(8_000, rel=0.05), False, "", "", _copied("pageable")),
@@ -227,6 +227,7 @@ def test_a_checkpoint_between_two_iterations(find: Findings) -> None:
     assert "async_save" in found.action
 
 
+@pytest.mark.usefixtures("recorded_for_free")
 def test_savings_of_all_findings_are_no_more_than_the_time_without_compute(tmp_path: Path, run_of: RunOf) -> None:
     def step(job: SimulatedJob, _: int) -> None:
         for rank in job.all:

@@ -100,5 +100,5 @@ def test_a_host_that_does_something_else_after_a_wait_is_late_for_that(tmp_path:
 
     (tables,) = _tables(SimulatedJob(step, iterations=1), tmp_path)
     lost = _lost(tables, _by_cause)
-    assert lost["host_launch"] == pytest.approx(10_000, rel=0.01)
+    assert lost["host_pause"] == pytest.approx(10_000, rel=0.01)
     assert lost.get("host_sync", 0.0) < 20

@@ -111,7 +111,73 @@ def test_ranks_that_do_the_same_or_are_late_once_are_no_stragglers(find: Finding
     assert find(_job(extra, ranks, iterations=5), *_FINDS) == {}
 
 
+def test_equal_kernels_that_differ_as_much_as_clocks_do_are_no_straggler(find: Findings) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        for rank in job.all:
+            job.launch(rank, 520 * US if rank == 1 else 500 * US, count=40)
+        job.meet(200 * US)
+
+    assert find(SimulatedJob(step, 2), *_FINDS) == {}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        lambda job, number: job.launch(number % 2 or 1, number % 2 * 3 * MS),
+        lambda job, number: _late(number % 2, took_ns=1 * MS)(job, number),
+        lambda job, number: job.launch(1, (number - 10) ** 2 % 5 * 2 * MS),
+    ],
+)
+def test_ranks_that_change_a_lot_or_by_chance_are_no_stragglers(find: Findings, extra: Any) -> None:
+    assert find(_job(extra, 2, iterations=6), *_FINDS) == {}
+
+
 def test_communication_that_names_no_group_leaves_the_late_host_and_doubt(find: Findings) -> None:
     finding = find(_job(_late(0)).without_groups(), *_FINDS)["straggler_host"]
     assert (finding.ranks, finding.confidence) == ([0], Confidence.low)
     assert "matched" in finding.confidence_reason
+
+
+def test_ranks_that_take_turns_in_computing_more_are_all_named(find: Findings) -> None:
+    step = _job(lambda job, number: job.launch(number % 2, 1 * MS, name="nvjet_sm90_tst_256x128", count=5), 2)
+    found = find(step, *_FINDS)
+    assert list(found) == ["straggler_compute"]
+    finding = found["straggler_compute"]
+    assert (finding.ranks, finding.evidence["rotating"]) == ([0, 1], True)
+    assert finding.evidence["slowest_share"] == {"0": 0.5, "1": 0.5}
+    assert "take turns" in finding.title
+    assert finding.recoverable_us_per_iteration == approx(5_000, rel=0.05)
+
+
+def test_hosts_that_take_turns_in_being_late_are_all_named(find: Findings) -> None:
+    finding = find(_job(lambda job, number: _late(number % 2, pieces=4)(job, number), 2), *_FINDS)["straggler_host"]
+    assert (finding.ranks, finding.evidence["rotating"]) == ([0, 1], True)
+    assert finding.recoverable_us_per_iteration == approx(8_000, rel=0.2)
+
+
+def test_ranks_that_take_turns_with_as_many_kernels_have_data_of_different_sizes(find: Findings) -> None:
+    def step(job: SimulatedJob, number: int) -> None:
+        for rank in job.all:
+            job.launch(rank, 600 * US if rank == number % 2 else 400 * US, count=40)
+        job.meet(200 * US)
+
+    found = find(SimulatedJob(step, 2))
+    assert "straggler_compute" not in found
+    assert found["uneven_work"].ranks == [0, 1]
+    # One has 24 ms and the other 16: evened out, both have 20.
+    assert found["uneven_work"].recoverable_us_per_iteration == approx(4_000, rel=0.05)
+
+
+def test_kernels_that_are_interrupted_on_one_device_share_it(find: Findings) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        for rank in job.all:
+            for name in ("gemm", "norm", "copy", "gelu"):
+                job.launch(rank, 300 * US, name=name, count=10)
+                job.launch(rank, 2_900 * US if rank == 1 else 300 * US, name=name)
+        job.meet(200 * US)
+
+    found = find(SimulatedJob(step, 2))
+    assert "straggler_compute" not in found
+    assert found["contended_device"].ranks == [1]
+    assert found["contended_device"].recoverable_us_per_iteration == approx(4 * 2_600, rel=0.02)
+    assert "nvidia-smi" in found["contended_device"].action

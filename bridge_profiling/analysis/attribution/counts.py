@@ -1,0 +1,42 @@
+"""How often one rank does what in each iteration: passes of the model, steps of the optimizer, collectives by size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from bridge_profiling.analysis.intervals import coded, rows_of
+from bridge_profiling.traces.tables import fields, to_int64
+
+#: Ranges that count passes and steps, by the beginning of their names.
+_RANGES = {"passes": "DistributedDataParallel.forward", "steps": "Optimizer.step#"}
+
+_COLLECTIVES = pa.schema(
+    [
+        ("iteration", pa.int32()),
+        *fields(pa.string(), "operation", "group", "group_name", "group_ranks"),
+        *fields(pa.int64(), "message_bytes", "count"),
+    ]
+)
+
+
+def collective_sizes(collectives: pa.Table) -> pa.Table:
+    """One row per iteration, operation, group and size of message, with the number of such operations."""
+    keys = [name for name in _COLLECTIVES.names if name != "count"]
+    plain = pa.table({name: collectives[name].cast(_COLLECTIVES.field(name).type) for name in keys})
+    found = plain.group_by(keys).aggregate([([], "count_all")]).rename_columns([*keys, "count"])
+    return found.cast(_COLLECTIVES).sort_by([(name, "ascending") for name in ("iteration", "operation", "message_bytes")])
+
+
+def loop_counts(host_events: pa.Table, iterations: pa.Table) -> pa.Table:
+    """One row per iteration: how often DDP's forward pass and an optimizer's step began."""
+    codes, names = coded(host_events["name"])
+    start = host_events["start_ns"].to_numpy()
+    shown = rows_of(host_events["category"], "operator", "annotation")
+    begin, end = (iterations[name].to_numpy() for name in ("start_ns", "end_ns"))
+    counts = {}
+    for column, beginning in _RANGES.items():
+        mine = np.array([*(bool(name and name.startswith(beginning)) for name in names), False])[codes] & shown
+        starts = np.sort(start[mine])
+        counts[column] = np.searchsorted(starts, end) - np.searchsorted(starts, begin)
+    return pa.table({"iteration": pa.array(to_int64(iterations["iteration"]), pa.int32()), **counts})

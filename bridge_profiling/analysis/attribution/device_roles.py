@@ -1,0 +1,351 @@
+"""What one rank's compute kernels are for, where a change of the program would make them faster or needless.
+
+Roles, by what shows them:
+
+- `optimizer_sweep`: `SWEEP` or more element-wise kernels in a row, each launched by an operator on one tensor: an optimizer, a
+  moving average of weights or a clipping of gradients that visits one parameter after the other. No layer of a network launches
+  so many without a matrix product in between.
+- `attention_other`, `attention_product`: what runs between two batched matrix products and has a softmax in it (scale, mask,
+  dropout, casts), and these products. Fused attention has none of that.
+- `layout`: copies between channels first and channels last. `layout_norm`: batch norms in channels first.
+- `fp32`, `tf32`, `reduced`: matrix products and convolutions by precision, and `fp32_elementwise`.
+- `recomputation`: kernels of forward operators that ran inside the backward pass.
+
+`own_us` leaves out what an earlier role has that costs time, so that savings of several roles can be added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.analysis.attribution import kernel_names
+from bridge_profiling.analysis.attribution.device import IdleGaps
+from bridge_profiling.analysis.intervals import Nanoseconds, coded, outermost, rows_of
+from bridge_profiling.traces.tables import NULL, fields, to_int64
+
+#: Kernels in a row that make a sweep over parameters. A block of a transformer has at most 20 between two matrix products.
+SWEEP = 64
+
+#: The most kernels between a softmax and the products around it: scale, two masks, casts and dropout are eight.
+_NEAR = 16
+
+#: A product of attention's backward pass is at most this many kernels before or after the two around the softmax.
+_NEXT_PRODUCT = 6
+
+#: A kernel takes this long however little it does: 1.5 to 2.5 µs with its start on an H200.
+_LEAST_NS = 2_000
+
+_BATCHED = ("aten::bmm", "aten::baddbmm")
+
+#: Operators on one tensor that a sweep consists of.
+_ELEMENTWISE = tuple(
+    f"aten::{name}"
+    for name in (
+        *(
+            "add",
+            "add_",
+            "sub",
+            "sub_",
+            "mul",
+            "mul_",
+            "div",
+            "div_",
+            "neg",
+            "pow",
+            "pow_",
+            "sqrt",
+            "sqrt_",
+            "rsqrt",
+            "reciprocal",
+        ),
+        *(
+            "addcmul",
+            "addcmul_",
+            "addcdiv",
+            "addcdiv_",
+            "lerp",
+            "lerp_",
+            "copy_",
+            "zero_",
+            "fill_",
+            "clamp",
+            "clamp_",
+            "square",
+        ),
+        *(
+            "maximum",
+            "norm",
+            "linalg_vector_norm",
+            "sign",
+            "abs",
+            "isfinite",
+            "isnan",
+            "isinf",
+            "all",
+            "any",
+            "sum",
+            "ne",
+            "eq",
+        ),
+    )
+)
+
+#: Operators that update or measure a parameter. A sweep of others, outside an optimizer, is what the model computes.
+_OF_PARAMETERS = frozenset(
+    f"aten::{name}" for name in ("lerp", "lerp_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "linalg_vector_norm", "norm")
+)
+#: Of a moving average: `average.mul_(decay).add_(parameter, alpha=1 - decay)`.
+_SCALES, _ADDS = frozenset(["aten::mul", "aten::mul_"]), frozenset(["aten::add", "aten::add_"])
+
+_OPTIMIZER = "Optimizer.step#"
+_BACKWARD = "autograd::engine::evaluate_function"
+
+#: Operators of forward passes that no formula of a backward pass calls.
+_FORWARD = tuple(
+    f"aten::{name}"
+    for name in (
+        *("linear", "conv1d", "conv2d", "conv3d", "layer_norm", "rms_norm", "group_norm", "batch_norm", "embedding"),
+        *("gelu", "silu", "relu", "relu_", "dropout", "softmax", "scaled_dot_product_attention"),
+    )
+)
+
+#: Roles that cost nothing by themselves.
+_DESCRIBE = ("reduced", "layout_norm")
+
+#: The name of a sweep that no optimizer's range contains.
+OUTSIDE = "outside an optimizer"
+
+_ROLES = pa.schema(
+    [
+        ("iteration", pa.int32()),
+        *fields(pa.string(), "role", "name"),
+        *fields(pa.int64(), "count", "start_ns"),
+        *fields(pa.float64(), "device_us", "own_us", "short_us", "idle_us"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """A rank's compute kernels by start, with indices into the names of kernels and of the operators that launched them."""
+
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    launch_ns: Nanoseconds
+    thread: NDArray[np.int64]
+    iteration: pa.ChunkedArray
+    name: NDArray[np.int64]
+    names: list[str | None]
+    operator: NDArray[np.int64]  # -1 where unknown
+    operators: list[str | None]
+
+    def named(self, judge: Callable[[str], object]) -> NDArray[np.bool_]:
+        """The kernels whose name a function accepts. It is called once for each name."""
+        used = np.bincount(self.name, minlength=len(self.names)) > 0
+        return np.array([bool(of and name and judge(name)) for of, name in zip(used, self.names, strict=True)])[self.name]
+
+    def launched_by(self, *wanted: str) -> NDArray[np.bool_]:
+        """The kernels that one of some operators launched."""
+        return np.array([*(name in wanted for name in self.operators), False])[self.operator]
+
+
+def device_roles(device_events: pa.Table, kernel_names: pa.Table, host_events: pa.Table, gaps: IdleGaps) -> pa.Table:
+    """One row per iteration, role and name (of the kernel; of the optimizer for a sweep), most time first.
+
+    Columns: count and start_ns (of the longest) of its kernels; device_us: their durations; own_us: without those of an earlier
+    role; short_us: `_LEAST_NS` for each of its own, as far as it takes so long; idle_us: of a sweep, the device's idle time
+    between its kernels that neither communication nor copies explain.
+
+    Args:
+        kernel_names: `name` of each device event.
+        host_events: `host.COLUMNS`.
+    """
+    kernels = _kernels(device_events, kernel_names, host_events)
+    if not len(kernels.start_ns):
+        return _ROLES.empty_table()
+    length = kernels.end_ns - kernels.start_ns
+    taken = np.zeros(len(length), bool)
+    found = []
+    for role, mine, names in _roles(kernels, host_events):
+        own = mine & ~taken
+        taken |= mine & (role not in _DESCRIBE)
+        rows = np.flatnonzero(mine)
+        rows = rows[np.argsort(-length[rows], kind="stable")]
+        idle = _idle_before_ns(kernels, gaps, mine) if role == "optimizer_sweep" else np.zeros(len(mine), np.int64)
+        columns = {
+            "iteration": kernels.iteration.take(rows),
+            "name": names.take(pa.array(rows if role == "optimizer_sweep" else kernels.name[rows])),
+            "start_ns": kernels.start_ns[rows],
+            "device": length[rows],
+            "own": np.where(own, length, 0)[rows],
+            "short": np.where(own, np.minimum(length, _LEAST_NS), 0)[rows],
+            "idle": idle[rows],
+        }
+        found.append(_summed(role, pa.table(columns)))
+    return pa.concat_tables(found)
+
+
+def _summed(role: str, kernels: pa.Table) -> pa.Table:
+    """The kernels of a role, the longest first, by iteration and name."""
+    times = ("device", "own", "short", "idle")
+    sums = [("device", "count"), ("start_ns", "first"), *((name, "sum") for name in times)]
+    table = kernels.group_by(["iteration", "name"], use_threads=False).aggregate(sums).sort_by([("device_sum", "descending")])
+    return pa.table(
+        {"iteration": table["iteration"], "role": pa.repeat(pa.scalar(role), table.num_rows), "name": table["name"]}
+        | {"count": table["device_count"], "start_ns": table["start_ns_first"]}
+        | {f"{name}_us": table[f"{name}_sum"].to_numpy() / 1e3 for name in times}
+    ).cast(_ROLES)
+
+
+def _roles(kernels: _Kernels, host_events: pa.Table) -> Iterator[tuple[str, NDArray[np.bool_], pa.Array]]:
+    """Each role, its kernels, and names: of kernels by their index, of a sweep's by row."""
+    names = pa.array(kernels.names, pa.string())
+    yield "optimizer_sweep", *_sweeps(kernels, host_events)
+    products = kernels.named(kernel_names.is_product)
+    batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
+    attention = _around_softmax(kernels.named(kernel_names.is_softmax), products, batched)
+    yield "attention_other", attention & ~products, names
+    yield "layout", kernels.named(kernel_names.converts_layout), names
+    yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), names
+    for precision in ("fp32", "tf32", "reduced"):
+        yield precision, kernels.named(partial(_has_precision, precision)), names
+    yield "attention_product", attention & products, names
+    yield "recomputation", _recomputed(kernels, host_events, products), names
+    yield "fp32_elementwise", kernels.named(kernel_names.is_fp32_elementwise), names
+
+
+def _has_precision(precision: str, name: str) -> bool:
+    return kernel_names.product_precision(name) == precision
+
+
+def _kernels(device_events: pa.Table, kernel_names: pa.Table, host_events: pa.Table) -> _Kernels:
+    rows = np.flatnonzero(rows_of(device_events["kind"], "compute"))
+    rows = rows[np.argsort(device_events["start_ns"].to_numpy()[rows], kind="stable")]
+    start, end, launch, thread, operator = (
+        to_int64(device_events[name])[rows] for name in ("start_ns", "end_ns", "launch_start_ns", "launch_thread", "operator")
+    )
+    name, names = coded(kernel_names["name"])
+    operator, operators = _named_operators(operator, host_events)
+    return _Kernels(start, end, launch, thread, device_events["iteration"].take(rows), name[rows], names, operator, operators)
+
+
+def _named_operators(wanted: NDArray[np.int64], host_events: pa.Table) -> tuple[NDArray[np.int64], list[str | None]]:
+    """The index of each wanted operator's name, -1 for none and for an unknown operator, and the names."""
+    codes, names = coded(host_events["name"])
+    ids, own = to_int64(host_events["operator"]), rows_of(host_events["category"], "operator", "annotation")
+    rows = np.flatnonzero(own & (ids != NULL))
+    rows = rows[np.argsort(ids[rows], kind="stable")]
+    if not len(rows) or not len(wanted):
+        return np.full(len(wanted), -1), names
+    place = rows[np.minimum(np.searchsorted(ids[rows], wanted), len(rows) - 1)]
+    return np.where(ids[place] == wanted, codes[place], -1), names
+
+
+def _sweeps(kernels: _Kernels, host_events: pa.Table) -> tuple[NDArray[np.bool_], pa.Array]:
+    """Kernels of sweeps over parameters, and for each kernel the optimizer in whose range it was launched, else `OUTSIDE`."""
+    member = kernels.launched_by(*_ELEMENTWISE)
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], member, [False]))))
+    begins, ends = edges[::2], edges[1::2]
+    long = ends - begins >= SWEEP
+    begins, ends = begins[long], ends[long]
+    optimizer, names = _optimizers(kernels, host_events)
+    real = np.zeros(len(begins), bool)
+    for place, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        operators = {kernels.operators[code] for code in np.unique(kernels.operator[begin:end]).tolist()}
+        average = operators & _SCALES and operators & _ADDS
+        real[place] = (optimizer[begin:end] < len(names) - 1).any() or bool(operators & _OF_PARAMETERS or average)
+    return _between(begins[real], ends[real] - 1, len(member)), pa.array(names, pa.string()).take(pa.array(optimizer))
+
+
+def _between(first: NDArray[np.int64], last: NDArray[np.int64], size: int) -> NDArray[np.bool_]:
+    """Which places are in one of some spans, ends included."""
+    depth = np.zeros(size + 1, np.int64)
+    np.add.at(depth, first, 1)
+    np.subtract.at(depth, last + 1, 1)
+    return np.cumsum(depth[:-1]) > 0
+
+
+def _around_softmax(softmax: NDArray[np.bool_], products: NDArray[np.bool_], batched: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Attention: from the batched product before each softmax to the one after it, and products next to these."""
+    size = len(softmax)
+    places = np.flatnonzero(products)
+    at = np.flatnonzero(softmax)
+    if not len(places) or not len(at):
+        return np.zeros(size, bool)
+    after = np.searchsorted(places, at)
+    inner = (after > 0) & (after < len(places))
+    at, after = at[inner], after[inner]
+    first, last = places[after - 1], places[after]
+    near = batched[first] & batched[last] & (at - first <= _NEAR) & (last - at <= _NEAR)
+    first, last, after = first[near], last[near], after[near]
+    found = _between(first, last, size)
+    for edge, other, exists in (
+        (first, places[np.maximum(after - 2, 0)], after >= 2),
+        (last, places[np.minimum(after + 1, len(places) - 1)], after + 1 < len(places)),
+    ):
+        next_to = exists & batched[other] & (np.abs(edge - other) <= _NEXT_PRODUCT)
+        found[other[next_to]] = True
+    return found
+
+
+def _optimizers(kernels: _Kernels, host_events: pa.Table) -> tuple[NDArray[np.int64], list[str | None]]:
+    """The index of the optimizer in whose range each kernel was launched, and the names; the last one is `OUTSIDE`."""
+    codes, names = coded(host_events["name"])
+    is_optimizer = np.array([*(bool(name and name.startswith(_OPTIMIZER)) for name in names), False])
+    rows = np.flatnonzero(rows_of(host_events["category"], "annotation", "operator") & is_optimizer[codes])
+    found = np.full(len(kernels.launch_ns), len(names))
+    if len(rows):
+        start, end = (host_events[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+        last = np.maximum(np.searchsorted(start, kernels.launch_ns, side="right") - 1, 0)
+        inside = (start[last] <= kernels.launch_ns) & (kernels.launch_ns < end[last])
+        found = np.where(inside, codes[rows][last], found)
+    return found, [*names, OUTSIDE]
+
+
+def _recomputed(kernels: _Kernels, host_events: pa.Table, products: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Kernels launched from the first to the last forward operator inside one node of the backward pass.
+
+    At least two different forward operators and a matrix product: one alone can be part of a gradient's formula.
+    """
+    found = np.zeros(len(products), bool)
+    codes, names = coded(host_events["name"])
+    operators = rows_of(host_events["category"], "operator")
+    backward = operators & np.array([*(bool(name and name.startswith(_BACKWARD)) for name in names), False])[codes]
+    forward = operators & rows_of(host_events["name"], *_FORWARD)
+    if not backward.any() or not forward.any():
+        return found
+    thread, start, end = (host_events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
+    for one in np.unique(thread[backward]):
+        nodes = np.flatnonzero(backward & (thread == one))
+        nodes = nodes[outermost(end[nodes])]
+        inside = np.flatnonzero(forward & (thread == one))
+        node = np.searchsorted(start[nodes], start[inside], side="right") - 1
+        within = (node >= 0) & (start[inside] < end[nodes[np.maximum(node, 0)]])
+        node, inside = node[within], inside[within]
+        if not len(node):
+            continue
+        first, last = np.full(len(nodes), np.iinfo(np.int64).max), np.full(len(nodes), NULL)
+        np.minimum.at(first, node, start[inside])
+        np.maximum.at(last, node, end[inside])
+        different = np.bincount(np.unique(np.stack((node, codes[inside])), axis=1)[0], minlength=len(nodes))
+        chosen = np.flatnonzero(different >= 2)
+        place = np.searchsorted(first[chosen], kernels.launch_ns, side="right") - 1
+        real = chosen[np.maximum(place, 0)] if len(chosen) else np.zeros(len(place), np.int64)
+        again = (place >= 0) & (kernels.thread == one) & (kernels.launch_ns < last[real])
+        with_product = np.bincount(real[again & products], minlength=len(nodes)) > 0
+        found |= again & with_product[real]
+    return found
+
+
+def _idle_before_ns(kernels: _Kernels, gaps: IdleGaps, sweep: NDArray[np.bool_]) -> Nanoseconds:
+    """The device's idle time directly before each kernel of a sweep but its first one."""
+    before = np.concatenate(([False], sweep[:-1])) & sweep
+    ends = np.concatenate(([0], np.maximum.accumulate(kernels.end_ns)[:-1]))
+    spans = np.where(before, ends, kernels.start_ns), kernels.start_ns
+    return gaps.launch_starved.within_ns(*spans) + gaps.dependency_stalled.within_ns(*spans)

@@ -1,0 +1,212 @@
+"""What recording its events costs a rank's host, and how much of the device's idle time that explains.
+
+Without the profiler, the host reaches each launch earlier: by the cost of the events that it recorded until then. The device
+follows as far as it was idle for want of that launch. `replay` moves the launches of one rank earlier and computes both:
+
+- The host's lead at a time is the cost of what it recorded since the capture began, except where it waited for the device:
+  after a synchronization, it cannot be further ahead than the device is, nor than it was plus the time that it waited.
+- The device's lead grows only in launch-starved gaps in which it is idle, and is at most the lead of the host at the launch
+  that ends the gap. Compute, copies and communication take as long as they took.
+
+Communication counts as work here, so a rank's own lead is computed without the others. What waiting ranks gain in addition is
+known only across ranks: `findings.evidence` limits it by the slowest rank.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.analysis.attribution.device import DeviceWork, IdleGaps, Windows
+from bridge_profiling.analysis.attribution.host import SYNCHRONIZING, on_launching_threads
+from bridge_profiling.analysis.caveats import texts
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union
+from bridge_profiling.traces.tables import to_int64
+
+#: Categories of host events that cost time, and the names of their columns in `recorded`.
+_RECORDED = {"operator": "operators", "runtime": "runtime_calls", "annotation": "annotations", "python": "python_frames"}
+
+#: Calls whose recorded duration shows how fast the host is; which part of them is shorter than what is compared, how many are
+#: enough, and by how much a host can be slower or faster.
+_LAUNCHES, _QUARTER, _ENOUGH, _SLOWEST = ("cudaLaunchKernel", "hipLaunchKernel"), 0.25, 50, 2.0
+
+#: Launches and copies that take longer wait for the device: its queue is full.
+_MAY_WAIT, _MAY_WAIT_NS = re.compile("Launch|Memcpy"), 100_000
+
+_Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Host time in microseconds that each recorded event costs, on a host that needs `launch_us` to launch a kernel."""
+
+    operator_us: float
+    runtime_us: float
+    annotation_us: float
+    python_us: float
+    shapes_us: float  # what shapes add to an operator
+    launch_us: float
+
+    def on_host(self, launches_ns: Nanoseconds) -> Rates:
+        """The rates of the host whose launching calls took so long."""
+        if len(launches_ns) < _ENOUGH:
+            return self
+        slower = float(np.quantile(launches_ns, _QUARTER)) / 1e3 / self.launch_us
+        factor = min(max(slower, 1.0 / _SLOWEST), _SLOWEST)
+        return Rates(**{name: rate * factor for name, rate in vars(self).items()})
+
+
+@cache
+def rates() -> Rates:
+    """The rates in profiler_cost.toml."""
+    table = texts(__package__, "profiler_cost.toml")
+    return Rates(**{name: table[name] for name in Rates.__annotations__})
+
+
+@dataclass(frozen=True)
+class ProfilerCost:
+    """The profiler's cost on one rank.
+
+    Args:
+        explained: idle time of the device that the cost explains.
+        start_ns: of recorded events on launching threads, ascending.
+        codes: the category of each, an index of `_RECORDED`; -1 for the profiler's own work.
+        cost_ns: of each.
+        with_shapes: whether operators' shapes were recorded.
+        rates: of this host.
+    """
+
+    explained: Intervals
+    start_ns: Nanoseconds
+    codes: NDArray[np.int8]
+    cost_ns: _Float
+    with_shapes: bool
+    rates: Rates
+
+
+def replay(host_events: pa.Table, shapes: pa.Table, device_events: pa.Table, gaps: IdleGaps, work: DeviceWork) -> ProfilerCost:
+    """What the profiler cost one rank.
+
+    Args:
+        host_events: `host.COLUMNS`, by start.
+        shapes: host events' `shapes`.
+        device_events: of the same rank.
+        gaps: in the device's compute.
+        work: of the device.
+    """
+    here = on_launching_threads(host_events, device_events)
+    with_shapes = bool(shapes.num_rows) and shapes["shapes"].null_count < shapes.num_rows
+    codes = np.full(host_events.num_rows, -2, np.int8)
+    for code, category in enumerate(_RECORDED):
+        codes[rows_of(host_events["category"], category)] = code
+    codes[rows_of(host_events["category"], "overhead")] = -1
+    rows = here & (codes >= -1)
+    start, end, codes = to_int64(host_events["start_ns"])[rows], to_int64(host_events["end_ns"])[rows], codes[rows]
+    launches = rows_of(host_events["name"], *_LAUNCHES)[rows]
+    each = rates().on_host((end - start)[launches])
+    of_category = (each.operator_us + each.shapes_us * with_shapes, each.runtime_us, each.annotation_us, each.python_us)
+    cost_ns = np.where(codes < 0, end - start, 1e3 * np.array([*of_category, 0.0])[codes])
+    names = [name for name in host_events["name"].unique().to_pylist() if name and _MAY_WAIT.search(name)]
+    full = (end - start >= _MAY_WAIT_NS) & rows_of(host_events["name"], *names)[rows]
+    waits = (codes == 1) & (full | rows_of(host_events["name"], *SYNCHRONIZING)[rows])
+    explained = _explained(start, cost_ns, union(start[waits], end[waits]), device_events, gaps, work)
+    return ProfilerCost(explained, start, codes, cost_ns, with_shapes, each)
+
+
+def recorded(cost: ProfilerCost, spans: Windows) -> pa.Table:
+    """One row per window: events recorded on the launching threads by category, what they cost the host, and where.
+
+    `host_cost_us`: of all events, and of each kind a column of its own; `explained_us`: idle time of the device that the cost
+    explains.
+    """
+    first, last = (np.searchsorted(cost.start_ns, time_ns) for time_ns in (spans.start_ns, spans.end_ns))
+    counts = {name: _between(cost.codes == code, first, last) for code, name in enumerate(_RECORDED.values())}
+    each = cost.rates
+    return pa.table(
+        {
+            "iteration": spans.numbers,
+            **{name: pa.array(count, pa.int64()) for name, count in counts.items()},
+            "operators_cost_us": counts["operators"] * each.operator_us,
+            "shapes_cost_us": counts["operators"] * each.shapes_us * cost.with_shapes,
+            "cuda_calls_cost_us": counts["runtime_calls"] * each.runtime_us,
+            "annotations_cost_us": counts["annotations"] * each.annotation_us,
+            "python_frames_cost_us": counts["python_frames"] * each.python_us,
+            "host_cost_us": _between(cost.cost_ns, first, last) / 1e3,
+            "explained_us": cost.explained.within_ns(spans.start_ns, spans.end_ns) / 1e3,
+        }
+    )
+
+
+def _explained(
+    start_ns: Nanoseconds, cost_ns: _Float, waits: Intervals, device_events: pa.Table, gaps: IdleGaps, work: DeviceWork
+) -> Intervals:
+    """Idle time that ends earlier without the cost: at the end of each gap, as much as the device's lead grows there."""
+    idle = gaps.launch_starved - work.busy
+    length = idle.within_ns(gaps.gaps.start_ns, gaps.gaps.end_ns)
+    starved = np.flatnonzero(length)
+    if not len(starved) or not len(start_ns) or not device_events.num_rows:
+        return EMPTY
+    length, end = length[starved], gaps.gaps.end_ns[starved]
+    kernel = gaps.next_kernel[starved]
+    launched = np.where(kernel >= 0, np.append(to_int64(device_events["launch_end_ns"]), 0)[kernel], end)
+    launched = np.minimum(launched, end)
+    spent = np.concatenate(([0.0], np.cumsum(cost_ns)))
+
+    def spent_until(time_ns: Nanoseconds) -> _Float:
+        return spent[np.searchsorted(start_ns, time_ns, side="right")]
+
+    gained = _gained(length, end, launched, spent_until(launched), waits, spent_until(waits.end_ns), device_events)
+    until = idle.before_ns(launched)
+    return idle & union(idle.when(until - np.rint(gained).astype(np.int64)), launched)
+
+
+def _gained(
+    length: Nanoseconds,
+    end: Nanoseconds,
+    launched: Nanoseconds,
+    spent_at_launch: _Float,
+    waits: Intervals,
+    spent_at_wait: _Float,
+    device_events: pa.Table,
+) -> _Float:
+    """By how much the device's lead grows in each gap; arguments are of gaps, by end, and of the host's waits.
+
+    Between two waits, lead[n] = min(lead[n - 1] + length[n], host's lead at launch n). With `total`, the sum of lengths, that
+    is a running minimum of the host's lead minus `total`.
+    """
+    lead = np.zeros(len(length))
+    total = np.concatenate(([0.0], np.cumsum(length)))
+    ends = np.sort(device_events["end_ns"].to_numpy())
+    # What each wait waited for, as far as the capture shows: the last event on the device that ended before the wait did.
+    # The rest of the call takes as long as it took.
+    last = np.searchsorted(ends, waits.end_ns, side="right") - 1
+    until_ns = np.where(last >= 0, ends[last], waits.start_ns)
+    waited_ns, slack_ns = np.maximum(until_ns - waits.start_ns, 0), np.maximum(waits.start_ns - until_ns, 0)
+    # The host's lead at a time is what it had spent then plus this, by the number of waits before.
+    base = np.zeros(len(waits) + 1)
+    waits_before = np.searchsorted(waits.end_ns, launched, side="right")
+    done = np.searchsorted(end, until_ns, side="right")
+    bounds = np.concatenate(([0], np.maximum.accumulate(done), [len(length)])).astype(np.int64)
+    device_lead = 0.0
+    for wait, (first, until) in enumerate(pairwise(bounds.tolist())):
+        if until > first:
+            gaps = slice(first, until)
+            of_host = base[waits_before[gaps]] + spent_at_launch[gaps] + (end[gaps] - launched[gaps])
+            so_far = total[first + 1 : until + 1]
+            lead[gaps] = so_far + np.minimum(device_lead - total[first], np.minimum.accumulate(of_host - so_far))
+            device_lead = lead[until - 1]
+        if wait < len(waits):
+            of_host_then = base[wait] + spent_at_wait[wait]
+            base[wait + 1] = min(of_host_then + waited_ns[wait], device_lead + slack_ns[wait]) - spent_at_wait[wait]
+    return np.clip(np.diff(lead, prepend=0.0), 0.0, length)
+
+
+def _between(values: NDArray[np.generic], first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.float64]:
+    sums = np.concatenate(([0.0], np.cumsum(values, dtype=np.float64)))
+    return sums[last] - sums[first]

@@ -1,0 +1,208 @@
+"""Findings about collectives that a training need not run: reductions of every micro-batch, and many small messages."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.findings.communication import BANDWIDTH_BOUND_BYTES, Transfer, transfers
+from bridge_profiling.analysis.findings.evidence import Evidence
+from bridge_profiling.analysis.findings.idle import responsible
+from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
+from bridge_profiling.analysis.findings.types import Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
+
+#: Operations that reduce gradients, and all that a data-parallel or sharded training runs.
+_REDUCING, _SHARDED = ("all_reduce", "reduce_scatter"), ("all_reduce", "reduce_scatter", "all_gather")
+
+#: Smaller messages are norms, flags and losses, not gradients.
+_GRADIENTS_BYTES = 1 << 16
+
+#: Groups of other dimensions reduce activations.
+_OF_GRADIENTS = ("dp", None)
+
+#: An overlapped collective slows compute by at most this share of its time.
+_CONTENTION = 0.5
+
+#: What launching a collective of a sharded model delays, in this order.
+_HOST = (Cause.host_launch, Cause.small_kernels, Cause.host_pause)
+
+
+def accumulation_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Gradients are reduced after every micro-batch, where once for each step of the optimizer is enough."""
+    passes = _passes(evidence)
+    repeated = {rank: times for rank, times in passes.items() if times > 1 and _repeats(evidence, rank) % times == 0}
+    if not repeated:
+        return [], ledger
+    mine = [each for each in transfers(evidence) if each.rank in repeated and _reduces(each)]
+    needless = {rank: 1 - 1 / times for rank, times in repeated.items()}
+    exposed = _by_rank(evidence, [(each.rank, each.exposed_us * needless[each.rank]) for each in mine])
+    exposed = np.minimum(exposed, np.nan_to_num(ledger.left_us(Cause.blocked_by_communication)))
+    slowed = _by_rank(evidence, [(each.rank, each.overlapped_us * needless[each.rank] * _CONTENTION) for each in mine])
+    saving_us, attributed = ledger.attribute(exposed, (Cause.blocked_by_communication,))
+    slowed_us = float(np.nanmean(slowed)) if slowed.size else 0.0
+    if evidence.share(saving_us + slowed_us) < thresholds.cause:
+        return [], ledger
+    ranks = sorted(repeated)
+    times = max(repeated.values())
+    count = sum(each.count for each in mine if each.rank == ranks[0])
+    size = sum(each.count * (each.message_bytes or 0.0) for each in mine if each.rank == ranks[0])
+    confidence, reason = evidence.confidence()
+    named = ranks_in_words(ranks, evidence.ranks).capitalize()
+    finding = Finding(
+        id="accumulation_sync",
+        title=f"{named}: gradients are reduced {times} times per {evidence.per}, after each micro-batch, which costs "
+        f"{ms(saving_us + slowed_us)}",
+        ranks=ranks,
+        evidence={
+            "micro_batches": times,
+            "collectives": round(count, 2),
+            "bytes": round(size),
+            "exposed_us": by_rank(evidence.mean_us(exposed)),
+        },
+        recoverable_us_per_iteration=saving_us + slowed_us,
+        confidence=confidence,
+        confidence_reason=reason,
+        action=advice("accumulation_sync"),
+        events=_events(mine),
+    )
+    return [finding], attributed
+
+
+def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """A sharded or data-parallel training sends many small messages, each of which costs the host and the network a fixed time.
+
+    Launching counts where ranges show it, as those of fully_shard do.
+    """
+    counts = {rank: _small(evidence, rank) for rank in evidence.ranks}
+    many = {
+        rank: (small, every)
+        for rank, (small, every) in counts.items()
+        if every >= thresholds.collectives and small >= thresholds.small_collectives * every
+    }
+    if not many:
+        return [], ledger
+    mine = [each for each in transfers(evidence) if each.rank in many and _of_data_parallelism(each)]
+    latency = [each for each in mine if (each.message_bytes or 0.0) < BANDWIDTH_BOUND_BYTES]
+    exposed = _by_rank(evidence, [(each.rank, each.exposed_us) for each in latency])
+    exposed = np.minimum(exposed, np.nan_to_num(ledger.left_us(Cause.blocked_by_communication)))
+    host = _by_rank(evidence, [(rank, time) for rank, time in _host_us(evidence).items() if rank in many])
+    host = np.minimum(host, np.nan_to_num(ledger.left_us(*_HOST)))
+    of_transfers, attributed = ledger.attribute(exposed, (Cause.blocked_by_communication,))
+    of_host, attributed = attributed.attribute(host, _HOST)
+    if evidence.share(of_transfers + of_host) < thresholds.cause:
+        return [], ledger
+    ranks = sorted(many)
+    small, every = max(many.values(), key=lambda each: each[1])
+    confidence, reason = evidence.confidence(of_host=of_host > of_transfers)
+    named = ranks_in_words(ranks, evidence.ranks).capitalize()
+    finding = Finding(
+        id="small_collectives",
+        title=f"{named}: {every:,.0f} collectives per {evidence.per}, {small:,.0f} of them under "
+        f"{BANDWIDTH_BOUND_BYTES >> 20} MiB, cost {ms(of_transfers + of_host)}",
+        ranks=ranks,
+        evidence={
+            "collectives": by_rank({rank: each for rank, (_, each) in many.items()}, 1),
+            "small_collectives": by_rank({rank: each for rank, (each, _) in many.items()}, 1),
+            "mean_message_bytes": {f"{each.operation} on rank {each.rank}": each.message_bytes for each in mine},
+            "exposed_us": by_rank(evidence.mean_us(exposed)),
+            "host_us": by_rank(evidence.mean_us(host)),
+        },
+        recoverable_us_per_iteration=of_transfers + of_host,
+        confidence=confidence,
+        confidence_reason=reason,
+        action=advice("small_collectives", "units" if _host_us(evidence) else "buckets"),
+        events=_events(mine),
+    )
+    return [finding], attributed
+
+
+def _passes(evidence: Evidence) -> dict[int, int]:
+    """Forward passes of DDP for each step of the optimizer, by rank; ranks on which they vary are left out."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for row in evidence.loop_counts.to_pylist():
+        if row["iteration"] in evidence.numbers and row["rank"] in evidence.ranks:
+            found[row["rank"]].add(row["passes"] // max(row["steps"], 1))
+    units = _units_per_step(evidence)
+    times = {rank: next(iter(each)) for rank, each in found.items() if len(each) == 1 and each != {0}}
+    return units | times
+
+
+def _units_per_step(evidence: Evidence) -> dict[int, int]:
+    """How often each unit of a sharded model reduces its gradients for each step of the optimizer, by rank."""
+    steps: dict[int, int] = defaultdict(int)
+    for row in evidence.loop_counts.to_pylist():
+        steps[row["rank"]] += row["steps"]
+    found: dict[int, set[int]] = defaultdict(set)
+    for row in evidence.units.to_pylist():
+        if row["step"] == "reduce" and steps[row["rank"]]:
+            found[row["rank"]].add(round(row["count"] / steps[row["rank"]]))
+    return {rank: min(each) for rank, each in found.items()}
+
+
+def _repeats(evidence: Evidence, rank: int) -> int:
+    """How often one rank runs the same reductions in each iteration: the greatest common divisor of their counts by size."""
+    counts = [
+        row["count"]
+        for row in evidence.collective_sizes.to_pylist()
+        if row["rank"] == rank
+        and row["iteration"] in evidence.numbers
+        and row["operation"] in _REDUCING
+        and (row["message_bytes"] or 0) >= _GRADIENTS_BYTES
+    ]
+    return math.gcd(*counts) if counts else 1
+
+
+def _reduces(each: Transfer) -> bool:
+    large = each.message_bytes is None or each.message_bytes >= _GRADIENTS_BYTES
+    return large and each.operation in _REDUCING and each.dimension in _OF_GRADIENTS
+
+
+def _of_data_parallelism(each: Transfer) -> bool:
+    return each.operation in _SHARDED and each.dimension in _OF_GRADIENTS
+
+
+def _small(evidence: Evidence, rank: int) -> tuple[float, float]:
+    """Small collectives of a rank in an iteration, and all of them, in groups of data parallelism."""
+    groups = {each.group for each in transfers(evidence) if each.rank == rank and _of_data_parallelism(each)}
+    small = every = 0
+    for row in evidence.collective_sizes.to_pylist():
+        known = row["rank"] == rank and row["iteration"] in evidence.numbers and row["message_bytes"] is not None
+        if known and row["operation"] in _SHARDED and row["group"] in groups:
+            every += row["count"]
+            small += row["count"] if row["message_bytes"] < BANDWIDTH_BOUND_BYTES else 0
+    iterations = max(len(evidence.numbers), 1)
+    return small / iterations, every / iterations
+
+
+def _host_us(evidence: Evidence) -> dict[int, float]:
+    """Time of the host in the ranges of a sharded model's communication, per iteration."""
+    found: dict[int, float] = defaultdict(float)
+    for row in evidence.units.to_pylist():
+        found[row["rank"]] += row["host_us"] / evidence.captured_iterations.get(row["rank"], 1)
+    return {rank: time for rank, time in found.items() if rank in evidence.ranks}
+
+
+def _by_rank(evidence: Evidence, times_us: Sequence[tuple[int, float]]) -> Grid:
+    """Times added up by rank, in each captured iteration."""
+    found = dict.fromkeys(evidence.ranks, 0.0)
+    for rank, time_us in times_us:
+        found[rank] += time_us
+    row = np.array([found[rank] for rank in evidence.ranks])
+    return np.where(np.isnan(evidence.duration_us), np.nan, row)
+
+
+def _events(mine: Sequence[Transfer]) -> list[Event]:
+    worst = responsible({place: each.exposed_us + each.overlapped_us for place, each in enumerate(mine)})
+    return [
+        Event(
+            mine[place].rank,
+            f"{mine[place].operation} of {mine[place].group or 'an unnamed group'}",
+            duration_us=mine[place].exposed_us,
+            count=max(round(mine[place].count), 1),
+        )
+        for place in worst[:5]
+    ]

@@ -1,0 +1,185 @@
+"""Ranks with the same work, and how one differs from the others: in compute, in kernels, in single iterations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bridge_profiling.analysis.findings.evidence import Evidence
+from bridge_profiling.analysis.findings.ledger import Grid
+from bridge_profiling.analysis.findings.types import Thresholds
+from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
+
+#: A kernel with a smaller share of a rank's excess is noise.
+_WORTH_SHOWING = 0.01
+
+#: A difference between ranks must exceed the usual change from iteration to iteration this many times, and that between peers.
+_OF_ITERATIONS, _OF_PEERS = 2.0, 3.0
+
+#: A process that shares a GPU interrupts whichever kernel runs, for a slice of 1 to 3 ms: the longest execution of a kernel
+#: is then this many times as long as on other ranks, and this much longer. So many different kernels are no coincidence.
+_SLICED, _SLICE_US, _SLICED_KERNELS = 3.0, 1_000.0, 3
+
+#: Ranks that launch as many kernels, to this share, do the same on data of another size.
+_AS_MANY = 0.02
+
+#: Communication slows compute that it overlaps by at most this share of the overlap.
+_CONTENTION = 0.5
+
+#: Turns cost at most this many times their median.
+_TURNS_ALIKE = 3.0
+
+#: A rank that takes turns is the slowest in so many iterations.
+_TURNS = 2
+
+
+@dataclass(frozen=True)
+class ExtraKernel:
+    """What a rank has of a kernel beyond its peers, per iteration; `of_count_us` is the time of additional executions."""
+
+    name: str
+    extra_us: float
+    extra_count: float
+    of_count_us: float
+
+
+def peers_of(evidence: Evidence) -> list[list[int]]:
+    """Sets of ranks with the same work, as columns of grids: ranks of one pipeline stage; ranks of unknown work are alone."""
+    places = {info.rank: (info.coordinates or {}).get("pp") for info in evidence.infos}
+    stages: dict[int, int | str] = {rank: place[0] for rank, place in places.items() if place is not None}
+    if len(stages) < len(evidence.ranks):
+        stages |= {row["rank"]: row["stage"] for row in evidence.pipeline_by_rank.to_pylist()}
+    # Sends and receives without a group show that there are stages, but not which.
+    unknown = not stages and any(
+        row["operation"] in POINT_TO_POINT and row["group_ranks"] is None
+        for row in evidence.communication.select(["operation", "group_ranks"]).to_pylist()
+    )
+    sets: dict[int | str | None, list[int]] = {}
+    for place, rank in enumerate(evidence.ranks):
+        sets.setdefault(f"rank {rank}" if unknown else stages.get(rank), []).append(place)
+    return list(sets.values())
+
+
+def beyond_peers(grid: Grid, peers: list[list[int]]) -> Grid:
+    """The difference to the median of the peers; NaN without a captured peer.
+
+    The lower of two middle values is taken, so that a slow half of the ranks is still found.
+    """
+    found = np.full(grid.shape, np.nan)
+    for places in peers:
+        mine = grid[:, places]
+        captured = (~np.isnan(mine)).sum(axis=1)
+        middle = np.sort(mine, axis=1)[np.arange(len(mine)), np.maximum(captured - 1, 0) // 2]  # NaN is sorted last
+        found[:, places] = np.where(captured[:, None] > 1, mine - middle[:, None], np.nan)
+    return found
+
+
+def kernels_beyond_peers(evidence: Evidence, peers: list[list[int]], rank: int) -> list[ExtraKernel]:
+    """Kernels that take longer on a rank than on its peers, most first, from whole captures."""
+    mine = next(places for places in peers if evidence.ranks.index(rank) in places)
+    others = [evidence.ranks[place] for place in mine if evidence.ranks[place] != rank]
+    by_name: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
+    for row in evidence.kernels.to_pylist():
+        if row["kind"] == "compute" and (row["rank"] == rank or row["rank"] in others):
+            iterations = evidence.captured_iterations.get(row["rank"], 1)
+            by_name[row["name"]][row["rank"]] = row["count"] / iterations, row["total_us"] / iterations
+    found = []
+    for name, ranks in by_name.items():
+        count, total = ranks.get(rank, (0.0, 0.0))
+        usual_count, usual = (float(np.median([ranks.get(other, (0.0, 0.0))[each] for other in others])) for each in (0, 1))
+        each_us = usual / usual_count if usual_count else total / count if count else 0.0
+        # Additional executions can have other sizes, so all of the additional time is theirs.
+        more_us = total - usual if count > usual_count else (count - usual_count) * each_us
+        found.append(ExtraKernel(name, total - usual, count - usual_count, more_us))
+    found.sort(key=lambda each: (-each.extra_us, each.name))
+    enough = _WORTH_SHOWING * sum(max(each.extra_us, 0.0) for each in found)
+    return [each for each in found if each.extra_us > enough]
+
+
+def unlike_peers(evidence: Evidence, excess: Grid, peers: list[list[int]]) -> list[int]:
+    """Ranks with more than their peers have, beyond the changes between iterations and the differences among the peers."""
+    typical = evidence.typical_us(excess)
+    found = []
+    for places in peers:
+        ranks = [evidence.ranks[place] for place in places if evidence.ranks[place] in typical]
+        differences = sorted(abs(typical[rank]) for rank in ranks)
+        usual_us = differences[(len(differences) - 1) // 2] if differences else 0.0
+        for rank in ranks:
+            by_iteration = excess[:, evidence.ranks.index(rank)]
+            change_us = float(np.nanmedian(np.abs(by_iteration - typical[rank])))
+            if typical[rank] > max(_OF_ITERATIONS * change_us, _OF_PEERS * usual_us):
+                found.append(rank)
+    return sorted(found)
+
+
+def computes_more(kernels: list[ExtraKernel]) -> bool:
+    """Whether a rank's excess is mostly of additional executions."""
+    return sum(max(each.of_count_us, 0.0) for each in kernels) > 0.5 * sum(max(each.extra_us, 0.0) for each in kernels)
+
+
+def excess_compute_us(evidence: Evidence, peers: list[list[int]]) -> Grid:
+    """Compute beyond the peers'. Communication of a rank that waits slows its compute: half of that overlap is not its own."""
+    excess = beyond_peers(evidence.compute_us, peers)
+    if evidence.iterations.num_rows:
+        overlapped = beyond_peers(evidence.grid(evidence.iterations, "overlapped_communication_us"), peers)
+        excess = excess - _CONTENTION * np.nan_to_num(np.maximum(overlapped, 0.0))
+    return excess
+
+
+def take_turns(evidence: Evidence, excess_us: Grid, least_us: float) -> dict[int, float]:
+    """The share of iterations in which each of several ranks is the slowest; empty unless two or more take turns.
+
+    Args:
+        least_us: a smaller excess does not make a rank slow.
+    """
+    if excess_us.size == 0 or evidence.per == "capture":
+        return {}
+    filled = np.nan_to_num(excess_us, nan=-np.inf)
+    most = filled.max(axis=1)
+    # Turns are alike: what strikes one of them far more is another cause.
+    struck = (most > least_us) & (most < _TURNS_ALIKE * np.median(most))
+    slowest = filled.argmax(axis=1)[struck]
+    count = {rank: int((slowest == place).sum()) for place, rank in enumerate(evidence.ranks)}
+    turns = {rank: times / len(evidence.numbers) for rank, times in count.items() if times >= _TURNS}
+    return turns if len(turns) > 1 and struck.mean() > 0.5 else {}
+
+
+def contended_ranks(evidence: Evidence, peers: Sequence[Sequence[int]]) -> list[int]:
+    """Ranks whose kernels are interrupted for slices of time, as another process on the GPU does."""
+    longest: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for row in evidence.kernels.to_pylist():
+        if row["kind"] == "compute":
+            longest[row["name"]][row["rank"]] = row
+    found = []
+    for places in peers:
+        members = [evidence.ranks[place] for place in places]
+        for rank in members:
+            others = [other for other in members if other != rank]
+            sliced = 0
+            for rows in longest.values():
+                usual = [rows[other]["max_us"] for other in others if other in rows]
+                if rank in rows and usual:
+                    limit = max(_SLICED * float(np.median(usual)), float(np.median(usual)) + _SLICE_US)
+                    # Not a kernel with executions of several sizes: the mean stays below a slice.
+                    sliced += rows[rank]["max_us"] > limit and rows[rank]["mean_us"] < rows[rank]["max_us"] / 2
+            if sliced >= _SLICED_KERNELS:
+                found.append(rank)
+    return found
+
+
+def differ_in_size(evidence: Evidence, peers: Sequence[Sequence[int]], thresholds: Thresholds) -> dict[int, float]:
+    """Ranks that take turns in computing longer with as many kernels, with their shares: their data differ in size."""
+    excess = excess_compute_us(evidence, [list(places) for places in peers])
+    turns = take_turns(evidence, excess, thresholds.cause * evidence.iteration_us)
+    if not turns or set(turns) & set(contended_ranks(evidence, peers)):
+        return {}
+    count = evidence.grid(evidence.launch_statistics, "kernel_count")
+    for places in peers:
+        mine = count[:, list(places)]
+        if np.nanmax(np.nanmax(mine, axis=1) / np.maximum(np.nanmin(mine, axis=1), 1.0)) > 1 + _AS_MANY:
+            return {}
+    return turns

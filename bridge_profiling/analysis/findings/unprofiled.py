@@ -1,0 +1,158 @@
+"""The iteration without the profiler: what findings about hosts are judged on.
+
+Where manifests record iterations outside the window, the median profiled iteration minus the median unprofiled one is the cost.
+Else it is estimated from the recorded events (`attribution.profiler_cost`), which also says which idle time the cost explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.findings.ledger import Grid
+from bridge_profiling.manifest import RankCapture
+
+#: Causes that profiling inflates, most inflated first: a profiler slows operators and launches, hardly waits for storage.
+_INFLATED = (Cause.host_launch, Cause.small_kernels, Cause.host_sync, Cause.pageable_copy, Cause.data_loading)
+
+#: The median of fewer unprofiled iterations is not reliable.
+_ENOUGH_UNPROFILED = 2
+
+
+@dataclass(frozen=True)
+class TimedIterations:
+    """A rank's iterations in its windows and outside, as the manifest times them on the host."""
+
+    profiled_us: float
+    unprofiled_us: float
+    counts: tuple[int, int]  # of both
+
+    @property
+    def cost_us(self) -> float:
+        """Time that the profiler adds to an iteration; negative if the unprofiled ones took longer."""
+        return self.profiled_us - self.unprofiled_us
+
+
+def timed_iterations(
+    manifests: Sequence[RankCapture], least_us: Mapping[int, float] | None = None
+) -> dict[int, TimedIterations]:
+    """By rank; ranks whose manifests do not show both kinds are left out.
+
+    Args:
+        manifests: of the ranks.
+        least_us: by rank, the device's compute in an iteration. A host that launches several iterations ahead takes less in
+            most of them, and catches up in one: then the mean counts.
+    """
+    found = {}
+    for manifest in manifests:
+        profiled, unprofiled = manifest.durations_ns(profiled=True), manifest.durations_ns(profiled=False)
+        if not profiled or len(unprofiled) < _ENOUGH_UNPROFILED:
+            continue
+        shortest_us = (least_us or {}).get(manifest.rank, 0.0)
+        both = []
+        for durations_ns in (profiled, unprofiled):
+            median_us, mean_us = float(np.median(durations_ns)) / 1e3, float(np.mean(durations_ns)) / 1e3
+            both.append(median_us if median_us >= shortest_us else mean_us)
+        if min(both) >= shortest_us:
+            found[manifest.rank] = TimedIterations(both[0], both[1], (len(profiled), len(unprofiled)))
+    return found
+
+
+def usual_cost_us(timed: Mapping[int, TimedIterations]) -> float | None:
+    """The profiler's cost on the median rank; None if it is unknown."""
+    return float(np.median([each.cost_us for each in timed.values()])) if timed else None
+
+
+Source = Literal["manifest", "estimate"]
+
+
+@dataclass(frozen=True)
+class Unprofiled:
+    """An iteration of the job without the profiler.
+
+    Args:
+        iteration_us: the mean; the slow iterations that a finding names are included.
+        source: of the profiler's cost.
+        measured_cost_us: the cost according to the manifests, on the median rank; None if they do not show it.
+        estimated_cost_us: the cost as estimated from the recorded events alone, a mean per iteration.
+    """
+
+    iteration_us: float
+    source: Source
+    measured_cost_us: float | None
+    estimated_cost_us: float
+
+
+@dataclass(frozen=True)
+class ProfilerTime:
+    """The profiler's part of captured iterations.
+
+    Args:
+        source: of the cost: iterations outside the window, else the recorded events.
+        cost_us: by how much the job's iterations are longer, by iteration and rank.
+        estimated_us: the same by the estimate alone, a mean iteration of the job.
+        explained_us: the part of each idle cause's time.
+    """
+
+    source: Source
+    cost_us: Grid
+    estimated_us: float
+    explained_us: Mapping[Cause, Grid]
+
+    @classmethod
+    def of(
+        cls,
+        captured_us: Mapping[Cause, Grid],
+        explained_us: Mapping[Cause, Grid],
+        waiting_us: Grid,
+        ranks: Sequence[int],
+        measured_us: Mapping[int, float],
+    ) -> Self:
+        """The profiler's part of captured iterations.
+
+        Args:
+            captured_us: idle time by cause.
+            explained_us: what the cost of recorded events explains of it, on each rank alone.
+            waiting_us: for other ranks.
+            ranks: columns of the grids.
+            measured_us: the cost by rank, as far as manifests show it.
+        """
+        # The profiler's recorded own work is gone without it, whether it delayed a launch or not.
+        explained = dict(explained_us) | {Cause.profiler: captured_us[Cause.profiler]}
+        estimated = _shortening_us(total_us(explained), waiting_us)
+        estimated_us = float(estimated.mean()) if len(estimated) else 0.0
+        zero = np.where(np.isnan(waiting_us), np.nan, 0.0)
+        if not measured_us:
+            return cls("estimate", zero + estimated[:, None], estimated_us, explained)
+        usual_us = float(np.median(list(measured_us.values())))
+        cost_us = zero + np.array([max(measured_us.get(rank, usual_us), 0.0) for rank in ranks])
+        scale = min(max(usual_us, 0.0) / estimated_us, 1.0) if estimated_us else 0.0
+        explained = {cause: time_us * scale for cause, time_us in explained.items()}
+        # What the recorded events do not explain. Profiling does not prolong saving.
+        left = np.maximum(cost_us - total_us(explained) - captured_us[Cause.checkpoint_stall], 0.0)
+        for cause in _INFLATED:
+            taken = np.minimum(captured_us[cause] - explained[cause], left)
+            explained[cause], left = explained[cause] + taken, left - taken
+        return cls("manifest", cost_us, estimated_us, explained)
+
+
+def total_us(by_cause: Mapping[Cause, Grid]) -> Grid:
+    """The sum over causes."""
+    return np.sum(list(by_cause.values()), axis=0)
+
+
+def _shortening_us(explained_us: Grid, waiting_us: Grid) -> NDArray[np.float64]:
+    """By how much the job's iteration is shorter without time that ranks lose; see `ledger`."""
+    captured = ~np.isnan(waiting_us)
+    shortening = np.zeros(len(waiting_us))
+    counted = captured.any(axis=1)
+    if counted.any():
+        most = np.nanmax(explained_us[counted], axis=1)
+        path = np.where(captured, explained_us + waiting_us, np.inf)[counted].min(axis=1)
+        shortening[counted] = np.minimum(most, path)
+    return shortening

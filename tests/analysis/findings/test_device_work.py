@@ -1,0 +1,235 @@
+"""Device work that a change of the program makes faster or needless: precision, fusion, layouts, recomputation."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from bridge_profiling.analysis.attribution import device_roles, kernel_names
+from bridge_profiling.analysis.findings import Confidence
+from tests.analysis.findings.conftest import Findings
+from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
+
+approx = pytest.approx
+
+_H100 = {0: "NVIDIA H100 80GB HBM3"}
+_BF16 = "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN"
+_FP32 = "cutlass_80_simt_sgemm_256x128_8x4_tn_align1"
+_TF32 = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage3"
+_ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
+_SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 11, false, false>"
+_LOG_SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>"
+_FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false>>"
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        (_FP32, "fp32"),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8", "fp32"),
+        ("ampere_sgemm_128x64_nn", "fp32"),
+        ("void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false>", "fp32"),
+        ("void implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1, false, false, true>", "fp32"),
+        ("sm80_xmma_gemm_cf32cf32_f32f32_cf32_nt_n_tilesize64x64x8_stage3_warpsize2x2x1_ffma_aligna8", "fp32"),
+        ("void fft2d_r2c_32x32<float, false, 0u, false>(float2*, float const*, int)", "fp32"),
+        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", "fp32"),
+        (_TF32, "tf32"),
+        ("cutlass_80_tensorop_s1688gemm_128x256_16x3_nt_align4", "tf32"),
+        ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc", "tf32"),
+        (_BF16, "reduced"),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTN", "reduced"),
+        ("nvjet_hsh_128x128_64x5_2x1_v_bz_NNT", "reduced"),
+        ("cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8", "reduced"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64", "reduced"),
+        ("sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc", "reduced"),
+        ("void gemvNSP_kernel<__nv_bfloat16, __nv_bfloat16, float, float, 1, 32, 4, 1024>", "reduced"),
+        ("triton_tem_fused_mm_3", None),
+        (_ADD, None),
+    ],
+)
+def test_the_name_of_a_product_says_its_precision(name: str, precision: str | None) -> None:
+    assert kernel_names.product_precision(name) == precision
+
+
+def test_a_softmax_is_that_of_attention_and_not_of_a_loss() -> None:
+    assert kernel_names.is_softmax(_SOFTMAX)
+    assert kernel_names.is_softmax("void <unnamed>::softmax_warp_forward<float, float, float, (int)11, (bool)0, (bool)0>(T2 *)")
+    assert not kernel_names.is_softmax(_LOG_SOFTMAX)
+    assert not kernel_names.is_softmax(
+        "void <unnamed>::softmax_warp_forward<float, float, float, (int)9, (bool)1, (bool)0>(T2 *)"
+    )
+    assert not kernel_names.is_softmax(
+        "void cunn_SoftMaxForward<4, float, float, float, at::native::LogSoftMaxForwardEpilogue>"
+    )
+
+
+def _products(job: SimulatedJob, _: int, name: str = _FP32, bf16: int = 0) -> None:
+    job.launch(job.all, 1 * MS, count=20, name=name)
+    job.launch(job.all, 1 * MS, count=bf16, name=_BF16)
+    job.launch(job.all, 100 * US, "aten::add", count=20, name=_ADD)
+
+
+@pytest.mark.parametrize(("name", "saving_us"), [(_FP32, 20_000 * (1 - 66.9 / 989.4) + 1_000), (_TF32, 20_000 * 0.5 + 1_000)])
+def test_products_in_fp32_save_what_bf16_takes_less(find: Findings, name: str, saving_us: float) -> None:
+    found = find(SimulatedJob(partial(_products, name=name), 2), devices=_H100)["full_precision_matmul"]
+    assert found.recoverable_us_per_iteration == approx(saving_us, rel=1e-3)
+    assert found.ranks == [0, 1]
+    assert found.confidence is Confidence.high
+    assert found.evidence["share_of_compute"] == {"0": approx(20 / 22, abs=1e-4), "1": approx(20 / 22, abs=1e-4)}
+    assert found.events[0].name == name
+
+
+def test_element_wise_kernels_count_by_the_share_of_products_in_fp32(find: Findings) -> None:
+    found = find(SimulatedJob(partial(_products, bf16=20)), devices=_H100)["full_precision_matmul"]
+    assert found.recoverable_us_per_iteration == approx(20_000 * (1 - 66.9 / 989.4) + 500, rel=1e-3)
+
+
+def test_products_of_an_unknown_device_are_found_with_less_confidence(find: Findings) -> None:
+    found = find(SimulatedJob(_products))["full_precision_matmul"]
+    assert found.confidence is Confidence.medium
+    assert "A100" in found.confidence_reason
+
+
+def test_a_few_products_in_fp32_among_many_in_bf16_are_none(find: Findings) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        job.launch(0, 1 * MS, count=40, name=_BF16)
+        job.launch(0, 1 * MS, count=1, name=_FP32)
+
+    assert "full_precision_matmul" not in find(SimulatedJob(step), devices=_H100)
+
+
+def _attention(job: SimulatedJob, _: int, softmax: str = _SOFTMAX, product: str = "aten::bmm") -> None:
+    for _ in range(4):
+        job.launch(0, 2 * MS, count=4, name=_BF16)
+        job.launch(0, 200 * US, product, name=_BF16)
+        job.launch(0, 500 * US, "aten::mul", name="scale")
+        job.launch(0, 500 * US, "aten::masked_fill", name="mask")
+        job.launch(0, 500 * US, "aten::_softmax", name=softmax)
+        job.launch(0, 200 * US, product, name=_BF16)
+
+
+def test_attention_in_single_kernels_saves_all_but_its_products(find: Findings) -> None:
+    found = find(SimulatedJob(_attention))["unfused_attention"]
+    assert found.recoverable_us_per_iteration == approx(4 * (1_500 + 0.7 * 400), rel=1e-3)
+    assert found.evidence["softmax_and_mask_us"] == {"0": approx(6_000)}
+    assert found.evidence["attention_us"] == {"0": approx(4 * 1_900)}
+    assert {event.name for event in found.events} == {"scale", "mask", _SOFTMAX}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        partial(_attention, softmax=_LOG_SOFTMAX),  # a loss
+        partial(_attention, product="aten::mm"),  # a router between its layers
+        partial(_attention, softmax=_FLASH),
+    ],
+)
+def test_a_softmax_elsewhere_is_no_attention(find: Findings, step: partial[None]) -> None:
+    assert "unfused_attention" not in find(SimulatedJob(step))
+
+
+def _optimizer(job: SimulatedJob, _: int, operators: tuple[str, ...], range_: str | None, parameters: int = 60) -> None:
+    job.busy()
+    with job.within(range_ or "train"):
+        for _ in range(parameters):
+            for operator in operators:
+                job.launch(0, 22 * US, f"aten::{operator}", name=f"elementwise {operator}")
+
+
+_ADAM = ("lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_")
+
+
+@pytest.mark.parametrize(
+    ("operators", "range_", "title"),
+    [
+        (_ADAM, "Optimizer.step#AdamW.step", "420 kernels for single parameters in Optimizer.step#AdamW.step"),
+        (("mul_", "add_"), None, "120 kernels for single parameters outside the optimizer"),
+        (("linalg_vector_norm", "mul_"), None, "120 kernels for single parameters outside the optimizer"),
+    ],
+)
+def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(
+    find: Findings, operators: tuple[str, ...], range_: str | None, title: str
+) -> None:
+    found = find(SimulatedJob(partial(_optimizer, operators=operators, range_=range_)))["unfused_optimizer"]
+    kernels = 60 * len(operators)
+    assert title in found.title
+    assert found.evidence["kernels"] == {"0": kernels}
+    # Of each kernel's 22 us, 2 are its start, and a quarter of the others is left.
+    assert found.recoverable_us_per_iteration == approx(kernels * 17, rel=0.02)
+    assert ("fused=True" in found.action) == (range_ is not None)
+
+
+def test_gaps_between_kernels_for_each_parameter_are_saved_too(find: Findings) -> None:
+    job = SimulatedJob(partial(_optimizer, operators=("lerp_",), range_=None, parameters=600))
+    slow = SimulatedJob(partial(_optimizer, operators=("lerp_",), range_=None, parameters=600), pause_ns=60 * US)
+    fast_us, slow_us = (find(each)["unfused_optimizer"].recoverable_us_per_iteration or 0.0 for each in (job, slow))
+    # The host needs 65 us for a kernel of 22, and has 17.4 ms of lead.
+    assert slow_us - fast_us == approx(600 * (65 - 22) - (20_000 - 40 * 65), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("operators", "parameters"),
+    [
+        (("add_",), 200),  # a model of many small operators
+        (("_fused_adamw_",), 200),
+        (_ADAM, 5),
+    ],
+)
+def test_other_kernels_are_no_sweep_over_parameters(find: Findings, operators: tuple[str, ...], parameters: int) -> None:
+    step = partial(_optimizer, operators=operators, range_=None, parameters=parameters)
+    assert "unfused_optimizer" not in find(SimulatedJob(step))
+
+
+def test_conversions_between_layouts_save_their_time(find: Findings) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        for _ in range(10):
+            job.launch(0, 200 * US, "aten::cudnn_convolution", name="void cudnn::ops::nchwToNhwcKernel<__half, __half, float>")
+            job.launch(0, 1 * MS, "aten::cudnn_convolution", name="sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwc")
+            job.launch(0, 200 * US, "aten::cudnn_convolution", name="void cudnn::ops::nhwcToNchwKernel<__half, __half, float>")
+
+    found = find(SimulatedJob(step))["layout_conversion"]
+    assert found.recoverable_us_per_iteration == approx(4_000, rel=1e-3)
+    assert found.evidence["kernels"] == {"0": 20}
+
+
+def _backward(job: SimulatedJob, _: int, again: bool = True) -> None:
+    job.busy()
+    for _ in range(4):
+        with job.within("autograd::engine::evaluate_function: AddmmBackward0", "operator"):
+            if again:
+                with job.within("aten::layer_norm", "operator"):
+                    job.launch(0, 100 * US, "aten::native_layer_norm", name="layer norm")
+                with job.within("aten::linear", "operator"):
+                    job.launch(0, 1 * MS, "aten::addmm", name=_BF16)
+                job.launch(0, 100 * US, "aten::add", name=_ADD)
+                with job.within("aten::gelu", "operator"):
+                    job.launch(0, 100 * US, "aten::gelu", name="gelu")
+            job.launch(0, 2 * MS, "aten::mm", name=_BF16)
+
+
+def test_forward_work_in_the_backward_pass_is_recomputation(find: Findings) -> None:
+    found = find(SimulatedJob(_backward))["recomputation"]
+    assert found.recoverable_us_per_iteration == approx(4 * 1_300, rel=1e-3)
+    assert found.confidence is Confidence.low
+    assert "recomputation" not in find(SimulatedJob(partial(_backward, again=False)))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_the_operators_are_those_that_torch_records(reentrant: bool, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.GELU())
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with torch.profiler.profile() as profile:
+        checkpoint(model, torch.randn(4, 8, requires_grad=True), use_reentrant=reentrant).sum().backward()
+        optimizer.step()
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if "dur" in event]
+
+    def inside(outer: str) -> set[str]:
+        ranges = [(each["tid"], each["ts"], each["ts"] + each["dur"]) for each in events if each["name"].startswith(outer)]
+        return {e["name"] for e in events if any(e["tid"] == tid and begin <= e["ts"] < end for tid, begin, end in ranges)}
+
+    assert {"aten::linear", "aten::layer_norm", "aten::gelu"} <= inside(device_roles._BACKWARD) & {*device_roles._FORWARD}
+    assert {"aten::lerp_", "aten::addcmul_", "aten::addcdiv_"} <= inside(device_roles._OPTIMIZER) & {*device_roles._ELEMENTWISE}

@@ -1,0 +1,119 @@
+"""Hosts that stop: for garbage collection, compilation, memory from the driver, or for no recorded reason."""
+
+from functools import partial
+
+import pytest
+
+from bridge_profiling.analysis.findings import Confidence
+from tests.analysis.findings.conftest import Findings
+from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
+
+approx = pytest.approx
+
+
+def _stops(job: SimulatedJob, iteration: int, name: str, category: str = "annotation", every: int = 1, rank: int = 0) -> None:
+    job.busy(kernels=20)
+    if iteration % every == 0:
+        job.wait(rank)
+        job.be_in(rank, name, 30 * MS, category=category)
+    job.busy(kernels=20)
+    if job.ranks > 1:
+        job.meet()
+
+
+@pytest.mark.parametrize(
+    ("name", "category", "cause"),
+    [
+        ("garbage-collection 2", "annotation", "garbage_collection"),
+        ("<built-in function collect>", "python", "garbage_collection"),
+        ("_compile.compile_inner (dynamo_timed)", "annotation", "recompilation"),
+        ("torch/_dynamo/convert_frame.py(1024): compile_inner", "python", "recompilation"),
+    ],
+)
+def test_a_stop_is_named_by_the_range_that_shows_it(find: Findings, name: str, category: str, cause: str) -> None:
+    found = find(SimulatedJob(partial(_stops, name=name, category=category)))
+    assert found.keys() - {"low_device_busy", "dominant_kernel"} == {cause}
+    assert found[cause].recoverable_us_per_iteration == approx(30_000, rel=0.01)
+    assert found[cause].events[0].name == name
+
+
+def test_a_stop_of_one_rank_in_some_iterations_says_how_often_and_how_long(find: Findings) -> None:
+    step = partial(_stops, name="garbage-collection 2", every=3, rank=1)
+    found = find(SimulatedJob(step, 2, iterations=6))
+    finding = found["garbage_collection"]
+    assert finding.ranks == [1]
+    assert "for 30 ms in 2 of 6 iterations (mean 10 ms" in finding.title
+    assert finding.occurrence.iterations == (12, 15)
+    assert finding.evidence["collections"]["1"] == approx(2 / 6, abs=0.01)
+    assert not found.keys() & {"straggler_host", "host_launch_bound", "host_pause"}
+
+
+def test_a_stop_for_no_recorded_reason_is_a_pause(find: Findings) -> None:
+    found = find(SimulatedJob(partial(_stops, name="step", every=3), iterations=6))
+    assert found.keys() - {"low_device_busy", "dominant_kernel"} == {"host_pause"}
+    pause = found["host_pause"]
+    assert pause.recoverable_us_per_iteration == approx(10_000, rel=0.01)
+    assert pause.confidence is Confidence.low
+    assert "2 of 6" in pause.title
+    assert "gc.disable" in pause.action
+
+
+def test_a_compilation_in_an_iteration_that_does_not_count_is_still_named(find: Findings) -> None:
+    step = partial(_stops, name="_compile.compile_inner (dynamo_timed)", every=5)
+    found = find(SimulatedJob(step, 2, iterations=5, boundary=[10]))["recompilation"]
+    assert found.ranks == [0]
+    assert found.recoverable_us_per_iteration == approx(30_000 / 5, rel=0.01)
+    assert "30 ms in 1 of 5 captured iterations" in found.title
+
+
+def test_a_stop_while_the_device_works_costs_nothing(find: Findings) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        job.busy(kernels=80)
+        job.be_in(0, "garbage-collection 2", 20 * MS)
+        job.be_in(0, "_compile.compile_inner (dynamo_timed)", 10 * MS)
+        job.busy()
+
+    assert not find(SimulatedJob(step)).keys() & {"garbage_collection", "recompilation", "host_pause"}
+
+
+@pytest.mark.parametrize(
+    ("call", "operator", "advice"),
+    [("cudaFree", "aten::empty", "expandable_segments"), ("cudaHostAlloc", "aten::pin_memory", "Pin buffers once")],
+)
+def test_memory_from_the_driver_holds_the_host(find: Findings, call: str, operator: str, advice: str) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        for _ in range(4):
+            job.busy(kernels=4)
+            job.call(0, call, 3 * MS, operator)
+
+    churn = find(SimulatedJob(step))["allocator_churn"]
+    assert churn.events[0].name == f"{call} in {operator}"
+    assert churn.evidence["calls"] == {"0": 4}
+    # The device has 2 ms of work left each time, and 0.1 ms is what the next launches take.
+    assert churn.recoverable_us_per_iteration == approx(4 * 1_000, rel=0.1)
+    assert advice in churn.action
+
+
+def test_items_after_a_long_wait_cost_the_lead_that_it_took(find: Findings) -> None:
+    """Clipping reads a norm for each parameter: the first read waits for the backward pass, and no later launch catches up."""
+
+    def step(job: SimulatedJob, _: int) -> None:
+        job.busy()
+        for _ in range(60):
+            job.launch(0, 30 * US, "aten::linalg_vector_norm", name="reduce")
+            job.wait(0, operator="aten::_local_scalar_dense")
+            job.be_in(0, "clip", 50 * US)
+
+    found = find(SimulatedJob(step))
+    assert found.keys() - {"low_device_busy", "dominant_kernel"} == {"host_sync"}
+    assert found["host_sync"].recoverable_us_per_iteration == approx(60 * 57, rel=0.05)
+
+
+def test_items_between_small_kernels_are_synchronizations(find: Findings) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        job.busy()
+        for _ in range(100):
+            job.launch(0, 2 * US, "aten::linalg_vector_norm", name="reduce")
+            job.wait(0, operator="aten::_local_scalar_dense")
+
+    assert find(SimulatedJob(step, pause_ns=20 * US)).keys() - {"low_device_busy", "dominant_kernel"} == {"host_sync"}

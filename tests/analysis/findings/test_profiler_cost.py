@@ -1,0 +1,152 @@
+"""What recording costs a simulated host, and what is left of the findings about it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge_profiling.analysis import Run
+from bridge_profiling.analysis.attribution import profiler_cost
+from bridge_profiling.analysis.attribution.profiler_cost import Rates
+from tests.analysis.findings.conftest import RunOf
+from tests.analysis.findings.simulated_jobs import LAUNCH_NS, MS, US, SimulatedJob
+
+approx = pytest.approx
+
+RunJob = Callable[..., Run]
+
+#: Each operator costs 20 µs, and the 10 µs that are left of a launch are the host's own.
+_COST_US, _OWN_NS = 20, 10 * US
+
+
+@pytest.fixture
+def run_job(tmp_path_factory: pytest.TempPathFactory, run_of: RunOf, monkeypatch: pytest.MonkeyPatch) -> RunJob:
+    """Opens a simulated job whose recorded operators, and what their shapes add, cost so much."""
+
+    def opened(job: SimulatedJob, shapes_us: float = 0.0, launch_us: float = LAUNCH_NS / US) -> Run:
+        monkeypatch.setattr(profiler_cost, "rates", lambda: Rates(_COST_US, 0.0, 0.0, 0.0, shapes_us, launch_us))
+        return run_of(job.write(tmp_path_factory.mktemp("job")))
+
+    return opened
+
+
+def _job(step: Callable[[SimulatedJob, int], Any], own_ns: int = _OWN_NS, ranks: int = 1) -> SimulatedJob:
+    return SimulatedJob(step, ranks, pause_ns=own_ns + _COST_US * US - LAUNCH_NS)
+
+
+def _kernels(took_ns: int, count: int = 100) -> Callable[[SimulatedJob, int], None]:
+    return lambda job, _: job.launch(job.all, took_ns, count=count)
+
+
+def test_a_device_that_waits_for_recording_alone_is_not_launch_bound(run_job: RunJob) -> None:
+    # A launch takes 30 µs with recording and 10 without, as long as a kernel.
+    run = run_job(_job(_kernels(10 * US)))
+    assert run.evidence().profiler.estimated_us == approx(100 * _COST_US, rel=0.05)
+    found = {finding.id: finding for finding in run.findings()}
+    assert found.keys() == {"profiler_overhead", "dominant_kernel"}
+    overhead = found["profiler_overhead"]
+    assert overhead.evidence["unprofiled_iteration_us"] == {"0": approx(1_000, rel=0.05)}
+    assert overhead.evidence["host_cost_us"] == {"operators": 100 * _COST_US}
+    assert re.search(r": 3\.0\d ms profiled, about 1\.0\d ms without the profiler$", overhead.title)
+    assert "device alone" in overhead.action
+
+
+def test_what_recording_does_not_explain_is_a_finding(run_job: RunJob) -> None:
+    # A launch takes 90 µs with recording and 70 without.
+    run = run_job(_job(_kernels(10 * US), own_ns=70 * US))
+    found = {finding.id: finding for finding in run.findings()}
+    assert found["host_launch_bound"].recoverable_us_per_iteration == approx(100 * 60, rel=0.05)
+    assert run.unprofiled().iteration_us == approx(100 * 70, rel=0.05)
+    assert found["host_launch_bound"].evidence["share_of_iteration"] == approx(6 / 7, rel=0.05)
+
+
+def test_recording_costs_nothing_while_the_host_is_ahead(run_job: RunJob) -> None:
+    run = run_job(_job(_kernels(100 * US)))
+    assert run.evidence().profiler.estimated_us < 2 * _COST_US
+    assert run.ask("profiler_cost")["host_cost_us"].to_pylist() == [100 * _COST_US] * 4
+
+
+def test_after_a_synchronization_the_host_is_no_further_ahead_than_its_device(run_job: RunJob) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        for _ in range(10):
+            job.launch(0, 100 * US, count=10)  # recorded for 200 µs, all but one launch beside a kernel
+            job.wait(0)
+
+    # What is gained is the recording of the first launch after each wait.
+    assert run_job(_job(step)).evidence().profiler.estimated_us == approx(10 * _COST_US, rel=0.12)
+
+
+def test_a_call_that_does_not_wait_gains_nothing_by_taking_long(run_job: RunJob) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        for _ in range(10):
+            job.be_in(0, "cudaMalloc", 1 * MS, category="runtime")
+            job.wait(0)  # for nothing, once the device is idle
+            job.launch(0, 10 * US)
+
+    assert run_job(_job(step)).evidence().profiler.estimated_us == approx(10 * _COST_US, rel=0.15)
+
+
+def test_what_a_waiting_rank_records_costs_the_job_nothing(run_job: RunJob) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        job.launch(0, 10 * US, count=100)
+        job.launch(1, 1 * MS, count=20)
+        job.meet()
+
+    evidence = run_job(_job(step, ranks=2)).evidence()
+    explained = evidence.mean_us(sum(evidence.profiler.explained_us.values()))
+    assert explained[0] > 90 * _COST_US
+    assert evidence.profiler.estimated_us < 3 * _COST_US
+
+
+def test_shapes_cost_more(run_job: RunJob) -> None:
+    job = _job(_kernels(10 * US), own_ns=70 * US)
+    for row in job.rows[0]["host_events"]:
+        row["shapes"] = "[[16, 16]]" if row["category"] == "operator" else None
+    run = run_job(job, shapes_us=30)
+    assert run.evidence().profiler.estimated_us == approx(100 * (_COST_US + 30), rel=0.05)
+    found = {finding.id: finding for finding in run.findings()}
+    assert found["profiler_overhead"].evidence["host_cost_us"] == {"operators": 2_000, "shapes": 3_000}
+    assert "record_shapes=false" in found["profiler_overhead"].action
+
+
+@pytest.mark.parametrize(("launch_us", "factor"), [(2.5, 2), (10, 0.5), (0.1, 2)])
+def test_a_slower_host_pays_more_for_the_same_records(run_job: RunJob, launch_us: float, factor: float) -> None:
+    run = run_job(_job(_kernels(10 * US), own_ns=100 * US), launch_us=launch_us)
+    assert run.evidence().profiler.estimated_us == approx(100 * _COST_US * factor, rel=0.05)
+
+
+def test_a_host_that_recording_slows_is_no_straggler(run_job: RunJob) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        job.pause_ns = 25 * US
+        job.launch(0, 10 * US, count=300)
+        job.pause_ns = 31 * US  # the same records cost this host a quarter more
+        job.launch(1, 10 * US, count=300)
+        job.meet()
+
+    assert "straggler_host" not in {finding.id for finding in run_job(SimulatedJob(step, 2)).findings()}
+
+
+@pytest.mark.parametrize("own_us", [10, 70])
+def test_savings_are_less_than_the_unprofiled_iteration_has_besides_compute(run_job: RunJob, own_us: int) -> None:
+    def step(job: SimulatedJob, number: int) -> None:
+        if number == 12:
+            job.be_in(job.all, "checkpoint", 500 * MS)
+        job.be_in(0, "data-loading", 5 * MS)
+        job.launch(job.all, 10 * US, count=200)
+        job.wait(1, operator="aten::item")
+        job.launch(1, 100 * US, count=20)
+        job.meet(1 * MS)
+
+    run = run_job(_job(step, own_ns=own_us * US, ranks=2))
+    compute_us = min(run.iterations()["compute_us"].to_pylist())
+    savings = [finding.recoverable_us_per_iteration or 0.0 for finding in run.findings()]
+    assert sum(savings) > 0.9 * 500_000 / 4
+    assert sum(savings) <= run.unprofiled().iteration_us - compute_us + 1e-6
+
+
+def test_captures_without_host_events_have_no_estimated_cost(tmp_path: Path, run_of: RunOf) -> None:
+    job = _job(_kernels(10 * US))
+    job.rows[0]["host_events"].clear()
+    assert run_of(job.write(tmp_path)).evidence().profiler.estimated_us == 0

@@ -1,0 +1,58 @@
+"""Python's garbage collections in the window are in the capture and in the manifest, and cost no signal."""
+
+import gc
+import signal
+import sys
+
+import pytest
+
+from tests.capture.conftest import at
+
+
+class Alarm(Exception):
+    """What a handler of the training raises."""
+
+
+def test_collections_in_the_window_are_ranges_and_totals(run):
+    callbacks, hook = list(gc.callbacks), sys.unraisablehook
+    run.train(run.config(4, 6), range(8), on_iteration=lambda iteration: gc.collect(2) if iteration in (3, 5, 6) else None)
+    [folder] = run.folders()
+    events = run.trace(folder)
+    (step,) = (event for event in events if event["name"] == "ProfilerStep#5" and event["cat"] == "user_annotation")
+    found = [event for event in events if event["name"] == "garbage-collection 2"]
+    inside = [event for event in found if step["ts"] <= event["ts"] < step["ts"] + step["dur"]]
+    totals = run.manifest(folder)["garbage_collection"]
+    assert len(inside) >= 1
+    assert totals["collections"][2] == len(found)
+    assert totals["longest_ns"] > 0
+    assert max(totals["duration_ns"]) >= totals["longest_ns"]
+    assert (gc.callbacks, sys.unraisablehook) == (callbacks, hook)
+
+
+def test_without_a_window_nothing_is_watched(run):
+    run.train(run.config(4, 6), range(3))
+    [folder] = run.folders()
+    assert run.manifest(folder)["garbage_collection"] is None
+    assert run.manifest(folder)["status"] == "missed"
+
+
+def test_a_signal_during_a_collection_still_interrupts_the_training(run):
+    def ring(number, frame):
+        raise Alarm
+
+    def collect() -> None:
+        many = [[] for _ in range(300_000)]
+        for one in many:
+            one.append(many)
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        gc.collect()
+
+    previous = signal.signal(signal.SIGALRM, ring)
+    try:
+        with pytest.raises(Alarm):
+            run.train(run.config(4, 8), range(10), on_iteration=at(5, collect))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    [folder] = run.folders()
+    assert run.manifest(folder)["status"] == "partial"
