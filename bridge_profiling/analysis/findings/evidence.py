@@ -23,8 +23,8 @@ from bridge_profiling.analysis.ranks.ranks import steady_iterations
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
-#: Hosts differ in what recording costs them, so an estimated cost can be wrong by this share. Of eighteen trainings on H200s,
-#: most took 1.7 to 2.6 µs per event; the table's rates give 2.1.
+#: Hosts differ in what recording costs them, so the profiler's part of a cause can be wrong by this share. Of eighteen
+#: trainings on H200s, most took 1.7 to 2.6 µs per event; the table's rates give 2.5.
 _DOUBT = 0.25
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
@@ -40,8 +41,10 @@ def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
 
     Captured iterations that count in means are not repeated here: the findings about their causes name them.
     """
-    found = [*_unprofiled(evidence, thresholds, ledger), *_left_out(evidence, thresholds)]
-    return found, ledger
+    unprofiled, captured = _unprofiled(evidence, thresholds, ledger), _left_out(evidence, thresholds)
+    if unprofiled:  # These show better what the same pauses cost the whole run.
+        captured = [replace(finding, recoverable_us_per_iteration=None) for finding in captured]
+    return [*unprofiled, *captured], ledger
 
 
 def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> list[Finding]:

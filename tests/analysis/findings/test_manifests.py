@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from bridge_profiling.analysis.findings import Confidence, Finding
+from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
+from bridge_profiling.analysis.findings.iterations import slow_iterations
 from tests.analysis.findings.conftest import RunOf
 from tests.traces.conftest import WriteTrace
 from tests.traces.kineto_files import call, complete, kernel
@@ -104,6 +107,18 @@ def test_slow_iterations_now_and_then(find: Find) -> None:
     assert (found.evidence["every"], found.confidence) == (None, Confidence.medium)
     assert "manual_gc" in found.action
     assert found.events[0].iteration == 17
+
+
+def test_pauses_in_and_outside_the_window_are_saved_once(find: Find, tmp_path: Path, run_of: RunOf) -> None:
+    find(_EVERY_TENTH)
+    run = run_of()
+    evidence = run.evidence()
+    slow = [dict(row, iteration=9, boundary=True, duration_us=3e6) for row in evidence.iterations.to_pylist()[:1]]
+    table = pa.Table.from_pylist(evidence.iterations.to_pylist() + slow, evidence.iterations.schema)
+    changed = replace(evidence, iterations=table)
+    found, _ = slow_iterations(changed, Thresholds(), changed.ledger())
+    assert [finding.evidence["iterations"] for finding in found] == [[19, 29, 39, 49, 59], [9]]
+    assert [finding.recoverable_us_per_iteration is None for finding in found] == [False, True]
 
 
 def test_manifests_alone_show_slow_iterations_and_the_profilers_cost(find: Find, tmp_path: Path, run_of: RunOf) -> None:
