@@ -47,6 +47,7 @@ def test_columns_give_back_every_event_with_its_numbers() -> None:
         assert mm["ts"] + mm["dur"] <= linear["ts"] + linear["dur"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("group", GROUPS)
 def test_each_group_has_the_captures_of_the_table(tmp_path: Path, group: str) -> None:
     unpack(group, tmp_path)
