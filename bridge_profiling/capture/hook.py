@@ -161,7 +161,7 @@ class ProfilingHook:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         with self._guarded():
-            self._close(_ending(error))
+            self._close(error)
 
     # -- its windows ---------------------------------------------------------------------------------------------------
 
@@ -232,34 +232,42 @@ class ProfilingHook:
                 self._window.iteration_ended(iteration, error)
             self._update()
 
-    def _close(self, ending: str) -> None:
+    def _close(self, ended_by: str | BaseException | None) -> None:
         try:
-            # All of it: a handler that raises anywhere in here, for example as the listener stops, would cost the capture.
-            with signals_held():
-                atexit.unregister(self._close)
-                # A process that the training forked has nothing to write.
-                if not self._opened or os.getpid() != self._process:
-                    return
-                self._opened = False
-                if self._timer.watched:
-                    # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
-                    self._end_iteration(self._timer.iteration, SystemExit())
-                durations = self._timer.durations
-                ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
-                # First: a request that is made from here on is refused, and none opens a window.
-                if self._listener is not None:
-                    self._listener.stop(ending)
-                self._schedule.ended(ending)
-                if self._selected and self._config.profile_every is not None:
-                    windows = self._schedule.windows
-                    logger.info(
-                        "rank %d: captured %d of at most %d windows, one every %d iterations",
-                        self._rank.number, sum(bool(one.plan.trigger.number and one.record.captured) for one in windows),
-                        self._config.profile_at_most, self._config.profile_every,
-                    )  # fmt: skip
-                self._update()
+            self._finish(ended_by)
+        except BaseException:
+            # An exit that a signal raised before `_finish` could hold signals back. Otherwise there is nothing left to do.
+            self._finish(ended_by)
+            raise
         finally:
             self._sigterm.__exit__()
+
+    def _finish(self, ended_by: str | BaseException | None) -> None:
+        # All of it: a handler that raises anywhere in here, for example as the listener stops, would cost the capture.
+        with signals_held():
+            atexit.unregister(self._close)
+            # A process that the training forked has nothing to write.
+            if not self._opened or os.getpid() != self._process:
+                return
+            self._opened = False
+            if self._timer.watched:
+                # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
+                self._end_iteration(self._timer.iteration, SystemExit())
+            durations = self._timer.durations
+            ending = ended_by if isinstance(ended_by, str) else _ending(ended_by)
+            ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
+            # First: a request that is made from here on is refused, and none opens a window.
+            if self._listener is not None:
+                self._listener.stop(ending)
+            self._schedule.ended(ending)
+            if self._selected and self._config.profile_every is not None:
+                windows = self._schedule.windows
+                logger.info(
+                    "rank %d: captured %d of at most %d windows, one every %d iterations",
+                    self._rank.number, sum(bool(one.plan.trigger.number and one.record.captured) for one in windows),
+                    self._config.profile_at_most, self._config.profile_every,
+                )  # fmt: skip
+            self._update()
 
     def _guarded(self) -> AbstractContextManager[None]:
         """Guard a step of the hook: an error in it ends the profiling, never the training."""

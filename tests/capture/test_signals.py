@@ -134,6 +134,22 @@ class _Destroyed:
         signal.raise_signal(USR)
 
 
+def test_an_exit_before_the_closing_hook_holds_signals_loses_nothing(run, monkeypatch) -> None:
+    """A peer fails, and the launcher's signal comes while its own exception leaves the hook."""
+
+    def strike() -> None:
+        def signalled():
+            monkeypatch.undo()
+            signal.raise_signal(USR)
+
+        monkeypatch.setattr("bridge_profiling.capture.hook.signals_held", signalled)
+        raise ValueError
+
+    with unwind_on(USR), pytest.raises(SystemExit):
+        run.train(run.config(2, 8), range(9), on_iteration=at(4, strike))
+    assert run.outcome("iter-2-8") == ("partial", [2, 3])
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("window", "outcome"), [((2, 8), ("partial", [2, 3, 4])), ((20, 22), ("missed", None))])
 def test_an_exit_that_was_dropped_ends_the_training_before_its_next_iteration(run, window, outcome) -> None:
