@@ -277,8 +277,16 @@ def _share(errors: Sequence[float]) -> str:
 def main() -> None:
     """Write the page."""
     with tempfile.TemporaryDirectory() as scratch:
-        found = answers(Path(scratch), Run)
-    PAGE.write_text(page(found, megatron(Run)), encoding="utf-8")
+        tables = Path(scratch, "tables")
+        tables.mkdir()
+
+        def open_run(path: Path) -> Run:
+            """What is kept of a run is outside the repository."""
+            return Run(path, parquet=Path(tempfile.mkdtemp(dir=tables)))
+
+        found = answers(Path(scratch, "captures"), open_run)
+        text = page(found, megatron(open_run))
+    PAGE.write_text(text, encoding="utf-8")
     print(summary(found))
 
 
