@@ -303,13 +303,20 @@ def test_dark_and_light_and_the_systems_choice(page: Page) -> None:
     assert page.inner_text("#theme") == "Light", "what the next click changes to"
     assert light[0] != dark[0]
     assert light[1] != dark[1]
-    if "PAGE_PICTURES" in os.environ:
-        page.screenshot(path=Path(os.environ["PAGE_PICTURES"]) / "page-dark.png")
+    pictures = os.environ.get("PAGE_PICTURES")
+    if pictures:
+        page.screenshot(path=Path(pictures) / "page-dark.png")
     page.locator("#theme").click()
-    page.emulate_media(color_scheme="dark")
-    page.reload()
-    page.wait_for_selector("html[data-ready]", state="attached", timeout=120_000)
-    assert page.evaluate(ground) == dark[0]
+    if pictures:
+        page.set_viewport_size({"width": 420, "height": 1900})
+    for scheme, expected in (("light", light), ("dark", dark)):
+        page.emulate_media(color_scheme=scheme)
+        page.reload()
+        page.wait_for_selector("html[data-ready]", state="attached", timeout=120_000)
+        assert page.evaluate(ground) == expected[0]
+        if pictures:
+            page.wait_for_timeout(1000)  # for the figures
+            page.screenshot(path=Path(pictures) / f"page-phone-{scheme}.png")
 
 
 def test_it_prints_on_white_without_controls_and_within_the_paper(page: Page) -> None:
