@@ -79,7 +79,7 @@ HELD_NS = 20_000
 #: Calls that follow one another after at most so long are one stop of the host.
 _IN_A_ROW_NS = 200_000
 
-#: What a host takes at most from the end of a wait to its next launch: Python, an operator or two and the launch.
+#: The most time from the end of a host's wait to its next launch: Python, an operator or two and the launch.
 _GET_GOING_NS = 200_000
 
 #: Names per cause and iteration that get a row each; the others share one row without a name.

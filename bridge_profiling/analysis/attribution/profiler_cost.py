@@ -8,7 +8,7 @@ follows as far as it was idle for want of that launch. `replay` moves the launch
 - The device's lead grows only in launch-starved gaps in which it is idle, and is at most the lead of the host at the launch
   that ends the gap. Compute, copies and communication take as long as they took.
 
-Communication counts as work here, so a rank's own lead is computed without the others. What waiting ranks gain in addition is
+Communication counts as work here, so a rank's own lead is computed without the others. The additional gain of waiting ranks is
 known only across ranks: `findings.evidence` limits it by the slowest rank.
 """
 

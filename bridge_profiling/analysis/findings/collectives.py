@@ -27,7 +27,7 @@ _OF_GRADIENTS = ("dp", None)
 #: An overlapped collective slows compute by at most this share of its time.
 _CONTENTION = 0.5
 
-#: What launching a collective of a sharded model delays, in this order.
+#: Causes of the time that launching a sharded model's collectives costs, in this order.
 _HOST = (Cause.host_launch, Cause.small_kernels, Cause.host_pause)
 
 

@@ -37,7 +37,7 @@ _OF_NORMS = 0.6
 #: A fused optimizer reads and writes each value once: 7 times per parameter for Adam, where single operators do it 30 times.
 _OF_SWEEP = 0.25
 
-#: What the device's idle time between the kernels of a sweep counts as, where the host launches them one by one.
+#: Causes of the device's idle time between the kernels of a sweep that the host launches one by one.
 _BETWEEN = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 

@@ -315,7 +315,7 @@ def _attributed(
 
     With `host_us`, the host's time shows who is responsible: a rank that waits for others loses nothing, and can be as slow.
     """
-    # Ranges can contain a part of the profiler's cost that cannot be told from theirs.
+    # Ranges can contain a part of the profiler's cost that cannot be separated from theirs.
     whole_us = evidence.iteration_us if host_us is None else evidence.captured_iteration_us
     if not np.nansum(lost_us) > 0 or not whole_us:
         return None, ledger

@@ -54,7 +54,7 @@ def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> l
     for manifest in evidence.manifests:
         durations = {number: time_ns / 1e3 for number, time_ns in manifest.durations_by_iteration(profiled=False).items()}
         threshold = slow_threshold(list(durations.values()), factor=thresholds.slow_iteration, at_least=_ENOUGH)
-        # A host that launches several iterations ahead catches up in one of them: that is no slow iteration.
+        # A host that launches several iterations ahead catches up in one of them. That iteration is not slow.
         if threshold is None or threshold.median < compute.get(manifest.rank, 0.0):
             continue
         beyond = {number: time - threshold.median for number, time in durations.items() if time > threshold.above}

@@ -21,7 +21,7 @@ _WORTH_SHOWING = 0.01
 _OF_ITERATIONS, _OF_PEERS = 2.0, 3.0
 
 #: A process that shares a GPU interrupts whichever kernel runs, for a slice of 1 to 3 ms: the longest execution of a kernel
-#: is then this many times as long as on other ranks, and this much longer. So many different kernels are no coincidence.
+#: is then this many times as long as on other ranks, and this much longer. So many different kernels rule out coincidence.
 _SLICED, _SLICE_US, _SLICED_KERNELS = 3.0, 1_000.0, 3
 
 #: Ranks that launch as many kernels, to this share, do the same on data of another size.

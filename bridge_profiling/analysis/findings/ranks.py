@@ -42,7 +42,7 @@ _USUAL = 2.0
 #: A launch call that takes this many times the median rank's shows a slow or shared processor.
 _SLOW_CALL = 1.3
 
-#: Clocks of equal devices differ by up to this share: on its own, such a difference in equal kernels is no finding.
+#: Clocks of equal devices differ by up to this share: on its own, such a difference in equal kernels is ignored.
 _CLOCKS = 0.05
 
 #: A stage's layers account for at least this share of its compute.

@@ -96,7 +96,7 @@ def _plan_window(request: CaptureRequest, status: JobStatus) -> Window:
             why=f"it takes {_MIN_COMPLETED} to know how soon all ranks can start a capture",
             instead="Try again in a few seconds",
         )
-    # The torch profiler warms up for as long as it is told to, others in the iteration before the window.
+    # The torch profiler warms up for the configured number of iterations, others in the iteration before the window.
     is_torch = "torch" in (request.profilers or status.profilers)
     warm_up = request.settings.get("pytorch_profiler_warmup", status.warm_up) if is_torch else 1
     nearest = now + math.ceil(_POLLS * status.poll_seconds * 1e9 / status.fastest_ns) + _ITERATIONS_APART + warm_up

@@ -222,7 +222,7 @@ def _thread(global_tid: Integers) -> Integers:
     return np.where(global_tid == NULL, NULL, global_tid & THREAD_MASK)
 
 
-#: What nsys records on request and nothing here reads, by table.
+#: Data that nsys records on request and nothing here reads, by table.
 _UNREAD = {
     "OSRT_API": "system calls (osrt)",
     "CUDNN_EVENTS": "cuDNN calls",
