@@ -303,27 +303,39 @@ class ProfilingHook:
 
 
 class _IterationTimer:
-    """The iteration that runs, and the durations of the last ones."""
+    """The iteration that runs, and the durations of the last ones.
 
-    __slots__ = ("around", "durations", "iteration", "started", "watched")
+    Attributes:
+        around: the context manager around the next iteration; it has nothing but the duration to keep unless `watched`.
+    """
+
+    __slots__ = ("_timing", "_watching", "around", "durations", "iteration", "started")
 
     def __init__(self, ended: Callable[[int, BaseException | None], None]) -> None:
         self.durations: deque[tuple[int, int]] = deque(maxlen=_KEPT_DURATIONS)
         self.iteration = self.started = 0
-        self.watched = False
-        self.around = _timing(self, ended)
+        self.around = self._timing = _timing(self)
+        self._watching = _watching(self, ended)
+
+    @property
+    def watched(self) -> bool:
+        """Whether the end of the iteration matters to more than its duration."""
+        return self.around is self._watching
+
+    @watched.setter
+    def watched(self, watched: bool) -> None:
+        self.around = self._watching if watched else self._timing
 
     def running(self) -> int | None:
         """The iteration that began last; None before the first."""
         return self.iteration if self.started else None
 
 
-def _timing(timer: _IterationTimer, ended: Callable[[int, BaseException | None], None]) -> AbstractContextManager:
-    """The context manager around every iteration: with `ProfilingHook.iteration`, everything that runs in each of them.
+def _timing(timer: _IterationTimer) -> AbstractContextManager:
+    """Keeps the duration of an iteration: with `ProfilingHook.iteration`, everything that runs in each of them.
 
-    At the end of a `watched` iteration it calls `ended` with its number and error. `with` looks both methods up in the class,
-    so each hook has a class of its own: its static method needs no `self`, which saves a sixth of the whole
-    (benchmarks/hook_overhead.py).
+    `with` looks both methods up in the class, so each hook has a class of its own: its static method needs no `self`, which
+    saves a sixth of the whole (benchmarks/hook_overhead.py).
     """
     keep = timer.durations.append
 
@@ -335,10 +347,25 @@ def _timing(timer: _IterationTimer, ended: Callable[[int, BaseException | None],
         def __exit__(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
             if kind is None:
                 keep((timer.iteration, perf_counter_ns() - timer.started))
+
+    return Timing()
+
+
+def _watching(timer: _IterationTimer, ended: Callable[[int, BaseException | None], None]) -> AbstractContextManager:
+    """Keeps the duration as well, and then calls `ended` with the iteration's number and error if it is still `watched`."""
+    keep = timer.durations.append
+
+    class Watching(AbstractContextManager):
+        __enter__ = [].clear
+
+        @staticmethod
+        def __exit__(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+            if kind is None:
+                keep((timer.iteration, perf_counter_ns() - timer.started))
             if timer.watched:
                 ended(timer.iteration, error)
 
-    return Timing()
+    return Watching()
 
 
 def _ending(error: BaseException | None) -> str:
