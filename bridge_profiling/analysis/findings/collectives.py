@@ -33,8 +33,8 @@ _HOST = (Cause.host_launch, Cause.small_kernels, Cause.host_pause)
 
 def accumulation_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Gradients are reduced after every micro-batch, where once for each step of the optimizer is enough."""
-    passes = _passes(evidence)
-    repeated = {rank: times for rank, times in passes.items() if times > 1 and _repeats(evidence, rank) % times == 0}
+    passes, repeats = _passes(evidence), _repeats(evidence)
+    repeated = {rank: times for rank, times in passes.items() if times > 1 and repeats.get(rank, 1) % times == 0}
     if not repeated:
         return [], ledger
     mine = [each for each in transfers(evidence) if each.rank in repeated and _reduces(each)]
@@ -77,10 +77,9 @@ def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
 
     Launching counts where ranges show it, as those of fully_shard do.
     """
-    counts = {rank: _small(evidence, rank) for rank in evidence.ranks}
     many = {
         rank: (small, every)
-        for rank, (small, every) in counts.items()
+        for rank, (small, every) in _small(evidence).items()
         if every >= thresholds.collectives and small >= thresholds.small_collectives * every
     }
     if not many:
@@ -143,17 +142,14 @@ def _units_per_step(evidence: Evidence) -> dict[int, int]:
     return {rank: min(each) for rank, each in found.items()}
 
 
-def _repeats(evidence: Evidence, rank: int) -> int:
-    """How often one rank runs the same reductions in each iteration: the greatest common divisor of their counts by size."""
-    counts = [
-        row["count"]
-        for row in evidence.collective_sizes.to_pylist()
-        if row["rank"] == rank
-        and row["iteration"] in evidence.numbers
-        and row["operation"] in _REDUCING
-        and (row["message_bytes"] or 0) >= _GRADIENTS_BYTES
-    ]
-    return math.gcd(*counts) if counts else 1
+def _repeats(evidence: Evidence) -> dict[int, int]:
+    """How often ranks run the same reductions in each iteration: the greatest common divisor of their counts by size."""
+    found: dict[int, int] = {}
+    for row in evidence.collective_sizes.to_pylist():
+        large = row["operation"] in _REDUCING and (row["message_bytes"] or 0) >= _GRADIENTS_BYTES
+        if large and row["iteration"] in evidence.numbers:
+            found[row["rank"]] = math.gcd(found.get(row["rank"], 0), row["count"])
+    return found
 
 
 def _reduces(each: Transfer) -> bool:
@@ -165,17 +161,17 @@ def _of_data_parallelism(each: Transfer) -> bool:
     return each.operation in _SHARDED and each.dimension in _OF_GRADIENTS
 
 
-def _small(evidence: Evidence, rank: int) -> tuple[float, float]:
-    """Small collectives of a rank in an iteration, and all of them, in groups of data parallelism."""
-    groups = {each.group for each in transfers(evidence) if each.rank == rank and _of_data_parallelism(each)}
-    small = every = 0
+def _small(evidence: Evidence) -> dict[int, tuple[float, float]]:
+    """Small collectives of each rank in an iteration, and all of them, in groups of data parallelism."""
+    groups = {(each.rank, each.group) for each in transfers(evidence) if _of_data_parallelism(each)}
+    small, every = dict.fromkeys(evidence.ranks, 0), dict.fromkeys(evidence.ranks, 0)
     for row in evidence.collective_sizes.to_pylist():
-        known = row["rank"] == rank and row["iteration"] in evidence.numbers and row["message_bytes"] is not None
-        if known and row["operation"] in _SHARDED and row["group"] in groups:
-            every += row["count"]
-            small += row["count"] if row["message_bytes"] < BANDWIDTH_BOUND_BYTES else 0
+        rank, known = row["rank"], row["iteration"] in evidence.numbers and row["message_bytes"] is not None
+        if rank in every and known and row["operation"] in _SHARDED and (rank, row["group"]) in groups:
+            every[rank] += row["count"]
+            small[rank] += row["count"] if row["message_bytes"] < BANDWIDTH_BOUND_BYTES else 0
     iterations = max(len(evidence.numbers), 1)
-    return small / iterations, every / iterations
+    return {rank: (small[rank] / iterations, every[rank] / iterations) for rank in evidence.ranks}
 
 
 def _host_us(evidence: Evidence) -> dict[int, float]:

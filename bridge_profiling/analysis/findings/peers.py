@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Grid
@@ -157,18 +158,30 @@ def contended_ranks(evidence: Evidence, peers: Sequence[Sequence[int]]) -> list[
     found = []
     for places in peers:
         members = [evidence.ranks[place] for place in places]
-        for rank in members:
-            others = [other for other in members if other != rank]
-            sliced = 0
-            for rows in longest.values():
-                usual = [rows[other]["max_us"] for other in others if other in rows]
-                if rank in rows and usual:
-                    limit = max(_SLICED * float(np.median(usual)), float(np.median(usual)) + _SLICE_US)
-                    # Not a kernel with executions of several sizes: the mean stays below a slice.
-                    sliced += rows[rank]["max_us"] > limit and rows[rank]["mean_us"] < rows[rank]["max_us"] / 2
-            if sliced >= _SLICED_KERNELS:
-                found.append(rank)
+        sliced = dict.fromkeys(members, 0)
+        for rows in longest.values():
+            present = [rank for rank in members if rank in rows]
+            if len(present) > 1:
+                most, mean = (np.array([rows[rank][name] for rank in present]) for name in ("max_us", "mean_us"))
+                usual = _median_of_others(most)
+                # Not a kernel with executions of several sizes: the mean stays below a slice.
+                hit = (most > np.maximum(_SLICED * usual, usual + _SLICE_US)) & (mean < most / 2)
+                for place in np.flatnonzero(hit):
+                    sliced[present[place]] += 1
+        found += [rank for rank in members if sliced[rank] >= _SLICED_KERNELS]
     return found
+
+
+def _median_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each of two or more values the median of all the others."""
+    order = np.argsort(values)
+    ascending, place = values[order], np.argsort(order)
+    others = len(values) - 1
+
+    def kth(k: int) -> NDArray[np.float64]:
+        return ascending[k + (k >= place)]
+
+    return (kth((others - 1) // 2) + kth(others // 2)) / 2
 
 
 def differ_in_size(evidence: Evidence, peers: Sequence[Sequence[int]], thresholds: Thresholds) -> dict[int, float]:
