@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns
+from types import TracebackType
 
 from bridge_profiling.capture.control.listener import Listener
 from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_attempt
@@ -353,15 +354,14 @@ def _timing(timer: _IterationTimer) -> AbstractContextManager:
 
 def _watching(timer: _IterationTimer, ended: Callable[[int, BaseException | None], None]) -> AbstractContextManager:
     """Keeps the duration as well, and then calls `ended` with the iteration's number and error if it is still `watched`."""
-    keep = timer.durations.append
+    keep = _timing(timer).__exit__
 
     class Watching(AbstractContextManager):
         __enter__ = [].clear
 
         @staticmethod
-        def __exit__(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-            if kind is None:
-                keep((timer.iteration, perf_counter_ns() - timer.started))
+        def __exit__(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+            keep(kind, error, trace)
             if timer.watched:
                 ended(timer.iteration, error)
 
