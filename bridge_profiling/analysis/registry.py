@@ -13,6 +13,7 @@ from bridge_profiling.analysis.attribution import (
     idle,
     operators,
     parts,
+    phases,
     profiler_cost,
 )
 from bridge_profiling.analysis.compare import bench, events
@@ -46,6 +47,7 @@ _OPERATORS = Columns(
 _KERNEL_NAMES = Columns("device_events", ("name",))
 _RANGE_NAMES = Columns("host_events", ("category", "name", "start_ns"))
 _COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes"))
+_TIMED_RANGES = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "sequence"))
 _ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns"))
 
 _MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
@@ -83,6 +85,7 @@ QUESTIONS = {
         Question("loop_counts", "rank", counts.loop_counts, (_RANGE_NAMES, _ITERATIONS)),
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS)),
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
+        Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
         Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),
         Question("kernels", "source", device.kernels, (Given.DATABASE,)),
         Question("typical_iteration", "run", parts.typical_iteration, (ITERATIONS,)),

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from bridge_profiling.analysis.findings import Evidence, Finding, Thresholds
     from bridge_profiling.analysis.findings.unprofiled import Unprofiled
 
+#: Questions about each rank that findings need, in addition to `idle_causes`.
+EVIDENCE_OF_RANKS = ("launch_statistics", "profiler_cost", "device_roles", "collective_sizes", "loop_counts", "units")
+
 
 class Run:
     """The captures of a run, of any profiler.
@@ -201,6 +204,10 @@ class Run:
     def kernels(self, *, by_rank: bool = True) -> pa.Table:
         """Kernel statistics per name: count, total, mean, shortest and longest."""
         return self.ask("kernels", by_rank=by_rank)
+
+    def phases(self) -> pa.Table:
+        """Ranges by name: phases of the step, the program's own, libraries'; host time, device time launched inside, spread."""
+        return self.ask("phases")
 
     def operators(self, *, category: str = "operator", shapes: bool = False, stacks: bool = False) -> pa.Table:
         """Host operators: own and total time, and the device time that they launched, own and total.
@@ -370,9 +377,7 @@ class Run:
         if chosen in self._evidence:
             return self._evidence[chosen]
         options = {"idle_causes": chosen.range_names()}
-        self.prefetch(
-            "launch_statistics", "profiler_cost", "device_roles", "collective_sizes", "loop_counts", "units", **options
-        )
+        self.prefetch(*EVIDENCE_OF_RANKS, **options)
         source, bench = self.main_source, self.against_bench
 
         def answer(name: str) -> pa.Table:

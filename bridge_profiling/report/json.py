@@ -35,6 +35,8 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
     breakdowns = _by_capture(run.breakdown())
     iterations = _by_capture(run.iterations(), list(schema.Iteration.__annotations__))
     kernels = _by_capture(run.kernels(), list(schema.Kernel.__annotations__))
+    phases = _by_capture(run.phases(), list(schema.Phase.__annotations__))
+    operators = _by_capture(run.operators(), list(schema.Operator.__annotations__))
     ranks: list[Any] = []
     for info in run.infos:
         capture = (info.rank, info.source)
@@ -47,6 +49,8 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
                 "coordinates": None if places is None else {name: list(place) for name, place in places.items()},
                 "device": breakdowns[capture][0],
                 "iterations": iterations[capture],
+                "phases": phases[capture],
+                "operators": operators[capture],
                 "kernels": kernels[capture],
             }
         )

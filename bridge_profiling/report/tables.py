@@ -151,8 +151,8 @@ def operators(rows: Rows, count: int) -> TableView:
         "count": of("count"),
         "own ms": ms("self_us"),
         "total ms": ms("total_us"),
-        "device ms": ms("device_us"),
-        "device total ms": ms("device_total_us"),
+        "own device ms": ms("device_self_us"),
+        "device ms": ms("device_total_us"),
         "longest µs": of("max_us", _MICROSECONDS),
         "name": lambda row: _short(row["name"]),
     }
@@ -160,7 +160,7 @@ def operators(rows: Rows, count: int) -> TableView:
     return table("operators", title, shown, columns, name_last=True, filters=[], sorted_by=1, note=note)
 
 
-_SUMMED = ("count", "self_us", "total_us", "device_us", "device_total_us")
+_SUMMED = ("count", "self_us", "total_us", "device_self_us", "device_total_us")
 
 
 def _short(name: str | None) -> str:

@@ -174,6 +174,48 @@ class Kernel(TypedDict):
     max_us: Annotated[Microseconds, doc("Longest call")]
 
 
+class Phase(TypedDict):
+    """Ranges of one name on one rank, in a mean iteration. Ranges can be inside each other, so their times do not add up."""
+
+    name: Annotated[str, doc("Name of the range; `autograd` for all that autograd ran, on whichever thread")]
+    kind: Annotated[
+        Literal["phase", "autograd", "range", "library"],
+        doc("Opened by the hook (`phase`), by the program (`range`) or by a library; or all of autograd"),
+    ]
+    iterations: Annotated[Count, doc("Iterations that means are of; 0 if none is marked, and times are of the whole capture")]
+    present: Annotated[Count, doc("Iterations in which the range occurs")]
+    calls: Annotated[float | None, doc("Number of ranges; null if unknown")]
+    host_us: Annotated[Microseconds | None, doc("Time of the host inside; null if unknown")]
+    host_low_us: Annotated[Microseconds | None, doc("The same in the iteration with the least")]
+    host_high_us: Annotated[Microseconds | None, doc("The same in the iteration with the most")]
+    host_share: Annotated[Share | None, doc("`host_us` as a share of the iteration")]
+    device_us: Annotated[Microseconds, doc("Sum of the device events launched inside, by descendants and by autograd too")]
+    device_low_us: Annotated[Microseconds, doc("The same in the iteration with the least")]
+    device_high_us: Annotated[Microseconds, doc("The same in the iteration with the most")]
+    device_share: Annotated[Share, doc("`device_us` as a share of the iteration; above 1 if streams work at the same time")]
+    compute_us: Annotated[Microseconds, doc("The part of `device_us` in kernels that compute")]
+    communication_us: Annotated[Microseconds, doc("The part of `device_us` in kernels that communicate")]
+    kernel_count: Annotated[float, doc("Number of kernels launched inside")]
+    backward_host_us: Annotated[
+        Microseconds | None,
+        doc("Host time of the backward pass of operators that ran inside; null without sequence numbers"),
+    ]
+    backward_device_us: Annotated[Microseconds | None, doc("Device time of that backward pass")]
+
+
+class Operator(TypedDict):
+    """Host operators of one name on one rank, over the whole capture."""
+
+    name: Annotated[str | None, doc("Name of the operator; null if the capture does not record it")]
+    count: Annotated[Count, doc("Number of calls")]
+    self_us: Annotated[Microseconds, doc("Time of the host without operators inside")]
+    total_us: Annotated[Microseconds, doc("Time of the host")]
+    mean_us: Annotated[Microseconds, doc("Mean time of a call")]
+    max_us: Annotated[Microseconds, doc("Longest call")]
+    device_self_us: Annotated[Microseconds, doc("Device time launched in it, and in no operator or annotation further in")]
+    device_total_us: Annotated[Microseconds, doc("Device time launched in it, descendants included")]
+
+
 class RankAnswer(TypedDict):
     """One rank by one profiler."""
 
@@ -186,6 +228,8 @@ class RankAnswer(TypedDict):
     ]
     device: Annotated[Device, doc("Device time over the whole capture")]
     iterations: Annotated[list[Iteration], doc("Iterations in order; empty if none is marked")]
+    phases: Annotated[list[Phase], doc("Phases of the step and other ranges by name; the training's own first")]
+    operators: Annotated[list[Operator], doc("Host operators by name, the most own time first; empty if not recorded")]
     kernels: Annotated[list[Kernel], doc("Kernels by name, the most time first")]
 
 
