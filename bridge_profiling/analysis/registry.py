@@ -11,6 +11,7 @@ from bridge_profiling.analysis.attribution import (
     flame_graph,
     host,
     idle,
+    kernel_groups,
     operators,
     parts,
     phases,
@@ -65,6 +66,7 @@ ITERATIONS = Question("iterations", "rank", device.iterations, (_WINDOWS, _WORK,
 IDLE_GAPS = Question("idle_gaps", "rank", idle.idle_gaps, (_GAPS, _SPANS))
 IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_EVENTS, _ACTIVITY, _SPANS, _PROFILER))
 COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
+KERNELS = Question("kernels", "source", device.kernels, (Given.DATABASE,))
 RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE))
 PIPELINE_BY_RANK = Question(
     "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS)
@@ -87,7 +89,8 @@ QUESTIONS = {
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
         Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
         Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),
-        Question("kernels", "source", device.kernels, (Given.DATABASE,)),
+        KERNELS,
+        Question("kernel_groups", "run", kernel_groups.kernel_groups, (KERNELS, COPIES)),
         Question("typical_iteration", "run", parts.typical_iteration, (ITERATIONS,)),
         Question("attribution", "run", parts.attribution, (ITERATIONS, IDLE_CAUSES, RANKS)),
         RANKS,

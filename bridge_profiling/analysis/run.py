@@ -202,8 +202,15 @@ class Run:
         return self.ask("attribution")
 
     def kernels(self, *, by_rank: bool = True) -> pa.Table:
-        """Kernel statistics per name: count, total, mean, shortest and longest."""
+        """Kernel statistics per name: group, count, total, mean, shortest and longest."""
         return self.ask("kernels", by_rank=by_rank)
+
+    def kernel_groups(self) -> pa.Table:
+        """Kernels and copies by what they do: matrix products, attention, normalization, communication by type, and others.
+
+        `$BRIDGE_PROFILING_KERNEL_GROUPS` names a TOML file with more patterns of names.
+        """
+        return self.ask("kernel_groups")
 
     def phases(self) -> pa.Table:
         """Ranges by name: phases of the step, the program's own, libraries'; host time, device time launched inside, spread."""

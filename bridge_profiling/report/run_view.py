@@ -48,6 +48,7 @@ def run_tables(run: Run) -> list[TableView]:
         tables.device_time(breakdown.to_pylist()),
         tables.typical_iterations(run.typical_iteration().to_pylist(), on_cpu),
         phases_view.of_run(run.phases().to_pylist(), _TERMINAL_ROWS, of_device=len(on_cpu) < breakdown.num_rows),
+        tables.kernel_groups(run.kernel_groups().to_pylist()),
         tables.kernels(run.kernels(by_rank=False).to_pylist(), _TERMINAL_ROWS),
         tables.operators(run.operators().to_pylist(), _TERMINAL_ROWS),
         tables.communication(run.communication().to_pylist(), iterations, _TERMINAL_ROWS),
@@ -97,7 +98,9 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     )  # fmt: skip
     iterations = len({row["iteration"] for row in rows["iterations"]}) or 1
     manifests = {each.rank: each for each in summary.manifests if each.rank in shown}.values()
+    groups = [row for row in run.kernel_groups().to_pylist() if row["source"] == summary.source]
     work = [
+        tables.kernel_groups(groups),
         tables.kernels(rows["kernels"], _MOST_ROWS),
         tables.operators(rows["operators"], _MOST_ROWS),
         measurements.wall_clock(manifests),

@@ -167,11 +167,26 @@ class Kernel(TypedDict):
 
     name: Annotated[str | None, doc("Demangled name; null if the capture does not record it")]
     kind: Annotated[Literal["compute", "communication"], doc("What the kernel does")]
+    group: Annotated[str, doc("What it does in more detail, by its name: see `kernel_groups`")]
     count: Annotated[Count, doc("Number of calls")]
     total_us: Annotated[Microseconds, doc("Time of all calls; concurrent calls count twice")]
     mean_us: Annotated[Microseconds, doc("Mean time of a call")]
     min_us: Annotated[Microseconds, doc("Shortest call")]
     max_us: Annotated[Microseconds, doc("Longest call")]
+
+
+class KernelGroup(TypedDict):
+    """Kernels, or copies, that do the same on one rank, over the whole capture."""
+
+    group: Annotated[
+        str,
+        doc("`matrix product`, `attention`, `communication: all_reduce`, `copy`, …; `other` if no pattern knows the name"),
+    ]
+    count: Annotated[Count, doc("Number of kernels and copies")]
+    name_count: Annotated[Count, doc("Number of different names")]
+    total_us: Annotated[Microseconds, doc("Their time, added up")]
+    share: Annotated[Share, doc("Share of the time of all kernels and copies of the rank")]
+    names: Annotated[list[str], doc("Names of the kernels with the most time, at most five")]
 
 
 class Phase(TypedDict):
@@ -231,6 +246,7 @@ class RankAnswer(TypedDict):
     phases: Annotated[list[Phase], doc("Phases of the step and other ranges by name; the training's own first")]
     operators: Annotated[list[Operator], doc("Host operators by name, the most own time first; empty if not recorded")]
     kernels: Annotated[list[Kernel], doc("Kernels by name, the most time first")]
+    kernel_groups: Annotated[list[KernelGroup], doc("Kernels and copies by what they do, the most time first")]
 
 
 class Collective(TypedDict):
