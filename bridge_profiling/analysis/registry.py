@@ -15,6 +15,7 @@ from bridge_profiling.analysis.attribution import (
     operators,
     parts,
     phases,
+    products,
     profiler_cost,
 )
 from bridge_profiling.analysis.compare import bench, events
@@ -49,6 +50,7 @@ _KERNEL_NAMES = Columns("device_events", ("name",))
 _RANGE_NAMES = Columns("host_events", ("category", "name", "start_ns"))
 _COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes"))
 _TIMED_RANGES = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "sequence"))
+_SHAPED = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "shapes"))
 _ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns"))
 
 _MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
@@ -67,6 +69,7 @@ IDLE_GAPS = Question("idle_gaps", "rank", idle.idle_gaps, (_GAPS, _SPANS))
 IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_EVENTS, _ACTIVITY, _SPANS, _PROFILER))
 COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
 KERNELS = Question("kernels", "source", device.kernels, (Given.DATABASE,))
+PRODUCTS = Question("products", "rank", products.products, (_SHAPED, _DEVICE_EVENTS, _KERNEL_NAMES))
 RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE))
 PIPELINE_BY_RANK = Question(
     "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS)
@@ -88,6 +91,8 @@ QUESTIONS = {
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS)),
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
         Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
+        PRODUCTS,
+        Question("matrix_products", "run", products.matrix_products, (PRODUCTS, Given.INFOS)),
         Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),
         KERNELS,
         Question("kernel_groups", "run", kernel_groups.kernel_groups, (KERNELS, COPIES)),

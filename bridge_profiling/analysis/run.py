@@ -226,6 +226,13 @@ class Run:
         """
         return self.ask("operators", category=category, shapes=shapes, stacks=stacks)
 
+    def matrix_products(self) -> pa.Table:
+        """Matrix products, convolutions and attention by operator and input shapes: FLOPs, TFLOP/s, share of the device's peak.
+
+        Needs recorded shapes (`record_shapes`).
+        """
+        return self.ask("matrix_products")
+
     def flame_graph(self, *, least_share: float = 0.0) -> pa.Table:
         """Stacks of each thread: host time in each, and device time launched from it, outermost frame first.
 

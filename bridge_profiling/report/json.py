@@ -36,6 +36,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
     iterations = _by_capture(run.iterations(), list(schema.Iteration.__annotations__))
     kernels = _by_capture(run.kernels(), list(schema.Kernel.__annotations__))
     groups = _by_capture(run.kernel_groups(), list(schema.KernelGroup.__annotations__))
+    products = _by_capture(run.matrix_products(), list(schema.MatrixProduct.__annotations__))
     phases = _by_capture(run.phases(), list(schema.Phase.__annotations__))
     operators = _by_capture(run.operators(), list(schema.Operator.__annotations__))
     ranks: list[Any] = []
@@ -52,6 +53,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
                 "iterations": iterations[capture],
                 "phases": phases[capture],
                 "operators": operators[capture],
+                "matrix_products": products[capture],
                 "kernels": kernels[capture],
                 "kernel_groups": groups[capture],
             }

@@ -14,7 +14,7 @@ from typing import Any
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.report import bench_view, figures, measurements, phases_view, tables, words
+from bridge_profiling.report import bench_view, figures, measurements, phases_view, products_view, tables, words
 from bridge_profiling.report.findings_view import Pictures, findings_view
 from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_section
 from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
@@ -51,6 +51,7 @@ def run_tables(run: Run) -> list[TableView]:
         tables.kernel_groups(run.kernel_groups().to_pylist()),
         tables.kernels(run.kernels(by_rank=False).to_pylist(), _TERMINAL_ROWS),
         tables.operators(run.operators().to_pylist(), _TERMINAL_ROWS),
+        products_view.matrix_products(run.matrix_products().to_pylist(), _TERMINAL_ROWS),
         tables.communication(run.communication().to_pylist(), iterations, _TERMINAL_ROWS),
         *([] if run.against_bench is None else bench_view.alone_tables(run.against_bench)),
         tables.iterations_by_rank(run.ranks().to_pylist()),
@@ -103,6 +104,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         tables.kernel_groups(groups),
         tables.kernels(rows["kernels"], _MOST_ROWS),
         tables.operators(rows["operators"], _MOST_ROWS),
+        products_view.matrix_products(run.matrix_products().to_pylist(), _MOST_ROWS),
         measurements.wall_clock(manifests),
     ]
     sections = [

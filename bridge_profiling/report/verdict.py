@@ -114,7 +114,7 @@ class Summary:
 def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     """Ask what the verdict needs; None stands for the default thresholds."""
     # One pass over the captures reads everything.
-    run.prefetch(*EVIDENCE_OF_RANKS, "phases", "operators", idle_causes=(thresholds or Thresholds()).range_names())
+    run.prefetch(*EVIDENCE_OF_RANKS, "phases", "operators", "products", idle_causes=(thresholds or Thresholds()).range_names())
     findings = run.findings(thresholds)
     source = run.main_source
     on_cpu = ranks_without_work(run.breakdown(), source)

@@ -14,6 +14,7 @@ from bridge_profiling.report.schemas.units import (
     Rank,
     RankKey,
     Share,
+    Teraflops,
     doc,
 )
 
@@ -231,6 +232,26 @@ class Operator(TypedDict):
     device_total_us: Annotated[Microseconds, doc("Device time launched in it, descendants included")]
 
 
+class MatrixProduct(TypedDict):
+    """Calls of an operator that computes matrix products, with inputs of the same shapes, over the whole capture."""
+
+    operator: Annotated[str, doc("`aten::mm`, `aten::convolution`, `aten::_scaled_dot_product_flash_attention`, …")]
+    shapes: Annotated[str, doc("JSON text of the dimensions of its inputs")]
+    precision: Annotated[
+        Literal["fp8", "bf16", "fp16", "tf32", "fp32"] | None, doc("By the name of `kernel`; null if that does not say")
+    ]
+    kernel: Annotated[str | None, doc("The product that it launches first; null if none is recognized")]
+    count: Annotated[Count, doc("Number of calls that launched compute")]
+    device_us: Annotated[Microseconds, doc("Time of all kernels that they launched")]
+    flops: Annotated[float | None, doc("Floating-point operations of a call; null if the shapes do not say")]
+    tflops: Annotated[Teraflops | None, doc("Operations per second of `device_us`; null if unknown")]
+    flops_per_byte: Annotated[
+        float | None, doc("Arithmetic intensity, if inputs are read once and the output is written once; null if unknown")
+    ]
+    peak_tflops: Annotated[Teraflops | None, doc("The device's dense peak for the precision; null if unknown")]
+    share_of_peak: Annotated[Share | None, doc("`tflops` as a share of that; null if unknown")]
+
+
 class RankAnswer(TypedDict):
     """One rank by one profiler."""
 
@@ -245,6 +266,9 @@ class RankAnswer(TypedDict):
     iterations: Annotated[list[Iteration], doc("Iterations in order; empty if none is marked")]
     phases: Annotated[list[Phase], doc("Phases of the step and other ranges by name; the training's own first")]
     operators: Annotated[list[Operator], doc("Host operators by name, the most own time first; empty if not recorded")]
+    matrix_products: Annotated[
+        list[MatrixProduct], doc("By operator and shapes, the most device time first; empty if shapes are not recorded")
+    ]
     kernels: Annotated[list[Kernel], doc("Kernels by name, the most time first")]
     kernel_groups: Annotated[list[KernelGroup], doc("Kernels and copies by what they do, the most time first")]
 
