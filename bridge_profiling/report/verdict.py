@@ -17,6 +17,7 @@ from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
 from bridge_profiling.analysis.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
+from bridge_profiling.analysis.run import EVIDENCE_OF_RANKS
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
 from bridge_profiling.report.budget import Budget, budget
@@ -61,6 +62,7 @@ class Summary:
     without_device: list[int] = field(default_factory=list)  # ranks without device work in their trace
     on_host: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.attribution` of those ranks, with iterations
     operators: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.operators`, if no rank has device work
+    phases: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.phases`
     stragglers: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.stragglers`, the slowest first
     snapshots: list[int] = field(default_factory=list)  # ranks with a memory snapshot
     notices: list[str] = field(default_factory=list)  # those on which of several captures is shown
@@ -111,7 +113,8 @@ class Summary:
 
 def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     """Ask what the verdict needs; None stands for the default thresholds."""
-    # Findings first: one pass over the captures then reads everything.
+    # One pass over the captures reads everything.
+    run.prefetch(*EVIDENCE_OF_RANKS, "phases", "operators", "products", idle_causes=(thresholds or Thresholds()).range_names())
     findings = run.findings(thresholds)
     source = run.main_source
     on_cpu = ranks_without_work(run.breakdown(), source)
@@ -130,6 +133,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
         findings=findings,
         manifests=run.manifests,
         stragglers=stragglers,
+        phases=[row for row in run.phases().to_pylist() if row["source"] == source],
         bench=run.against_bench,
         without_device=on_cpu,
         on_host=[row for row in rows if row["rank"] in on_cpu],
