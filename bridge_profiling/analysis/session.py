@@ -29,6 +29,7 @@ from bridge_profiling.analysis.registry import QUESTIONS, WITH_EVERY_PASS
 from bridge_profiling.analysis.workers import Engine, ProcessEngine
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture, find_captures
+from bridge_profiling.regular_files import modified_ns, size_bytes
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.tables import SCHEMAS
@@ -158,8 +159,10 @@ class Session:
 
     @property
     def manifests(self) -> list[RankCapture]:
-        """One manifest of each rank, by rank."""
-        found = {manifest.rank: manifest for manifest in self._manifests}
+        """One manifest of each rank, by rank, without those that contradict their captures."""
+        caveats = [caveat for result in self.results for caveat in result.info.caveats]
+        unused = {caveat.file for caveat in caveats if caveat.code == "manifest_contradicts"}
+        found = {manifest.rank: manifest for manifest in self._manifests if str(manifest.path) not in unused}
         return [found[rank] for rank in sorted(found)]
 
     @property
@@ -270,7 +273,7 @@ class Session:
             return self._loaded
         captures = [source for source in self.sources if isinstance(source, Capture)]
         # The largest first, so that no worker is left with it at the end.
-        captures.sort(key=lambda capture: capture.path.stat().st_size, reverse=True)
+        captures.sort(key=lambda capture: size_bytes(capture.path), reverse=True)
         tasks = [RankTask(capture, _names(asked), self._parquet, Path(self._scratch.name)) for capture in captures]
         read = [*self._opened(), *self._work(tasks)]
         self._errors += [result.info.error for result in read if result.info.error is not None]
@@ -412,5 +415,5 @@ def _find(path: Path) -> tuple[list[Capture | Path], list[Caveat], list[RankCapt
 
 def _manifests_alone(path: Path) -> list[RankCapture]:
     """The manifests of the last attempt under a directory."""
-    written = max(path.rglob("manifest/*/rank-*.json"), key=lambda manifest: manifest.stat().st_mtime_ns, default=None)
+    written = max(path.rglob("manifest/*/rank-*.json"), key=modified_ns, default=None)
     return [] if written is None else find_captures(written.parents[2])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
-from bridge_profiling.traces.bounds import open_regular
+from bridge_profiling.regular_files import modified_ns, open_regular
 from bridge_profiling.traces.types import Caveat, RankSource, Source
 
 #: Codes of caveats that say which of several windows is shown.
@@ -21,6 +21,11 @@ WHICH_WINDOW = frozenset(("captures_skipped", "several_windows", "newer_captured
 
 #: Bytes of a JSON file that decide whether it is a trace. Everything before the events fits.
 _HEAD_BYTES = 1 << 18
+
+#: Codes of caveats about a manifest that is not used or differs from its capture, and about captures that are not there.
+ABOUT_MANIFESTS = frozenset(
+    ("manifest_unreadable", "manifest_contradicts", "manifest_differs", "captures_missing", "captured_nothing")
+)
 
 #: Other folders that a caveat names.
 _NAMED_FOLDERS = 6
@@ -37,6 +42,8 @@ _SUFFIXES: dict[str, Source] = {
     ".pickle": "memory",
     ".pkl": "memory",
 }
+#: By the profilers' names, which are also those of their folders.
+_SOURCES: dict[str, Source] = {"torch": "kineto", "nsys": "nsys", "memory": "memory"}
 
 
 @dataclass(frozen=True)
@@ -71,15 +78,22 @@ def find_run(root: Path) -> FoundRun:
     if not root.exists():
         raise TraceError(f"{root} does not exist")
     if root.is_file():
-        manifests, caveats = _by_artifact(root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json"))
-        return FoundRun(root, _with_ranks([(root, _source_of(root) or "kineto")], manifests, root.parent), caveats)
+        usable, unusable = _read_manifests(root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json"))
+        manifests, twice = _by_artifact(usable)
+        captures, differing = _with_ranks([(root, _source_of(root) or "kineto")], manifests, root.parent)
+        return FoundRun(root, captures, [*unusable, *twice, *differing])
     written = _manifests_of(root)
-    manifests, unread = _by_artifact(written)
-    files = _without_exported_reports([(path, source) for path in _files(root) if (source := _source_of(path)) is not None])
+    usable, unusable = _read_manifests(written)
+    manifests, twice = _by_artifact(usable)
+    named = set(written)  # a damaged manifest looks like a damaged trace
+    sources = [(path, source) for path in _files(root) if path not in named and (source := _source_of(path)) is not None]
+    files = _without_exported_reports(sources)
     if not files:
         raise TraceError(f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it")
-    captures, skipped = _newest(_with_ranks(files, manifests, root), root)
-    caveats = [*_newer_nothing(written, captures), *skipped, *_several_windows(captures, root), *unread]
+    found, differing = _with_ranks(files, manifests, root)
+    captures, skipped = _newest(found, root)
+    caveats = [*_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
+    caveats += [*unusable, *twice, *differing, *_differences(usable, captures)]
     guessed = [capture for capture in captures if capture.rank_source == "order"]
     if guessed:
         text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
@@ -142,25 +156,86 @@ def _manifests_of(root: Path) -> list[Path]:
     return found or list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
 
 
-def _by_artifact(manifests: Iterable[Path]) -> tuple[dict[Path, RankCapture], list[Caveat]]:
-    """Manifests by the files they list, and a caveat for each that cannot be read."""
-    found: dict[Path, RankCapture] = {}
-    unread = []
+def _read_manifests(manifests: Iterable[Path]) -> tuple[list[RankCapture], list[Caveat]]:
+    """Manifests, and a caveat for each that cannot be used."""
+    found, caveats = [], []
     for path in sorted(manifests):
         try:
-            capture = RankCapture(path.parents[2], path.parent.name, read_manifest(path))
+            manifest = read_manifest(path)
         except TraceError as error:
-            unread.append(Caveat("manifest_unreadable", f"{error}; its capture is read without it", file=str(path)))
+            caveats.append(Caveat("manifest_unreadable", f"{error}; its capture is read without it", file=str(path)))
             continue
-        found |= {artifact.resolve(): capture for artifact in capture.artifacts if capture.rank >= 0}
-    return found, unread
+        if (named := _NAMED_RANK.fullmatch(path.stem)) and int(named[1]) != manifest.rank:
+            caveats.append(contradiction(path, f"it is of rank {manifest.rank}, by its name of rank {named[1]}"))
+            continue
+        found.append(RankCapture(path.parents[2], path.parent.name, manifest))
+    return found, caveats
 
 
-def _with_ranks(files: list[tuple[Path, Source]], manifests: dict[Path, RankCapture], root: Path) -> list[Capture]:
-    captures, unnamed = [], []
+def contradiction(manifest: Path, text: str) -> Caveat:
+    """The caveat about a manifest that is not used because it contradicts the capture."""
+    return Caveat("manifest_contradicts", f"{manifest} is not used: {text}", file=str(manifest))
+
+
+def _by_artifact(manifests: Iterable[RankCapture]) -> tuple[dict[Path, RankCapture], list[Caveat]]:
+    """Manifests by the files they list."""
+    found: dict[Path, RankCapture] = {}
+    caveats = []
+    for manifest in manifests:
+        for path in map(_resolved, manifest.artifacts):
+            first = found.setdefault(path, manifest)
+            # One nsys around a launcher writes one report of several ranks.
+            if first is not manifest and _SUFFIXES.get(_split(path)[1]) != "nsys":
+                caveats.append(contradiction(manifest.path, f"it lists {path}, as {first.path} does"))
+    return found, caveats
+
+
+def _resolved(path: Path) -> Path:
+    """A path without symlinks; one that leads nowhere stays."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # before Python 3.13, a loop is a RuntimeError
+        return path.absolute()
+
+
+def _differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> list[Caveat]:
+    """Caveats on files that manifests list and that are not there, and on files that their manifests do not list."""
+    shown = {(each.manifest.root, each.manifest.folder) for each in captures if each.manifest is not None}
+    present = {(capture.rank, capture.source, _split(capture.path)[0]) for capture in captures}
+    unlisted = {(_resolved(each.path.parent), each.rank): each.path for each in captures if each.manifest is None}
+    ranks = {capture.rank for capture in captures}
+    caveats = []
+    for each in manifests:
+        why = each.manifest.reason or "the manifest gives no reason"
+        for kind in _SOURCES if each.manifest.status != "missed" else ():
+            if path := unlisted.get((_resolved(each.root / kind / each.folder), each.rank)):
+                status = f", because the capture {each.manifest.status}: {why}" if each.manifest.status == "failed" else ""
+                caveats.append(contradiction(each.path, f"it does not list {path}{status}"))
+        if shown and (each.root, each.folder) not in shown:
+            continue
+        for profiler in each.manifest.profilers:
+            listed = [each.root / artifact.path for artifact in profiler.artifacts]
+            # A file that was packed or moved since has kept its name.
+            named = {(each.rank, _SOURCES.get(profiler.name), _split(path)[0]) for path in listed}
+            if listed and named.isdisjoint(present) and not any(map(os.path.exists, listed)):
+                text = f"{each.path} lists {listed[0]}, which is not there"
+                caveats.append(Caveat("captures_missing", text, (each.rank,), str(each.path)))
+        if shown and each.rank not in ranks and not each.artifacts and each.manifest.status in ("failed", "missed"):
+            caveats.append(Caveat("captured_nothing", f"nothing was captured: {why}", (each.rank,)))
+    return caveats
+
+
+def _with_ranks(
+    files: list[tuple[Path, Source]], manifests: dict[Path, RankCapture], root: Path
+) -> tuple[list[Capture], list[Caveat]]:
+    """Captures with their ranks and manifests, and a caveat for each manifest of another rank than its capture."""
+    captures, unnamed, caveats = [], [], []
     for path, source in files:
-        manifest = manifests.get(path.resolve())
+        manifest = manifests.get(_resolved(path))
         named = _rank(path, source, manifest, root)
+        if manifest is not None and named is not None and named[0] != manifest.rank:
+            caveats.append(contradiction(manifest.path, f"it is of rank {manifest.rank}, and {path} of rank {named[0]}"))
+            manifest = None
         together = _ranks_in(path) if source == "nsys" else []
         if len(together) > 1:  # one nsys around a launcher: its report holds all ranks that it started
             captures += [
@@ -175,7 +250,7 @@ def _with_ranks(files: list[tuple[Path, Source]], manifests: dict[Path, RankCapt
         taken = {capture.rank for capture in captures if capture.source == source}
         free = (rank for rank in itertools.count() if rank not in taken)
         captures += [Capture(path, source, next(free), "order", manifest) for path, kind, manifest in unnamed if kind == source]
-    return captures
+    return captures, caveats
 
 
 def _ranks_in(path: Path) -> list[int]:
@@ -213,7 +288,7 @@ def _newest(captures: list[Capture], root: Path) -> tuple[list[Capture], list[Ca
     caveats = []
     for source in sorted({capture.source for capture in captures}):
         mine = [capture for capture in captures if capture.source == source]
-        times = {capture.path: (capture.path.stat().st_mtime_ns, str(capture.path)) for capture in mine}
+        times = {capture.path: (modified_ns(capture.path), str(capture.path)) for capture in mine}
         ranks = {capture.rank for capture in mine}
         windows = {(capture.manifest.root, capture.manifest.folder) for capture in mine if capture.manifest is not None}
         if len(mine) > len(ranks) or len(windows) > 1:
@@ -235,7 +310,7 @@ def _newest(captures: list[Capture], root: Path) -> tuple[list[Capture], list[Ca
 
 def _skipped(source: Source, shown: Path, skipped: list[Capture], root: Path) -> Caveat:
     """The folder shown, the others, and how to see one of those."""
-    others = {capture.path.parent: capture.path.stat().st_mtime_ns for capture in skipped if capture.path.parent != shown}
+    others = {capture.path.parent: modified_ns(capture.path) for capture in skipped if capture.path.parent != shown}
     names = [str(folder.relative_to(root)) for folder in sorted(others, key=lambda folder: others[folder], reverse=True)]
     captures = "capture" if len(skipped) == 1 else "captures"
     text = f"showing {shown.relative_to(root)}, the newest; {len(skipped)} older {source} {captures} skipped"
@@ -251,7 +326,7 @@ def _newer_nothing(written: list[Path], captures: list[Capture]) -> list[Caveat]
     Not for a restart past the window: it misses the window that it finds captured.
     """
     shown = {capture.manifest.folder.partition(".")[0] for capture in captures if capture.manifest is not None}
-    newest = max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
+    newest = max(written, key=modified_ns, default=None)
     if newest is None or not shown or newest.parent.name.partition(".")[0] in shown:
         return []
     try:
