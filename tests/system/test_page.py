@@ -25,20 +25,8 @@ pytestmark = [pytest.mark.system, pytest.mark.needs("browser")]
 #: A laptop's screen.
 _LAPTOP = {"width": 1366, "height": 768}
 
-_SECTIONS = [
-    "verdict",
-    "budget",
-    "iterations",
-    "waits",
-    "findings",
-    "work",
-    "flame",
-    "communication",
-    "timeline",
-    "memory",
-    "quality",
-    "raw",
-]
+_SECTIONS = ["verdict", "budget", "iterations", "waits", "findings", "work", "flame", "communication", "timeline", "memory"]
+_SECTIONS += ["quality", "raw"]
 
 #: The pictures of docs/how-to/worked-examples.md: the capture, the part of its page, and what is clicked before.
 _WORKED = {
