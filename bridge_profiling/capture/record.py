@@ -11,7 +11,6 @@ import platform
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -68,8 +67,8 @@ class IterationWork:
 class Rank:
     """One rank of a training, as its records and its listener need it.
 
-    `durations` are `(iteration, nanoseconds)` of the last iterations, of which other threads read a copy; `iteration` returns
-    the one that began last, `windows` those recorded so far.
+    `durations` returns `(iteration, nanoseconds)` of the last iterations, `iteration` the one that began last, `windows` those
+    recorded so far. Any thread may call them.
     """
 
     number: int
@@ -77,7 +76,7 @@ class Rank:
     work: IterationWork | None
     train_iters: int | None
     facts: dict[str, object]
-    durations: deque[tuple[int, int]]
+    durations: Callable[[], list[tuple[int, int]]]
     iteration: Callable[[], int | None]
     windows: Callable[[], list[Window]]
 
@@ -123,7 +122,7 @@ class CaptureRecord:
             )
             for profiler in self.profilers
         ]
-        recent = list(rank.durations.copy())
+        recent = rank.durations()
         kept = {iteration for iteration, _ in recent}
         timed = [*(one for one in self.durations if one[0] not in kept), *recent]
         iterations, nanoseconds = [iteration for iteration, _ in timed], [duration for _, duration in timed]
