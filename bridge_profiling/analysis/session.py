@@ -119,7 +119,7 @@ class Session:
     """
 
     def __init__(self, path: Path, engine: Engine, parquet: Path | None, on_progress: OnProgress | None) -> None:
-        self.sources, self._found_caveats, self._manifests = _find(path)
+        self.sources, self._found_caveats, self._manifests, self._errors = _find(path)
         self._engine, self._parquet = engine, parquet
         self._on_progress = on_progress or (lambda done, total: None)
         self._scratch = tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True)
@@ -128,7 +128,6 @@ class Session:
         self._side_tables: dict[SideTables, tuple[Caveat, ...]] = {}
         self._derived: dict[Derived, Any] = {}
         self._connections: dict[tuple[str, ...], duckdb.DuckDBPyConnection] = {}
-        self._errors: list[str] = []
 
     def close(self) -> None:
         """End the workers, close the database and delete scratch files."""
@@ -394,23 +393,24 @@ def _load(task: RankTask) -> tuple[RankTables, Path | None]:
     return tables, entry
 
 
-def _find(path: Path) -> tuple[list[Capture | Path], list[Caveat], list[RankCapture]]:
-    """Captures, else folders of Parquet; caveats; and manifests, of the captures or alone."""
+def _find(path: Path) -> tuple[list[Capture | Path], list[Caveat], list[RankCapture], list[str]]:
+    """Captures, else folders of Parquet; caveats; manifests, of the captures or alone; and errors."""
     try:
         found = find_run(path)
     except TraceError:
         entries = sorted({table.parent for table in path.glob("*/*.parquet") if (table.parent / cache.INFO).is_file()})
         if entries:
-            return list(entries), [], []
+            return list(entries), [], [], []
         manifests = _manifests_alone(path)
         if not manifests:
             raise
         text = f"{path} holds manifests and no capture: the durations of iterations are all that is known"
         text += next((f"; rank {one.rank}: {one.manifest.reason}" for one in manifests if one.manifest.reason), "")
-        return [], [Caveat("manifests_alone", text)], manifests
+        return [], [Caveat("manifests_alone", text)], manifests, []
     # A trace's after a memory snapshot's: they can be of different windows, and iterations are the trace's.
     ordered = sorted(found.captures, key=lambda each: each.source != "memory")
-    return list(found.captures), found.caveats, [each.manifest for each in ordered if each.manifest is not None]
+    manifests = [each.manifest for each in ordered if each.manifest is not None]
+    return list(found.captures), found.caveats, manifests, list(found.errors)
 
 
 def _manifests_alone(path: Path) -> list[RankCapture]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import lzma
 import os
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,9 +32,21 @@ ABOUT_MANIFESTS = frozenset(
 _NAMED_FOLDERS = 6
 
 _TRACE_KEYS = re.compile(rb'"(?:traceEvents|deviceProperties|distributedInfo|baseTimeNanoseconds|displayTimeUnit|ph)"\s*:')
+
+#: How our merged traces, pages and flame graphs begin, under whatever name.
+_OWN_OUTPUT = re.compile(
+    rb'\s*(?:\{\s*"(?:bridge_profiling"\s*:\s*"merged|\$schema"\s*:\s*"https://www\.speedscope)'
+    rb'|<!doctype html>.{0,1000}<meta name="generator" content="bridge-profiling)',
+    re.DOTALL,
+)
+
 _TRACE_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*"rank"\s*:\s*(\d{1,9})\s*[,}]')
 _NAMED_RANK = re.compile(r"rank[-_ .=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"[-_](\d{1,7})$")
+
+#: Endings of packed files, of which readers unpack some and name the others.
+_PACKINGS = (".xz", ".zst", ".bz2", ".lz4", ".zip", ".br")
+
 _SUFFIXES: dict[str, Source] = {
     ".json.gz": "kineto",
     ".json": "kineto",
@@ -64,6 +77,7 @@ class FoundRun:
     root: Path
     captures: list[Capture]  # one per rank and source, by rank
     caveats: list[Caveat] = field(default_factory=list)  # files skipped for others, and ranks that are guesses
+    errors: list[str] = field(default_factory=list)  # folders that cannot be read
 
 
 def find_run(root: Path) -> FoundRun:
@@ -78,6 +92,8 @@ def find_run(root: Path) -> FoundRun:
     if not root.exists():
         raise TraceError(f"{root} does not exist")
     if root.is_file():
+        if (head := _head(root)) is not None and _OWN_OUTPUT.match(head):
+            raise TraceError(f"{root} is not a capture: bridge-profiling made it from captures. Name their directory")
         usable, unusable = _read_manifests(root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json"))
         manifests, twice = _by_artifact(usable)
         captures, differing = _with_ranks([(root, _source_of(root) or "kineto")], manifests, root.parent)
@@ -85,11 +101,18 @@ def find_run(root: Path) -> FoundRun:
     written = _manifests_of(root)
     usable, unusable = _read_manifests(written)
     manifests, twice = _by_artifact(usable)
-    named = set(written)  # a damaged manifest looks like a damaged trace
-    sources = [(path, source) for path in _files(root) if path not in named and (source := _source_of(path)) is not None]
+    listed, errors = _files(root)
+    left = dict.fromkeys(listed)
+    for path in written:
+        left.pop(path, None)  # a damaged manifest looks like a damaged trace
+    sources = [(path, source) for path in left if (source := _source_of(path)) is not None]
+    for path, _ in sources:
+        del left[path]
+    sources += [(path, "kineto") for path in _damaged_siblings(left, [path for path, source in sources if source == "kineto"])]
     files = _without_exported_reports(sources)
     if not files:
-        raise TraceError(f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it")
+        nothing = f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it"
+        raise TraceError("; ".join([nothing, *errors]))
     found, differing = _with_ranks(files, manifests, root)
     captures, skipped = _newest(found, root)
     caveats = [*_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
@@ -98,24 +121,32 @@ def find_run(root: Path) -> FoundRun:
     if guessed:
         text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
         caveats.append(Caveat("ranks_guessed", text))
-    return FoundRun(root, sorted(captures, key=lambda capture: (capture.rank, capture.source)), caveats)
+    return FoundRun(root, sorted(captures, key=lambda capture: (capture.rank, capture.source)), caveats, errors)
 
 
-def _files(root: Path) -> list[Path]:
-    """Files under a directory, without hidden ones: temporary files, and caches."""
-    found = []
-    for folder, folders, names in os.walk(root):
+def _files(root: Path) -> tuple[list[Path], list[str]]:
+    """Files under a directory, without hidden ones (temporary files, and caches); and an error for each unreadable folder."""
+    found: list[Path] = []
+    errors: list[OSError] = []
+    for folder, folders, names in os.walk(root, onerror=errors.append):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
-    return found
+    return found, [f"{error.filename} cannot be read: {error.strerror}" for error in errors]
 
 
 def _split(path: Path) -> tuple[str, str]:
     """A file's name without its format, and the format's suffix."""
-    name = path.name.removesuffix(".xz")
+    name = path.name
+    for packed in _PACKINGS:
+        name = name.removesuffix(packed)
     suffix = next((suffix for suffix in _SUFFIXES if name.lower().endswith(suffix)), "")
     stem = name[: len(name) - len(suffix)] if suffix else name
     return stem.removesuffix(".pt.trace").removesuffix(".trace"), suffix
+
+
+def is_capture(path: Path) -> bool:
+    """Whether a file is a profiler's, whole or damaged, and not a file that we made from captures."""
+    return _source_of(path) is not None
 
 
 def _source_of(path: Path) -> Source | None:
@@ -125,10 +156,39 @@ def _source_of(path: Path) -> Source | None:
     if source != "kineto":
         return source
     head = _head(path)
-    if head is None or not head.lstrip(b"\0 \t\r\n").startswith((b"{", b"[")):
+    if _is_damaged(head):
         named = ".trace." in path.name or suffix == ".json.gz" or _NAMED_RANK.search(stem) is not None
         return source if named else None
-    return source if _TRACE_KEYS.search(head) else None
+    return source if head is not None and _TRACE_KEYS.search(head) and not _OWN_OUTPUT.match(head) else None
+
+
+def _is_damaged(head: bytes | None) -> bool:
+    """Whether a file with these first bytes is no whole JSON document, nor a file that we made."""
+    if head is None:
+        return True
+    if _OWN_OUTPUT.match(head):
+        return False
+    if not head.lstrip(b"\0 \t\r\n").startswith((b"{", b"[")):
+        return True
+    if _TRACE_KEYS.search(head) or (len(head) == _HEAD_BYTES and b"\0" not in head):
+        return False
+    try:
+        json.loads(head)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def _damaged_siblings(files: Iterable[Path], traces: Iterable[Path]) -> Iterator[Path]:
+    """Damaged files named like a trace next to them, except for numbers: `trace_3.json` next to `trace_2.json`."""
+    patterns = {_pattern(path) for path in traces}
+    for path in files:
+        if _pattern(path) in patterns and _is_damaged(_head(path)):
+            yield path
+
+
+def _pattern(path: Path) -> tuple[Path, str]:
+    return path.parent, re.sub(r"\d+", "#", path.name)
 
 
 def _head(path: Path) -> bytes | None:
