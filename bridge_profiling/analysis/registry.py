@@ -10,6 +10,7 @@ from bridge_profiling.analysis.attribution import (
     device_roles,
     flame_graph,
     host,
+    host_steps,
     idle,
     kernel_groups,
     operators,
@@ -21,7 +22,7 @@ from bridge_profiling.analysis.attribution import (
 from bridge_profiling.analysis.compare import bench, events
 from bridge_profiling.analysis.memory import tables
 from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question, SideTables
-from bridge_profiling.analysis.ranks import clocks, communication, matching, pipeline, ranks
+from bridge_profiling.analysis.ranks import clocks, communication, host_iterations, matching, pipeline, ranks
 
 _DEVICE_EVENTS = Columns(
     "device_events",
@@ -70,6 +71,7 @@ IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_
 COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
 KERNELS = Question("kernels", "source", device.kernels, (Given.DATABASE,))
 PRODUCTS = Question("products", "rank", products.products, (_SHAPED, _DEVICE_EVENTS, _KERNEL_NAMES))
+HOST_STEPS = Question("host_steps", "rank", host_steps.host_steps, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS))
 RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE))
 PIPELINE_BY_RANK = Question(
     "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS)
@@ -92,6 +94,8 @@ QUESTIONS = {
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
         Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
         PRODUCTS,
+        HOST_STEPS,
+        Question("host_iterations", "run", host_iterations.host_iterations, (HOST_STEPS,)),
         Question("matrix_products", "run", products.matrix_products, (PRODUCTS, Given.INFOS)),
         Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),
         KERNELS,

@@ -36,7 +36,18 @@ if TYPE_CHECKING:
     from bridge_profiling.analysis.findings.unprofiled import Unprofiled
 
 #: Questions about each rank that findings need, in addition to `idle_causes`.
-EVIDENCE_OF_RANKS = ("launch_statistics", "profiler_cost", "device_roles", "collective_sizes", "loop_counts", "units")
+EVIDENCE_OF_RANKS = (
+    "launch_statistics",
+    "profiler_cost",
+    "device_roles",
+    "collective_sizes",
+    "loop_counts",
+    "units",
+    "host_steps",
+)
+
+#: Caveats about devices, which a training on CPUs does not have.
+_ABOUT_DEVICES = ("no_device_work", "ranks_without_work", "ranks_not_comparable", "clocks_unrelated")
 
 
 class Run:
@@ -132,7 +143,9 @@ class Run:
         """
         general = () if names else self.capture_caveats
         answers = (self._answer(name) for name in names or WITH_CAVEATS)
-        return merged([*general, *(caveat for answer in answers for caveat in answer.caveats)])
+        found = merged([*general, *(caveat for answer in answers for caveat in answer.caveats)])
+        on_cpus = not names and not any(info.devices for info in self.infos) and self.host_iterations().num_rows
+        return [caveat for caveat in found if caveat.code not in _ABOUT_DEVICES] if on_cpus else found
 
     @property
     def capture_caveats(self) -> list[Caveat]:
@@ -274,6 +287,10 @@ class Run:
     def stragglers(self) -> pa.Table:
         """One row per rank, the slowest first: whether it is slow always, sometimes or never, and with which confidence."""
         return self.ask("stragglers")
+
+    def host_iterations(self) -> pa.Table:
+        """Iterations of ranks without device work, as on CPUs: data loading, communication, waiting, operators, the rest."""
+        return self.ask("host_iterations")
 
     def clock_offsets(self) -> pa.Table:
         """Offsets that put each rank's times on one clock, from matched collectives, with residuals."""

@@ -37,6 +37,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
     kernels = _by_capture(run.kernels(), list(schema.Kernel.__annotations__))
     groups = _by_capture(run.kernel_groups(), list(schema.KernelGroup.__annotations__))
     products = _by_capture(run.matrix_products(), list(schema.MatrixProduct.__annotations__))
+    hosts = _by_capture(run.host_iterations(), list(schema.HostIteration.__annotations__))
     phases = _by_capture(run.phases(), list(schema.Phase.__annotations__))
     operators = _by_capture(run.operators(), list(schema.Operator.__annotations__))
     ranks: list[Any] = []
@@ -51,6 +52,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
                 "coordinates": None if places is None else {name: list(place) for name, place in places.items()},
                 "device": breakdowns[capture][0],
                 "iterations": iterations[capture],
+                "host_iterations": hosts[capture],
                 "phases": phases[capture],
                 "operators": operators[capture],
                 "matrix_products": products[capture],

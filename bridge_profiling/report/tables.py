@@ -170,12 +170,12 @@ def operators(rows: Rows, count: int) -> TableView:
         sums = found.setdefault(row["name"], {"name": row["name"], "max_us": 0.0} | dict.fromkeys(_SUMMED, 0))
         sums.update({name: sums[name] + (row[name] or 0) for name in _SUMMED}, max_us=max(sums["max_us"], row["max_us"]))
     shown, note = most(sorted(found.values(), key=lambda row: (-row["self_us"], row["name"])), count)
+    of_device = {"own device ms": ms("device_self_us"), "device ms": ms("device_total_us")}
     columns = {
         "count": of("count"),
         "own ms": ms("self_us"),
         "total ms": ms("total_us"),
-        "own device ms": ms("device_self_us"),
-        "device ms": ms("device_total_us"),
+        **(of_device if any(row["device_total_us"] for row in found.values()) else {}),
         "longest µs": of("max_us", _MICROSECONDS),
         "name": lambda row: _short(row["name"]),
     }

@@ -45,7 +45,8 @@ class Verdict(TypedDict):
         Literal["finding", "nothing_found", "no_device_work", "memory_only", "too_little"],
         doc(
             "`finding`: there is at least one. `nothing_found`: no number exceeds its threshold. Else nothing can be judged: "
-            "`no_device_work`, `memory_only` (no trace), or `too_little` (no iteration is marked, or nothing was captured)"
+            "`no_device_work` (of a job with devices), `memory_only` (no trace), or `too_little` (no iteration is marked, or "
+            "nothing was captured)"
         ),
     ]
     headline: Annotated[str, doc("The most important sentence: the first finding's title if there is one")]
@@ -124,7 +125,7 @@ class Budget(TypedDict):
     """Where the time of the typical iteration goes, by cause; from ranks with device work, by the main profiler."""
 
     source: Annotated[Profiler, doc("The profiler that captured the most ranks")]
-    iteration_us: Annotated[Microseconds | None, doc("The same as `verdict.iteration_us`")]
+    iteration_us: Annotated[Microseconds | None, doc("The same as `verdict.iteration_us`; null without device work")]
     waiting_known: Annotated[
         bool, doc("Whether waiting for other ranks is known on every rank; else `communication` contains it")
     ]
@@ -174,6 +175,24 @@ class Kernel(TypedDict):
     mean_us: Annotated[Microseconds, doc("Mean time of a call")]
     min_us: Annotated[Microseconds, doc("Shortest call")]
     max_us: Annotated[Microseconds, doc("Longest call")]
+
+
+class HostIteration(TypedDict):
+    """An iteration of a training on CPUs, by the thread of its loop. The parts up to `other_us` add up to the duration."""
+
+    iteration: Annotated[int, doc("Number of the iteration")]
+    boundary: Annotated[bool, doc("Whether it is at the profiler's start, stop or flush")]
+    duration_us: Annotated[Microseconds, doc("Duration, to the start of the next iteration")]
+    data_loading_us: Annotated[Microseconds, doc("In ranges of data loading")]
+    checkpoint_us: Annotated[Microseconds, doc("In ranges of saving")]
+    communication_us: Annotated[Microseconds, doc("Blocked by a collective, without waiting")]
+    waiting_us: Annotated[
+        Microseconds | None, doc("Blocked by a collective until another rank arrived; null of one rank alone")
+    ]
+    operators_us: Annotated[Microseconds, doc("In operators")]
+    other_us: Annotated[Microseconds, doc("The rest, Python for the most part")]
+    collectives_us: Annotated[Microseconds, doc("A collective ran on any thread, whether it blocked the loop or not")]
+    own_us: Annotated[Microseconds, doc("`duration_us` without `waiting_us`")]
 
 
 class KernelGroup(TypedDict):
@@ -264,6 +283,7 @@ class RankAnswer(TypedDict):
     ]
     device: Annotated[Device, doc("Device time over the whole capture")]
     iterations: Annotated[list[Iteration], doc("Iterations in order; empty if none is marked")]
+    host_iterations: Annotated[list[HostIteration], doc("Iterations of a rank without device work; empty of others")]
     phases: Annotated[list[Phase], doc("Phases of the step and other ranges by name; the training's own first")]
     operators: Annotated[list[Operator], doc("Host operators by name, the most own time first; empty if not recorded")]
     matrix_products: Annotated[
