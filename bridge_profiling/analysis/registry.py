@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bridge_profiling.analysis import scorecard
 from bridge_profiling.analysis.attribution import (
     counts,
     device,
@@ -77,6 +78,12 @@ PIPELINE_BY_RANK = Question(
     "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS)
 )
 
+MEMORY = Question("memory", "run", _recorded("summary"), (_MEMORY,))
+LAUNCHES = Question("launch_statistics", "rank", device.launch_statistics, (_DEVICE_EVENTS, _SPANS))
+ROLES = Question("device_roles", "rank", device_roles.device_roles, (_DEVICE_EVENTS, _KERNEL_NAMES, _ACTIVITY, _GAPS))
+ATTRIBUTION = Question("attribution", "run", parts.attribution, (ITERATIONS, IDLE_CAUSES, RANKS))
+HOST_ITERATIONS = Question("host_iterations", "run", host_iterations.host_iterations, (HOST_STEPS,))
+
 QUESTIONS = {
     question.name: question
     for question in (
@@ -86,8 +93,8 @@ QUESTIONS = {
         IDLE_CAUSES,
         COPIES,
         Question("profiler_cost", "rank", profiler_cost.recorded, (_PROFILER, _SPANS)),
-        Question("launch_statistics", "rank", device.launch_statistics, (_DEVICE_EVENTS, _SPANS)),
-        Question("device_roles", "rank", device_roles.device_roles, (_DEVICE_EVENTS, _KERNEL_NAMES, _ACTIVITY, _GAPS)),
+        LAUNCHES,
+        ROLES,
         Question("collective_sizes", "rank", counts.collective_sizes, (_COLLECTIVES,)),
         Question("loop_counts", "rank", counts.loop_counts, (_RANGE_NAMES, _ITERATIONS)),
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS)),
@@ -95,13 +102,19 @@ QUESTIONS = {
         Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
         PRODUCTS,
         HOST_STEPS,
-        Question("host_iterations", "run", host_iterations.host_iterations, (HOST_STEPS,)),
+        HOST_ITERATIONS,
+        Question(
+            "scorecard",
+            "run",
+            scorecard.scorecard,
+            (ATTRIBUTION, HOST_ITERATIONS, ITERATIONS, ROLES, KERNELS, LAUNCHES, MEMORY, Given.INFOS),
+        ),
         Question("matrix_products", "run", products.matrix_products, (PRODUCTS, Given.INFOS)),
         Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),
         KERNELS,
         Question("kernel_groups", "run", kernel_groups.kernel_groups, (KERNELS, COPIES)),
         Question("typical_iteration", "run", parts.typical_iteration, (ITERATIONS,)),
-        Question("attribution", "run", parts.attribution, (ITERATIONS, IDLE_CAUSES, RANKS)),
+        ATTRIBUTION,
         RANKS,
         CLOCK_OFFSETS,
         PIPELINE_BY_RANK,
@@ -114,7 +127,7 @@ QUESTIONS = {
         Question("event_cells", "run", events.event_cells, (_WAITING, Given.DATABASE)),
         Question("transfers_by_size", "run", bench.transfers_by_size, (_WAITING, Given.DATABASE)),
         Question("copies_by_size", "run", bench.copies_by_size, (Given.DATABASE,)),
-        Question("memory", "run", _recorded("summary"), (_MEMORY,)),
+        MEMORY,
         *(Question(f"memory_{of}", "run", _recorded(of), (_MEMORY,)) for of in ("timeline", "sites", "at_peak", "growth")),
         Question("memory_over_time", "run", tables.memory_over_time, (_MEMORY,)),
         Question("gpu_metrics", "source", device.gpu_metrics, (Given.DATABASE,)),

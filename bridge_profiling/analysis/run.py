@@ -360,6 +360,10 @@ class Run:
 
     # Conclusions.
 
+    def scorecard(self) -> pa.Table:
+        """The checklist of a fast training: yes, no or unknown for each of eight checks, with the number."""
+        return self.ask("scorecard")
+
     def findings(self, thresholds: Thresholds | None = None) -> list[Finding]:
         """Where time is lost or memory is short, on which ranks, with which confidence, and what to change.
 

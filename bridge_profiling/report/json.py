@@ -61,12 +61,14 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
             }
         )
     collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()
+    scorecard: Any = summary.scorecard
     bench: Any = None if summary.bench is None else summary.bench.as_plain_data()
     caveats: list[Any] = [asdict(caveat) for caveat in run.caveats()]
     return {
         "schema_version": 1,
         "verdict": _verdict(summary),
         "budget": _budget(summary),
+        "scorecard": scorecard,
         "ranks": ranks,
         "collectives": collectives,
         "memory": memory,

@@ -14,7 +14,17 @@ from typing import Any
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.report import bench_view, figures, host_view, measurements, phases_view, products_view, tables, words
+from bridge_profiling.report import (
+    bench_view,
+    figures,
+    host_view,
+    measurements,
+    phases_view,
+    products_view,
+    scorecard_view,
+    tables,
+    words,
+)
 from bridge_profiling.report.findings_view import Pictures, findings_view
 from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_section
 from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
@@ -70,7 +80,7 @@ def summary_view(summary: Summary) -> PageView:
     """What a terminal shows of a run: the verdict, where the time goes, the findings, and benchmarks."""
     shown = ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)
     time = _on_cpus(summary) if summary.on_cpus else _attribution(summary, shown, _ON_A_SCREEN)
-    sections = [time, _phases_on_a_screen(summary), bench_view.section(summary.bench)]
+    sections = [time, _scorecard(summary), _phases_on_a_screen(summary), bench_view.section(summary.bench)]
     return PageView(
         "report",
         _title(summary),
@@ -112,6 +122,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     ]
     sections = [
         _attribution(summary, shown, EVERY_RANK),
+        _scorecard(summary),
         _phases(summary, shown),
         _iterations(rows["ranks"]),
         _waits(summary, run.waits().to_pylist(), len({row["iteration"] for row in rows["ranks"]}) or 1, rows["pipeline"]),
@@ -210,6 +221,11 @@ def _attribution(summary: Summary, shown: Sequence[int], every: int) -> SectionV
     if len(rows) > every:
         found.insert(0, tables.spread(rows))
     return _section("budget", notes=notes, figures=[FigureView("budget", variants, caption, labels)], tables=found)
+
+
+def _scorecard(summary: Summary) -> SectionView:
+    known = any(row["value"] is not None for row in summary.scorecard)
+    return _section("scorecard", tables=[scorecard_view.scorecard(summary.scorecard)] if known else [])
 
 
 def _on_cpus(summary: Summary) -> SectionView:

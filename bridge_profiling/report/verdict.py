@@ -64,6 +64,7 @@ class Summary:
     operators: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.operators`, if no rank has device work
     host_iterations: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.host_iterations`
     phases: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.phases`
+    scorecard: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.scorecard`
     stragglers: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.stragglers`, the slowest first
     snapshots: list[int] = field(default_factory=list)  # ranks with a memory snapshot
     notices: list[str] = field(default_factory=list)  # those on which of several captures is shown
@@ -139,6 +140,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
         attribution=attribution,
         findings=findings,
         manifests=run.manifests,
+        scorecard=run.scorecard().to_pylist(),
         stragglers=stragglers,
         host_iterations=[row for row in run.host_iterations().to_pylist() if row["source"] == source],
         phases=[row for row in run.phases().to_pylist() if row["source"] == source],

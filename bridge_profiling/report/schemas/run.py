@@ -133,6 +133,29 @@ class Budget(TypedDict):
     ranks: Annotated[list[RankBudget], doc("The same for each rank that has iterations and device work")]
 
 
+class Check(TypedDict):
+    """One question of the checklist of a fast training."""
+
+    check: Annotated[
+        Literal[
+            "device_busy",
+            "memory_headroom",
+            "data_loading",
+            "mixed_precision",
+            "fused_attention",
+            "fused_optimizer",
+            "compiled_or_graphed",
+            "overlapped_communication",
+        ],
+        doc("The question. docs/concepts/scorecard.md defines each; of a training on CPUs there is `data_loading` alone"),
+    ]
+    answer: Annotated[Literal["yes", "no", "unknown"], doc("`yes` is good")]
+    value: Annotated[Share | None, doc("The number behind the answer, of the rank that does worst; null if unknown")]
+    limit: Annotated[Share, doc("What it is compared with")]
+    rank: Annotated[Rank | None, doc("That rank; null if unknown, and of a share of the whole run")]
+    reason: Annotated[str, doc("Why the answer is unknown; empty if it is known")]
+
+
 class Device(TypedDict):
     """Device time over the whole capture. Times are unions over all streams."""
 
@@ -487,6 +510,7 @@ class RunDocument(TypedDict):
 
     schema_version: Annotated[Literal[1], doc("Keys may be added; within a version none changes its meaning")]
     verdict: Annotated[Verdict, doc("The answer in short")]
+    scorecard: Annotated[list[Check], doc("The checklist of a fast training")]
     budget: Annotated[Budget, doc("Where the time of the typical iteration goes")]
     ranks: Annotated[list[RankAnswer], doc("One for each rank and profiler")]
     collectives: Annotated[list[Collective], doc("Communication by operation and group")]
