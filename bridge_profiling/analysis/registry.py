@@ -73,7 +73,7 @@ COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
 KERNELS = Question("kernels", "source", device.kernels, (Given.DATABASE,))
 PRODUCTS = Question("products", "rank", products.products, (_SHAPED, _DEVICE_EVENTS, _KERNEL_NAMES))
 HOST_STEPS = Question("host_steps", "rank", host_steps.host_steps, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS))
-RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE))
+RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE, Given.INFOS))
 PIPELINE_BY_RANK = Question(
     "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS)
 )
@@ -121,7 +121,7 @@ QUESTIONS = {
         Question("communication", "run", communication.communication, (_WAITING, Given.DATABASE)),
         Question("communication_by_rank", "run", communication.communication_by_rank, (_WAITING, Given.DATABASE)),
         Question("waits", "run", ranks.waits, (_WAITING, Given.DATABASE)),
-        Question("stragglers", "run", ranks.stragglers, (RANKS,)),
+        Question("stragglers", "run", ranks.stragglers, (RANKS, Given.INFOS)),
         Question("start_skew", "run", ranks.start_skew, (_WAITING, Given.DATABASE, CLOCK_OFFSETS)),
         Question("pipeline", "run", pipeline.pipeline, (PIPELINE_BY_RANK,)),
         Question("event_cells", "run", events.event_cells, (_WAITING, Given.DATABASE)),

@@ -130,6 +130,11 @@ class Run:
         return self._session.errors
 
     @property
+    def unjudged(self) -> list[int]:
+        """Ranks that no finding or verdict is about: their trace by the main source lost more than 1% of its device events."""
+        return [info.rank for info in self.infos if info.source == self.main_source and not info.judged]
+
+    @property
     def readable(self) -> bool:
         """Whether anything could be read. A page of nothing would replace a good one."""
         return bool(self.infos or self.memory().num_rows or not self.errors)
@@ -414,16 +419,23 @@ class Run:
         options = {"idle_causes": chosen.range_names()}
         self.prefetch(*EVIDENCE_OF_RANKS, **options)
         source, bench = self.main_source, self.against_bench
+        unjudged = self.unjudged
 
         def answer(name: str) -> pa.Table:
             table = self.ask(name, **options.get(name, {}))
-            return table if QUESTIONS[name].scope == "run" else table.filter(pc.equal(table["source"], source))
+            if QUESTIONS[name].scope != "run":
+                table = table.filter(pc.equal(table["source"], source))
+            # Memory is from snapshots, which are captures of their own.
+            if unjudged and "rank" in table.column_names and not name.startswith(("memory", "out_of")):
+                table = table.filter(pc.invert(pc.is_in(table["rank"], pa.array(unjudged, pa.int32()))))
+            return table
 
         self._evidence[chosen] = Evidence(
-            infos=[info for info in self.infos if info.source == source],
-            every_info=self.infos,
-            manifests=self.manifests,
-            rank_iterations=self.ranks(),
+            infos=[info for info in self.infos if info.source == source and info.judged],
+            every_info=[info for info in self.infos if info.judged],
+            manifests=[each for each in self.manifests if each.rank not in unjudged],
+            unjudged=tuple(unjudged),
+            rank_iterations=answer("ranks"),
             alone=None if bench is None else bench.communication,
             # A field with the name of a question is its answer.
             **{field.name: answer(field.name) for field in fields(Evidence) if field.name in QUESTIONS},

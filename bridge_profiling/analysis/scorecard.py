@@ -67,9 +67,9 @@ def scorecard(
         `answer`: yes, no or unknown. `value`: a share, of the rank that does worst; `limit`: what it is compared with. `rank`:
         that rank; null for a share of the whole run. `reason`: why the answer is unknown; empty if it is known.
     """
-    source = infos[0].source if infos else "kineto"
+    source, judged = infos[0].source if infos else "kineto", {info.rank for info in infos if info.judged}
     mine = {
-        name: table.filter(pc.equal(table["source"], source)).to_pylist()
+        name: [row for row in table.filter(pc.equal(table["source"], source)).to_pylist() if row["rank"] in judged]
         for name, table in (
             ("attribution", attribution),
             ("iterations", iterations),

@@ -255,9 +255,11 @@ def open_runs(*paths: Path, output: Path | None = None, **options: Any) -> Itera
     check_output(output)
     located = [_locate(path) for path in paths]
     # Imported here: `--help` and other commands start faster without it.
+    from bridge_profiling.analysis.workers import without_pandas
     from bridge_profiling.run import Run
 
     with ExitStack() as stack:
+        stack.enter_context(without_pandas())
         on_progress = stack.enter_context(progress("reading", "captures"))
         yield [stack.enter_context(Run(path, on_progress=on_progress, **options)) for path in located]
 

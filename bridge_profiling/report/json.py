@@ -50,6 +50,8 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
                 "source": info.source,
                 "files": info.files,
                 "coordinates": None if places is None else {name: list(place) for name, place in places.items()},
+                "judged": info.judged,
+                "lost": asdict(info.lost),
                 "device": breakdowns[capture][0],
                 "iterations": iterations[capture],
                 "host_iterations": hosts[capture],

@@ -64,6 +64,7 @@ def test_a_usage_error_is_one_line_with_what_to_type(typed, folder, line, messag
         ("report text", "text is not a Kineto trace"),
         ("report broken", ".*rank-0.json.gz"),
         ("merge text -o all.json", "text is not a Kineto trace"),
+        ("flamegraph broken -o all.json", ".*rank-0.json.gz"),
         ("memory run", "run records no memory. Profile with profiling.record_memory_history=true"),
     ],
 )
@@ -72,8 +73,8 @@ def test_a_run_of_which_nothing_can_be_read_leaves_the_last_page(typed, folder, 
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text("text")
     done = typed(*line.split())
-    # merge says as well that nothing is left to write.
-    assert (done.returncode, done.stdout, done.stderr.count("error: ")) == (1, "", 1 + line.startswith("merge"))
+    # merge and flamegraph say as well that nothing is left to write.
+    assert (done.returncode, done.stdout, done.stderr.count("error: ")) == (1, "", 1 + line.startswith(("merge", "flamegraph")))
     assert re.match(f"error: {message}", done.stderr), done.stderr
     assert (folder / "report.html").read_text() == "text"
     assert not (folder / "all.json").exists()

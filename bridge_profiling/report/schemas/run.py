@@ -42,11 +42,11 @@ class Verdict(TypedDict):
     """The answer in short, as `bridge-profiling report` prints it, with the numbers in its sentences."""
 
     outcome: Annotated[
-        Literal["finding", "nothing_found", "no_device_work", "memory_only", "too_little"],
+        Literal["finding", "nothing_found", "no_device_work", "memory_only", "too_little", "not_judged"],
         doc(
             "`finding`: there is at least one. `nothing_found`: no number exceeds its threshold. Else nothing can be judged: "
-            "`no_device_work` (of a job with devices), `memory_only` (no trace), or `too_little` (no iteration is marked, or "
-            "nothing was captured)"
+            "`no_device_work` (of a job with devices), `memory_only` (no trace), `too_little` (no iteration is marked, or "
+            "nothing was captured), or `not_judged` (every trace lost more than 1% of its device events)"
         ),
     ]
     headline: Annotated[str, doc("The most important sentence: the first finding's title if there is one")]
@@ -294,6 +294,14 @@ class MatrixProduct(TypedDict):
     share_of_peak: Annotated[Share | None, doc("`tflops` as a share of that; null if unknown")]
 
 
+class LostRecords(TypedDict):
+    """Records of a capture that could not be used: damaged, without a usable time, or ambiguous."""
+
+    total: Annotated[Count, doc("Number of records of any kind")]
+    device: Annotated[Count, doc("Number of device events among them")]
+    of_device: Annotated[Count, doc("Number of device events in the capture, lost or not")]
+
+
 class RankAnswer(TypedDict):
     """One rank by one profiler."""
 
@@ -304,6 +312,8 @@ class RankAnswer(TypedDict):
         dict[str, tuple[int, int]] | None,
         doc("By parallel dimension (`tp`, `pp`, …): the rank in it, and its size; null if unknown"),
     ]
+    judged: Annotated[bool, doc("Whether at most 1% of the device events were lost; no finding is about other ranks")]
+    lost: Annotated[LostRecords, doc("Records of the capture that could not be used")]
     device: Annotated[Device, doc("Device time over the whole capture")]
     iterations: Annotated[list[Iteration], doc("Iterations in order; empty if none is marked")]
     host_iterations: Annotated[list[HostIteration], doc("Iterations of a rank without device work; empty of others")]
