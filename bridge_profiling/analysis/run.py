@@ -149,8 +149,11 @@ class Run:
         general = () if names else self.capture_caveats
         answers = (self._answer(name) for name in names or WITH_CAVEATS)
         found = merged([*general, *(caveat for answer in answers for caveat in answer.caveats)])
-        on_cpus = not names and not any(info.devices for info in self.infos) and self.host_iterations().num_rows
-        return [caveat for caveat in found if caveat.code not in _ABOUT_DEVICES] if on_cpus else found
+        if names or any(info.devices for info in self.infos):
+            return found
+        # A training on CPUs: no rank has device work, and each has iterations.
+        on_cpus = {info.rank for info in self.infos} <= set(self.host_iterations()["rank"].to_pylist())
+        return [caveat for caveat in found if not (on_cpus and caveat.code in _ABOUT_DEVICES)]
 
     @property
     def capture_caveats(self) -> list[Caveat]:

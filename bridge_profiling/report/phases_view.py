@@ -57,36 +57,33 @@ def of_run(rows: Sequence[Row], count: int, *, of_device: bool, library: bool = 
 
 def of_ranks(rows: Sequence[Row], count: int, *, of_device: bool) -> TableView:
     """One row per name and rank, sortable."""
-    shown, note = most(rows, count)
+    shown, note = most(sorted(rows, key=lambda row: -(row["host_us"] or 0.0)), count)
     columns: dict[str, Callable[[Row], Any]] = {
         "kind": lambda row: row["kind"],
         "rank": of("rank", str),
         "host ms": ms("host_us"),
-        "share": of("host_share", words.percent),
-        "lowest": ms("host_low_us"),
-        "highest": ms("host_high_us"),
+        "host share": of("host_share", words.percent),
+        "lowest to highest": lambda row: _spread(row, "host"),
     }
     if of_device:
         columns |= {
             "device ms": ms("device_us"),
             "device share": of("device_share", words.percent),
-            "device lowest": ms("device_low_us"),
-            "device highest": ms("device_high_us"),
-            "compute ms": ms("compute_us"),
-            "communication ms": ms("communication_us"),
+            "device, lowest to highest": lambda row: _spread(row, "device"),
             "backward ms": ms("backward_device_us"),
             "kernels": of("kernel_count"),
         }
     else:
         columns["backward ms"] = ms("backward_host_us")
-    columns |= {
-        "calls": of("calls"),
-        "in iterations": lambda row: Cell(f"{row['present']} of {row['iterations'] or 1}", row["present"]),
-        "name": lambda row: row["name"],
-    }
+    columns |= {"calls": of("calls"), "name": lambda row: row["name"]}
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in shown)]
     title = f"Phases and ranges by rank, {_per(rows)}"
     return table("phases", title, shown, columns, name_last=True, filters=kinds, sorted_by=2, note=note)
+
+
+def _spread(row: Row, of_what: str) -> Cell:
+    low, high = row[f"{of_what}_low_us"], row[f"{of_what}_high_us"]
+    return Cell(words.UNKNOWN if low is None else f"{words.ms(low)} – {words.ms(high)}", high)
 
 
 def _marked(rows: Sequence[Row]) -> bool:

@@ -238,7 +238,8 @@ def _on_cpus(summary: Summary) -> SectionView:
 def _phases(summary: Summary, shown: Sequence[int]) -> SectionView:
     rows = [row for row in summary.phases if row["rank"] in set(shown)]
     found = [phases_view.of_ranks(rows, _MOST_ROWS, of_device=not summary.on_cpus)] if rows else []
-    return _section("phases", tables=found)
+    inside = "Device time is that of all work launched inside, by operators and ranges further in and by autograd meanwhile."
+    return _section("phases", *([inside] if found and not summary.on_cpus else []), tables=found)
 
 
 def _phases_on_a_screen(summary: Summary) -> SectionView:
