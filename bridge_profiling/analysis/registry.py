@@ -23,7 +23,7 @@ from bridge_profiling.analysis.attribution import (
 from bridge_profiling.analysis.compare import bench, events
 from bridge_profiling.analysis.memory import tables
 from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question, SideTables
-from bridge_profiling.analysis.ranks import clocks, communication, host_iterations, matching, pipeline, ranks
+from bridge_profiling.analysis.ranks import clocks, communication, host_iterations, matching, message_sizes, pipeline, ranks
 
 _DEVICE_EVENTS = Columns(
     "device_events",
@@ -59,6 +59,7 @@ _MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
 _MATCHED = SideTables(matching.match, (Given.DATABASE,))
 CLOCK_OFFSETS = Question("clock_offsets", "run", clocks.clock_offsets, (_MATCHED, Given.DATABASE, Given.INFOS))
 _WAITING = SideTables(communication.measure_waiting, (_MATCHED, Given.DATABASE, CLOCK_OFFSETS))
+_EXPOSURE = SideTables(communication.measure_exposure, (_MATCHED, Given.DATABASE))
 
 
 def _recorded(name: str) -> Callable[[tables.MemoryTables], Answer]:
@@ -119,7 +120,8 @@ QUESTIONS = {
         CLOCK_OFFSETS,
         PIPELINE_BY_RANK,
         Question("communication", "run", communication.communication, (_WAITING, Given.DATABASE)),
-        Question("communication_by_rank", "run", communication.communication_by_rank, (_WAITING, Given.DATABASE)),
+        Question("communication_by_rank", "run", communication.communication_by_rank, (_WAITING, _EXPOSURE, Given.DATABASE)),
+        Question("communication_by_size", "run", message_sizes.communication_by_size, (_WAITING, _EXPOSURE, Given.DATABASE)),
         Question("waits", "run", ranks.waits, (_WAITING, Given.DATABASE)),
         Question("stragglers", "run", ranks.stragglers, (RANKS, Given.INFOS)),
         Question("start_skew", "run", ranks.start_skew, (_WAITING, Given.DATABASE, CLOCK_OFFSETS)),

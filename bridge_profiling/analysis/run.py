@@ -276,13 +276,14 @@ class Run:
 
     # Questions across ranks.
 
-    def communication(self, *, by_rank: bool = False) -> pa.Table:
+    def communication(self, *, by_rank: bool = False, by_size: bool = False) -> pa.Table:
         """Communication per operation and group: bytes, transfer and waiting, algorithm and bus bandwidth.
 
         Args:
             by_rank: one row per rank as well, with its waiting, and its exposed and overlapped time.
+            by_size: one row per size of message instead, with exposed and overlapped time; `by_rank` is ignored.
         """
-        return self.ask("communication_by_rank" if by_rank else "communication")
+        return self.ask("communication_by_size" if by_size else "communication_by_rank" if by_rank else "communication")
 
     def ranks(self) -> pa.Table:
         """Each rank in each iteration: its own time, its waiting, and whether it was the slowest or the fastest."""

@@ -63,6 +63,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
             }
         )
     collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()
+    sizes: Any = _by_size(run)
     scorecard: Any = summary.scorecard
     bench: Any = None if summary.bench is None else summary.bench.as_plain_data()
     caveats: list[Any] = [asdict(caveat) for caveat in run.caveats()]
@@ -73,6 +74,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
         "scorecard": scorecard,
         "ranks": ranks,
         "collectives": collectives,
+        "collectives_by_size": sizes,
         "memory": memory,
         "pipeline": pipeline,
         "gpu_metrics": run.gpu_metrics().to_pylist(),
@@ -210,6 +212,15 @@ def _collectives(run: Run) -> list[schema.Collective]:
             "bus_bandwidth_gbs": row["bus_bandwidth_gbs"],
         }
         for row in run.communication().to_pylist()
+    ]
+
+
+def _by_size(run: Run) -> list[dict[str, Any]]:
+    columns = [name for name in schema.SizedCollective.__annotations__ if name != "ranks"]
+    return [
+        {name: row[name] for name in columns}
+        | {"ranks": None if row["group_ranks"] is None else json.loads(row["group_ranks"])}
+        for row in run.communication(by_size=True).to_pylist()
     ]
 
 

@@ -62,20 +62,20 @@ def of_ranks(rows: Sequence[Row], count: int, *, of_device: bool) -> TableView:
         "kind": lambda row: row["kind"],
         "rank": of("rank", str),
         "host ms": ms("host_us"),
-        "host share": of("host_share", words.percent),
-        "lowest to highest": lambda row: _spread(row, "host"),
+        "share": of("host_share", words.percent),
+        "low – high": lambda row: _spread(row, "host"),
     }
     if of_device:
         columns |= {
             "device ms": ms("device_us"),
             "device share": of("device_share", words.percent),
-            "device, lowest to highest": lambda row: _spread(row, "device"),
+            "device low – high": lambda row: _spread(row, "device"),
             "backward ms": ms("backward_device_us"),
             "kernels": of("kernel_count"),
         }
     else:
-        columns["backward ms"] = ms("backward_host_us")
-    columns |= {"calls": of("calls"), "name": lambda row: row["name"]}
+        columns |= {"backward ms": ms("backward_host_us"), "calls": of("calls")}
+    columns["name"] = lambda row: row["name"]
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in shown)]
     title = f"Phases and ranges by rank, {_per(rows)}"
     return table("phases", title, shown, columns, name_last=True, filters=kinds, sorted_by=2, note=note)

@@ -19,6 +19,7 @@ from bridge_profiling.report import (
     figures,
     host_view,
     measurements,
+    message_sizes_view,
     phases_view,
     products_view,
     scorecard_view,
@@ -65,6 +66,7 @@ def run_tables(run: Run) -> list[TableView]:
         tables.operators(run.operators().to_pylist(), _TERMINAL_ROWS),
         products_view.matrix_products(run.matrix_products().to_pylist(), _TERMINAL_ROWS),
         tables.communication(run.communication().to_pylist(), iterations, _TERMINAL_ROWS),
+        message_sizes_view.communication_by_size(run.communication(by_size=True).to_pylist(), iterations, _TERMINAL_ROWS),
         *([] if run.against_bench is None else bench_view.alone_tables(run.against_bench)),
         tables.iterations_by_rank(run.ranks().to_pylist()),
         tables.stragglers(run.stragglers().to_pylist()),
@@ -129,7 +131,12 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         _section("findings", kind="findings"),
         _section("operators" if summary.on_cpus else "work", tables=[table for table in work if table.rows]),
         *flame_graph_section(run, summary, rows["iterations"]),
-        _communication(run.communication().to_pylist(), iterations, bench_view.section(summary.bench)),
+        _communication(
+            run.communication().to_pylist(),
+            message_sizes_view.communication_by_size(run.communication(by_size=True).to_pylist(), iterations, _MOST_ROWS),
+            iterations,
+            bench_view.section(summary.bench),
+        ),
         _timeline(timeline, ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
         *_gpu_metrics(run, shown),
         _memory(run, rows["memory"], measurements.phase_memory(manifests)),
@@ -285,14 +292,14 @@ def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Rows) -> Se
     return _section("waits", *said, notes=notes, figures=drawn, tables=found)
 
 
-def _communication(rows: Rows, iterations: int, bench: SectionView) -> SectionView:
+def _communication(rows: Rows, by_size: TableView, iterations: int, bench: SectionView) -> SectionView:
     shown = figures.by_group(rows, iterations)[: figures.MOST_GROUPS]
     caption = (
         "Transfer and waiting of each kind of communication per iteration; waiting is the mean of the group's captured ranks."
     )
     view = FigureView("communication", {"communication": figures.communication_figure(shown)}, caption)
     drawn = [view] if any(row["transfer_us"] is not None for row in shown) else []
-    found = [tables.communication(rows, iterations)] if shown else []
+    found = [tables.communication(rows, iterations), by_size] if shown else []
     return _section("communication", figures=drawn, tables=found, parts=[] if bench.empty else [bench])
 
 

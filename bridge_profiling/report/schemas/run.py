@@ -346,6 +346,29 @@ class Collective(TypedDict):
     ]
 
 
+class SizedCollective(TypedDict):
+    """Communication of one operation in one group with messages of one size, over the whole capture."""
+
+    operation: Annotated[str | None, doc("As in `collectives`")]
+    group: Annotated[str | None, doc("As in `collectives`")]
+    ranks: Annotated[list[Rank] | None, doc("As in `collectives`")]
+    group_size: Annotated[Count | None, doc("Number of ranks in the group; null if unknown")]
+    captured_ranks: Annotated[Count, doc("Captured ranks that take part")]
+    message_bytes: Annotated[
+        Bytes | None, doc("Larger of input and output of one rank; of all-to-all, the sum of its splits; null if unknown")
+    ]
+    count: Annotated[Count, doc("Number of operations")]
+    matched_count: Annotated[Count, doc("Number of operations that were captured on at least two ranks")]
+    mean_us: Annotated[Microseconds, doc("Mean time of a rank's kernel, with waiting")]
+    duration_us: Annotated[Microseconds, doc("Time of the kernels of the captured ranks, added up, with waiting")]
+    transfer_us: Annotated[Microseconds | None, doc("Time of the matched operations without waiting; null if none is matched")]
+    wait_us: Annotated[Microseconds | None, doc("Waiting of the captured ranks, added up; null if none is matched")]
+    exposed_us: Annotated[Microseconds | None, doc("The part of `duration_us` in which nothing else ran on the rank's device")]
+    overlapped_us: Annotated[Microseconds | None, doc("The part of `duration_us` that compute hides")]
+    algorithm_bandwidth_gbs: Annotated[Bandwidth | None, doc("Message size over transfer time; null if unknown")]
+    bus_bandwidth_gbs: Annotated[Bandwidth | None, doc("As in nccl-tests; null if unknown")]
+
+
 class DeviceMemory(TypedDict):
     """Memory of one device of a rank."""
 
@@ -524,6 +547,9 @@ class RunDocument(TypedDict):
     budget: Annotated[Budget, doc("Where the time of the typical iteration goes")]
     ranks: Annotated[list[RankAnswer], doc("One for each rank and profiler")]
     collectives: Annotated[list[Collective], doc("Communication by operation and group")]
+    collectives_by_size: Annotated[
+        list[SizedCollective], doc("The same by size of message, with what compute hides; the most time first")
+    ]
     memory: Annotated[list[DeviceMemory], doc("Memory by rank and device; empty if none was recorded")]
     pipeline: Annotated[list[Stage], doc("Pipeline stages; empty without a pipeline, or if its messages are not recorded")]
     gpu_metrics: Annotated[list[GpuMetric], doc("Hardware counters; empty unless nsys sampled them")]
