@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from bridge_profiling.analysis.findings import Evidence, Finding, Thresholds
     from bridge_profiling.analysis.findings.unprofiled import Unprofiled
 
+#: Questions about each rank that findings need, in addition to `idle_causes`.
+EVIDENCE_OF_RANKS = ("launch_statistics", "profiler_cost", "device_roles", "collective_sizes", "loop_counts", "units")
+
 
 class Run:
     """The captures of a run, of any profiler.
@@ -204,8 +207,19 @@ class Run:
         return self.ask("attribution")
 
     def kernels(self, *, by_rank: bool = True) -> pa.Table:
-        """Kernel statistics per name: count, total, mean, shortest and longest."""
+        """Kernel statistics per name: group, count, total, mean, shortest and longest."""
         return self.ask("kernels", by_rank=by_rank)
+
+    def kernel_groups(self) -> pa.Table:
+        """Kernels and copies by what they do: matrix products, attention, normalization, communication by type, and others.
+
+        `$BRIDGE_PROFILING_KERNEL_GROUPS` names a TOML file with more patterns of names.
+        """
+        return self.ask("kernel_groups")
+
+    def phases(self) -> pa.Table:
+        """Ranges by name: phases of the step, the program's own, libraries'; host time, device time launched inside, spread."""
+        return self.ask("phases")
 
     def operators(self, *, category: str = "operator", shapes: bool = False, stacks: bool = False) -> pa.Table:
         """Host operators: own and total time, and the device time that they launched, own and total.
@@ -216,6 +230,13 @@ class Run:
             stacks: one row per call stack.
         """
         return self.ask("operators", category=category, shapes=shapes, stacks=stacks)
+
+    def matrix_products(self) -> pa.Table:
+        """Matrix products, convolutions and attention by operator and input shapes: FLOPs, TFLOP/s, share of the device's peak.
+
+        Needs recorded shapes (`record_shapes`).
+        """
+        return self.ask("matrix_products")
 
     def flame_graph(self, *, least_share: float = 0.0) -> pa.Table:
         """Stacks of each thread: host time in each, and device time launched from it, outermost frame first.
@@ -375,9 +396,7 @@ class Run:
         if chosen in self._evidence:
             return self._evidence[chosen]
         options = {"idle_causes": chosen.range_names()}
-        self.prefetch(
-            "launch_statistics", "profiler_cost", "device_roles", "collective_sizes", "loop_counts", "units", **options
-        )
+        self.prefetch(*EVIDENCE_OF_RANKS, **options)
         source, bench = self.main_source, self.against_bench
         unjudged = self.unjudged
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -14,22 +14,27 @@ from typing import Any
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
+from bridge_profiling.analysis.caveats import sentences
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
 from bridge_profiling.analysis.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
+from bridge_profiling.analysis.run import EVIDENCE_OF_RANKS
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
 from bridge_profiling.report.budget import Budget, budget
 from bridge_profiling.report.figures import PARTS
 from bridge_profiling.report.views import Verdict
-from bridge_profiling.traces.discover import WHICH_WINDOW
-from bridge_profiling.traces.types import RankInfo
+from bridge_profiling.traces.discover import ABOUT_MANIFESTS, WHICH_WINDOW
+from bridge_profiling.traces.types import Caveat, RankInfo
 
 #: Durations, and shares, of ranks that differ by more than this are given as a range.
 _ALIKE, _SHARES_ALIKE = 0.02, 0.05
 
 #: Parts with less than this share of the iteration are combined.
 _SMALL = 0.02
+
+#: Sentences about manifests that come first.
+_NAMED_MANIFESTS = 3
 
 #: Findings whose advice is part of the verdict.
 _FIRST = 3
@@ -62,6 +67,7 @@ class Summary:
     without_device: list[int] = field(default_factory=list)  # ranks without device work in their trace
     on_host: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.attribution` of those ranks, with iterations
     operators: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.operators`, if no rank has device work
+    phases: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.phases`
     stragglers: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.stragglers`, the slowest first
     snapshots: list[int] = field(default_factory=list)  # ranks with a memory snapshot
     notices: list[str] = field(default_factory=list)  # those on which of several captures is shown
@@ -113,7 +119,8 @@ class Summary:
 
 def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     """Ask what the verdict needs; None stands for the default thresholds."""
-    # Findings first: one pass over the captures then reads everything.
+    # One pass over the captures reads everything.
+    run.prefetch(*EVIDENCE_OF_RANKS, "phases", "operators", "products", idle_causes=(thresholds or Thresholds()).range_names())
     findings = run.findings(thresholds)
     source = run.main_source
     infos = [info for info in run.infos if info.source == source]
@@ -134,6 +141,7 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
         findings=findings,
         manifests=run.manifests,
         stragglers=stragglers,
+        phases=[row for row in run.phases().to_pylist() if row["source"] == source],
         bench=run.against_bench,
         without_device=on_cpu,
         on_host=[row for row in rows if row["rank"] in on_cpu],
@@ -142,9 +150,21 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
         unjudged=unjudged,
         unprofiled=run.unprofiled(thresholds),
         limitations=limitations,
-        notices=[caveat.text for caveat in run.capture_caveats if caveat.code in WHICH_WINDOW],
+        notices=_notices(run.capture_caveats),
         errors=run.errors,
     )
+
+
+def _notices(caveats: Sequence[Caveat]) -> list[str]:
+    """What has to be known before anything else: the window that is shown, and a few of the manifests that are not used."""
+    of_manifests = sentences(caveat for caveat in caveats if caveat.code in ABOUT_MANIFESTS)
+    left = len(of_manifests) - _NAMED_MANIFESTS
+    more = [f"{left} more sentences about manifests are in the limitations"] if left > 0 else []
+    return [
+        *(caveat.text for caveat in caveats if caveat.code in WHICH_WINDOW),
+        *of_manifests[:_NAMED_MANIFESTS],
+        *more,
+    ]
 
 
 def outcome(summary: Summary) -> Outcome:

@@ -45,6 +45,7 @@ class Args(msgspec.Struct, gc=False):
 
     external_id: Number = msgspec.field(default=ABSENT, name="External id")
     old_external_id: Number = msgspec.field(default=ABSENT, name="external id")
+    sequence: Number = msgspec.field(default=ABSENT, name="Sequence number")
     input_dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input Dims")
     old_input_dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input dims")
     call_stack: str | None = msgspec.field(default=None, name="Call stack")
@@ -429,6 +430,7 @@ class Collector:
             end_ns=end[good],
             correlation=arguments(args, "correlation")[good],
             operator=_operators(args)[good],
+            sequence=arguments(args, "sequence")[good],
             shapes=self.shapes.encode([bytes(arg.input_dims or arg.old_input_dims) for arg in args])[good],
             stack=self.stacks.encode([arg.call_stack for arg in args])[good],
         )

@@ -219,6 +219,7 @@ class _Host:
             "end_ns": pa.array(self.end_ns),
             "correlation": integer_column(self.correlation),
             "operator": integer_column(_without_correlations(columns.take("operator", self.order), self.correlation)),
+            "sequence": integer_column(_sequences(columns.take("sequence", self.order))),
             "shapes": coded_column(columns.take("shapes", self.order), shapes),
             "stack": coded_column(columns.take("stack", self.order), list(collected.stacks.values)),
         }
@@ -389,6 +390,11 @@ def _without_correlations(operator: Integers, correlation: Integers) -> Integers
     known = (operator != NULL) & (correlation != NULL)
     same = known & (operator == correlation)
     return np.where(same, NULL, operator) if same.sum() * 2 > known.sum() else operator
+
+
+def _sequences(written: Integers) -> Integers:
+    """Autograd's sequence numbers; NULL where torch writes -1, or its unsigned form, for none."""
+    return np.where(written < 0, NULL, written)
 
 
 def _info(path: Path, keys: dict[str, Any], rank: int, rank_source: RankSource) -> RankInfo:
