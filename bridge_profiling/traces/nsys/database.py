@@ -22,7 +22,7 @@ import numpy as np
 
 from bridge_profiling.errors import CaptureError, TraceError
 from bridge_profiling.nsys.command import export_command, find_nsys, without_injection
-from bridge_profiling.traces.bounds import Bounds, open_regular, unpack
+from bridge_profiling.traces.bounds import MAX_NAME, NSYS, open_regular, unpack
 from bridge_profiling.traces.tables import NULL, Integers
 
 #: Rows that SQLite joins at a time: a few MB of text.
@@ -33,15 +33,12 @@ _MAGIC = b"SQLite format 3\0"
 #: Separates the texts of one piece; replaced by a space in texts that contain it.
 SEPARATOR = "\x1f"
 
-#: Real reports shrink 6-fold as .xz; the largest known have about 10 GB.
-_BOUNDS = Bounds(max_bytes=64 << 30, max_ratio=200)
-
 _EXPORT_SECONDS = 3600
 
-#: Characters of a text that are read, and bytes of a value in SQLite: pieces of 65,536 texts stay below it.
-_MAX_TEXT, _MAX_VALUE_BYTES = 1 << 12, 1 << 28
+#: Bytes of a value in SQLite, such as the texts of 65,536 rows.
+_MAX_VALUE_BYTES = 1 << 28
 
-#: Steps of SQLite's machine per byte of the file and query; a real report takes 2. Damaged pages can list each other in circles.
+#: SQLite's steps per byte of the file and query; a real report takes 2. Damaged pages can list each other in circles.
 _STEPS_PER_BYTE, _FREE_STEPS, _STEPS_AT_A_TIME = 200, 10_000_000, 1_000_000
 
 #: Where SQLite locks a file that is written: the pending and the reserved byte.
@@ -118,7 +115,7 @@ class Database:
 
     def texts(self, table: str, expression: str, where: str = "1") -> Iterator[list[str]]:
         """Pieces of one column of texts, in the order of `columns`; "" where it is null."""
-        expressions = [f"replace(substr(ifnull({expression}, ''), 1, {_MAX_TEXT}), char(31), ' ')"]
+        expressions = [f"replace(substr(ifnull({expression}, ''), 1, {MAX_NAME}), char(31), ' ')"]
         for count, (text,) in self._pieces(table, expressions, where, separator=SEPARATOR):
             found = str(text).split(SEPARATOR)
             if len(found) != count:
@@ -166,7 +163,9 @@ class Database:
         found: dict[int, str] = {}
         for begin in range(0, len(wanted), 500):
             some = wanted[begin : begin + 500]
-            rows = self.rows(f"SELECT id, substr(value, 1, {_MAX_TEXT}) FROM StringIds WHERE id IN ({','.join('?' * len(some))})", some)
+            rows = self.rows(
+                f"SELECT id, substr(value, 1, {MAX_NAME}) FROM StringIds WHERE id IN ({','.join('?' * len(some))})", some
+            )
             found |= {number: str(text) for number, text in rows if text is not None}
         return found
 
@@ -197,12 +196,13 @@ def quoted(name: str) -> str:
 @contextlib.contextmanager
 def open_report(path: Path) -> Iterator[Database]:
     """The database of a report: an SQLite export, or an `.nsys-rep` that is exported first; either may be packed as `.xz`."""
+    open_regular(path).close()
     with tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True) as temporary:
         plain = path
         if path.suffix == ".xz":
             plain = Path(temporary, path.name.removesuffix(".xz"))
             with plain.open("wb") as target:
-                target.writelines(unpack(path, _BOUNDS))
+                target.writelines(unpack(path, NSYS))
         if plain.suffix == ".nsys-rep":
             plain = _export(path, plain, Path(temporary, "report.sqlite"))
         with contextlib.closing(Database(plain, path)) as database:
