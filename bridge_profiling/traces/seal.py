@@ -1,8 +1,8 @@
 """The seal of a cache entry: which file it was made of, by which engine, and what its own files hold.
 
 Checksums guard against damage and mix-ups, not against an attacker: whoever can write the cache can write the capture. ISA-L's
-CRC does 23 GB/s where SHA-256 does 1.7. For a trace of 2 MB, which takes 230 ms to read, both checks take 0.14 ms, and the CRC of
-all of it 0.1 ms.
+CRC does 23 GB/s where SHA-256 does 1.7. For a trace of 2 MB, which takes 230 ms to read, both checks take 0.14 ms, and the CRC
+of all of it 0.1 ms.
 """
 
 from __future__ import annotations
