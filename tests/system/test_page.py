@@ -37,9 +37,8 @@ _SECTIONS = [
     "communication",
     "timeline",
     "memory",
-    "quality",
-    "raw",
 ]
+_SECTIONS += ["quality", "raw"]
 
 #: The pictures of docs/how-to/worked-examples.md: the capture, the part of its page, and what is clicked before.
 _WORKED = {
