@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.monitor import Counters, TrainingMonitor, training
+from bridge_profiling.monitor import Counters, TrainingMonitor
 from bridge_profiling.monitor.metrics import TRAINING_METRICS
 from bridge_profiling.monitor.training import device_memory
 
@@ -169,17 +169,6 @@ def test_memory_is_summed_over_all_devices_of_a_process_that_uses_some(monkeypat
     assert found == dict(
         zip(("allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "reserved_peak_bytes"), memory, strict=True)
     )
-
-
-def test_memory_is_read_at_the_end_of_a_step_once_per_sample(monkeypatch):
-    asked = []
-    monkeypatch.setattr(training, "device_memory", lambda: asked.append(1) or {"allocated_bytes": len(asked)})
-    monitor = TrainingMonitor()
-    monitor.read()
-    for _ in range(5):
-        monitor.end_step()
-    assert len(asked) == 2
-    assert monitor.read().values["allocated_bytes"] == 2
 
 
 def test_a_counter_only_grows():
