@@ -56,13 +56,6 @@ def test_the_parts_add_up_to_the_change_of_the_median_to_rounding(compared):
     assert found.explains_most[0] == "host_launch_us"
 
 
-def test_two_runs_that_differ_by_noise_alone_are_unchanged(compared):
-    found = compared(WrittenRun(noise_us=30), WrittenRun(noise_us=30, seed=2))
-    assert found.step.verdict == "unchanged"
-    assert found.step.us.low < 0 < found.step.us.high
-    assert not words(found)
-
-
 def test_two_iterations_give_numbers_and_no_verdict(compared):
     found = compared(WrittenRun(iterations=2), WrittenRun(iterations=2, kernels={"gemm": [600.0, 600.0], "softmax": SOFTMAX}))
     assert (found.step.verdict, found.step.us.low, found.regressed(0.05)) == ("unknown", None, False)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bridge_profiling.analysis import stacks as stacks_module
 from bridge_profiling.analysis.session import RankQuestions
 from bridge_profiling.analysis.stacks import stacks
-from tests.analysis.ranks_in_hand import answer, rank, values, work
+from tests.analysis.ranks_in_hand import rank, values, work
 
 US = 1000
 
@@ -101,17 +101,3 @@ def test_each_stack_has_the_time_it_was_open_without_and_with_its_callees_and_th
     assert [each.text for each in found.caveats] == [
         "0.002 ms of device work are in no stack of the flame graph: where they were launched was not recorded"
     ]
-
-
-def test_small_stacks_are_left_out_unless_the_device_works_for_them():
-    tables = rank(host_events=HOST, device_events=DEVICE, iterations=ITERATIONS)
-    everything = answer(tables, "flame_graph")
-    found = answer(tables, "flame_graph", least_share=0.12)
-    assert values(found, "thread", "stack", "total_us", "device_total_us") == [
-        (1, [MODULE], 90, 7),
-        (1, [MODULE, STEP], 40, 7),
-        (1, [MODULE, STEP, "forward"], 16, 6),
-        (1, [MODULE, STEP, "forward", "aten::mm"], 10, 6),
-        (2, ["aten::mm"], 20, 34),
-    ]
-    assert everything.schema == found.schema == answer(rank(), "flame_graph").schema

@@ -21,16 +21,6 @@ def _found(ranges, *events, boundary=None):
     )
 
 
-def test_with_a_synchronization_at_its_end_an_iteration_is_its_host_range():
-    found = _found(
-        [(0, 10_000)],
-        work("compute", 1000, 4000, 900, iteration=9),
-        work("communication", 3000, 6000, 950, iteration=9, stream=20),
-    )
-    names = ("duration", "compute", "communication", "exposed_communication", "overlapped_communication", "idle")
-    assert values(found, *(f"{name}_us" for name in names)) == [(10, 3, 3, 2, 1, 5)]
-
-
 @pytest.mark.parametrize(
     ("events", "durations_us", "compute_us"),
     [

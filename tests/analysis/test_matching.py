@@ -40,8 +40,6 @@ def _matched(run, folder, skip={}, **how):  # noqa: B006
 @pytest.mark.parametrize(
     ("run", "how", "matches", "codes"),
     [
-        # By their place in the iteration.
-        (_training(4, {}), {}, {2: 24, 4: 6}, []),
         # Without the rank not captured.
         (_training(4, {}), {"ranks": [0, 1, 3]}, {2: 12, 3: 6}, ["groups_partly_captured"]),
         # Where captures that begin within an iteration overlap.
@@ -49,14 +47,6 @@ def _matched(run, folder, skip={}, **how):  # noqa: B006
             _training(4, {1: 40 * MS, 2: -7 * MS}),
             {"skip": {1: 3, 3: 8}},
             {2: 9 + 6, 3: 2, 4: 4},
-            ["operations_unmatched", "captures_aligned"],
-        ),
-        # The same operations recur in each iteration: only the moments at which they end show which is which.
-        # By their ends, in a capture that begins an iteration later, with none marked.
-        (
-            _training(2, {1: 3_000 * MS}, iterations=5),
-            {"skip": {1: 6}, "marked": False, "clock": "unknown"},
-            {2: 4 * 6},
             ["operations_unmatched", "captures_aligned"],
         ),
     ],

@@ -96,14 +96,6 @@ def test_a_slow_rank_is_found_through_one_that_waits_for_it(tmp_path):
     assert {rank for rank, place in values(asked.ranks(), "rank", "place") if place == "slowest"} == {2}
 
 
-def test_boundary_iterations_do_not_count_where_three_others_are_captured(tmp_path):
-    run = _training(lambda number: {0: 30 * MS} if number == 10 else {1: SLOW}, count=5)
-    for rank in range(4):
-        run.iterations[rank][0]["boundary"] = True
-    rows = run.captured(tmp_path).stragglers()
-    assert values(rows, "rank", "times_slow", "iterations")[0] == (1, 4, 4)
-
-
 def test_one_rank_cannot_be_compared(tmp_path):
     asked = _training(lambda _: {}).captured(tmp_path, ranks=[2])
     assert verdict(asked.stragglers()) == "unknown"

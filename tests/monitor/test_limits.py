@@ -74,13 +74,3 @@ def test_energy_is_divided_by_the_iterations_and_tokens_of_the_same_time():
     # A loaded driver counts from 0 again.
     again = meter.read(energy(10, 10), {"iterations": 6, "tokens": 600})
     assert again["joules_per_iteration"] == "needs an iteration between two samples"
-
-
-def test_energy_that_a_gpu_does_not_count_is_unknown_and_a_part_of_a_gpu_counts_none():
-    refused = Readings({"gpu": "1"}, {}, {"energy_joules": "the driver says: Not Supported"})
-    assert EnergyMeter().read((*energy(1), refused), {"iterations": 1})["joules_per_token"] == "the driver says: Not Supported"
-    assert EnergyMeter().read((), {"iterations": 1})["joules_per_iteration"] == "no GPU can be read"
-    part, meter = Readings({"gpu": "0:1"}, {}, {"energy_joules": "the driver says: Not Supported"}), EnergyMeter()
-    for iteration in (1, 2):
-        found = meter.read((*energy(100 * iteration), part), {"iterations": iteration})
-    assert found == {"joules_per_iteration": 100.0, "joules_per_token": "the loop does not report tokens"}

@@ -77,16 +77,6 @@ def test_waiting_for_data_is_part_of_a_step_that_is_a_block(clock):
     assert [seconds for _, seconds in monitor.new_iterations()] == [3.0, 4.0, 4.0]
 
 
-def test_rates_cover_the_recent_iterations_and_the_summary_covers_all(clock):
-    with TrainingMonitor(window=2, tokens_per_iteration=12) as monitor:
-        for seconds, tokens in ((10.0, None), (1.0, 16), (1.0, None)):
-            clock(seconds)
-            monitor.end_step(tokens=tokens)
-    assert monitor.throughput.tokens_per_second == 14.0
-    summary = monitor.get_summary()
-    assert (summary["tokens"], summary["tokens_per_second"]) == (40, 40 / 12)
-
-
 def test_a_hook_times_the_iterations_so_the_loop_need_not_report_them(clock):
     hook = SimpleNamespace(durations=((0, 9_000_000_000),))
     monitor = TrainingMonitor(hook=hook, tokens_per_iteration=100)

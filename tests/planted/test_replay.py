@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from bridge_profiling.analysis import Run
-from tests.planted.cases import CASES, FOLDER
+from tests.planted.cases import CASES
 
 pytestmark = pytest.mark.integration  # reads 20 captures
 
@@ -72,13 +71,6 @@ def test_messages_are_counted_with_their_size(run_of):
     assert row["count"] == (sent + 1) * len(CASES["slow_link_2"].iterations)
     assert row["largest_message_bytes"] == 4 << 20
     assert max(run_of("slow_link_2").iterations()["overlapped_communication_us"].to_pylist()) < 100
-
-
-@pytest.mark.parametrize(("name", "share"), [("slow_link_2", approx(0.17, abs=0.03)), ("clean_2", approx(1.0, abs=0.15))])
-def test_messages_reach_a_share_of_the_bandwidth_of_a_benchmark(tmp_path, name, share):
-    with Run(CASES[name].folder, parquet=tmp_path, bench=FOLDER / "bench_2.json") as run:
-        rows = run.against_bench.communication.to_pylist()
-    assert [row["reached_share"] for row in rows if row["compared_count"]] == [share]
 
 
 @pytest.mark.parametrize(

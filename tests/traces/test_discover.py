@@ -10,7 +10,7 @@ import pytest
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.cache import load
-from bridge_profiling.traces.discover import WHICH_WINDOW, find_run
+from bridge_profiling.traces.discover import find_run
 from tests.traces.kineto_files import document, kernel
 
 
@@ -96,18 +96,6 @@ def test_files_that_nothing_names_are_numbered_in_order_and_that_is_said(tmp_pat
         _trace(tmp_path / name)
     assert [found[1:3] for found in _found(tmp_path)] == [(0, "order"), (1, "order"), (2, "order")]
     assert [each.code for each in find_run(tmp_path).caveats] == ["ranks_guessed"]
-
-
-def test_of_several_attempts_the_one_written_last_counts_and_that_is_said(tmp_path):
-    for attempt, time in (("iter-2-4", 200), ("iter-2-4.1", 300), ("iter-8-9", 100)):
-        for rank in (0, 1):
-            _trace(tmp_path / "torch" / attempt / f"rank-{rank}.pt.trace.json.gz", rank, time)
-    run = find_run(tmp_path)
-    assert {capture.path.parent.name for capture in run.captures} == {"iter-2-4.1"}
-    [caveat] = run.caveats
-    assert caveat.code in WHICH_WINDOW
-    assert "showing torch/iter-2-4.1, the newest; 4 older kineto captures skipped" in caveat.text
-    assert {capture.path.parent.name for capture in find_run(tmp_path / "torch" / "iter-8-9").captures} == {"iter-8-9"}
 
 
 def test_two_runs_with_the_same_window_are_not_shown_as_one(tmp_path):
