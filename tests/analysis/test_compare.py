@@ -3,7 +3,6 @@
 import pytest
 
 from bridge_profiling.analysis.compare import changed, compare
-from bridge_profiling.analysis.compare import steps as compare_steps
 from bridge_profiling.analysis.compare.events import EventSide, comparable, without_arguments
 from bridge_profiling.errors import ProfilingConfigError
 from tests.analysis.compared_runs import WrittenRun
@@ -102,15 +101,6 @@ def test_what_is_not_the_same_work_is_said_first(compared):
     assert by_topic["tokens of an iteration"] == ("4,096", "8,192")
     # Of the ranks only those that both have are compared.
     assert sorted(found.ranks["rank"].to_pylist()) == [0, 1]
-
-
-def test_the_iterations_at_the_profilers_edges_are_left_out(compared, monkeypatch):
-    original = compare_steps.parts_of_iterations
-    edges = lambda *tables: [row | {"boundary": row["iteration"] in (10, 15)} for row in original(*tables)]  # noqa: E731
-    monkeypatch.setattr(compare_steps, "parts_of_iterations", edges)
-    found = compared(WrittenRun(slow={0: 900.0}), WrittenRun(slow={5: 900.0}, seed=2))
-    assert found.step.samples == (4, 4)
-    assert abs(found.by_cause["host_launch_us"].change) < 5
 
 
 # The same kernels, as Kineto and as nsys demangle them.

@@ -109,21 +109,6 @@ def test_a_reading_that_fails_does_not_end_the_monitor(path, monkeypatch, caplog
     assert caplog.text.count("injected") == 1
 
 
-def test_an_exception_in_the_loop_is_passed_on_and_the_log_is_complete(path, monkeypatch):
-    """The rank in it is the launcher's."""
-    monkeypatch.setenv("RANK", "5")
-
-    def train() -> None:
-        with Monitor(jsonl=path, interval=60, gpus=[]) as monitor:
-            monitor.training.end_step()
-            raise ValueError("theirs")
-
-    with pytest.raises(ValueError, match="theirs"):
-        train()
-    last = records(path)[-1]
-    assert (last["training"]["iteration"], last["rank"]) == (0, 5)
-
-
 @pytest.mark.parametrize(("monitor", "interval"), [(Monitor, 0), (Monitor, float("inf")), (GPUMonitor, float("nan"))])
 def test_an_invalid_interval_is_refused(monitor, interval):
     with pytest.raises(ProfilingConfigError, match="is not a valid time"):

@@ -1,14 +1,22 @@
-"""Answers about captures with known causes: each differs from that about its clean baseline by what was injected."""
+"""Answers about captures with known causes: what was injected shows to the byte, and two profilers see the same work."""
 
 import json
 from collections import defaultdict
 from itertools import pairwise
+from statistics import median
 
 import pytest
 
+from bridge_profiling.analysis.attribution.device import device_work
+from bridge_profiling.analysis.attribution.parts import BY_CAUSE
+from bridge_profiling.report import memory_view
+from bridge_profiling.report.json import dumps
 from tests.planted.cases import CASES
+from tests.planted.conftest import RunOf
+from tests.planted.witness import COMPUTE_TOLERANCE, differences
+from tests.report.published import problems
 
-pytestmark = pytest.mark.integration  # reads 20 captures
+pytestmark = pytest.mark.integration  # reads all captures
 
 approx = pytest.approx
 
@@ -93,3 +101,47 @@ def test_a_leak_has_its_line_and_fragmentation_its_size(run_of):
     )
     # In each iteration from the run's first.
     assert needless - clean == approx(CASES["memory_fragmentation_2"].window[1] * (510 << 20), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["witness_tp2_dp2", "witness_pp2_dp2", "straggler_compute_2", "host_sync_2"])
+def test_both_profilers_saw_the_same_kernels_copies_and_messages_on_every_rank(name, tables_of):
+    kineto, nsys = tables_of(name), tables_of(f"{name}_nsys")
+    assert sorted(kineto) == sorted(nsys) == CASES[name].captured
+    for rank in kineto:
+        assert list(differences(kineto[rank], nsys[rank])) == [], f"rank {rank}"
+        computed = [device_work(tables[rank].device_events).compute.total_ns for tables in (kineto, nsys)]
+        assert computed[0] == pytest.approx(computed[1], rel=COMPUTE_TOLERANCE), f"rank {rank}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_fits_the_schema_and_its_budget_adds_up(run_of, name):
+    document = json.loads(dumps(run_of(name)))
+    assert problems("analyze", document) == []
+    budget, verdict = document["budget"], document["verdict"]
+    assert [rank["rank"] for rank in budget["ranks"]] == CASES[name].captured
+    for each in (budget, *budget["ranks"]):
+        assert [f"{part['cause']}_us" for part in each["parts"]] == list(BY_CAUSE)
+        assert sum(part["time_us"] for part in each["parts"]) == pytest.approx(each["iteration_us"])
+        assert sum(part["share"] for part in each["parts"]) == pytest.approx(1)
+    assert verdict["iteration_us"] == budget["iteration_us"]
+    assert verdict["finding"] == next((finding["id"] for finding in document["findings"]), None)
+    assert (verdict["outcome"] == "finding") == bool(document["findings"])
+
+
+@pytest.mark.parametrize("pair", [["memory_leak_2"], ["memory_clean_2", "memory_leak_2"]])
+def test_memory_fits_the_schema(run_of, pair):
+    document = json.loads(memory_view.dumps(memory_view.ask(*map(run_of, pair))))
+    assert problems("memory", document) == []
+    assert bool(document["difference"]) == (len(pair) == 2)
+
+
+def test_the_estimate_is_close_to_the_unprofiled_iterations(run_of: RunOf) -> None:
+    errors = {}
+    for name in CASES:
+        run = run_of(name)
+        evidence = run.evidence()
+        profiled_us = median(median(times) for times in evidence.duration_us.tolist())
+        timed_us = median(median(manifest.durations_ns(profiled=False)) for manifest in run.manifests) / 1e3
+        errors[name] = (profiled_us - evidence.profiler.estimated_us) / timed_us - 1.0
+    assert median(abs(error) for error in errors.values()) < 0.05
+    assert {name: round(error, 2) for name, error in errors.items() if abs(error) > 0.15} == {}
