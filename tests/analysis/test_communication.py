@@ -29,20 +29,6 @@ def test_waiting_for_the_last_is_not_transfer_whatever_the_clocks(tmp_path):
     assert values(asked.communication(by_rank=True), "rank", *_COSTS) == [(0, 9150, 150, 9000), (1, 150, 150, 0)]
 
 
-def test_exposed_is_what_ran_alone_and_overlapped_what_ran_during_compute(tmp_path):
-    run = SimulatedRun(2, transfer_ns=3 * MS)
-
-    def step(_):
-        begin = dict(run.now_ns)
-        run.meet([0, 1], "reduce_scatter", group="DP")
-        for rank in range(2):
-            run.ran(rank, "compute", begin[rank] + 1 * MS, begin[rank] + 2 * MS)
-            run.ran(rank, "memcpy", begin[rank] + int(2.5 * MS), begin[rank] + 3 * MS)
-
-    rows = run.iterate(2, step).captured(tmp_path).communication(by_rank=True)
-    assert values(rows, "exposed_us", "overlapped_us") == [(3000, 2000)] * 2
-
-
 def test_of_one_rank_alone_nothing_is_called_transfer(tmp_path):
     run = SimulatedRun(2)
     asked = run.iterate(3, lambda _: run.meet([0, 1])).captured(tmp_path, ranks=[1])
