@@ -103,7 +103,7 @@ def test_two_runs_with_the_same_window_are_not_shown_as_one(tmp_path):
         _manifest(tmp_path / name, "iter-2-4", rank, path)
     run = find_run(tmp_path)
     assert [capture.rank for capture in run.captures] == [1]
-    assert "showing second/torch/iter-2-4" in run.caveats[0].text
+    assert "showing second/torch/iter-2-4, the newest; 1 older kineto capture skipped" in run.caveats[0].text
     snapshot = tmp_path / "first" / "memory" / "rank-1.pickle"
     snapshot.parent.mkdir()
     snapshot.write_bytes(b"x")

@@ -36,6 +36,13 @@ def test_plain_data_is_what_it_was(data, protocol):
     assert repr(load_plain(pickle.dumps(data, protocol))) == repr(data)
 
 
+def test_what_is_referred_to_twice_is_one_object():
+    shared = {"name": "f" * 300}
+    found = load_plain(pickle.dumps([[shared] * 300, [{"a": number} for number in range(300)], [shared]], 2))
+    assert {id(each) for each in (*found[0], *found[2])} == {id(found[0][0])}
+    assert found[1][299] == {"a": 299}
+
+
 class RunsCode:
     def __init__(self, path):
         self.path = str(path)
