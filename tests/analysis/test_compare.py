@@ -9,7 +9,14 @@ import pytest
 from bridge_profiling.analysis.compare import changed, compare
 from bridge_profiling.analysis.compare.events import EventSide, comparable, without_arguments
 from bridge_profiling.analysis.compare.series import compare_series
-from bridge_profiling.analysis.compare.statistics import change_of_mean, change_of_median, slope_of, t_quantile, welch_p
+from bridge_profiling.analysis.compare.statistics import (
+    change_of_mean,
+    change_of_median,
+    median_of,
+    slope_of,
+    t_quantile,
+    welch_p,
+)
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report.series_view import series_view
 from tests.analysis.compared_runs import WrittenRun
@@ -269,6 +276,13 @@ def test_medians_are_of_the_ranks_that_all_runs_with_iterations_captured(series)
 def test_two_runs_are_no_series(series):
     with pytest.raises(ProfilingConfigError, match="a series of 2 runs"):
         series(*scaled(1, 1))
+
+
+def test_the_interval_of_a_median_covers_it_as_often_as_it_says():
+    chance = np.random.default_rng(1)
+    found = [median_of(chance.normal(10, 1, 30)) for _ in range(400)]
+    assert sum(each.low <= 10 <= each.high for each in found) / 400 == pytest.approx(0.95, abs=0.035)
+    assert median_of([1.0, 2.0]).low is None
 
 
 def test_a_slope_between_two_groups_is_the_difference_of_their_means():
