@@ -44,7 +44,7 @@ TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
     }),
     ("", "nsys", {_TORCHRUN: ("system/test_nsys.py",)}),
     ("Any script (`bridge-profiling run`)", "torch", {
-        _ALONE: ("easy/test_iterations.py",), _TORCHRUN: ("easy/test_launchers.py",), _SEVERAL: ("easy/test_launchers.py",),
+        _ALONE: ("easy/test_iterations.py",), _TORCHRUN: ("easy/test_launchers.py",), _SEVERAL: _ANY_SCRIPT,
         _SRUN: _ANY_SCRIPT,
     }),
     ("", "nsys", {_TORCHRUN: _ANY_SCRIPT}),

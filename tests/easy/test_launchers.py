@@ -19,16 +19,6 @@ pytestmark = pytest.mark.system
 PLAIN_LOOP = str(Path(__file__).parents[2] / "docs" / "examples" / "plain_loop.py")
 
 
-def two_machines(folder: Path, *options: str) -> list[subprocess.CompletedProcess[str]]:
-    """Both halves of a job of two machines, here."""
-    meeting = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "bridge_profiling.cli", "run", "--nodes", "2", "--rdzv-endpoint", meeting]
-    halves = [
-        started([*command, "--steps", "3:6", "--node-rank", str(number), *options, PLAIN_LOOP], folder) for number in (0, 1)
-    ]
-    return [ended(half) for half in halves]
-
-
 def started(command: list[str], folder: Path) -> subprocess.Popen[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -42,18 +32,6 @@ def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     stdout, stderr = process.communicate()
     late.cancel()
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
-
-
-def test_machines_share_a_folder_and_launches_do_not(tmp_path: Path) -> None:
-    """The second launch profiles another rank: what the first wrote does not tell them apart."""
-    for options, folder in ((("--ranks", "0"), "iter-3-6"), (("--ranks", "1"), "iter-3-6.1")):
-        halves = two_machines(tmp_path, *options)
-        assert [half.returncode for half in halves] == [0, 0], halves
-        rank = int(options[1])
-        found = sorted((tmp_path / "profiles" / "manifest" / folder).glob("rank-*.json"))
-        assert [path.name for path in found] == [f"rank-{rank}.json"]
-        assert manifest(tmp_path / "profiles", rank, folder)["captured"]["iterations"] == [3, 4, 5]
-        assert manifest(tmp_path / "profiles", rank, folder)["world_size"] == 2
 
 
 def test_torchrun_may_start_the_ranks_itself(tmp_path: Path) -> None:

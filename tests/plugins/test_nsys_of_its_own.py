@@ -1,12 +1,10 @@
 """A task that starts nsys itself receives settings, and the launcher stays unchanged."""
 
 import copy
-import shlex
 
 import fiddle as fdl
 import nemo_run as run
 import pytest
-from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from bridge_profiling.plugins.executors import current_launcher
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY, starts_nsys
@@ -54,13 +52,6 @@ def test_the_launcher_stays_as_it_is_and_the_settings_say_everything(make, launc
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_an_option_that_a_shell_would_take_apart_survives_it():
-    task = script()
-    nsys(**OPTIONS).setup(task, run.LocalExecutor())
-    expected = 'profiling.nsys_extra_args=["--trace-fork-before-exec=true","--env-var=A=1,B=2"]'
-    assert expected in shlex.split(" ".join(task.args))
-
-
 def marked() -> None: ...
 
 
@@ -79,12 +70,6 @@ marked.starts_nsys_itself = True
 )
 def test_a_task_says_by_a_mark_that_it_starts_nsys(task, itself):
     assert starts_nsys(task) is itself
-
-
-def test_the_mark_is_part_of_the_task_that_the_experiment_saves():
-    serializer = ZlibJSONSerializer()
-    saved = serializer.deserialize(serializer.serialize(script().to_config()))
-    assert starts_nsys(fdl.build(saved))
 
 
 @pytest.mark.parametrize(("task", "launcher"), [(script(metadata={}), "torchrun"), (script(), run.Torchrun(nsys_profile=True))])

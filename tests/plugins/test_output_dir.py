@@ -148,14 +148,6 @@ def test_a_launch_script_makes_the_reports_directory_where_the_job_runs(kind, sc
         assert request.cmd == ["/bin/bash", f"{directory}/launch.sh"]
 
 
-def test_dockers_container_gets_the_command_as_shell_text(executors):
-    module = importlib.import_module("nemo_run.run.torchx_backend.schedulers.docker")
-    scheduler = module.PersistentDockerScheduler.__new__(module.PersistentDockerScheduler)
-    (container,) = dryrun(scheduler, assigned(executors["docker"]())).containers
-    assert " ".join(container.command).startswith("mkdir -p /nemo_run/nsys_profile && nsys profile -s none ")
-    assert container.executor.env_vars["BRIDGE_PROFILING_DIR"] == "/nemo_run/profiles"
-
-
 @pytest.mark.parametrize(
     ("profiler", "make", "message"),
     [
@@ -191,11 +183,3 @@ def test_a_place_of_the_users_own_is_believed(variables, overrides, script, kube
     script.args = overrides
     PLUGINS["torch"].setup(script, executor)
     assert executor.env_vars == variables
-
-
-def test_nsys_reports_follow_the_users_own_place(script, executors):
-    executor = assigned(executors["docker"](env_vars={"BRIDGE_PROFILING_DIR": "/data/profiles"}))
-    PLUGINS["nsys"].setup(script, executor)
-    role = package(script, executor).roles[0]
-    assert role.entrypoint == "mkdir -p /data/profiles/nsys_profile && nsys"
-    assert role.args[role.args.index("-o") + 1] == "/data/profiles/nsys_profile/profile_%h_%p"

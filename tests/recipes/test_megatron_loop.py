@@ -41,9 +41,7 @@ ONE_RANK = {
 
 #: Windows and the run: overrides, iterations in the trace, status.
 WINDOWS = {
-    "from_the_start": (window(0, 3), [0, 1, 2], "complete"),
     "around_an_evaluation": (f"{window(2, 4)} train.eval_interval=3", [2, 3], "complete"),
-    "to_the_end": (window(4, 6), [4, 5], "complete"),
     "started_inside": (f"{window(2, 5)} train.start_iteration=4", [4], "partial"),
     "started_past_it": (f"{window(1, 3)} train.start_iteration=4", [], "missed"),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
 
 import fiddle as fdl
 import nemo_run as run
@@ -15,33 +14,6 @@ from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
 from launch.tasks import pretrain_partial, pretrain_script
 from recipes.tasks import as_config
-
-
-@dataclass
-class Inner:
-    sizes: list[int] = field(default_factory=lambda: [1])
-    name: str = "a"
-
-
-@dataclass
-class Model:
-    width: int
-    hidden: int | None = None
-    inner: Inner = field(default_factory=Inner)
-    other: Inner | None = None
-
-    def __post_init__(self):
-        self.hidden = self.hidden if self.hidden is not None else 4 * self.width
-
-
-def test_only_fields_that_differ_are_kept_and_sections_stay_editable():
-    config = as_config(Model(width=3, inner=Inner(name="b")))
-    assert config.__arguments__ == {"width": 3, "inner": run.Config(Inner, name="b")}
-    config.inner.sizes, config.width = [2], 5
-    built = fdl.build(config)
-    assert (built.inner, built.hidden) == (Inner(sizes=[2], name="b"), 20)
-    assert as_config(Model(width=3, hidden=7)).hidden == 7
-    assert fdl.build(as_config(Model(width=3, other=Inner()))).other == Inner()
 
 
 @pytest.mark.needs("megatron")
