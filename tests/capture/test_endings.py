@@ -59,27 +59,25 @@ def die():
     os._exit(9)
 
 
-def hooked(run: Run, **settings) -> ProfilingHook:
-    return ProfilingHook(run.config(2, 6, on_demand=False), rank=0, output_dir=run.root, **settings)
+def hooked(run: Run) -> ProfilingHook:
+    return ProfilingHook(run.config(2, 6, on_demand=False), rank=0, output_dir=run.root)
 
 
 def train(run: Run, how: dict) -> None:
     """Nine iterations; `strike` in one of them, or when the profiler stops."""
-    strike_in, strike, leave = how["strike_in"], how.get("strike", terminate), how.get("leave", True)
+    strike_in, strike, stop = how["strike_in"], how.get("strike", terminate), TorchProfiler.stop
     signal.signal(signal.SIGTERM, how.get("handler", signal.SIG_DFL))
-    hook, stop = hooked(run, owns_process=how.get("owns_process", False)), TorchProfiler.stop
     if strike_in == "stop":
         TorchProfiler.stop = lambda self, interrupted: (strike(), stop(self, interrupted))[1]
-    hook.__enter__()
-    try:
-        for iteration in range(9):
-            with hook.iteration(iteration):
-                show(iteration)
-                if iteration == strike_in:
-                    strike()
-    finally:
-        if leave:
-            hook.__exit__(*sys.exc_info())
+
+    def on_iteration(iteration: int) -> None:
+        show(iteration)
+        if iteration == strike_in:
+            strike()
+
+    run.train(
+        run.config(2, 6, on_demand=False), range(9), on_iteration=on_iteration, owns_process=how.get("owns_process", False)
+    )
 
 
 DEFAULT, HANDLED = "SIG_DFL", "unwind_on._handle"
@@ -120,7 +118,10 @@ def test_a_process_that_ends_leaves_its_capture_and_a_true_manifest(run, tmp_pat
 def test_an_interpreter_that_exits_with_an_open_window_writes_it_first(run):
     """It would crash with a live trace."""
     source = "from tests.capture.test_endings import *\n"
-    source += f"train(Run(Path({str(run.root)!r})), {{'strike_in': 4, 'leave': False}})"
+    source += f"hook = hooked(Run(Path({str(run.root)!r})))\nhook.__enter__()\n"
+    source += (
+        "for iteration in range(5):\n    with hook.iteration(iteration):\n        terminate() if iteration == 4 else None\n"
+    )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=240)
     assert (done.returncode, run.outcome("iter-2-6")) == (TERMINATED, HALF), done.stderr
     reason = EXITED.replace("(code 143)", "without leaving the hook")

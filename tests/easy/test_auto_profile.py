@@ -150,7 +150,7 @@ class TestPhases:
         assert str(times).splitlines()[1].startswith("forward    2 times, ")
 
     def test_it_decorates_a_function_and_a_phase_that_raised_counts(self) -> None:
-        @phase("logging")
+        @phase("logging", synchronize=True)
         def log(x: int) -> float:
             return 7 / x
 

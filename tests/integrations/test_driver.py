@@ -71,6 +71,12 @@ def test_ranks_of_one_launch_agree_and_launches_differ(tmp_path: Path) -> None:
     assert [sorted((tmp_path / f"{launch}.attempts").read_text().split()) for launch in (0, 1)] == [["0", "0"], ["1", "1"]]
 
 
+def test_a_slurm_step_has_its_name_already() -> None:
+    given = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
+    name_launch(given)
+    assert LAUNCH_VARIABLE not in given
+
+
 def _choose() -> None:
     import torch
 

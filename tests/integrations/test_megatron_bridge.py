@@ -106,6 +106,11 @@ def test_a_config_that_is_not_the_trainings_own_is_an_error_in_the_log(run, tmp_
     assert not (tmp_path / "torch").exists()
 
 
+def test_ranks_outside_the_world_end_the_profile_and_not_the_training(run, caplog):
+    assert len(run(Section(profile_ranks=[7]))) == 8
+    assert "names 7, but the job has 1 rank;" in caplog.text
+
+
 @pytest.mark.parametrize(("case", "iterations"), [({"skipped": 4}, [5]), ({"skipped": 5}, [4]), ({"first": 5}, [5])])
 def test_an_incomplete_window_is_captured_as_far_as_it_was_trained(run, manifest, case, iterations):
     handlers = run(Section(), **case)

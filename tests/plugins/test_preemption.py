@@ -12,7 +12,7 @@ import nemo_run as run
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.plugins import PreemptionPlugin, PreemptionPluginScriptArgs
+from bridge_profiling.plugins import PreemptionPlugin
 from bridge_profiling.plugins.preemption import time_limit_seconds
 from tests.plugins.conftest import pretrain
 
@@ -47,18 +47,6 @@ def test_a_config_without_the_loaders_field_is_refused_only_where_it_is_asked_fo
     assert (task, slurm) == before
     PreemptionPlugin().setup(task, slurm)
     assert fdl.build(task.config).train.exit_signal_handler
-
-
-def test_a_converter_replaces_the_overrides(script, slurm):
-    def convert(args):
-        assert args == PreemptionPluginScriptArgs(enable_exit_handler=True, enable_exit_handler_for_data_loader=True)
-        return ["--exit-handler", "on"]
-
-    plugin = PreemptionPlugin(enable_exit_handler_for_data_loader=True, script_args_converter_fn=convert)
-    for _ in range(2):
-        plugin.setup(script, slurm)
-    assert script.args == ["--exit-handler", "on"]
-    assert slurm.signal == "TERM@60"
 
 
 @pytest.mark.parametrize("executor", [run.LocalExecutor(), MagicMock()])
