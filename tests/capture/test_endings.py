@@ -1,6 +1,5 @@
 """How a process ends while a window is open: SIGTERM, SIGKILL, forks, profilers of its own. Each in a forked rank."""
 
-import atexit
 import json
 import os
 import signal
@@ -126,28 +125,6 @@ def test_an_interpreter_that_exits_with_an_open_window_writes_it_first(run):
     assert (done.returncode, run.outcome("iter-2-6")) == (TERMINATED, HALF), done.stderr
     reason = EXITED.replace("(code 143)", "without leaving the hook")
     assert run.manifest("iter-2-6")["reason"] == reason
-
-
-def fork_inside_the_window(run: Run) -> None:
-    with hooked(run) as hook:
-        for iteration in range(5):
-            with hook.iteration(iteration):
-                pass
-        before = run.manifest("iter-2-6")
-        show()
-        for end in (lambda: hook.__exit__(None, None, None), atexit._run_exitfuncs, terminate):
-            child = os.fork()
-            if not child:
-                end()
-                os._exit(0)
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), run.manifest("iter-2-6") == before)
-    show()
-
-
-def test_a_process_that_the_training_forks_writes_nothing_and_a_window_that_ends_early_leaves_the_default(run, tmp_path):
-    ended = run_ranks(fork_inside_the_window, run, folder=tmp_path, check=True)
-    assert ended.stdout.splitlines() == [f" {HANDLED}", "0 True", "0 True", f"{TERMINATED} True", f" {DEFAULT}"]
-    assert run.outcome("iter-2-6") == ("partial", [2, 3, 4])
 
 
 def open_ranges_across_recordings(run: Run) -> None:

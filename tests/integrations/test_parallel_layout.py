@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -107,6 +107,20 @@ def test_dimensions_of_fully_shard_are_data_parallel_whatever_they_are_called_an
     assert {unit["name"]: unit["parameters"] for unit in facts["units"]} == {"": LAYERS[1], "0": LAYERS[0]}
     precision = facts["mixed_precision"]
     assert (precision["param_dtype"], precision["reduce_dtype"]) == ("torch.bfloat16", "torch.float32")
+
+
+def test_the_wrapper_on_a_mesh_of_two_dimensions(mesh_of):
+    model = FullyShardedDataParallel(
+        small(),
+        device_mesh=mesh_of((2, 4), ("replicate", "shard")),
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        mixed_precision=MixedPrecision(param_dtype=torch.bfloat16),
+        device_id=torch.device("cpu"),
+    )
+    found, facts = describe(model)
+    assert (found.notes, found.layout.dp, found.mesh) == ([], 8, {"replicate": 2, "shard": 4})
+    assert (facts["sharding_strategy"], facts["mixed_precision"]["param_dtype"]) == ("HYBRID_SHARD", "torch.bfloat16")
+    assert facts["parameters"] == PARAMETERS
 
 
 @pytest.mark.parametrize(("shape", "names"), [((4,), ("tp",)), ((4,), None), ((2, 2), ("dp", "tp"))])
