@@ -78,18 +78,6 @@ def test_an_output_directory_that_cannot_be_made_is_one_line_and_training_goes_o
     assert said in error
 
 
-def test_a_process_that_can_start_no_thread_writes_its_trace_itself(run, monkeypatch, caplog):
-    """From Python 3.12 on an interpreter that exits starts none: so it is where nobody left the hook."""
-    refused = RuntimeError("can't create new thread at interpreter shutdown")
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", raising(refused))
-        run.train(run.config(1, 3), range(5))
-    assert run.outcome("iter-1-3") == ("complete", [1, 2])
-    assert [record.getMessage().partition(":")[2] for record in caplog.records if record.levelname == "ERROR"] == [
-        f" no captures on demand: RuntimeError: {refused}. Training goes on."
-    ]
-
-
 def test_training_goes_on_while_a_trace_is_compressed(run, monkeypatch):
     """Compression here ends only after iteration 5 has begun: a training that waited for it would wait for ever."""
     reached, compress = threading.Event(), torch_profiler._compress

@@ -154,3 +154,11 @@ def test_a_place_of_the_users_own_is_believed(variables, overrides, script, kube
     script.args = overrides
     PLUGINS["torch"].setup(script, executor)
     assert executor.env_vars == variables
+
+
+def test_nsys_reports_follow_the_users_own_place(script, executors):
+    executor = assigned(executors["docker"](env_vars={"BRIDGE_PROFILING_DIR": "/data/profiles"}))
+    PLUGINS["nsys"].setup(script, executor)
+    role = package(script, executor).roles[0]
+    assert role.entrypoint == "mkdir -p /data/profiles/nsys_profile && nsys"
+    assert role.args[role.args.index("-o") + 1] == "/data/profiles/nsys_profile/profile_%h_%p"
