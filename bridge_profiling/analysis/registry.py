@@ -76,7 +76,7 @@ QUESTIONS = {
         IDLE_GAPS,
         IDLE_CAUSES,
         COPIES,
-        Question("profiler_cost", "rank", profiler_cost.recorded, (_PROFILER, _SPANS)),
+        Question("profiler_cost", "rank", profiler_cost.recorded, (_PROFILER, _SPANS, _ITERATIONS)),
         Question("launch_statistics", "rank", device.launch_statistics, (_DEVICE_EVENTS, _SPANS)),
         Question("device_roles", "rank", device_roles.device_roles, (_DEVICE_EVENTS, _KERNEL_NAMES, _ACTIVITY, _GAPS)),
         Question("collective_sizes", "rank", counts.collective_sizes, (_COLLECTIVES,)),
