@@ -11,8 +11,11 @@ from bridge_profiling.analysis.attribution import (
     flame_graph,
     host,
     idle,
+    kernel_groups,
     operators,
     parts,
+    phases,
+    products,
     profiler_cost,
 )
 from bridge_profiling.analysis.compare import bench, events
@@ -46,6 +49,8 @@ _OPERATORS = Columns(
 _KERNEL_NAMES = Columns("device_events", ("name",))
 _RANGE_NAMES = Columns("host_events", ("category", "name", "start_ns"))
 _COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes"))
+_TIMED_RANGES = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "sequence"))
+_SHAPED = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "shapes"))
 _ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns"))
 
 _MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
@@ -63,7 +68,9 @@ ITERATIONS = Question("iterations", "rank", device.iterations, (_WINDOWS, _WORK,
 IDLE_GAPS = Question("idle_gaps", "rank", idle.idle_gaps, (_GAPS, _SPANS))
 IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_EVENTS, _ACTIVITY, _SPANS, _PROFILER))
 COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
-RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE))
+KERNELS = Question("kernels", "source", device.kernels, (Given.DATABASE,))
+PRODUCTS = Question("products", "rank", products.products, (_SHAPED, _DEVICE_EVENTS, _KERNEL_NAMES))
+RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE, Given.INFOS))
 PIPELINE_BY_RANK = Question(
     "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS)
 )
@@ -83,8 +90,12 @@ QUESTIONS = {
         Question("loop_counts", "rank", counts.loop_counts, (_RANGE_NAMES, _ITERATIONS)),
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS)),
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
+        Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
+        PRODUCTS,
+        Question("matrix_products", "run", products.matrix_products, (PRODUCTS, Given.INFOS)),
         Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),
-        Question("kernels", "source", device.kernels, (Given.DATABASE,)),
+        KERNELS,
+        Question("kernel_groups", "run", kernel_groups.kernel_groups, (KERNELS, COPIES)),
         Question("typical_iteration", "run", parts.typical_iteration, (ITERATIONS,)),
         Question("attribution", "run", parts.attribution, (ITERATIONS, IDLE_CAUSES, RANKS)),
         RANKS,
@@ -93,7 +104,7 @@ QUESTIONS = {
         Question("communication", "run", communication.communication, (_WAITING, Given.DATABASE)),
         Question("communication_by_rank", "run", communication.communication_by_rank, (_WAITING, Given.DATABASE)),
         Question("waits", "run", ranks.waits, (_WAITING, Given.DATABASE)),
-        Question("stragglers", "run", ranks.stragglers, (RANKS,)),
+        Question("stragglers", "run", ranks.stragglers, (RANKS, Given.INFOS)),
         Question("start_skew", "run", ranks.start_skew, (_WAITING, Given.DATABASE, CLOCK_OFFSETS)),
         Question("pipeline", "run", pipeline.pipeline, (PIPELINE_BY_RANK,)),
         Question("event_cells", "run", events.event_cells, (_WAITING, Given.DATABASE)),

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter
 from types import TracebackType
 
 from bridge_profiling.capture.control.listener import Listener
@@ -104,6 +104,7 @@ class ProfilingHook:
         self._window: CaptureWindow | None = None
         self._edge = 0 if self._config.nvtx_ranges else NEVER
         timer = self._timer = _IterationTimer(self._end_iteration)
+        self._mark = timer.mark
         self._iteration_ranges = ExitStack()
         self._sigterm = unwind_on(signal.SIGTERM, reraise=not owns_process)
         self._listener: Listener | None = None
@@ -134,10 +135,10 @@ class ProfilingHook:
                             window.advance(iteration)
                 self._update()
                 self._begin_iteration(iteration)
-        timer = self._timer
-        timer.iteration = iteration
-        timer.started = perf_counter_ns()
-        return timer.around
+        mark = self._mark
+        mark(iteration)
+        mark(perf_counter())
+        return self._timer.around
 
     def range(self, name: str) -> AbstractContextManager:
         """A context manager that names a phase (`forward-backward`, `optimizer`, …) inside the window.
@@ -145,7 +146,7 @@ class ProfilingHook:
         Outside the window it does nothing, unless `nvtx_ranges` asks for ranges everywhere.
         """
         if name in _LONG_PHASES:
-            self._schedule.long_iterations.append(self._timer.iteration)
+            self._schedule.long_iterations.append(self._timer.running() or 0)
         if self._window is None and not self._config.nvtx_ranges:
             return _NO_RANGE
         return self._enter_ranges(name, lambda profiler: profiler.phase_range(name))
@@ -153,7 +154,7 @@ class ProfilingHook:
     @property
     def durations(self) -> tuple[tuple[int, int], ...]:
         """`(iteration, nanoseconds)` of the last 1,000 iterations, the oldest first."""
-        return tuple(self._timer.durations.copy())
+        return tuple(self._timer.durations())
 
     @property
     def capturing(self) -> bool:
@@ -219,7 +220,8 @@ class ProfilingHook:
         """Open the ranges of an iteration that has any."""
         if self._window is not None or self._config.nvtx_ranges:
             # First: an exit while the ranges open marks this iteration in the trace as interrupted.
-            self._timer.iteration, self._timer.watched = iteration, True
+            self._mark(iteration)
+            self._timer.watched = True
             self._iteration_ranges = self._enter_ranges(
                 f"iteration_{iteration}", lambda profiler: profiler.iteration_range(iteration)
             )
@@ -253,8 +255,8 @@ class ProfilingHook:
             self._opened = False
             if self._timer.watched:
                 # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
-                self._end_iteration(self._timer.iteration, SystemExit())
-            durations = self._timer.durations
+                self._end_iteration(self._timer.running() or 0, SystemExit())
+            durations = self._timer.durations()
             ending = ended_by if isinstance(ended_by, str) else _ending(ended_by)
             ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
             # First: a request that is made from here on is refused, and none opens a window.
@@ -304,18 +306,20 @@ class ProfilingHook:
 
 
 class _IterationTimer:
-    """The iteration that runs, and the durations of the last ones.
+    """When the last iterations began and ended; every iteration runs what is here, so it does no more than take marks.
 
     Attributes:
-        around: the context manager around the next iteration; it has nothing but the duration to keep unless `watched`.
+        around: the context manager around the next iteration; it has nothing but the end to mark unless `watched`.
+        mark: appends an iteration's number, then the second at which it began. `around` appends that of its end, if it
+            ends without an exception: three appends cost less than an object for each iteration (benchmarks/hook_overhead.py).
     """
 
-    __slots__ = ("_timing", "_watching", "around", "durations", "iteration", "started")
+    __slots__ = ("_marks", "_timing", "_watching", "around", "mark")
 
     def __init__(self, ended: Callable[[int, BaseException | None], None]) -> None:
-        self.durations: deque[tuple[int, int]] = deque(maxlen=_KEPT_DURATIONS)
-        self.iteration = self.started = 0
-        self.around = self._timing = _timing(self)
+        self._marks: deque[int | float] = deque(maxlen=3 * _KEPT_DURATIONS)
+        self.mark = self._marks.append
+        self.around = self._timing = _timing(self.mark)
         self._watching = _watching(self, ended)
 
     @property
@@ -329,16 +333,28 @@ class _IterationTimer:
 
     def running(self) -> int | None:
         """The iteration that began last; None before the first."""
-        return self.iteration if self.started else None
+        return next((int(mark) for mark in reversed(self._marks.copy()) if type(mark) is not float), None)
+
+    def durations(self) -> list[tuple[int, int]]:
+        """`(iteration, nanoseconds)` of the last iterations that ended, the oldest first. Any thread may ask."""
+        durations: list[tuple[int, int]] = []
+        iteration = began = None
+        for mark in self._marks.copy():
+            if type(mark) is not float:
+                iteration, began = int(mark), None
+            elif began is None:
+                began = mark
+            elif iteration is not None:
+                durations.append((iteration, round((mark - began) * 1e9)))
+        return durations[-_KEPT_DURATIONS:]
 
 
-def _timing(timer: _IterationTimer) -> AbstractContextManager:
-    """Keeps the duration of an iteration: with `ProfilingHook.iteration`, everything that runs in each of them.
+def _timing(mark: Callable[[float], None]) -> AbstractContextManager:
+    """Marks the end of an iteration: with `ProfilingHook.iteration`, everything that runs in each of them.
 
     `with` looks both methods up in the class, so each hook has a class of its own: its static method needs no `self`, which
     saves a sixth of the whole (benchmarks/hook_overhead.py).
     """
-    keep = timer.durations.append
 
     class Timing(AbstractContextManager):
         # `iteration()` has read the clock already, so entering has nothing to do, and the cheapest no-op is a builtin.
@@ -347,23 +363,23 @@ def _timing(timer: _IterationTimer) -> AbstractContextManager:
         @staticmethod
         def __exit__(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
             if kind is None:
-                keep((timer.iteration, perf_counter_ns() - timer.started))
+                mark(perf_counter())
 
     return Timing()
 
 
 def _watching(timer: _IterationTimer, ended: Callable[[int, BaseException | None], None]) -> AbstractContextManager:
-    """Keeps the duration as well, and then calls `ended` with the iteration's number and error if it is still `watched`."""
-    keep = _timing(timer).__exit__
+    """Marks the end as well, and then calls `ended` with the iteration's number and error if it is still `watched`."""
+    end = _timing(timer.mark).__exit__
 
     class Watching(AbstractContextManager):
         __enter__ = [].clear
 
         @staticmethod
         def __exit__(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-            keep(kind, error, trace)
+            end(kind, error, trace)
             if timer.watched:
-                ended(timer.iteration, error)
+                ended(timer.running() or 0, error)
 
     return Watching()
 

@@ -11,7 +11,6 @@ import platform
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,7 @@ from bridge_profiling.errors import require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.peaks import Precision, peaks
+from bridge_profiling.redaction import redact_command, redact_urls, redact_values
 
 _PACKAGES = ("bridge-profiling", "torch", "megatron-core", "nemo_run", "nvtx", "transformer-engine")
 
@@ -67,8 +67,8 @@ class IterationWork:
 class Rank:
     """One rank of a training, as its records and its listener need it.
 
-    `durations` are `(iteration, nanoseconds)` of the last iterations, of which other threads read a copy; `iteration` returns
-    the one that began last, `windows` those recorded so far.
+    `durations` returns `(iteration, nanoseconds)` of the last iterations, `iteration` the one that began last, `windows` those
+    recorded so far. Any thread may call them.
     """
 
     number: int
@@ -76,7 +76,7 @@ class Rank:
     work: IterationWork | None
     train_iters: int | None
     facts: dict[str, object]
-    durations: deque[tuple[int, int]]
+    durations: Callable[[], list[tuple[int, int]]]
     iteration: Callable[[], int | None]
     windows: Callable[[], list[Window]]
 
@@ -116,13 +116,13 @@ class CaptureRecord:
             manifest.ProfilerRecord(
                 name=profiler.name,
                 status=profiler.status,
-                reason=profiler.reason,
+                reason=profiler.reason and redact_urls(profiler.reason),
                 artifacts=manifest.list_artifacts([path for path in profiler.artifacts if path.exists()], self.files.root),
                 notes=profiler.notes,
             )
             for profiler in self.profilers
         ]
-        recent = list(rank.durations.copy())
+        recent = rank.durations()
         kept = {iteration for iteration, _ in recent}
         timed = [*(one for one in self.durations if one[0] not in kept), *recent]
         iterations, nanoseconds = [iteration for iteration, _ in timed], [duration for _, duration in timed]
@@ -134,9 +134,10 @@ class CaptureRecord:
         captured = None
         if self.captured and status in ("complete", "partial"):
             captured = manifest.Captured(first=self.captured[0], last=self.captured[-1], iterations=self.captured)
+        reason = redact_urls(self.reason) if self.reason else None
         return manifest.Manifest(
             status=status,
-            reason=self.reason or next((record.reason for record in records if record.reason), None),
+            reason=reason or next((record.reason for record in records if record.reason), None),
             final=self.final,
             window=window,
             trigger=self.plan.trigger,
@@ -150,11 +151,11 @@ class CaptureRecord:
             coordinates={name: list(place) for name, place in rank.layout.coordinates(rank.number).items()},
             host=socket.gethostname(),
             pid=os.getpid(),
-            command=[sys.executable, *sys.orig_argv[1:]],
+            command=redact_command([sys.executable, *sys.orig_argv[1:]]),
             job=manifest.Job(id=env.job_id, attempt=self.files.attempt, restarts=env.restarts),
-            config=asdict(self.plan.config),
+            config=redact_values(asdict(self.plan.config)),
             versions=_versions(),
-            framework=rank.facts or None,
+            framework=redact_values(rank.facts) or None,
             work=work,
             durations_ns=durations,
             garbage_collection=self.garbage_collection,

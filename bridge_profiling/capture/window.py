@@ -137,7 +137,7 @@ class CaptureWindow:
             self._garbage.__exit__()
             if state == "capturing":
                 status, reason = self._completeness(ending)
-                self.record.durations = [one for one in self._rank.durations.copy() if one[0] in self.window]
+                self.record.durations = [one for one in self._rank.durations() if one[0] in self.window]
                 interrupted = [iteration for iteration in self.record.interrupted if iteration not in self.record.captured]
                 synchronize_device(self._rank.number)
                 for profiler in self.active:

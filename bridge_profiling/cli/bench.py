@@ -23,6 +23,8 @@ from bridge_profiling.errors import ProfilingConfigError
 
 bench = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
     help="Measure a link, a copy, a data loader or a step on its own.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -35,6 +35,10 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
     breakdowns = _by_capture(run.breakdown())
     iterations = _by_capture(run.iterations(), list(schema.Iteration.__annotations__))
     kernels = _by_capture(run.kernels(), list(schema.Kernel.__annotations__))
+    groups = _by_capture(run.kernel_groups(), list(schema.KernelGroup.__annotations__))
+    products = _by_capture(run.matrix_products(), list(schema.MatrixProduct.__annotations__))
+    phases = _by_capture(run.phases(), list(schema.Phase.__annotations__))
+    operators = _by_capture(run.operators(), list(schema.Operator.__annotations__))
     ranks: list[Any] = []
     for info in run.infos:
         capture = (info.rank, info.source)
@@ -45,9 +49,15 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
                 "source": info.source,
                 "files": info.files,
                 "coordinates": None if places is None else {name: list(place) for name, place in places.items()},
+                "judged": info.judged,
+                "lost": asdict(info.lost),
                 "device": breakdowns[capture][0],
                 "iterations": iterations[capture],
+                "phases": phases[capture],
+                "operators": operators[capture],
+                "matrix_products": products[capture],
                 "kernels": kernels[capture],
+                "kernel_groups": groups[capture],
             }
         )
     collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()

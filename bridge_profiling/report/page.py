@@ -17,12 +17,15 @@ from markupsafe import Markup
 
 from bridge_profiling import __version__
 from bridge_profiling.atomic import write_atomically
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.report.figures import COLORS, KIND_NAMES
 from bridge_profiling.report.json import finite
 from bridge_profiling.report.views import PageView
+from bridge_profiling.traces.discover import is_capture
 
 _TEMPLATES = Path(__file__).parent / "templates"
+
+_ANOTHER = "Name another file with -o"
 
 #: In the order in which the page runs them.
 _SCRIPTS = ("figures.js", "timeline.js", "tables.js", "perfetto.js", "page.js")
@@ -38,14 +41,15 @@ def write_output(output: Path, write: Callable[[Path], object]) -> None:
     """Write a file of the user's atomically: `write` fills a temporary file.
 
     Raises:
-        ProfilingConfigError: the file cannot be written.
+        ProfilingConfigError: the file cannot be written, or is a capture.
     """
+    require(
+        not (output.exists() and is_capture(output)), f"{output} is a capture", why="it would be replaced", instead=_ANOTHER
+    )
     try:
         write_atomically(output, write)
     except OSError as error:
-        raise ProfilingConfigError(
-            f"{output} cannot be written", why=error.strerror or str(error), instead="Name another file with -o"
-        ) from error
+        raise ProfilingConfigError(f"{output} cannot be written", why=error.strerror or str(error), instead=_ANOTHER) from error
 
 
 def render(view: PageView) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.report import bench_view, figures, measurements, tables, words
+from bridge_profiling.report import bench_view, figures, measurements, phases_view, products_view, tables, words
 from bridge_profiling.report.findings_view import Pictures, findings_view
 from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_section
 from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
@@ -33,8 +33,8 @@ _ON_A_SCREEN = 8
 #: Ranks whose memory is drawn, and rows of kernels and of operators.
 _MEMORY_RANKS, _MOST_ROWS = 4, 250
 
-#: Rows of a table on a terminal.
-_TERMINAL_ROWS = 10
+#: Rows of a table on a terminal, and phases below a verdict.
+_TERMINAL_ROWS, _SCREEN_PHASES = 10, 6
 
 
 def run_tables(run: Run) -> list[TableView]:
@@ -47,7 +47,11 @@ def run_tables(run: Run) -> list[TableView]:
     found = [
         tables.device_time(breakdown.to_pylist()),
         tables.typical_iterations(run.typical_iteration().to_pylist(), on_cpu),
+        phases_view.of_run(run.phases().to_pylist(), _TERMINAL_ROWS, of_device=len(on_cpu) < breakdown.num_rows),
+        tables.kernel_groups(run.kernel_groups().to_pylist()),
         tables.kernels(run.kernels(by_rank=False).to_pylist(), _TERMINAL_ROWS),
+        tables.operators(run.operators().to_pylist(), _TERMINAL_ROWS),
+        products_view.matrix_products(run.matrix_products().to_pylist(), _TERMINAL_ROWS),
         tables.communication(run.communication().to_pylist(), iterations, _TERMINAL_ROWS),
         *([] if run.against_bench is None else bench_view.alone_tables(run.against_bench)),
         tables.iterations_by_rank(run.ranks().to_pylist()),
@@ -63,7 +67,7 @@ def run_tables(run: Run) -> list[TableView]:
 def summary_view(summary: Summary) -> PageView:
     """What a terminal shows of a run: the verdict, where the time goes, the findings, and benchmarks."""
     shown = ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)
-    sections = [_attribution(summary, shown, _ON_A_SCREEN), bench_view.section(summary.bench)]
+    sections = [_attribution(summary, shown, _ON_A_SCREEN), _phases_on_a_screen(summary), bench_view.section(summary.bench)]
     return PageView(
         "report",
         _title(summary),
@@ -95,13 +99,17 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     )  # fmt: skip
     iterations = len({row["iteration"] for row in rows["iterations"]}) or 1
     manifests = {each.rank: each for each in summary.manifests if each.rank in shown}.values()
+    groups = [row for row in run.kernel_groups().to_pylist() if row["source"] == summary.source]
     work = [
+        tables.kernel_groups(groups),
         tables.kernels(rows["kernels"], _MOST_ROWS),
         tables.operators(rows["operators"], _MOST_ROWS),
+        products_view.matrix_products(run.matrix_products().to_pylist(), _MOST_ROWS),
         measurements.wall_clock(manifests),
     ]
     sections = [
         _attribution(summary, shown, EVERY_RANK),
+        _phases(summary, shown),
         _iterations(rows["ranks"]),
         _waits(summary, run.waits().to_pylist(), len({row["iteration"] for row in rows["ranks"]}) or 1, rows["pipeline"]),
         _section("findings", kind="findings"),
@@ -196,6 +204,17 @@ def _attribution(summary: Summary, shown: Sequence[int], every: int) -> SectionV
     if len(rows) > every:
         found.insert(0, tables.spread(rows))
     return _section("budget", notes=notes, figures=[FigureView("budget", variants, caption, labels)], tables=found)
+
+
+def _phases(summary: Summary, shown: Sequence[int]) -> SectionView:
+    rows = [row for row in summary.phases if row["rank"] in set(shown)]
+    return _section("phases", tables=[phases_view.of_ranks(rows, _MOST_ROWS)] if rows else [])
+
+
+def _phases_on_a_screen(summary: Summary) -> SectionView:
+    of_device = bool(summary.attribution) or not summary.without_device
+    table = phases_view.of_run(summary.phases, _SCREEN_PHASES, of_device=of_device, library=False)
+    return _section("phases", tables=[table] if table.rows else [])
 
 
 def _iterations(rows: Rows) -> SectionView:

@@ -128,16 +128,39 @@ def kernels(rows: Rows, count: int) -> TableView:
     total_us = sum(row["total_us"] for row in rows) or 1.0
     shown, note = most(rows, count)
     columns = {
-        "kind": lambda row: row["backend"] or row["kind"],
+        "group": lambda row: row["group"],
         "count": of("count"),
         "total ms": ms("total_us"),
         "share": lambda row: Cell(words.percent(row["total_us"] / total_us), row["total_us"]),
         **{f"{name} µs": of(f"{name}_us", _MICROSECONDS) for name in ("mean", "min", "max")},
         "name": lambda row: _short(row["name"]),
     }
-    kinds = sorted({row["backend"] or row["kind"] for row in shown})
+    kinds = sorted({row["group"] for row in shown})
     title = "Kernels of all ranks, over the whole capture"
     return table("kernels", title, shown, columns, name_last=True, filters=kinds, sorted_by=2, note=note)
+
+
+def kernel_groups(rows: Rows) -> TableView:
+    """Rows of `Run.kernel_groups`, those of all ranks added up."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        sums = found.setdefault(row["group"], {"group": row["group"], "count": 0, "total_us": 0.0, "low": 1.0, "high": 0.0})
+        sums |= {"count": sums["count"] + row["count"], "total_us": sums["total_us"] + row["total_us"]}
+        sums |= {"low": min(sums["low"], row["share"]), "high": max(sums["high"], row["share"])}
+        sums.setdefault("names", row["names"])
+    total_us = sum(sums["total_us"] for sums in found.values()) or 1.0
+    columns = {
+        "group": lambda row: row["group"],
+        "count": of("count"),
+        "total ms": ms("total_us"),
+        "share": lambda row: Cell(words.percent(row["total_us"] / total_us), row["total_us"]),
+        "lowest rank": of("low", words.percent),
+        "highest rank": of("high", words.percent),
+        "kernel with the most time": lambda row: _short(row["names"][0]),
+    }
+    ordered = sorted(found.values(), key=lambda sums: -sums["total_us"])
+    title = "Kernels and copies of all ranks by what they do, over the whole capture"
+    return table("kernel-groups", title, ordered, columns, name_last=True)
 
 
 def operators(rows: Rows, count: int) -> TableView:
@@ -151,8 +174,8 @@ def operators(rows: Rows, count: int) -> TableView:
         "count": of("count"),
         "own ms": ms("self_us"),
         "total ms": ms("total_us"),
-        "device ms": ms("device_us"),
-        "device total ms": ms("device_total_us"),
+        "own device ms": ms("device_self_us"),
+        "device ms": ms("device_total_us"),
         "longest µs": of("max_us", _MICROSECONDS),
         "name": lambda row: _short(row["name"]),
     }
@@ -160,7 +183,7 @@ def operators(rows: Rows, count: int) -> TableView:
     return table("operators", title, shown, columns, name_last=True, filters=[], sorted_by=1, note=note)
 
 
-_SUMMED = ("count", "self_us", "total_us", "device_us", "device_total_us")
+_SUMMED = ("count", "self_us", "total_us", "device_self_us", "device_total_us")
 
 
 def _short(name: str | None) -> str:

@@ -31,13 +31,16 @@ def print_report(view: PageView, console: Console) -> None:
     for text in view.notices:
         console.print(Text(f"{text}\n"), soft_wrap=not console.is_terminal)
     _print_verdict(view.verdict, console)
-    time, bench = view.sections
+    time, phases, bench = view.sections
     for figure, numbers in zip(time.figures, time.tables[-2:], strict=False):
         console.print()
         if console.color_system:
             _print_bars(figure.variants["cause"], console)
         else:
             _print_plain(numbers, console)
+    for ranges in phases.tables:
+        console.print()
+        console.print(_boxed(ranges)) if console.is_terminal else _print_plain(ranges, console)
     if view.findings:
         (_print_findings if console.is_terminal else _print_plain_findings)(view.findings, console)
         for finding in view.findings:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import lzma
-import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import BinaryIO
 from isal import isal_zlib
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.regular_files import open_regular
 
 _GZIP_MAGIC, _XZ_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00"
 _READ_BYTES = 1 << 20
@@ -30,20 +29,6 @@ class Bounds:
     max_bytes: int  # unpacked
     max_ratio: int  # of unpacked to packed bytes. A bomb reaches 1,000 as gzip and 7,000 as xz
     ratio_checked_bytes: int = 64 << 20  # the ratio counts once so much is unpacked
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file. A pipe or a device is refused without waiting for it.
-
-    Raises:
-        TraceError: it is not a regular file.
-        OSError: it cannot be opened.
-    """
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise TraceError(f"{path} is not a regular file")
-    return file
 
 
 def unpack(path: Path, bounds: Bounds, piece_bytes: int = _READ_BYTES) -> Iterator[bytes]:

@@ -23,12 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.traces.discover import Capture
+from bridge_profiling.traces.discover import Capture, contradiction
 from bridge_profiling.traces.tables import SCHEMAS
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
 #: Raise it when a reader gives other rows or caveats for the same file. Changed columns count by themselves.
-ENGINE_VERSION = 4
+ENGINE_VERSION = 5
 
 #: The folder of entries next to a capture.
 FOLDER = ".bridge_profiling"
@@ -96,7 +96,7 @@ def load(capture: Capture, *, directory: Path | None = None, cached: bool = True
                 write(tables, folder / name)
                 tables.entry = folder / name
                 break
-    return tables if capture.manifest is None else replace(tables, info=_with_manifest(tables.info, capture.manifest))
+    return tables if capture.manifest is None else replace(tables, info=_with_manifest(tables, capture.manifest))
 
 
 def write(tables: RankTables, entry: Path) -> None:
@@ -154,12 +154,30 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _with_manifest(info: RankInfo, capture: RankCapture) -> RankInfo:
-    manifest = capture.manifest
-    caveats = list(info.caveats)
+def _with_manifest(tables: RankTables, capture: RankCapture) -> RankInfo:
+    """What is known about a capture, with what its manifest adds unless it contradicts the capture."""
+    manifest, info = capture.manifest, tables.info
+    captured = set(capture.captured)
+    found = (
+        set(tables.columns("iterations", ["iteration"])["iteration"].to_pylist()) if captured else set()
+    )  # none in snapshots
+    contradicts = ""
     if info.rank != capture.rank:
-        text = f"the trace says rank {info.rank}, its manifest {capture.rank}: the trace's is used"
-        caveats.append(Caveat("rank_differs", text))
+        contradicts = f"it is of rank {capture.rank}, and {info.files[0]} of rank {info.rank}"
+    elif found and captured.isdisjoint(found):
+        contradicts = (
+            f"it says that iterations {min(captured)} to {max(captured)} were captured, not {min(found)} to {max(found)}"
+        )
+    if contradicts:
+        return replace(info, caveats=[*info.caveats, contradiction(capture.path, contradicts)])
+    caveats = list(info.caveats)
+    lost = sorted(captured - found) if found and not info.error else []
+    if lost:
+        text = f"{capture.path} says that iteration {lost[0]} was captured, and it is not in the file"
+        caveats.append(Caveat("manifest_differs", text))
+    if None not in (info.world_size, manifest.world_size) and info.world_size != manifest.world_size:
+        text = f"{capture.path} says that the job has {manifest.world_size} ranks, the capture {info.world_size}"
+        caveats.append(Caveat("manifest_differs", text))
     if manifest.status != "complete":
         text = f"the capture is {manifest.status}: {manifest.reason or 'its manifest gives no reason'}"
         caveats.append(Caveat("capture_incomplete", text))

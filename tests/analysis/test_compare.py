@@ -1,7 +1,5 @@
 """What changed between two runs: injected changes are found with their size, and nothing else is."""
 
-import json
-
 import pytest
 
 from bridge_profiling.analysis.compare import changed, compare
@@ -9,7 +7,6 @@ from bridge_profiling.analysis.compare import steps as compare_steps
 from bridge_profiling.analysis.compare.events import EventSide, comparable, without_arguments
 from bridge_profiling.errors import ProfilingConfigError
 from tests.analysis.compared_runs import WrittenRun
-from tests.analysis.ranks_in_hand import values
 
 GEMM, SOFTMAX = [300.0, 300.0], [50.0]
 
@@ -57,13 +54,6 @@ def test_the_parts_add_up_to_the_change_of_the_median_to_rounding(compared):
     assert found.step.us.change == found.profiled.change == pytest.approx(80, abs=4)
     assert found.by_cause["outlying_iterations_us"].change == pytest.approx(-1000, rel=0.05)
     assert found.explains_most[0] == "host_launch_us"
-
-
-def test_a_run_compared_with_itself_finds_nothing(tmp_path, run_of):
-    run = run_of(WrittenRun(unprofiled_ms=[5.0, 6.0, 7.0]).write(tmp_path / "run"))
-    found = compare(run, run)
-    assert (found.empty, found.same_work, found.step.verdict, found.regressed(0.0)) == (True, True, "unchanged", False)
-    assert json.loads(found.to_json())["kernels"] == []
 
 
 def test_two_runs_that_differ_by_noise_alone_are_unchanged(compared):
@@ -130,13 +120,6 @@ def test_the_iterations_at_the_profilers_edges_are_left_out(compared, monkeypatc
     assert abs(found.by_cause["host_launch_us"].change) < 5
 
 
-def test_captures_without_iterations_are_compared_as_wholes(compared):
-    found = compared(*(WrittenRun(iterations=1, kernels={"gemm": times}, marked=False) for times in (GEMM, [450.0, 450.0])))
-    assert (found.step, found.profiled, found.by_cause) == (None, None, {})
-    assert words(found) == {"gemm": "slower"}
-    assert any("no marked iterations" in each for each in found.limitations)
-
-
 # The same kernels, as Kineto and as nsys demangle them.
 @pytest.mark.parametrize(
     ("kineto", "nsys"),
@@ -168,18 +151,3 @@ def test_communication_is_compared_by_operation_where_one_side_knows_no_groups()
     assert key in other
     assert (merged.count, merged.us, merged.extra["bytes"], merged.extra["wait_us"]) == (5, 50, 200, 0)
     assert comparable(known, known) == (known, known)
-
-
-# Reads eight ranks.
-@pytest.mark.integration
-def test_overlap_splits_the_same_gradients_into_more_messages(real):
-    """Real captures, of two iterations each: too few for a confidence, enough to say what changed."""
-    base, other = real("kineto/tp2_dp2"), real("kineto/tp2_dp2_overlap")
-    found = compare(base, other)
-    assert (found.step.verdict, found.same_work, found.explains_most[0]) == ("unknown", True, "waiting_us")
-    assert found.step.us.change == pytest.approx(18_745, rel=0.01)
-    assert sum(part.change for part in found.by_cause.values()) == pytest.approx(found.step.us.change, abs=1e-3)
-    moved = found.communication.take([place for place, each in enumerate(found.communication["change"].to_pylist()) if each])
-    assert sorted(values(moved, "operation", "base_count", "other_count")) == [("all_gather", 1, 6), ("reduce_scatter", 1, 6)]
-    assert dict(values(moved, "operation", "change_bytes"))["reduce_scatter"] == 0
-    assert compare(base, base).empty

@@ -26,19 +26,6 @@ def _sets(found):
 
 
 @pytest.mark.parametrize(
-    ("between", "blocked"),
-    [
-        *((work(kind, 12, 48, -8), True) for kind in ("communication", "memcpy", "memset")),
-        # A stream of the same number on another device.
-        (work("memcpy", 12, 48, -8, device=1), False),
-    ],
-)
-def test_work_before_a_kernel_on_its_stream_blocks_it_once_it_is_launched(between, blocked):
-    found = _gaps(0, 60, work("compute", 0, 10, -9), between, work("compute", 50, 60, 20))
-    assert _sets(found) == ([(10, 20)], [(20, 50)] if blocked else [], [] if blocked else [(20, 50)])
-
-
-@pytest.mark.parametrize(
     ("wait", "memset", "blocked"),
     [
         (None, False, False),

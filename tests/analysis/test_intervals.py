@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis.intervals import EMPTY, parents, self_times_ns, union, window
+from bridge_profiling.analysis.intervals import parents, union
 
 _BOUND = 40
 _RANGES = st.lists(st.tuples(st.integers(-_BOUND, _BOUND), st.integers(-_BOUND, _BOUND)), max_size=12)
@@ -39,12 +39,6 @@ def test_sets_of_intervals_are_sets_of_their_points(mine, theirs, offset):
     assert a.within_ns(*_arrays(theirs, offset)).tolist() == [len(_points(mine) & _points([each])) for each in theirs]
 
 
-def test_nothing_has_no_length():
-    assert EMPTY.total_ns == len(window(3, 3)) == (EMPTY & window(0, 5)).total_ns == 0
-    assert (window(0, 5) - EMPTY).total_ns == 5
-    assert EMPTY.within_ns(np.array([0]), np.array([9])).tolist() == [0]
-
-
 def _naive_parents(threads, ranges):
     """Walk each thread with a stack of open ranges."""
     order = sorted(range(len(ranges)), key=lambda row: (threads[row], ranges[row][0], -ranges[row][1], row))
@@ -61,20 +55,3 @@ def _naive_parents(threads, ranges):
 def test_parents_of_any_ranges_are_the_innermost_open_ones(rows):
     threads, ranges = [row[0] for row in rows], [(row[1], row[1] + row[2]) for row in rows]
     assert parents(np.array(threads, np.int64), *_arrays(ranges)).tolist() == _naive_parents(threads, ranges)
-
-
-@st.composite
-def _nested(draw, start=0, end=60, depth=3):
-    """Ranges that nest, as a call stack's do."""
-    cuts = sorted(draw(st.lists(st.integers(start, end), max_size=4)))
-    ranges = list(zip(cuts[::2], cuts[1::2], strict=False))
-    inside = [draw(_nested(low, high, depth - 1)) for low, high in ranges if depth]
-    return [*ranges, *(each for found in inside for each in found)]
-
-
-@given(_nested())
-def test_own_times_of_nested_ranges_add_up_to_the_time_covered(ranges):
-    start, end = _arrays(ranges)
-    own = self_times_ns(parents(np.zeros(len(ranges), np.int64), start, end), start, end)
-    assert own.sum() == len(_points(ranges))
-    assert (own >= 0).all()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis.ranks.matching import RankClocks, match
+from bridge_profiling.analysis.ranks.matching import match
 from tests.analysis.simulated_runs import MS, US, SimulatedRun
 
 
@@ -151,15 +151,3 @@ def test_sends_and_kernels_that_send_and_receive_match_those_of_their_peers(tmp_
 
     # An exchange is two transfers, one in each direction.
     assert _matched(run.iterate(3, step), tmp_path) == ({2: 3 * (7 + 2 * 3)}, [])
-
-
-def test_a_run_without_communication_has_nothing_to_match(tmp_path):
-    run = SimulatedRun(2)
-    assert _matched(run.iterate(2, lambda _: run.compute(0, 5 * MS)), tmp_path) == ({}, [])
-
-
-def test_clocks_learnt_from_pairs_relate_ranks_that_form_none():
-    clocks = RankClocks()
-    for one, other, apart_ns in ((1, 2, 300), (5, 4, -7), (4, 2, 1000)):
-        clocks.learn(one, other, apart_ns)
-    assert [clocks.apart_ns(*pair) for pair in ((5, 1), (1, 5), (1, 9))] == [-7 + 1000 - 300, 7 - 1000 + 300, None]

@@ -110,10 +110,3 @@ def test_a_model_is_measured_on_another_device_and_returns():
     assert devices == [{"meta"}] * 11
     after = dict(model.named_parameters()) | dict(model.named_buffers())
     assert {name: (tensor, tensor.data_ptr()) for name, tensor in after.items()} == values
-
-
-@pytest.mark.parametrize("needs_gpu", [pytest.param(True, marks=pytest.mark.needs("cuda"))])
-def test_a_model_on_the_cpu_is_measured_on_the_gpu(needs_gpu):
-    model = torch.nn.Linear(4, 2)
-    assert quick_benchmark(model, (8, 4), quiet=True).device == "cuda"
-    assert model.weight.device.type == "cpu"

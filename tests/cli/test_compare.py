@@ -42,14 +42,6 @@ def test_the_answer_is_the_first_sentence_and_the_page_says_the_same(typed, runs
     assert 'id="packed-plotly"' in page
 
 
-def test_json_is_all_there_is_on_standard_output(typed):
-    found = json.loads(typed("compare", "base", "slower", "--json").stdout)
-    assert (found["step"]["verdict"], found["step"]["relative"]) == ("slower", pytest.approx(0.2))
-    added_up = sum(part["change_us"] for part in found["by_cause"].values())
-    assert added_up == pytest.approx(found["profiled_step"]["change_us"], abs=1e-6)
-    assert [(row["name"], row["change"]) for row in found["kernels"]] == [("gemm", "slower")]
-
-
 @pytest.mark.usefixtures("odd_runs")
 @pytest.mark.parametrize(
     ("line", "code", "said"),

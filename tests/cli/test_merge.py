@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.report.merged_trace import write_merged_trace
-from bridge_profiling.run import Run
-from bridge_profiling.traces import kineto
 from tests.cli.ranks import write
 from tests.traces.kineto_files import call, complete, document, kernel
 
@@ -62,24 +59,6 @@ def test_without_the_host_there_is_device_work_alone(typed):
     merged = json.loads(Path("all.json").read_text())
     assert {event.get("cat") for event in _phase(merged, "X")} == {"kernel"}
     assert not _phase(merged, "s")
-
-
-@pytest.mark.system
-def test_a_merged_trace_of_real_ranks_holds_their_events_to_the_nanosecond(captures, tmp_path):
-    with Run(captures / "kineto" / "pp2_dp2", parquet=tmp_path / "tables") as run:
-        count = write_merged_trace(run.entries(), tmp_path / "all.json.gz")
-    merged = _read(tmp_path / "all.json.gz")
-    base, found, expected = merged["baseTimeNanoseconds"], Counter(), Counter()
-    for event in _phase(merged, "X"):
-        begin = base + round(event["ts"] * 1000)
-        found[event["pid"], event["name"], begin, begin + round(event["dur"] * 1000)] += 1
-    for rank in range(4):
-        tables = kineto.read(captures / "kineto" / "pp2_dp2" / f"rank-{rank}.json.gz")
-        for table in (tables.device_events, tables.host_events):
-            columns = (table[name].to_pylist() for name in ("name", "start_ns", "end_ns"))
-            expected.update((rank, *event) for event in zip(*columns, strict=True))
-    assert found == expected
-    assert count == found.total()
 
 
 def test_matched_collectives_put_ranks_on_one_clock(typed, folder):

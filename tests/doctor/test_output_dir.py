@@ -119,14 +119,6 @@ def test_no_estimate_is_farther_off_than_said_from_what_was_measured_on_h200s(re
             assert measured / 2 < size.files[kind] < measured * 2, capture
 
 
-def test_what_is_kept_is_every_file_but_the_json_that_is_compressed(request_for):
-    options = ("profiling.pytorch_profiler_collect_chakra=true", "profiling.record_memory_history=true")
-    size = estimate(request_for(*MODEL, PROFILED, *options, world_size=1))
-    assert set(size.files) == {"torch", "torch_raw", "chakra", "memory"}
-    assert size.peak == pytest.approx(sum(size.files.values()), abs=4)
-    assert size.kept == pytest.approx(size.peak - size.files["torch_raw"], abs=4)
-
-
 @pytest.mark.parametrize(
     ("arguments", "world_size", "uncertainty", "said"),
     [

@@ -14,7 +14,6 @@ from bridge_profiling.easy import auto_profile, phase, phase_times, reset_phase_
 from bridge_profiling.easy.steps import PhaseTime
 from bridge_profiling.launch_env import LAUNCH_VARIABLE
 from tests.easy.scripts import manifest, python, ranges
-from tests.forked_ranks import run_ranks
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "auto_profile.py"
 
@@ -83,20 +82,6 @@ def test_only_calls_of_the_first_caller_count_and_phases_in_them_are_ranges(tmp_
     assert LAUNCH_VARIABLE not in os.environ
     assert manifest(tmp_path, folder="iter-1-3")["captured"]["iterations"] == [1, 2]
     assert ranges(tmp_path, folder="iter-1-3") == ["ProfilerStep#1", "evaluation", "ProfilerStep#2", "evaluation"]
-
-
-@pytest.mark.integration
-def test_ranks_need_not_call_it_together(tmp_path: Path) -> None:
-    run_ranks(_uneven, folder=tmp_path, ranks=2, check=True)
-    statuses = [manifest(tmp_path / "out", rank, "iter-1-3")["status"] for rank in (0, 1)]
-    assert statuses == ["complete", "missed"]
-
-
-def _uneven() -> None:
-    step = auto_profile(warmup=1, iterations=2, output_dir="out", summary=False)(torch.ones(2).sum)
-    # Rank 1 ends after one call; rank 0 waits for nobody.
-    for _ in range(4 if torch.distributed.get_rank() == 0 else 1):
-        step()
 
 
 async def _coroutine() -> None: ...

@@ -6,6 +6,7 @@ Python which the variable BRIDGE_PYTHON names.
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from pathlib import Path
 
@@ -36,8 +37,9 @@ class Training:
     @cached_property
     def losses(self) -> list[dict[int, str]]:
         """By rank: the loss of each iteration that was trained, to the last bit."""
-        files = sorted(self.folder.glob("rank-*.losses"))
-        return [{int(line.split()[0]): line.split()[1] for line in file.read_text().splitlines()} for file in files]
+        files = sorted(self.folder.glob("rank-*.jsonl"))
+        records = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+        return [{record["iteration"]: record["hex"] for record in of_rank} for of_rank in records]
 
     def log(self, rank: int = 0) -> str:
         return (self.folder / f"rank-{rank}.log").read_text()

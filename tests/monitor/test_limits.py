@@ -52,14 +52,6 @@ def test_a_gpu_within_its_limits_leads_to_none(gpu):
     assert alerts(gpu) == []
 
 
-def test_the_mean_of_a_period_counts_not_single_readings():
-    alert, found = LimitAlert(), []
-    for second in range(200):
-        busy = QUIET | {"utilization_ratio": float(second % 5 != 0)}
-        found += alert.feed(Sample(1_700_000_000.0 + second, "node1", gpus=(Readings({"gpu": "0"}, busy),)))
-    assert found == []
-
-
 def test_a_training_that_waits_for_data_or_has_stalled_leads_to_an_alert():
     loading = alerts(training={"data_loading_ratio": 0.2})
     assert [alert.kind for alert in loading] == ["data_loading"] * 2

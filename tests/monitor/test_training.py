@@ -2,7 +2,6 @@
 
 import json
 import sys
-from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -181,23 +180,6 @@ def test_memory_is_read_at_the_end_of_a_step_once_per_sample(monkeypatch):
         monitor.end_step()
     assert len(asked) == 2
     assert monitor.read().values["allocated_bytes"] == 2
-
-
-def test_threads_count_and_record_without_losing_updates():
-    monitor, counters = TrainingMonitor(), Counters()
-
-    def work() -> None:
-        for _ in range(5_000):
-            counters.add("bytes", 3)
-            monitor.end_step(tokens=2)
-
-    threads = [Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    summary = monitor.get_summary()
-    assert (counters.snapshot(), summary["iterations"], summary["tokens"]) == ({"bytes": 60_000}, 20_000, 40_000)
 
 
 def test_a_counter_only_grows():

@@ -64,26 +64,6 @@ def test_copies_are_counted_to_the_byte(run_of, name, column, kind, more):
     assert found == {rank: usual[rank] + more for rank in CASES[name].captured}
 
 
-def test_waiting_is_not_guessed_where_groups_are_unknown(run_of):
-    run = run_of("straggler_compute_2_nsys")
-    assert run.waits().num_rows == 0
-    assert any("message size" in text for text in run.limitations)
-
-
-def test_stages_have_the_bubble_that_their_layers_and_micro_batches_imply(run_of):
-    even, uneven = (run_of(name).pipeline().to_pylist() for name in ("pipeline_even_2", "pipeline_uneven_2"))
-    assert {row["microbatches"] for row in even + uneven} == {CASES["pipeline_even_2"].microbatches}
-    for name, ideal in (("pipeline_even_2", 1 / 4), ("witness_pp2_dp2", 1 / 3)):
-        for row in run_of(name).pipeline().to_pylist():
-            assert (row["stages"], row["ideal_bubble_fraction"]) == (2, approx(ideal))
-            assert row["bubble_fraction"] == approx(ideal, abs=0.08)
-    # The same four layers in all, one instead of two in the first stage.
-    a_layer = even[0]["compute_us"] / 2
-    assert uneven[0]["compute_us"] == approx(a_layer, rel=0.1)
-    assert uneven[1]["compute_us"] - even[1]["compute_us"] == approx(a_layer, rel=0.05)
-    assert uneven[0]["bubble_fraction"] > 0.6 > uneven[1]["bubble_fraction"] + 0.4
-
-
 def test_messages_are_counted_with_their_size(run_of):
     rows = run_of("slow_link_2").communication().to_pylist()
     (row,) = [row for row in rows if (row["operation"], row["group"]) == ("all_reduce", "DATA_PARALLEL_GROUP_WITH_CP")]

@@ -14,8 +14,3 @@ def test_parts_add_up_to_the_median_iteration_however_the_ranks_differ():
     by_column = {part.column: (part.time_us, part.share, part.low, part.high) for part in found.parts}
     assert by_column["waiting_us"] == pytest.approx((8 * MS, 0.2 / 3, 0.0, 0.2))
     assert by_column["compute_us"] == pytest.approx((108 * MS, 0.9, 0.8, 1.0))
-
-
-def test_without_iterations_or_time_there_are_no_parts():
-    assert (budget([]).iteration_us, budget([]).parts) == (None, [])
-    assert (budget([row(0, 0.0)]).iteration_us, budget([row(0, 0.0)]).parts) == (0.0, [])

@@ -52,19 +52,6 @@ def test_every_event_of_kineto_is_exact_to_the_nanosecond(captures, decoded, tab
     assert sorted(values(decoded("pp2_dp2/rank-0")[table], "start_ns", "end_ns", "name", place)) == sorted(expected)
 
 
-def test_every_device_event_of_nsys_is_as_sqlite_has_it(rows, report):
-    ((base,),) = rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
-    names = dict(rows("SELECT id, value FROM StringIds"))
-    query = "SELECT start + {0}, end + {0}, streamId, correlationId, {1} FROM CUPTI_ACTIVITY_KIND_{2}"
-    expected = []
-    for kind in ("memcpy", "memset"):
-        expected += [(*row, kind) for row in rows(query.format(base, "bytes", kind.upper()))]
-    for *row, name in rows(query.format(base, "demangledName", "KERNEL")):
-        expected.append((*row, None, "communication" if names[name].startswith("nccl") else "compute"))
-    found = values(report(0).device_events, "start_ns", "end_ns", "stream", "correlation", "bytes", "kind")
-    assert sorted(found, key=str) == sorted(expected, key=str)
-
-
 def test_the_job_and_its_iterations_are_known_and_no_iteration_is_at_the_boundary(decoded, report):
     """In nsys' report the flush comes after them, and the initialization is another process'."""
     for rank in (0, 1):
@@ -73,14 +60,6 @@ def test_the_job_and_its_iterations_are_known_and_no_iteration_is_at_the_boundar
         assert info.files[0].endswith(f"rank{rank}.sqlite.xz")
         for tables in (decoded(f"tp2_dp2/rank-{rank}"), report(rank)):
             assert values(tables.iterations, "iteration", "boundary") == [(9, False), (10, False)]
-
-
-def test_the_operator_of_a_kernel_is_the_innermost_range_around_its_launch(report):
-    host = [row for row in report(0).host_events.to_pylist() if row["category"] in ("operator", "annotation")]
-    for event in report(0).device_events.to_pylist()[::397]:
-        thread, time = event["launch_thread"], event["launch_start_ns"]
-        around = [row for row in host if row["thread"] == thread and row["start_ns"] <= time < row["end_ns"]]
-        assert event["operator"] == max(around, key=lambda row: (row["start_ns"], -row["end_ns"]))["operator"]
 
 
 def test_point_to_point_operations_of_both_stages_match(decoded):

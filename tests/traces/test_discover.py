@@ -98,17 +98,6 @@ def test_files_that_nothing_names_are_numbered_in_order_and_that_is_said(tmp_pat
     assert [each.code for each in find_run(tmp_path).caveats] == ["ranks_guessed"]
 
 
-def test_a_damaged_file_named_like_a_capture_is_one_whose_error_is_shown(tmp_path):
-    _trace(tmp_path / "rank-0.json.gz", 0)
-    for name, content in {"rank-1.json.gz": b"", "rank-2.json": b"", "rank-3.pt.trace.json.xz": b"not compressed"}.items():
-        (tmp_path / name).write_bytes(content)
-    captures = find_run(tmp_path).captures
-    assert [capture.rank for capture in captures] == [0, 1, 2, 3]
-    for capture in captures[1:]:
-        with pytest.raises(TraceError, match=str(capture.path)):
-            load(capture, cached=False)
-
-
 def test_of_several_attempts_the_one_written_last_counts_and_that_is_said(tmp_path):
     for attempt, time in (("iter-2-4", 200), ("iter-2-4.1", 300), ("iter-8-9", 100)):
         for rank in (0, 1):

@@ -15,17 +15,6 @@ def step(number, start_us, duration_us=90.5, **args):
     return complete("user_annotation", f"ProfilerStep#{number}", start_us, duration_us, **args)
 
 
-def test_triton_operators_on_the_host_are_no_device_work_though_they_name_a_stream(read_trace):
-    events = [
-        complete("cpu_op", "triton_poi_fused_add_0", 10, 17.5, stream=7, device=0, correlation=5, kernel_backend="triton"),
-        call("cuLaunchKernel", 12, 1, 5),
-        kernel("triton_poi_fused_add_0", 15, 3, correlation=5),
-    ]
-    tables = read_trace(events)
-    assert values(tables.device_events, "start_ns", "kind") == [(15000, "compute")]
-    assert values(tables.host_events, "category") == ["operator", "runtime"]
-
-
 @pytest.mark.parametrize("stream", [4294967295, -1, 2**64 - 1])
 def test_context_sync_is_no_device_work(read_trace, stream):
     sync = {"stream": stream, "correlation": 9, "device": 0}
@@ -172,13 +161,6 @@ def _interleaved(unread):
 
 def _left_out(tables):
     return [each.text for each in tables.info.caveats if "left out" in each.text]
-
-
-@pytest.mark.parametrize("said", UNREAD)
-def test_each_kind_is_left_out_and_counted(read_trace, said):
-    tables = read_trace(_interleaved(UNREAD[said]))
-    assert contents(tables) == contents(read_trace(READ))
-    assert (_left_out(tables), tables.info.error) == ([said], None)
 
 
 @pytest.mark.parametrize("way", ["whole", "in pieces", "each event", "indented", "without operators"])

@@ -107,12 +107,6 @@ def test_segments_have_their_pool_and_how_full_they_are_at_the_end(read):
     ]
 
 
-def test_devices_are_kept_apart(read):
-    traces = [[entry("alloc", 0, 512, 1)], [], [entry("alloc", 0, 1024, 2), entry("free_completed", 0, 1024, 3)]]
-    rows = values(read([], device_traces=traces)["allocations"], "device", "freed_ns")
-    assert [(device, offset(freed)) for device, freed in rows] == [(0, None), (2, 3)]
-
-
 def test_an_out_of_memory_error_names_who_asked_and_for_how_much(read):
     oom = {"action": "oom", "size": 4096, "device_free": 17, "time_us": T0 + 3, "stream": 0, "frames": FRAMES}
     tables = read([entry("alloc", 0, 512, 1), oom, {"action": "oom", "size": 512}], rank=2)

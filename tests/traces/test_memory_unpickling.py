@@ -89,19 +89,6 @@ def test_a_pickle_that_asks_for_more_memory_than_it_has_is_refused_without_it():
         tracemalloc.stop()
 
 
-def test_nesting_costs_no_memory_or_time():
-    """Sixty levels of a list that holds the one before twice, and 300,000 of lists with one item."""
-    value = []
-    for _ in range(60):
-        value = [value, value]
-    found, depth = load_plain(pickle.dumps(value, 4)), 0
-    while found:
-        assert found[0] is found[1]
-        found, depth = found[0], depth + 1
-    assert depth == 60
-    assert len(load_plain(HEAD + b"]" * 300_000 + b"a" * 299_999 + b".")) == 1
-
-
 @pytest.mark.parametrize(
     ("raw", "words"),
     [

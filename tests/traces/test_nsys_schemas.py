@@ -150,17 +150,6 @@ def test_waits_are_joined_on_event_sync_id_where_there_is_one_and_a_query_is_non
     assert values(read_report(report)["synchronizations"], *columns) == waits
 
 
-def test_sampled_counters_have_their_names_and_devices(read_report):
-    report, kind = small_report(), (1 << 56) + 3
-    report.add("TARGET_INFO_GPU_METRICS", typeId=kind, metricId=7, metricName="SMs Active [Throughput %]")
-    report.add("GPU_METRICS", timestamp=200, typeId=kind, metricId=7, value=80)
-    report.add("GPU_METRICS", timestamp=100, typeId=kind, metricId=8, value=5)
-    assert values(read_report(report)["gpu_metrics"], "metric", "value", "device", "time_ns") == [
-        ("metric 8", 5.0, 3, SESSION_START_NS + 100),
-        ("SMs Active [Throughput %]", 80.0, 3, SESSION_START_NS + 200),
-    ]
-
-
 def test_what_is_recorded_and_not_read_is_named(read_report):
     report = small_report()
     for table in ("OSRT_API", "CUDNN_EVENTS", "CUDA_GPU_MEMORY_USAGE_EVENTS"):

@@ -24,6 +24,7 @@ from bridge_profiling.analysis.findings import (
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Occurrence, Thresholds
+from bridge_profiling.layout import name_ranks
 
 __all__ = ["ORDER", "Confidence", "Event", "Evidence", "Find", "Finding", "Ledger", "Occurrence", "Thresholds", "find_all"]
 
@@ -75,7 +76,17 @@ def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[F
     for find in _FINDINGS:
         findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
         found += findings
-    return sorted(_within(evidence, _once(found)), key=_by_saving)
+    found = sorted(_within(evidence, _once(found)), key=_by_saving)
+    return [_doubted(each, evidence) for each in found] if evidence.unjudged else found
+
+
+def _doubted(finding: Finding, evidence: Evidence) -> Finding:
+    """A finding with less confidence: ranks that may be a part of it are not judged. Memory has captures of its own."""
+    if finding.id.startswith("memory_"):
+        return finding
+    reason = f"{name_ranks(evidence.unjudged)} lost too many device events to be judged"
+    reasons = "; ".join(filter(None, (finding.confidence_reason, reason)))
+    return replace(finding, confidence=finding.confidence.lowered, confidence_reason=reasons)
 
 
 def _once(found: list[Finding]) -> list[Finding]:

@@ -60,6 +60,7 @@ class Evidence:
     memory_sites: pa.Table
     out_of_memory: pa.Table
     alone: pa.Table | None  # communication of Run.against_bench
+    unjudged: tuple[int, ...] = ()  # ranks that lost too much of their device work, and that no other field has
 
     # Rows and columns of grids.
 

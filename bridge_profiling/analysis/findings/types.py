@@ -20,6 +20,11 @@ class Confidence(StrEnum):
     medium = "medium"
     low = "low"
 
+    @property
+    def lowered(self) -> Confidence:
+        """The next lower one."""
+        return Confidence.medium if self is Confidence.high else Confidence.low
+
 
 @dataclass(frozen=True)
 class Event:

@@ -95,7 +95,7 @@ class Listener(threading.Thread):
             is_current = status is not None and status != self._first_status and status.run == accepted.run
             if is_current and accepted.launch == LaunchEnv.read().launch_id:
                 self._receive(accepted)
-        slow = None if self._watch is None else self._watch.check(tuple(self._rank.durations.copy()))
+        slow = None if self._watch is None else self._watch.check(self._rank.durations())
         if slow is not None and accepted is None:
             self._request_capture(slow)
 
@@ -240,7 +240,7 @@ class Coordinator:
         )  # fmt: skip
 
     def _update_status(self, ended: str | None) -> None:
-        iteration, durations = self._rank.iteration(), tuple(self._rank.durations.copy())
+        iteration, durations = self._rank.iteration(), self._rank.durations()
         if iteration is not None:
             self._polls.append((time.monotonic(), iteration))
         recent = [duration for _, duration in durations[-50:]]

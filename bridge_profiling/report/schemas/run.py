@@ -14,6 +14,7 @@ from bridge_profiling.report.schemas.units import (
     Rank,
     RankKey,
     Share,
+    Teraflops,
     doc,
 )
 
@@ -41,10 +42,11 @@ class Verdict(TypedDict):
     """The answer in short, as `bridge-profiling report` prints it, with the numbers in its sentences."""
 
     outcome: Annotated[
-        Literal["finding", "nothing_found", "no_device_work", "memory_only", "too_little"],
+        Literal["finding", "nothing_found", "no_device_work", "memory_only", "too_little", "not_judged"],
         doc(
             "`finding`: there is at least one. `nothing_found`: no number exceeds its threshold. Else nothing can be judged: "
-            "`no_device_work`, `memory_only` (no trace), or `too_little` (no iteration is marked, or nothing was captured)"
+            "`no_device_work`, `memory_only` (no trace), `too_little` (no iteration is marked, or nothing was captured), or "
+            "`not_judged` (every trace lost more than 1% of its device events)"
         ),
     ]
     headline: Annotated[str, doc("The most important sentence: the first finding's title if there is one")]
@@ -167,11 +169,96 @@ class Kernel(TypedDict):
 
     name: Annotated[str | None, doc("Demangled name; null if the capture does not record it")]
     kind: Annotated[Literal["compute", "communication"], doc("What the kernel does")]
+    group: Annotated[str, doc("What it does in more detail, by its name: see `kernel_groups`")]
     count: Annotated[Count, doc("Number of calls")]
     total_us: Annotated[Microseconds, doc("Time of all calls; concurrent calls count twice")]
     mean_us: Annotated[Microseconds, doc("Mean time of a call")]
     min_us: Annotated[Microseconds, doc("Shortest call")]
     max_us: Annotated[Microseconds, doc("Longest call")]
+
+
+class KernelGroup(TypedDict):
+    """Kernels, or copies, that do the same on one rank, over the whole capture."""
+
+    group: Annotated[
+        str,
+        doc("`matrix product`, `attention`, `communication: all_reduce`, `copy`, …; `other` if no pattern knows the name"),
+    ]
+    count: Annotated[Count, doc("Number of kernels and copies")]
+    name_count: Annotated[Count, doc("Number of different names")]
+    total_us: Annotated[Microseconds, doc("Their time, added up")]
+    share: Annotated[Share, doc("Share of the time of all kernels and copies of the rank")]
+    names: Annotated[list[str], doc("Names of the kernels with the most time, at most five")]
+
+
+class Phase(TypedDict):
+    """Ranges of one name on one rank, in a mean iteration. Ranges can be inside each other, so their times do not add up."""
+
+    name: Annotated[str, doc("Name of the range; `autograd` for all that autograd ran, on whichever thread")]
+    kind: Annotated[
+        Literal["phase", "autograd", "range", "library"],
+        doc("Opened by the hook (`phase`), by the program (`range`) or by a library; or all of autograd"),
+    ]
+    iterations: Annotated[Count, doc("Iterations that means are of; 0 if none is marked, and times are of the whole capture")]
+    present: Annotated[Count, doc("Iterations in which the range occurs")]
+    calls: Annotated[float | None, doc("Number of ranges; null if unknown")]
+    host_us: Annotated[Microseconds | None, doc("Time of the host inside; null if unknown")]
+    host_low_us: Annotated[Microseconds | None, doc("The same in the iteration with the least")]
+    host_high_us: Annotated[Microseconds | None, doc("The same in the iteration with the most")]
+    host_share: Annotated[Share | None, doc("`host_us` as a share of the iteration")]
+    device_us: Annotated[Microseconds, doc("Sum of the device events launched inside, by descendants and by autograd too")]
+    device_low_us: Annotated[Microseconds, doc("The same in the iteration with the least")]
+    device_high_us: Annotated[Microseconds, doc("The same in the iteration with the most")]
+    device_share: Annotated[Share, doc("`device_us` as a share of the iteration; above 1 if streams work at the same time")]
+    compute_us: Annotated[Microseconds, doc("The part of `device_us` in kernels that compute")]
+    communication_us: Annotated[Microseconds, doc("The part of `device_us` in kernels that communicate")]
+    kernel_count: Annotated[float, doc("Number of kernels launched inside")]
+    backward_host_us: Annotated[
+        Microseconds | None,
+        doc("Host time of the backward pass of operators that ran inside; null without sequence numbers"),
+    ]
+    backward_device_us: Annotated[Microseconds | None, doc("Device time of that backward pass")]
+
+
+class Operator(TypedDict):
+    """Host operators of one name on one rank, over the whole capture."""
+
+    name: Annotated[str | None, doc("Name of the operator; null if the capture does not record it")]
+    count: Annotated[Count, doc("Number of calls")]
+    self_us: Annotated[Microseconds, doc("Time of the host without operators inside")]
+    total_us: Annotated[Microseconds, doc("Time of the host")]
+    mean_us: Annotated[Microseconds, doc("Mean time of a call")]
+    max_us: Annotated[Microseconds, doc("Longest call")]
+    device_self_us: Annotated[Microseconds, doc("Device time launched in it, and in no operator or annotation further in")]
+    device_total_us: Annotated[Microseconds, doc("Device time launched in it, descendants included")]
+
+
+class MatrixProduct(TypedDict):
+    """Calls of an operator that computes matrix products, with inputs of the same shapes, over the whole capture."""
+
+    operator: Annotated[str, doc("`aten::mm`, `aten::convolution`, `aten::_scaled_dot_product_flash_attention`, …")]
+    shapes: Annotated[str, doc("JSON text of the dimensions of its inputs")]
+    precision: Annotated[
+        Literal["fp8", "bf16", "fp16", "tf32", "fp32"] | None, doc("By the name of `kernel`; null if that does not say")
+    ]
+    kernel: Annotated[str | None, doc("The product that it launches first; null if none is recognized")]
+    count: Annotated[Count, doc("Number of calls that launched compute")]
+    device_us: Annotated[Microseconds, doc("Time of all kernels that they launched")]
+    flops: Annotated[float | None, doc("Floating-point operations of a call; null if the shapes do not say")]
+    tflops: Annotated[Teraflops | None, doc("Operations per second of `device_us`; null if unknown")]
+    flops_per_byte: Annotated[
+        float | None, doc("Arithmetic intensity, if inputs are read once and the output is written once; null if unknown")
+    ]
+    peak_tflops: Annotated[Teraflops | None, doc("The device's dense peak for the precision; null if unknown")]
+    share_of_peak: Annotated[Share | None, doc("`tflops` as a share of that; null if unknown")]
+
+
+class LostRecords(TypedDict):
+    """Records of a capture that could not be used: damaged, without a usable time, or ambiguous."""
+
+    total: Annotated[Count, doc("Number of records of any kind")]
+    device: Annotated[Count, doc("Number of device events among them")]
+    of_device: Annotated[Count, doc("Number of device events in the capture, lost or not")]
 
 
 class RankAnswer(TypedDict):
@@ -184,9 +271,17 @@ class RankAnswer(TypedDict):
         dict[str, tuple[int, int]] | None,
         doc("By parallel dimension (`tp`, `pp`, …): the rank in it, and its size; null if unknown"),
     ]
+    judged: Annotated[bool, doc("Whether at most 1% of the device events were lost; no finding is about other ranks")]
+    lost: Annotated[LostRecords, doc("Records of the capture that could not be used")]
     device: Annotated[Device, doc("Device time over the whole capture")]
     iterations: Annotated[list[Iteration], doc("Iterations in order; empty if none is marked")]
+    phases: Annotated[list[Phase], doc("Phases of the step and other ranges by name; the training's own first")]
+    operators: Annotated[list[Operator], doc("Host operators by name, the most own time first; empty if not recorded")]
+    matrix_products: Annotated[
+        list[MatrixProduct], doc("By operator and shapes, the most device time first; empty if shapes are not recorded")
+    ]
     kernels: Annotated[list[Kernel], doc("Kernels by name, the most time first")]
+    kernel_groups: Annotated[list[KernelGroup], doc("Kernels and copies by what they do, the most time first")]
 
 
 class Collective(TypedDict):
