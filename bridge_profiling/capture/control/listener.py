@@ -70,6 +70,14 @@ class Listener(threading.Thread):
     def run(self) -> None:
         """Poll until `stop`."""
         with self._guarded():
+            if self._coordinator is not None:
+                self._requests.open()
+                group, root = self._requests.writing_group(), self._requests.root
+                if group is not None:
+                    logger.warning(
+                        "captures on demand: every member of %s can request one in %s, unless you chmod g-w", group, root
+                    )
+                self._requests.check()
             self._first_status = self._requests.status()
             if self._coordinator is not None:
                 self._coordinator.begin()
@@ -79,6 +87,7 @@ class Listener(threading.Thread):
             self._stopping.wait(self._config.on_demand_seconds)
         with self._guarded():
             if self._coordinator is not None:
+                self._requests.check()
                 self._coordinator.poll(self._ending)
 
     def _guarded(self) -> AbstractContextManager[None]:
@@ -86,6 +95,10 @@ class Listener(threading.Thread):
         return guarded("no captures on demand", self._rank.number, seen=self._seen_errors)
 
     def _poll(self) -> None:
+        if self._coordinator is None and not self._requests.path.exists():
+            return  # Rank 0 has not created it yet.
+        # Every time: someone may open it to everyone while the job runs.
+        self._requests.check()
         if self._coordinator is not None:
             self._coordinator.poll()
         accepted = self._requests.accepted()
@@ -130,8 +143,10 @@ class Listener(threading.Thread):
             profile_step_start=accepted.start,
             profile_step_end=accepted.end,
             profile_ranks=accepted.ranks,
+            profile_every=None,
             **{**switches, **accepted.settings},
         )
+        config.finalize(world_size=self._rank.layout.world_size)
         trigger = Trigger(
             kind=accepted.kind,
             reason=accepted.reason,
@@ -208,11 +223,12 @@ class Coordinator:
 
     def _decide(self) -> None:
         """Take the pending request, and accept it or write down why not."""
-        text = self._requests.take()
-        if text is None:
+        taken = self._requests.take()
+        if taken is None:
             return
-        request = None
+        (text, problem), request = taken, None
         try:
+            require(not problem, f"the request cannot be taken: {problem}", instead="Send it as the user who runs the job")
             request = protocol.parse_request(text)
             self._accept(request)
         except ProfilingConfigError as error:
