@@ -78,13 +78,6 @@ def test_a_missing_file_and_a_directory_are_errors_that_name_them(tmp_path):
             kineto.read(path)
 
 
-def test_one_odd_event_does_not_cost_the_others(read_trace):
-    odd = [{"name": {}}, {"ph": "X", "cat": ["kernel"], "name": 7, "ts": 1, "dur": 1}, 5]
-    odd.append(kernel("odd", 3, 1, stream=[7], bytes={}))
-    tables = read_trace([kernel("a", 1, 1), *odd, kernel("b", 5, 1)])
-    assert values(tables.device_events, "name") == ["a", "odd", "b"]
-
-
 def test_events_that_end_before_they_start_are_left_out_and_make_the_rank_partial(read_trace, read_report):
     trace = read_trace([kernel("good", 5, 2), kernel("bad", 5, -2), call("bad", 9, -1, 1)])
     report = read_report(small_report().kernel("bad", 500, 400).call("cudaFree_v3020", 90, 80, correlation=77))
