@@ -12,6 +12,7 @@ import os
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, replace
+from operator import methodcaller
 from pathlib import Path
 
 from bridge_profiling.atomic import write_atomically
@@ -72,7 +73,7 @@ class ManifestFile:
                     fitting[0].close()
                     return True
             with suppress(OSError):
-                write_atomically(self._path, lambda temporary, text=text: temporary.write_bytes(text))
+                write_atomically(self._path, methodcaller("write_bytes", text))
                 return True
         if self._last_word is not None:
             with suppress(OSError):

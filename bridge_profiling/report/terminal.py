@@ -36,14 +36,14 @@ def print_report(view: PageView, console: Console) -> None:
     for text in view.notices:
         console.print(Text(f"{printable(text)}\n"), soft_wrap=not console.is_terminal)
     _print_verdict(view.verdict, console)
-    time, phases, bench = view.sections
+    time, checklist, phases, bench = view.sections
     for figure, numbers in zip(time.figures, time.tables[-2:], strict=False):
         console.print()
         if console.color_system:
             _print_bars(figure.variants["cause"], console)
         else:
             _print_plain(numbers, console)
-    for ranges in phases.tables:
+    for ranges in (*phases.tables, *checklist.tables):
         console.print()
         console.print(_boxed(ranges)) if console.is_terminal else _print_plain(ranges, console)
     if view.findings:

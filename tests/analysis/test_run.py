@@ -92,29 +92,6 @@ def test_where_nothing_can_be_kept_everything_is_answered(write_ranks, run_of, t
     assert not scratch.exists()
 
 
-def test_one_good_rank_among_junk_is_analyzed_and_each_bad_file_named(write_trace, run_of, tmp_path):
-    write_trace(steps(100, 200), "rank-0.json.gz", distributedInfo={"rank": 0})
-    whole = write_trace(steps(100, 200), "rank-1.json.gz", distributedInfo={"rank": 1}).read_bytes()
-    bad = {
-        "rank-1.json.gz": whole[: len(whole) // 2],
-        "rank-2.json.gz": b"",
-        "rank-3.json.gz": b"\x1f\x8b" + b"no gzip at all",
-        "rank-4.json": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "na',
-        "rank-5.sqlite": b"this is no database",
-        "snapshot_6.pickle": b"cos\nsystem\n(S'touch /tmp/never'\ntR.",
-        "rank-7.json": b'{"traceEvents": []}',
-    }
-    junk = {"notes.txt": b"hello", "config.json": b'{"a": 1}', "core.12": bytes(9), "image.png": b"\x89PNG"}
-    for name, content in (bad | junk).items():
-        (tmp_path / name).write_bytes(content)
-    run = run_of()
-    assert values(run.breakdown(), "rank", "compute_us")[0] == (0, 300)
-    assert sorted(name for name in bad for error in run.errors if str(tmp_path / name) in error) == sorted(bad)
-    assert len(run.errors) == len(bad)
-    assert not any("Traceback" in error or "\n" in error for error in run.errors)
-    assert run.kernels().num_rows >= 1
-
-
 def test_an_unknown_option_is_refused(write_trace, run_of):
     with pytest.raises(TypeError, match="breakdown has no option by_rank"):
         run_of(write_trace(steps(1))).ask("breakdown", by_rank=True)
