@@ -15,7 +15,7 @@ import msgspec
 from isal import isal_zlib
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.regular_files import open_regular, read_regular
+from bridge_profiling.regular_files import open_regular, read_regular, size_bytes
 
 #: The seal's file.
 SEAL = "seal.json"
@@ -42,6 +42,7 @@ class Origin(msgspec.Struct, frozen=True):
     ctime_ns: int
     inode: int
     ends: int  # CRC of both ends
+    journal_bytes: int  # of SQLite's journals next to it: changes to a report that are not in the file yet
     content: int | None = None  # CRC of everything
 
     @classmethod
@@ -52,7 +53,8 @@ class Origin(msgspec.Struct, frozen=True):
             head = file.read(_END_BYTES)
             file.seek(max(stat.st_size - _END_BYTES, 0))
             ends = isal_zlib.crc32(file.read(_END_BYTES), isal_zlib.crc32(head))
-        return cls(str(path.absolute()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, ends)
+        journals = sum(size_bytes(path.with_name(f"{path.name}-{kind}")) for kind in ("wal", "journal"))
+        return cls(str(path.absolute()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, ends, journals)
 
     def with_content(self) -> Origin:
         """The same with the checksum of the content."""
@@ -60,9 +62,9 @@ class Origin(msgspec.Struct, frozen=True):
 
     def is_of(self, now: Origin) -> bool:
         """Whether this recorded origin is the file as it is `now`."""
-        same = (self.path, self.size, self.mtime_ns, self.ends) == (now.path, now.size, now.mtime_ns, now.ends)
+        known = msgspec.structs.replace(self, ctime_ns=now.ctime_ns, inode=now.inode, content=now.content)
         untouched = (self.ctime_ns, self.inode) == (now.ctime_ns, now.inode)
-        return same and (untouched or self.content == _checksum(Path(now.path)))
+        return known == now and (untouched or self.content == _checksum(Path(now.path)))
 
 
 class Seal(msgspec.Struct, frozen=True):
