@@ -93,7 +93,7 @@ QUESTIONS = {
         IDLE_GAPS,
         IDLE_CAUSES,
         COPIES,
-        Question("profiler_cost", "rank", profiler_cost.recorded, (_PROFILER, _SPANS)),
+        Question("profiler_cost", "rank", profiler_cost.recorded, (_PROFILER, _SPANS, _ITERATIONS)),
         LAUNCHES,
         ROLES,
         Question("collective_sizes", "rank", counts.collective_sizes, (_COLLECTIVES,)),

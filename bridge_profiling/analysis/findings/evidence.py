@@ -18,7 +18,7 @@ from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.findings.ledger import Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event
-from bridge_profiling.analysis.findings.unprofiled import ProfilerTime, TimedIterations, timed_iterations, total_us
+from bridge_profiling.analysis.findings.unprofiled import LAUNCHING, ProfilerTime, TimedIterations, timed_iterations, total_us
 from bridge_profiling.analysis.ranks.ranks import steady_iterations
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
@@ -224,12 +224,17 @@ class Evidence:
         """The profiler's part of each rank's idle time. Hosts pay differently for the same records: ranks can differ by it."""
         return self.typical_us(total_us(self.profiler.explained_us))
 
-    def doubt_us(self, *causes: Cause) -> float:
-        """How much of the remaining time of some causes can still be the profiler's, a mean iteration of the worst rank."""
+    def is_doubtful(self, *causes: Cause) -> bool:
+        """Whether the remaining time of some causes can still be the profiler's, in a mean iteration of the worst rank.
+
+        How much of a gap in which the host launches on is due to which cause is uncertain. So these are judged together.
+        """
         if not self.numbers:
-            return 0.0
+            return False
+        causes = (*causes, *(cause for cause in LAUNCHING if cause not in causes)) if set(causes) & set(LAUNCHING) else causes
         explained = sum((self.profiler.explained_us[cause] for cause in causes), self._zero)
-        return _DOUBT * float(np.mean(np.nanmax(explained, axis=1)))
+        left_us, explained_us = (float(np.mean(np.nanmax(grid, axis=1))) for grid in (self.idle_us(*causes), explained))
+        return left_us < _DOUBT * explained_us
 
     def confidence(self, *, of_host: bool = False) -> tuple[Confidence, str]:
         """How certain a finding about lost time can be, and why not more; the profiler's cost matters to times of the host."""
@@ -298,7 +303,14 @@ class Evidence:
         of the rank that computes least, so that ranks which compute more in turns can lose all of that.
         """
         free_us = self.waiting_us + total_us(self.profiler.explained_us)
-        return Ledger.empty(free_us, self._idle_us, most_us=max(self.iteration_us - self._least_compute_us, 0.0))
+        most_us = max(self.iteration_us - self._least_compute_us, 0.0)
+        room_us = max(self.iteration_us - self.host_own_us, 0.0)
+        return Ledger.empty(free_us, self._idle_us, most_us=most_us, room_us=room_us)
+
+    @cached_property
+    def host_own_us(self) -> float:
+        """What the slowest host needs for an iteration if it never waits for its device, without the profiler; 0 if unknown."""
+        return max(self.typical_us(self.grid(self.profiler_cost, "host_own_us")).values(), default=0.0)
 
     @cached_property
     def _zero(self) -> Grid:
