@@ -70,7 +70,6 @@ def of_ranks(rows: Sequence[Row], count: int, timeline: Timeline, *, of_device: 
     if of_device:
         columns |= {
             "device ms": ms("device_us"),
-            "device share": of("device_share", words.percent),
             "device low – high": lambda row: _spread(row, "device"),
             "backward ms": ms("backward_device_us"),
             "kernels": of("kernel_count"),
