@@ -139,6 +139,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         tables.operators(rows["operators"], _MOST_ROWS),
         products_view.matrix_products(run.matrix_products().to_pylist(), _MOST_ROWS),
         measurements.wall_clock(manifests),
+        measurements.flops_profile(manifests),
     ]
     sections = [
         _attribution(summary, shown, EVERY_RANK),
