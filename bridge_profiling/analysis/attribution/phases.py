@@ -45,7 +45,7 @@ _COMPILED = re.compile(r"## Call (CompiledFxGraph) \S+ ##")
 #: Ranges around whole iterations and windows.
 _WHOLE = re.compile(r"ProfilerStep|iteration[_ #-]?\d+$|bridge_profiling_window$", re.IGNORECASE)
 
-#: What autograd calls for each node, with the sequence number of the forward operator that made the node.
+#: The operator that autograd records around each node; its sequence number is that of the forward operator that made the node.
 _NODE = re.compile(r"autograd::engine::evaluate_function")
 
 #: Operators that have that number because they run the node.
