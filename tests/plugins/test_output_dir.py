@@ -95,6 +95,7 @@ def assigned(executor):
 
 @pytest.fixture(autouse=True)
 def nemorun_home(tmp_path, monkeypatch):
+    monkeypatch.delenv("LOGLEVEL", raising=False)  # NeMo-Run passes it on
     monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
     for module in ("nemo_run.config", "nemo_run.core.execution.dgxcloud", "nemo_run.core.execution.lepton"):
         monkeypatch.setattr(importlib.import_module(module), "get_nemorun_home", lambda: str(tmp_path))

@@ -28,6 +28,7 @@ _LAPTOP = {"width": 1366, "height": 768}
 _SECTIONS = [
     "verdict",
     "budget",
+    "scorecard",
     "phases",
     "iterations",
     "waits",
