@@ -232,6 +232,24 @@ def test_waiting_for_the_last_is_not_transfer_whatever_the_clocks(tmp_path):
     assert values(asked.communication(by_rank=True), "rank", *_COSTS) == [(0, 9150, 150, 9000), (1, 150, 150, 0)]
 
 
+def test_sizes_of_messages_have_rows_of_their_own_that_add_up_to_the_groups(tmp_path):
+    run = SimulatedRun(2, transfer_ns=100 * US)
+
+    def step(_):
+        run.compute(0, 1 * MS)
+        for size in (1_000_000, 20_000_000, 20_000_000):
+            run.meet([0, 1], "all_gather", size)
+
+    asked = run.iterate(3, step).captured(tmp_path)
+    rows = asked.communication(by_size=True)
+    names = ("message_bytes", "count", "captured_ranks", "transfer_us", "algorithm_bandwidth_gbs", "bus_bandwidth_gbs")
+    assert sorted(values(rows, *names)) == [(1_000_000, 3, 2, 300, 10.0, 5.0), (20_000_000, 6, 2, 600, 200.0, 100.0)]
+    assert dict(values(rows, "message_bytes", "wait_us")) == {1_000_000: 3000, 20_000_000: 0}
+    by_rank = asked.communication(by_rank=True)
+    for name in ("duration_us", "exposed_us", "overlapped_us"):
+        assert sum(rows[name].to_pylist()) == pytest.approx(sum(by_rank[name].to_pylist())), name
+
+
 def test_of_one_rank_alone_nothing_is_called_transfer(tmp_path):
     run = SimulatedRun(2)
     asked = run.iterate(3, lambda _: run.meet([0, 1])).captured(tmp_path, ranks=[1])

@@ -36,7 +36,7 @@ def runs(folder):
     [
         ("analyze run", "finding"),
         ("analyze bad", "too_little"),
-        ("analyze cpu", "no_device_work"),
+        ("analyze cpu", "nothing_found"),
         ("analyze mixed", "finding"),
         ("analyze run/rank-0.json.gz --parquet tables", "finding"),
         ("report slower --threshold device_busy=0.99", "finding"),

@@ -49,7 +49,7 @@ _NO_STREAM = (1 << 32) - 1
 #: Categories that caveats name one by one; the others are added up.
 _NAMED = 3
 
-_ITERATION = re.compile(r"(?:ProfilerStep\s*#|iteration[_ #])(\d+)$")
+_ITERATION = re.compile(r"(?:ProfilerStep\s*#|iteration[_ #])(\d{1,18})$")
 _FLUSH = re.compile(r"flush", re.IGNORECASE)
 
 _KINDS = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET)

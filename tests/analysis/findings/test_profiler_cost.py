@@ -77,6 +77,34 @@ def test_after_a_synchronization_the_host_is_no_further_ahead_than_its_device(ru
     assert run_job(_job(step)).evidence().profiler.estimated_us == approx(10 * _COST_US, rel=0.12)
 
 
+def test_a_reduction_beside_later_kernels_does_not_hide_the_cost(run_job: RunJob) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        job.meet(2 * MS, overlaps=True)
+        job.launch(job.all, 10 * US, count=100)  # 2 of 3 ms beside the reduction
+
+    evidence = run_job(_job(step, ranks=2)).evidence()
+    assert evidence.profiler.estimated_us == approx(100 * _COST_US, rel=0.05)
+
+
+def test_a_first_iteration_that_launches_slowly_is_the_profilers(run_job: RunJob) -> None:
+    def step(job: SimulatedJob, number: int) -> None:
+        job.pause_ns = (100 if number == 10 else 25) * US
+        job.launch(0, 10 * US, count=100)
+
+    run = run_job(SimulatedJob(step))
+    assert {finding.id for finding in run.findings()} == {"profiler_overhead", "dominant_kernel"}
+    assert run.unprofiled().iteration_us == approx(1_000, rel=0.05)
+
+
+def test_faster_kernels_do_not_make_an_iteration_shorter_than_its_host_needs(run_job: RunJob) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        job.launch(0, 75 * US, count=100, name="ampere_sgemm_128x64_tn")
+
+    # In bf16 the device needs 0.5 ms, and the host 7 without the profiler.
+    (finding,) = (each for each in run_job(_job(step, own_ns=70 * US)).findings() if each.id == "full_precision_matmul")
+    assert finding.recoverable_us_per_iteration < 0.2 * finding.evidence["matrix_products_us"]["FP32"]
+
+
 def test_what_a_waiting_rank_records_costs_the_job_nothing(run_job: RunJob) -> None:
     def step(job: SimulatedJob, _: int) -> None:
         job.launch(0, 10 * US, count=100)
