@@ -17,27 +17,16 @@ from bridge_profiling.traces.memory import snapshot as memory_snapshot
 from bridge_profiling.traces.nsys import tables as nsys
 from tests.traces.conftest import values
 from tests.traces.kineto_files import call, complete, document, kernel
-from tests.traces.nsys_files import KERNEL, Report, nccl_report, small_report
-
-
-@pytest.fixture(scope="module")
-def bomb():
-    """100 MB in 15 kB."""
-    packer = lzma.LZMACompressor(preset=0)
-    pieces = [packer.compress(text) for text in (b'{"traceEvents": [', b" " * (100 << 20))]
-    return b"".join([*pieces, packer.flush()])
+from tests.traces.nsys_files import Report, nccl_report, small_report
 
 
 @pytest.mark.parametrize(
-    ("reader", "name", "ratio"),
-    [(kineto, "rank-1.json.xz", 200), (nsys, "rank-1.sqlite.xz", 200), (memory_snapshot, "rank-1.pickle.xz", 200)],
+    ("reader", "name"), [(kineto, "rank-1.json.xz"), (nsys, "rank-1.sqlite.xz"), (memory_snapshot, "rank-1.pickle.xz")]
 )
-def test_a_packed_file_that_is_cut_off_or_a_bomb_is_one_error_that_names_it(tmp_path, bomb, reader, name, ratio):
-    cut = lzma.compress(bytes(100))[:-20]
-    for content, why in ((cut, "is cut off"), (bomb, f"is refused: it unpacks to more than {ratio} times its size")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(TraceError, match=f"{name} {why}"):
-            reader.read(tmp_path / name)
+def test_a_packed_file_that_is_cut_off_is_one_error_that_names_it(tmp_path, reader, name):
+    (tmp_path / name).write_bytes(lzma.compress(bytes(100))[:-20])
+    with pytest.raises(TraceError, match=f"{name} is cut off"):
+        reader.read(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -76,15 +65,6 @@ def test_a_missing_file_and_a_directory_are_errors_that_name_them(tmp_path):
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(TraceError, match=f"{path} cannot be read"):
             kineto.read(path)
-
-
-def test_events_that_end_before_they_start_are_left_out_and_make_the_rank_partial(read_trace, read_report):
-    trace = read_trace([kernel("good", 5, 2), kernel("bad", 5, -2), call("bad", 9, -1, 1)])
-    report = read_report(small_report().kernel("bad", 500, 400).call("cudaFree_v3020", 90, 80, correlation=77))
-    for tables, names in ((trace, ["good"]), (report, ["gemm", "gemm"])):
-        assert values(tables.device_events, "name") == names
-        assert f"{tables.info.files[0]} holds 2 events that end before they start" in tables.info.error
-        assert tables.info.partial
 
 
 def test_iterations_that_go_back_in_time_are_an_error(write_trace):
@@ -149,7 +129,6 @@ def test_any_damage_gives_tables_or_one_trace_error(tmp_path, start, edits, cut,
     ("report", "why"),
     [
         (Report().add("users", name="x", password=None), "holds no event"),
-        (small_report().kernel("gemm", "1; DROP TABLE", 20), f"cannot be read: {KERNEL}.start holds something other"),
         (small_report().kernel("gemm", 1 << 61, (1 << 61) + 10), "cannot be read: its times are not nanoseconds"),
         (small_report().kernel("gemm", -(1 << 61), 10 - (1 << 61)), "cannot be read: its times are not nanoseconds"),
         (small_report().kernel("gemm", 1, 2, deviceId=1 << 40), "cannot be read"),
