@@ -164,7 +164,7 @@ def _source_of(path: Path) -> Source | None:
 
 
 def _is_damaged(head: bytes | None) -> bool:
-    """Whether a file with these first bytes is no whole JSON document, nor a file that we made."""
+    """Whether a file with these first bytes is neither a whole JSON document nor a file that we made."""
     if head is None:
         return True
     if _OWN_OUTPUT.match(head):

@@ -1,8 +1,8 @@
-"""The seal of a cache entry: which file it was made of, by which engine, and what its own files hold.
+"""The seal of a cache entry: the file and the engine that made it, and checksums of its own files.
 
-Checksums guard against damage and mix-ups, not against an attacker: whoever can write the cache can write the capture. ISA-L's
-CRC does 23 GB/s where SHA-256 does 1.7. For a trace of 2 MB, which takes 230 ms to read, both checks take 0.14 ms, and the CRC
-of all of it 0.1 ms.
+Checksums guard against damage and mix-ups, not against an attacker: a user who can write the cache can write the capture.
+ISA-L's CRC does 23 GB/s where SHA-256 does 1.7. For a trace of 2 MB, which takes 230 ms to read, both checks take 0.14 ms, and
+the CRC of all of it 0.1 ms.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Seal(msgspec.Struct, frozen=True):
     engine: str
     files: dict[str, tuple[int, int]]
     capture: str = ""  # the rank and its source
-    origin: Origin | None = None  # None in an entry that is no cache
+    origin: Origin | None = None  # None in an entry outside a cache
 
 
 def write_seal(entry: Path, names: Sequence[str], *, engine: str, capture: str, origin: Origin | None) -> None:

@@ -307,7 +307,7 @@ class Evidence:
 
     @cached_property
     def room_us(self) -> float:
-        """The most that less work for devices saves: then the slowest host sets the pace, if it never waits for its device."""
+        """The most that less work for devices saves, before the slowest host, never waiting for its device, limits it."""
         own_us = self.grid(self.profiler_cost, "host_own_us")
         if self.profiler.source == "estimate":
             own_us = own_us - _DOUBT * self.grid(self.profiler_cost, "host_cost_us")
