@@ -29,7 +29,7 @@ _TOKEN = re.compile(
     )""",
     re.DOTALL | re.VERBOSE,
 )
-#: What can precede the end of text that goes on elsewhere.
+#: A part of a token at the end of text that goes on elsewhere.
 _UNFINISHED = re.compile(rb'\s*(?:[,:]\s*)?(?:\{\s*|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:\\|"\s*)?|[^\s"{}\[\],:]++\s*)?\Z', re.DOTALL)
 _CLOSING = {b"[": b"]", b"{": b"}"}
 
