@@ -82,7 +82,7 @@ class ManifestFile:
         return False
 
     def release(self) -> None:
-        """Give the room back. What is written from here on is written in full or not at all."""
+        """Give the room back. Later manifests are written in full or not at all."""
         for spare in (*self._spares, *filter(None, [self._last_word])):
             spare.close()
         self._spares, self._last_word = [], None
