@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bridge_profiling.analysis import scorecard
 from bridge_profiling.analysis.attribution import (
     counts,
     device,
     device_roles,
     flame_graph,
     host,
+    host_steps,
     idle,
     kernel_groups,
     operators,
@@ -21,7 +23,7 @@ from bridge_profiling.analysis.attribution import (
 from bridge_profiling.analysis.compare import bench, events
 from bridge_profiling.analysis.memory import tables
 from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question, SideTables
-from bridge_profiling.analysis.ranks import clocks, communication, matching, pipeline, ranks
+from bridge_profiling.analysis.ranks import clocks, communication, host_iterations, matching, message_sizes, pipeline, ranks
 
 _DEVICE_EVENTS = Columns(
     "device_events",
@@ -57,6 +59,7 @@ _MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
 _MATCHED = SideTables(matching.match, (Given.DATABASE,))
 CLOCK_OFFSETS = Question("clock_offsets", "run", clocks.clock_offsets, (_MATCHED, Given.DATABASE, Given.INFOS))
 _WAITING = SideTables(communication.measure_waiting, (_MATCHED, Given.DATABASE, CLOCK_OFFSETS))
+_EXPOSURE = SideTables(communication.measure_exposure, (_MATCHED, Given.DATABASE))
 
 
 def _recorded(name: str) -> Callable[[tables.MemoryTables], Answer]:
@@ -70,10 +73,17 @@ IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_
 COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
 KERNELS = Question("kernels", "source", device.kernels, (Given.DATABASE,))
 PRODUCTS = Question("products", "rank", products.products, (_SHAPED, _DEVICE_EVENTS, _KERNEL_NAMES))
+HOST_STEPS = Question("host_steps", "rank", host_steps.host_steps, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS))
 RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE, Given.INFOS))
 PIPELINE_BY_RANK = Question(
     "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS)
 )
+
+MEMORY = Question("memory", "run", _recorded("summary"), (_MEMORY,))
+LAUNCHES = Question("launch_statistics", "rank", device.launch_statistics, (_DEVICE_EVENTS, _SPANS))
+ROLES = Question("device_roles", "rank", device_roles.device_roles, (_DEVICE_EVENTS, _KERNEL_NAMES, _ACTIVITY, _GAPS))
+ATTRIBUTION = Question("attribution", "run", parts.attribution, (ITERATIONS, IDLE_CAUSES, RANKS))
+HOST_ITERATIONS = Question("host_iterations", "run", host_iterations.host_iterations, (HOST_STEPS,))
 
 QUESTIONS = {
     question.name: question
@@ -84,25 +94,34 @@ QUESTIONS = {
         IDLE_CAUSES,
         COPIES,
         Question("profiler_cost", "rank", profiler_cost.recorded, (_PROFILER, _SPANS, _ITERATIONS)),
-        Question("launch_statistics", "rank", device.launch_statistics, (_DEVICE_EVENTS, _SPANS)),
-        Question("device_roles", "rank", device_roles.device_roles, (_DEVICE_EVENTS, _KERNEL_NAMES, _ACTIVITY, _GAPS)),
+        LAUNCHES,
+        ROLES,
         Question("collective_sizes", "rank", counts.collective_sizes, (_COLLECTIVES,)),
         Question("loop_counts", "rank", counts.loop_counts, (_RANGE_NAMES, _ITERATIONS)),
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS)),
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
         Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
         PRODUCTS,
+        HOST_STEPS,
+        HOST_ITERATIONS,
+        Question(
+            "scorecard",
+            "run",
+            scorecard.scorecard,
+            (ATTRIBUTION, HOST_ITERATIONS, ITERATIONS, ROLES, KERNELS, LAUNCHES, MEMORY, Given.INFOS),
+        ),
         Question("matrix_products", "run", products.matrix_products, (PRODUCTS, Given.INFOS)),
         Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),
         KERNELS,
         Question("kernel_groups", "run", kernel_groups.kernel_groups, (KERNELS, COPIES)),
         Question("typical_iteration", "run", parts.typical_iteration, (ITERATIONS,)),
-        Question("attribution", "run", parts.attribution, (ITERATIONS, IDLE_CAUSES, RANKS)),
+        ATTRIBUTION,
         RANKS,
         CLOCK_OFFSETS,
         PIPELINE_BY_RANK,
         Question("communication", "run", communication.communication, (_WAITING, Given.DATABASE)),
-        Question("communication_by_rank", "run", communication.communication_by_rank, (_WAITING, Given.DATABASE)),
+        Question("communication_by_rank", "run", communication.communication_by_rank, (_WAITING, _EXPOSURE, Given.DATABASE)),
+        Question("communication_by_size", "run", message_sizes.communication_by_size, (_WAITING, _EXPOSURE, Given.DATABASE)),
         Question("waits", "run", ranks.waits, (_WAITING, Given.DATABASE)),
         Question("stragglers", "run", ranks.stragglers, (RANKS, Given.INFOS)),
         Question("start_skew", "run", ranks.start_skew, (_WAITING, Given.DATABASE, CLOCK_OFFSETS)),
@@ -110,7 +129,7 @@ QUESTIONS = {
         Question("event_cells", "run", events.event_cells, (_WAITING, Given.DATABASE)),
         Question("transfers_by_size", "run", bench.transfers_by_size, (_WAITING, Given.DATABASE)),
         Question("copies_by_size", "run", bench.copies_by_size, (Given.DATABASE,)),
-        Question("memory", "run", _recorded("summary"), (_MEMORY,)),
+        MEMORY,
         *(Question(f"memory_{of}", "run", _recorded(of), (_MEMORY,)) for of in ("timeline", "sites", "at_peak", "growth")),
         Question("memory_over_time", "run", tables.memory_over_time, (_MEMORY,)),
         Question("gpu_metrics", "source", device.gpu_metrics, (Given.DATABASE,)),

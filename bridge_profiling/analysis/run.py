@@ -36,7 +36,18 @@ if TYPE_CHECKING:
     from bridge_profiling.analysis.findings.unprofiled import Unprofiled
 
 #: Questions about each rank that findings need, in addition to `idle_causes`.
-EVIDENCE_OF_RANKS = ("launch_statistics", "profiler_cost", "device_roles", "collective_sizes", "loop_counts", "units")
+EVIDENCE_OF_RANKS = (
+    "launch_statistics",
+    "profiler_cost",
+    "device_roles",
+    "collective_sizes",
+    "loop_counts",
+    "units",
+    "host_steps",
+)
+
+#: Caveats about devices, which a training on CPUs does not have.
+_ABOUT_DEVICES = ("no_device_work", "ranks_without_work", "ranks_not_comparable", "clocks_unrelated")
 
 
 class Run:
@@ -137,7 +148,12 @@ class Run:
         """
         general = () if names else self.capture_caveats
         answers = (self._answer(name) for name in names or WITH_CAVEATS)
-        return merged([*general, *(caveat for answer in answers for caveat in answer.caveats)])
+        found = merged([*general, *(caveat for answer in answers for caveat in answer.caveats)])
+        if names or any(info.devices for info in self.infos):
+            return found
+        # A training on CPUs: no rank has device work, and each has iterations.
+        on_cpus = {info.rank for info in self.infos} <= set(self.host_iterations()["rank"].to_pylist())
+        return [caveat for caveat in found if not (on_cpus and caveat.code in _ABOUT_DEVICES)]
 
     @property
     def capture_caveats(self) -> list[Caveat]:
@@ -260,13 +276,14 @@ class Run:
 
     # Questions across ranks.
 
-    def communication(self, *, by_rank: bool = False) -> pa.Table:
+    def communication(self, *, by_rank: bool = False, by_size: bool = False) -> pa.Table:
         """Communication per operation and group: bytes, transfer and waiting, algorithm and bus bandwidth.
 
         Args:
             by_rank: one row per rank as well, with its waiting, and its exposed and overlapped time.
+            by_size: one row per size of message instead, with exposed and overlapped time; `by_rank` is ignored.
         """
-        return self.ask("communication_by_rank" if by_rank else "communication")
+        return self.ask("communication_by_size" if by_size else "communication_by_rank" if by_rank else "communication")
 
     def ranks(self) -> pa.Table:
         """Each rank in each iteration: its own time, its waiting, and whether it was the slowest or the fastest."""
@@ -279,6 +296,10 @@ class Run:
     def stragglers(self) -> pa.Table:
         """One row per rank, the slowest first: whether it is slow always, sometimes or never, and with which confidence."""
         return self.ask("stragglers")
+
+    def host_iterations(self) -> pa.Table:
+        """Iterations of ranks without device work, as on CPUs: data loading, communication, waiting, operators, the rest."""
+        return self.ask("host_iterations")
 
     def clock_offsets(self) -> pa.Table:
         """Offsets that put each rank's times on one clock, from matched collectives, with residuals."""
@@ -347,6 +368,10 @@ class Run:
         return difference(self.memory_sites(), other.memory_sites())
 
     # Conclusions.
+
+    def scorecard(self) -> pa.Table:
+        """The checklist of a fast training: yes, no or unknown for each of eight checks, with the number."""
+        return self.ask("scorecard")
 
     def findings(self, thresholds: Thresholds | None = None) -> list[Finding]:
         """Where time is lost or memory is short, on which ranks, with which confidence, and what to change.

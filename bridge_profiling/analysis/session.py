@@ -295,7 +295,7 @@ class Session:
     def _opened(self) -> Iterator[RankResult]:
         for source in self.sources:
             if isinstance(source, Path):
-                tables = cache.open_entry(source)
+                tables = cache.open_directory(source)
                 if tables is None:
                     self._errors.append(f"{source} holds no tables that this version can read")
                 else:

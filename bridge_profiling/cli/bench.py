@@ -123,7 +123,7 @@ def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> No
 
             print_tables([result_table(result)], result["limitations"], common.console())
             if advice := recommendation(result):
-                typer.echo(advice)
+                common.echo(advice)
         if output is not None:
             results.add(output, result)
             if not as_json:

@@ -20,6 +20,7 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling.errors import ProfilingConfigError, TraceError, did_you_mean, install_command, require
+from bridge_profiling.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -204,12 +205,17 @@ def exit_code(app: typer.Typer) -> int:
 def note(text: str, *, err: bool = False) -> None:
     """Print a line that is not part of the answer, unless --quiet is given."""
     if not QUIET.get():
-        typer.echo(text, err=err)
+        echo(text, err=err)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print lines of text, whatever the names in them hold."""
+    typer.echo(printable(text, lines=True), err=err)
 
 
 def print_error(text: str) -> None:
     """Print an error on one line of standard error."""
-    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    echo(f"error: {' '.join(text.split())}", err=True)
 
 
 def finish(errors: Sequence[str], limitations: Sequence[str] = ()) -> None:

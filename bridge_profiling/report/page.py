@@ -18,6 +18,7 @@ from markupsafe import Markup
 from bridge_profiling import __version__
 from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.printable import printable
 from bridge_profiling.report.figures import COLORS, KIND_NAMES
 from bridge_profiling.report.json import finite
 from bridge_profiling.report.views import PageView
@@ -64,6 +65,7 @@ def render(view: PageView) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_safe,
     )
     data = {"figures": view.figures, "timeline": view.timeline, "colors": COLORS, "kindNames": KIND_NAMES}
     return environment.get_template("page.html.jinja").render(
@@ -74,6 +76,11 @@ def render(view: PageView) -> str:
         plotly=_packed(_plotly()),
         data=_packed(json.dumps(finite(data), separators=(",", ":"), allow_nan=False).encode()),
     )
+
+
+def _safe(value: object) -> object:
+    """Of each value that the template prints: names without characters that reorder or cut a line."""
+    return printable(value, lines=True) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _plotly() -> bytes:

@@ -8,12 +8,17 @@ from statistics import fmean
 from typing import Any
 
 from bridge_profiling.analysis.attribution.phases import KINDS
+from bridge_profiling.analysis.findings import Event
 from bridge_profiling.report import words
 from bridge_profiling.report.tables import most
-from bridge_profiling.report.views import Cell, Row, TableView, ms, of, table
+from bridge_profiling.report.timeline import Timeline
+from bridge_profiling.report.views import Cell, Row, TableView, Target, ms, of, table
 
 #: Means over the ranks that have the range.
 _MEANS = ("calls", "host_us", "host_share", "device_us", "device_share", "compute_us", "kernel_count", "backward_device_us")
+
+#: Ranges of libraries with this share of an iteration are shown below a verdict.
+_LONG = 0.1
 
 
 def by_name(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -31,10 +36,10 @@ def by_name(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def of_run(rows: Sequence[Row], count: int, *, of_device: bool, library: bool = True) -> TableView:
-    """One row per name. `library` keeps the ranges that libraries open, where the program opens others."""
+    """One row per name. Without `library`, of the ranges that libraries open those that take the host long are left."""
     merged = by_name(rows)
     if not library and any(row["kind"] == "phase" for row in merged):
-        merged = [row for row in merged if row["kind"] != "library"]
+        merged = [row for row in merged if row["kind"] != "library" or (row["host_share"] or 0.0) >= _LONG]
     shown, note = most(merged, count)
     columns: dict[str, Callable[[Row], Cell]] = {
         "host ms": ms("host_us"),
@@ -52,31 +57,44 @@ def of_run(rows: Sequence[Row], count: int, *, of_device: bool, library: bool = 
     return table("phases", title, shown, columns, name_last=True, note=note)
 
 
-def of_ranks(rows: Sequence[Row], count: int) -> TableView:
-    """One row per name and rank, sortable."""
-    shown, note = most(rows, count)
+def of_ranks(rows: Sequence[Row], count: int, timeline: Timeline, *, of_device: bool) -> TableView:
+    """One row per name and rank, sortable, which leads to the longest call in the timeline."""
+    shown, note = most(sorted(rows, key=lambda row: -(row["host_us"] or 0.0)), count)
     columns: dict[str, Callable[[Row], Any]] = {
         "kind": lambda row: row["kind"],
         "rank": of("rank", str),
         "host ms": ms("host_us"),
         "share": of("host_share", words.percent),
-        "lowest": ms("host_low_us"),
-        "highest": ms("host_high_us"),
-        "device ms": ms("device_us"),
-        "device share": of("device_share", words.percent),
-        "device lowest": ms("device_low_us"),
-        "device highest": ms("device_high_us"),
-        "compute ms": ms("compute_us"),
-        "communication ms": ms("communication_us"),
-        "backward ms": ms("backward_device_us"),
-        "kernels": of("kernel_count"),
-        "calls": of("calls"),
-        "in iterations": lambda row: Cell(f"{row['present']} of {row['iterations'] or 1}", row["present"]),
-        "name": lambda row: row["name"],
+        "low – high": lambda row: _spread(row, "host"),
     }
+    if of_device:
+        columns |= {
+            "device ms": ms("device_us"),
+            "device low – high": lambda row: _spread(row, "device"),
+            "backward ms": ms("backward_device_us"),
+            "kernels": of("kernel_count"),
+        }
+    else:
+        columns |= {"backward ms": ms("backward_host_us"), "calls": of("calls")}
+    if any(_place(row, timeline) for row in shown):
+        columns["longest"] = lambda row: Cell("", row["longest_us"], target=_place(row, timeline))
+    columns["name"] = lambda row: row["name"]
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in shown)]
     title = f"Phases and ranges by rank, {_per(rows)}"
     return table("phases", title, shown, columns, name_last=True, filters=kinds, sorted_by=2, note=note)
+
+
+def _place(row: Row, timeline: Timeline) -> Target | None:
+    if row["longest_us"] is None:
+        return None
+    return timeline.target(
+        Event(row["rank"], row["name"], row["longest_iteration"], row["longest_start_ns"], row["longest_us"])
+    )
+
+
+def _spread(row: Row, of_what: str) -> Cell:
+    low, high = row[f"{of_what}_low_us"], row[f"{of_what}_high_us"]
+    return Cell(words.UNKNOWN if low is None else f"{words.ms(low)} – {words.ms(high)}", high)
 
 
 def _marked(rows: Sequence[Row]) -> bool:

@@ -17,8 +17,8 @@ from bridge_profiling.traces.types import RankInfo
 
 Rows = Sequence[Row]
 
-#: Names longer than this lose their middle.
-_NAME = 600
+#: Names longer than this lose their middle: in general, and as an example of a group.
+_NAME, _GROUP_NAME = 600, 120
 
 _MICROSECONDS = "{:,.1f}".format
 
@@ -156,7 +156,7 @@ def kernel_groups(rows: Rows) -> TableView:
         "share": lambda row: Cell(words.percent(row["total_us"] / total_us), row["total_us"]),
         "lowest rank": of("low", words.percent),
         "highest rank": of("high", words.percent),
-        "kernel with the most time": lambda row: _short(row["names"][0]),
+        "kernel with the most time": lambda row: _short(row["names"][0], _GROUP_NAME),
     }
     ordered = sorted(found.values(), key=lambda sums: -sums["total_us"])
     title = "Kernels and copies of all ranks by what they do, over the whole capture"
@@ -170,12 +170,12 @@ def operators(rows: Rows, count: int) -> TableView:
         sums = found.setdefault(row["name"], {"name": row["name"], "max_us": 0.0} | dict.fromkeys(_SUMMED, 0))
         sums.update({name: sums[name] + (row[name] or 0) for name in _SUMMED}, max_us=max(sums["max_us"], row["max_us"]))
     shown, note = most(sorted(found.values(), key=lambda row: (-row["self_us"], row["name"])), count)
+    of_device = {"own device ms": ms("device_self_us"), "device ms": ms("device_total_us")}
     columns = {
         "count": of("count"),
         "own ms": ms("self_us"),
         "total ms": ms("total_us"),
-        "own device ms": ms("device_self_us"),
-        "device ms": ms("device_total_us"),
+        **(of_device if any(row["device_total_us"] for row in found.values()) else {}),
         "longest µs": of("max_us", _MICROSECONDS),
         "name": lambda row: _short(row["name"]),
     }
@@ -186,9 +186,9 @@ def operators(rows: Rows, count: int) -> TableView:
 _SUMMED = ("count", "self_us", "total_us", "device_self_us", "device_total_us")
 
 
-def _short(name: str | None) -> str:
+def _short(name: str | None, most_letters: int = _NAME) -> str:
     name = name or "?"
-    return name if len(name) <= _NAME else f"{name[: _NAME // 2]} … {name[-_NAME // 2 :]}"
+    return name if len(name) <= most_letters else f"{name[: most_letters // 2]} … {name[-most_letters // 2 :]}"
 
 
 def communication(rows: Rows, iterations: int, count: int = MOST_GROUPS) -> TableView:
@@ -288,7 +288,7 @@ def captures(
         clock = [offset.get(name) for name in ("offset_ns", "residual_ns")]
         texts = [
             f"rank {info.rank}",
-            f"{status}{', cut short' if info.error else ''}",
+            f"{status}{'' if info.judged else ', not judged'}{', cut short' if info.error and info.judged else ''}",
             f"{len(boundary)}{edges}",
             *(_median_ms(manifest.durations_ns(profiled=each) if manifest else []) for each in (True, False)),
             *(words.UNKNOWN if each is None else f"{each / 1e3:,.1f} µs" for each in clock),

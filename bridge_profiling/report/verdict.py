@@ -20,7 +20,7 @@ from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
 from bridge_profiling.analysis.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.analysis.run import EVIDENCE_OF_RANKS
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.report import words
+from bridge_profiling.report import host_view, words
 from bridge_profiling.report.budget import Budget, budget
 from bridge_profiling.report.figures import PARTS
 from bridge_profiling.report.views import Verdict
@@ -67,7 +67,9 @@ class Summary:
     without_device: list[int] = field(default_factory=list)  # ranks without device work in their trace
     on_host: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.attribution` of those ranks, with iterations
     operators: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.operators`, if no rank has device work
+    host_iterations: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.host_iterations`
     phases: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.phases`
+    scorecard: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.scorecard`
     stragglers: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.stragglers`, the slowest first
     snapshots: list[int] = field(default_factory=list)  # ranks with a memory snapshot
     notices: list[str] = field(default_factory=list)  # those on which of several captures is shown
@@ -79,21 +81,27 @@ class Summary:
         """Where the time of the typical iteration goes."""
         return budget(self.attribution)
 
+    @cached_property
+    def on_cpus(self) -> list[dict[str, Any]]:
+        """The mean iteration of each rank of a training on CPUs; empty if any rank has a device, or none marks iterations."""
+        has_device = self.attribution or any(info.devices for info in self.infos)
+        return [] if has_device else host_view.means(self.host_iterations)
+
     @property
     def typical_us(self) -> float | None:
         """The median over ranks of the median iteration."""
-        return self.budget.iteration_us
+        return host_view.typical_us(self.on_cpus) if self.on_cpus else self.budget.iteration_us
 
     @property
     def fewest_iterations(self) -> int | None:
         """Number of iterations behind the median of the rank that has the fewest; None without iterations."""
-        return min((row["iterations"] for row in self.attribution), default=None)
+        return min((row["iterations"] for row in self.attribution or self.on_cpus), default=None)
 
     @property
     def first(self) -> Finding | None:
         """The finding that the verdict is about. The profiler's own cost is none if there are iterations to judge."""
         about = self.findings[0] if self.findings else None
-        return None if about and about.id == "profiler_overhead" and self.attribution else about
+        return None if about and about.id == "profiler_overhead" and (self.attribution or self.on_cpus) else about
 
     @property
     def saving_us(self) -> float | None:
@@ -140,7 +148,11 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
         attribution=attribution,
         findings=findings,
         manifests=run.manifests,
+        scorecard=run.scorecard().to_pylist(),
         stragglers=stragglers,
+        host_iterations=[
+            row for row in run.host_iterations().to_pylist() if row["source"] == source and row["rank"] not in out
+        ],
         phases=[row for row in run.phases().to_pylist() if row["source"] == source],
         bench=run.against_bench,
         without_device=on_cpu,
@@ -171,7 +183,7 @@ def outcome(summary: Summary) -> Outcome:
     """What the verdict on a run is about."""
     if summary.first:
         return Outcome.finding
-    if summary.attribution:
+    if summary.attribution or summary.on_cpus:
         return Outcome.nothing_found
     if summary.without_device:
         return Outcome.no_device_work
@@ -216,6 +228,9 @@ def verdict(summary: Summary) -> Verdict:
 def _iteration(summary: Summary) -> Iterator[str]:
     """How long an iteration takes, and where its time goes."""
     rows, typical_us = summary.attribution, summary.typical_us
+    if summary.on_cpus:
+        yield from host_view.sentences(summary.on_cpus)
+        return
     if typical_us is None:
         no_device = summary.without_device and not summary.attribution
         nothing = list(_nothing_captured(summary))

@@ -1,9 +1,10 @@
 """Loads captures, and keeps their tables as Parquet, so that each is parsed once.
 
-    <directory>/<digest of the path>-<digest of size, time and engine>/info.json, device_events.parquet, …
+    <directory>/<digest of path and rank>-<digest of size, time and engine>/seal.json, info.json, device_events.parquet, …
 
-An entry is written under a temporary name and renamed, so it is always complete. The entries of a directory can be queried as
-one: `read_parquet('<directory>/*/device_events.parquet')`.
+An entry is written under a temporary name and renamed, so it is always complete. It is used while its seal fits its files
+and the capture; otherwise the capture is read again. The entries of a directory can be queried as one:
+`read_parquet('<directory>/*/device_events.parquet')`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.discover import Capture, contradiction
+from bridge_profiling.traces.seal import Origin, read_seal, write_seal
 from bridge_profiling.traces.tables import SCHEMAS
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
@@ -86,20 +88,45 @@ def load(capture: Capture, *, directory: Path | None = None, cached: bool = True
         OSError: the file is gone.
     """
     folders = ([directory] if directory is not None else _default_folders(capture.path)) if cached else []
-    name = _entry_name(capture)
-    tables = next((found for folder in folders if (found := open_entry(folder / name)) is not None), None)
-    if tables is None:
-        reader = importlib.import_module(_READERS[capture.source])
-        tables = reader.read(capture.path, rank=capture.rank, rank_source=capture.rank_source)
-        for folder in folders:
-            with contextlib.suppress(OSError):
-                write(tables, folder / name)
-                tables.entry = folder / name
-                break
+    tables = _load_cached(capture, folders) if folders else _read(capture)
     return tables if capture.manifest is None else replace(tables, info=_with_manifest(tables, capture.manifest))
 
 
-def write(tables: RankTables, entry: Path) -> None:
+def _read(capture: Capture) -> RankTables:
+    reader = importlib.import_module(_READERS[capture.source])
+    tables: RankTables = reader.read(capture.path, rank=capture.rank, rank_source=capture.rank_source)
+    return tables
+
+
+def _load_cached(capture: Capture, folders: Sequence[Path]) -> RankTables:
+    origin = Origin.of(capture.path)
+    name = _entry_name(capture, origin)
+    for folder in folders:
+        if (kept := _kept(folder / name, capture, origin)) is not None:
+            return kept
+    origin = origin.with_content()
+    tables = _read(capture)
+    # Of an nsys report that is not whole, a journal or a lock may be the reason, and go.
+    unfinished = capture.source == "nsys" and tables.info.error is not None
+    if unfinished or not origin.is_of(Origin.of(capture.path)):
+        return tables  # it was written to meanwhile, or is being written
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            write(tables, folder / name, capture, origin)
+            tables.entry = folder / name
+            break
+    return tables
+
+
+def _kept(entry: Path, capture: Capture, origin: Origin) -> RankTables | None:
+    """The tables of an entry, if it is whole and was made of this capture by this engine."""
+    seal = read_seal(entry)
+    if seal is None or (seal.engine, seal.capture) != (_engine(), _identity(capture)):
+        return None
+    return open_entry(entry) if seal.origin is not None and seal.origin.is_of(origin) else None
+
+
+def write(tables: RankTables, entry: Path, capture: Capture | None = None, origin: Origin | None = None) -> None:
     """Write an entry, in place of older ones of the same file. Raises OSError without space or permission."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=entry.parent, ignore_cleanup_errors=True) as temporary:
@@ -108,9 +135,21 @@ def write(tables: RankTables, entry: Path) -> None:
         for name in tables.tables:
             write_table(tables[name], fresh / f"{name}.parquet")
         (fresh / INFO).write_bytes(msgspec.json.encode(tables.info))
+        identity = "" if capture is None else _identity(capture)
+        write_seal(fresh, sorted(os.listdir(fresh)), engine=_engine(), capture=identity, origin=origin)
+        if capture is not None and origin is not None and _kept(entry, capture, origin) is not None:
+            return  # another process was first, and may be reading it
         for older in entry.parent.glob(f"{entry.name.partition('-')[0]}-*"):
-            shutil.rmtree(older, ignore_errors=True)
+            _remove(older)
         os.replace(fresh, entry)
+
+
+def _remove(entry: Path) -> None:
+    """Remove an entry, or whatever is in its place."""
+    if entry.is_symlink() or not entry.is_dir():
+        entry.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(entry, ignore_errors=True)
 
 
 def write_table(table: pa.Table, path: Path) -> None:
@@ -127,8 +166,14 @@ def write_table(table: pa.Table, path: Path) -> None:
     )
 
 
+def open_directory(entry: Path) -> RankTables | None:
+    """The tables of an entry that a user names; None when it is not whole, or of another engine."""
+    seal = read_seal(entry)
+    return open_entry(entry) if seal is not None and seal.engine == _engine() else None
+
+
 def open_entry(entry: Path) -> RankTables | None:
-    """The tables of an entry; None when the folder is not one."""
+    """The tables of an entry that this run has written or checked; None when the folder is not one."""
     try:
         info = msgspec.json.decode((entry / INFO).read_bytes(), type=RankInfo)
     except (OSError, msgspec.DecodeError):
@@ -143,11 +188,18 @@ def _default_folders(path: Path) -> list[Path]:
     return [path.absolute().parent / FOLDER, Path(home) / "bridge_profiling"]
 
 
-def _entry_name(capture: Capture) -> str:
-    stat = capture.path.stat()
-    schemas = {name: str(schema) for name, schema in SCHEMAS.items()}
-    place, rank = str(capture.path.absolute()), f"{capture.rank} {capture.rank_source}"
-    return f"{_digest(place)}-{_digest(repr((place, stat.st_size, stat.st_mtime_ns, ENGINE_VERSION, schemas, rank)))}"
+def _entry_name(capture: Capture, origin: Origin) -> str:
+    version = repr((origin.size, origin.mtime_ns, _engine(), _identity(capture)))
+    return f"{_digest(f'{capture.rank} {origin.path}')}-{_digest(version)}"
+
+
+def _engine() -> str:
+    """Of entries with another one, rows or columns may differ."""
+    return _digest(repr((ENGINE_VERSION, {name: str(schema) for name, schema in SCHEMAS.items()})))
+
+
+def _identity(capture: Capture) -> str:
+    return f"{capture.rank} {capture.rank_source}"
 
 
 def _digest(text: str) -> str:

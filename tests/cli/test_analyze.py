@@ -1,8 +1,5 @@
 """`bridge-profiling analyze` as it is typed: what it prints, where, and the exit code."""
 
-import json
-import re
-
 from tests.cli.ranks import write
 
 
@@ -27,16 +24,3 @@ def test_a_rank_on_a_cpu_has_iterations_and_no_device_that_was_idle(typed, folde
     assert on_device[:3] == ["0", "0.90", "0.25"]
     assert on_cpu[:8] == ["1", "0.90", *"––––––"]
     assert any("rank 1: no work on a device was recorded: not compared" in line for line in lines)
-
-
-def test_a_bad_rank_is_named_once_and_the_others_are_analysed(typed, folder):
-    write(folder / "run" / "rank-1.json.gz", 1, cut=60)
-    write(folder / "run" / "rank-2.json.gz", 2)
-    (folder / "run" / "rank-3.json.gz").write_bytes(b"")
-    (folder / "run" / "notes.txt").write_text("no capture")
-    done = typed("analyze", "run", "--json")
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["schema_version"]) == (1, 1)
-    ranks = {rank["rank"]: rank["device"]["compute_us"] for rank in found["ranks"]}
-    assert ranks[0] == ranks[2] == 500
-    assert re.findall(r"^error: .*(rank-\d\.json\.gz).*\n", done.stderr, re.M) == ["rank-1.json.gz", "rank-3.json.gz"]

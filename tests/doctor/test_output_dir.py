@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,20 +68,6 @@ def test_a_file_in_its_place_fails(tmp_path, verdicts):
     (tmp_path / "profiles").write_text("")
     verdict = verdicts(*TORCH, place="profiles")["output directory"]
     assert (verdict.status, "Not a directory" in verdict.found) == ("fails", True)
-
-
-@pytest.mark.integration
-@pytest.mark.needs("mount")
-@pytest.mark.parametrize(
-    ("options", "check", "said"), [("ro", "output directory", "Read-only file system"), ("size=64k", "free space", " needed")]
-)
-def test_a_read_only_place_and_a_disk_too_small_fail(tmp_path, verdicts, options, check, said):
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], check=True)
-    try:
-        verdict = verdicts(*TORCH, nodes=1, here=Machine())[check]
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-    assert (verdict.status, said in verdict.found) == ("fails", True)
 
 
 @pytest.mark.parametrize("profiler", [PROFILED, "profiling.use_nsys_profiler=true"])

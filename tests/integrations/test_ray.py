@@ -163,15 +163,6 @@ def train(profiling, *steps, fails_in=None):
                 raise ValueError("the step failed")
 
 
-def test_a_worker_that_starts_inside_the_window_captures_the_rest_of_it(policy_worker, tmp_path):
-    with policy_worker(rank=1, world_size=2) as profiling:
-        train(profiling, 5, 6, 7, 8, 9)
-    capture = captured(tmp_path)
-    assert (capture.rank, capture.captured, capture.manifest.status) == (1, [5, 6, 7], "partial")
-    assert capture.manifest.world_size == 2
-    assert (capture.manifest.framework or {})["worker"] == "policy_worker"
-
-
 def test_an_exception_inside_the_window_writes_what_was_captured_at_once(policy_worker, tmp_path):
     profiling = policy_worker()
     with pytest.raises(ValueError, match="the step failed"):
@@ -182,14 +173,6 @@ def test_an_exception_inside_the_window_writes_what_was_captured_at_once(policy_
     train(profiling, 4, 5)
     profiling.close()
     assert captured(tmp_path).captured == [2], "steps after it run unprofiled"
-
-
-def test_an_exception_before_the_window_costs_no_capture(policy_worker, tmp_path):
-    with policy_worker() as profiling:
-        with pytest.raises(ValueError, match="the step failed"):
-            train(profiling, 1, fails_in=1)
-        train(profiling, *range(1, 9))
-    assert captured(tmp_path).manifest.status == "complete"
 
 
 def test_steps_that_are_several_calls_begin_and_end_by_calls(policy_worker, tmp_path):
@@ -218,21 +201,6 @@ def test_settings_alone_ask_for_a_profile_where_the_variables_do_not(monkeypatch
             train(profiling, 1, 2, 3)
     assert captured(tmp_path, "any").captured == [1, 2]
     assert not (tmp_path / "profiles").exists()
-
-
-def test_settings_win_over_the_variables(policy_worker, tmp_path):
-    with policy_worker(profile_step_end=3, record_shapes=True) as profiling:
-        train(profiling, 1, 2, 3)
-    manifest = captured(tmp_path).manifest
-    assert (manifest.window.start, manifest.window.end, manifest.config["record_shapes"]) == (2, 3, True)
-
-
-def test_a_worker_without_nsys_around_it_trains_and_says_so(tmp_path):
-    with WorkerProfiling("policy_worker", output_dir=tmp_path) as profiling:
-        train(profiling, 1, 2, 3)
-    manifest = json.loads(next(Path(tmp_path, "policy_worker/manifest").rglob("rank-0.json")).read_text())
-    assert manifest["status"] == "failed"
-    assert "does not run under nsys" in manifest["reason"]
 
 
 def test_requests_that_cannot_work_are_refused_before_the_first_step(monkeypatch, tmp_path):

@@ -58,13 +58,6 @@ def test_a_speedscope_file_has_a_profile_of_each_thread_and_is_valid(made, tmp_p
     assert [profile["endValue"] for profile in document["profiles"]] == [100, 10]
 
 
-def test_weights_are_of_the_device_for_the_ranks_asked_for(made, tmp_path):
-    document = _written(made(3, EVENTS), tmp_path / "device.json", weight="device", ranks=[0, 2])
-    jsonschema.validate(document, SCHEMA)
-    stack = [(["<module>", "<listcomp>", "aten::mm"], 12.5)]
-    assert _stacks(document) == {f"rank {rank}, thread 1, device time": stack for rank in (0, 2)}
-
-
 def test_folded_text_has_a_line_of_whole_nanoseconds_for_each_stack(made, tmp_path):
     output = tmp_path / "stacks.txt"
     assert made(events=EVENTS).write_flame_graph(output, folded=True) == 5

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import html
 import json
 import re
 from collections.abc import Callable
@@ -44,6 +45,17 @@ def test_numbers_on_the_page_are_the_analysis_and_it_asks_no_network_for_anythin
     assert ("default-src 'none'" in text, "connect-src" in text, len(text) < 5_000_000) == (True, False, True)
 
 
+def test_the_python_line_of_each_table_returns_its_rows(made: Made, tmp_path: Path) -> None:
+    text, _ = _page(made(ranks=2), tmp_path)
+    lines = [html.unescape(line) for line in re.findall(r'data-copy="(from [^"]*)"', text)]
+    assert len(lines) >= 5
+    for line in lines:
+        imported, _, expression = line.partition("; ")
+        names: dict[str, Any] = {}
+        exec(imported, names)
+        assert eval(expression, names).num_rows, line
+
+
 def test_names_of_kernels_ranges_and_files_are_text(run_of: Made, tmp_path: Path) -> None:
     hostile = "</script><script>alert(1)</script>\u2028<img src=x onerror=alert(2)>"
     folder = tmp_path / "run <b>7"
@@ -64,7 +76,7 @@ def test_names_of_kernels_ranges_and_files_are_text(run_of: Made, tmp_path: Path
         # As a loop leaves it on a CPU that names no phases.
         (
             [complete("user_annotation", "ProfilerStep#4", 4000, 900), complete("cpu_op", "aten::mm", 4100, 500)],
-            ["No device work to draw was captured"],
+            ["No range was recorded"],
         ),
     ],
 )
@@ -73,7 +85,7 @@ def test_a_page_says_what_was_not_captured_in_place_of_an_empty_picture(
 ) -> None:
     text, data = _page(made(events=events), tmp_path)
     assert [each for each in said if each not in text] == []
-    assert (data["timeline"] is None) == ("No device work to draw was captured" in said)
+    assert (data["timeline"] is None) == ("No range was recorded" in said)
 
 
 def test_a_page_of_memory_alone_names_no_profiler_of_time(real: Real, tmp_path: Path) -> None:

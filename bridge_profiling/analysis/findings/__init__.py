@@ -17,6 +17,7 @@ from bridge_profiling.analysis.findings import (
     iterations,
     kernels,
     memory,
+    on_host,
     overhead,
     ranks,
     uneven,
@@ -66,6 +67,18 @@ _FINDINGS: tuple[Find, ...] = (
     overhead.profiler_overhead,
 )
 
+# Of trainings on CPUs. A host that pauses outside of communication is a finding too.
+_ON_HOST: tuple[Find, ...] = (
+    idle.data_loading,
+    idle.recompilation,
+    idle.garbage_collection,
+    idle.checkpoint_stall,
+    on_host.straggler_host,
+    on_host.host_pause,
+    iterations.slow_iterations,
+    overhead.profiler_overhead,
+)
+
 #: Ids of findings: the names of their functions.
 ORDER = tuple(find.__name__ for find in _FINDINGS)
 
@@ -73,7 +86,7 @@ ORDER = tuple(find.__name__ for find in _FINDINGS)
 def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[Finding]:
     """Every finding about a run, largest potential saving first, findings without one last."""
     ledger, found = evidence.ledger(), []
-    for find in _FINDINGS:
+    for find in _FINDINGS if evidence.has_device or not evidence.host_iterations.num_rows else _ON_HOST:
         findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
         found += findings
     found = sorted(_within(evidence, _once(found)), key=_by_saving)

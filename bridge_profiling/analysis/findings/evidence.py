@@ -42,6 +42,7 @@ class Evidence:
     iterations: pa.Table
     idle_gaps: pa.Table
     idle_causes: pa.Table
+    host_iterations: pa.Table  # of ranks without device work
     launch_statistics: pa.Table
     profiler_cost: pa.Table
     kernels: pa.Table
@@ -163,14 +164,16 @@ class Evidence:
         """Non-compute time in which a rank waits for others; where that is unknown, all communication as an upper bound."""
         if len(self.ranks) < 2:
             return self.communicating_us
+        if not self.has_device:
+            return self._zero + np.nan_to_num(self.grid(self.host_iterations, "waiting_us"))
         known = self.grid(self.rank_iterations, "waiting_us")
         return np.where(np.isnan(known), self.communicating_us, np.minimum(known, self.communicating_us))
 
     @cached_property
     def waiting_is_known(self) -> bool:
         """Whether waiting is known apart from transfers, for every rank."""
-        if len(self.ranks) < 2:
-            return False
+        if len(self.ranks) < 2 or not self.has_device:
+            return len(self.ranks) > 1 and bool(self.host_iterations.num_rows)
         known = self.grid(self.rank_iterations, "waiting_us")
         return not bool((np.isnan(known) & ~np.isnan(self.duration_us)).any())
 
@@ -322,7 +325,12 @@ class Evidence:
 
     @cached_property
     def _captured_us(self) -> Mapping[Cause, Grid]:
-        return {cause: self.of_cause(cause, "lost_us") for cause in Cause}
+        found = {cause: self.of_cause(cause, "lost_us") for cause in Cause}
+        if not self.has_device and self.host_iterations.num_rows:
+            # Nothing is recorded on the loop's thread while a collective on a CPU blocks it.
+            blocked = sum(np.nan_to_num(self.grid(self.host_iterations, f"{part}_us")) for part in ("communication", "waiting"))
+            found[Cause.host_pause] = np.maximum(found[Cause.host_pause] - blocked, 0.0)
+        return found
 
     @cached_property
     def _idle_us(self) -> Mapping[Cause, Grid]:

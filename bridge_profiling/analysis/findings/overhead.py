@@ -56,7 +56,9 @@ def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         },
         confidence=confidence,
         confidence_reason=reason,
-        action=" ".join([*([advice("profiler_overhead", most)] if most else []), advice("profiler_overhead")]),
+        action=" ".join([*([advice("profiler_overhead", most)] if most else []), advice("profiler_overhead")])
+        if evidence.has_device
+        else advice("profiler_overhead", "on_host"),
         events=[
             Event(rank, f"profiled iterations of rank {rank}", duration_us=cost_us[rank])
             for rank in responsible({rank: cost_us[rank] for rank in costly})[:5]

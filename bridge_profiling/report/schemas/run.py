@@ -45,8 +45,8 @@ class Verdict(TypedDict):
         Literal["finding", "nothing_found", "no_device_work", "memory_only", "too_little", "not_judged"],
         doc(
             "`finding`: there is at least one. `nothing_found`: no number exceeds its threshold. Else nothing can be judged: "
-            "`no_device_work`, `memory_only` (no trace), `too_little` (no iteration is marked, or nothing was captured), or "
-            "`not_judged` (every trace lost more than 1% of its device events)"
+            "`no_device_work` (of a job with devices), `memory_only` (no trace), `too_little` (no iteration is marked, or "
+            "nothing was captured), or `not_judged` (every trace lost more than 1% of its device events)"
         ),
     ]
     headline: Annotated[str, doc("The most important sentence: the first finding's title if there is one")]
@@ -125,12 +125,75 @@ class Budget(TypedDict):
     """Where the time of the typical iteration goes, by cause; from ranks with device work, by the main profiler."""
 
     source: Annotated[Profiler, doc("The profiler that captured the most ranks")]
-    iteration_us: Annotated[Microseconds | None, doc("The same as `verdict.iteration_us`")]
+    iteration_us: Annotated[Microseconds | None, doc("The same as `verdict.iteration_us`; null without device work")]
     waiting_known: Annotated[
         bool, doc("Whether waiting for other ranks is known on every rank; else `communication` contains it")
     ]
     parts: Annotated[list[Part], doc("Every cause, in a fixed order; empty without iterations")]
     ranks: Annotated[list[RankBudget], doc("The same for each rank that has iterations and device work")]
+
+
+class Check(TypedDict):
+    """One question of the checklist of a fast training."""
+
+    check: Annotated[
+        Literal[
+            "device_busy",
+            "memory_headroom",
+            "data_loading",
+            "mixed_precision",
+            "fused_attention",
+            "fused_optimizer",
+            "compiled_or_graphed",
+            "overlapped_communication",
+        ],
+        doc("The question. docs/concepts/scorecard.md defines each; of a training on CPUs there is `data_loading` alone"),
+    ]
+    answer: Annotated[Literal["yes", "no", "unknown"], doc("`yes` is good")]
+    value: Annotated[Share | None, doc("The number behind the answer, of the rank that does worst; null if unknown")]
+    limit: Annotated[Share, doc("What it is compared with")]
+    rank: Annotated[Rank | None, doc("That rank; null if unknown, and of a share of the whole run")]
+    reason: Annotated[str, doc("Why the answer is unknown; empty if it is known")]
+
+
+class PhaseMemory(TypedDict):
+    """Device memory that was allocated around a phase, in the captured iterations of a rank."""
+
+    rank: Annotated[Rank, doc("Global rank")]
+    phase: Annotated[str, doc("`forward`, `backward`, …")]
+    count: Annotated[Count, doc("Number of calls")]
+    before_bytes: Annotated[MeanBytes, doc("Mean before the phase")]
+    after_bytes: Annotated[MeanBytes, doc("Mean after it")]
+    peak_bytes: Annotated[Bytes, doc("Highest peak in it")]
+
+
+class WallClock(TypedDict):
+    """A timer of DeepSpeed's wall-clock breakdown, in the captured iterations of a rank."""
+
+    rank: Annotated[Rank, doc("Global rank")]
+    timer: Annotated[str, doc("DeepSpeed's name of the timer")]
+    mean_us: Annotated[Microseconds, doc("Mean of an iteration")]
+    deviation_us: Annotated[Microseconds, doc("Standard deviation over the iterations")]
+    share: Annotated[Share | None, doc("The mean as a share of the profiled iteration; null if that is unknown")]
+
+
+class FlopsProfile(TypedDict):
+    """DeepSpeed's FLOPs profile of a rank."""
+
+    rank: Annotated[Rank, doc("Global rank")]
+    iteration: Annotated[int, doc("The iteration that was profiled")]
+    forward_flops: Annotated[Count, doc("Floating-point operations of its forward pass")]
+    parameters: Annotated[Count, doc("Parameters of the model on this rank")]
+    forward_us: Annotated[Microseconds | None, doc("Time of the forward pass by the engine's timer; null if it has none")]
+    tflops: Annotated[Teraflops | None, doc("Speed of the forward pass; null without its time")]
+
+
+class Measured(TypedDict):
+    """What an integration measured inside the window, from the manifests."""
+
+    phase_memory: Annotated[list[PhaseMemory], doc("By rank and phase; empty if no integration measured it")]
+    wall_clock: Annotated[list[WallClock], doc("By rank and timer; empty without DeepSpeed's breakdown")]
+    flops_profile: Annotated[list[FlopsProfile], doc("By rank; empty without DeepSpeed's FLOPs profiler")]
 
 
 class Device(TypedDict):
@@ -175,6 +238,24 @@ class Kernel(TypedDict):
     mean_us: Annotated[Microseconds, doc("Mean time of a call")]
     min_us: Annotated[Microseconds, doc("Shortest call")]
     max_us: Annotated[Microseconds, doc("Longest call")]
+
+
+class HostIteration(TypedDict):
+    """An iteration of a training on CPUs, by the thread of its loop. The parts up to `other_us` add up to the duration."""
+
+    iteration: Annotated[int, doc("Number of the iteration")]
+    boundary: Annotated[bool, doc("Whether it is at the profiler's start, stop or flush")]
+    duration_us: Annotated[Microseconds, doc("Duration, to the start of the next iteration")]
+    data_loading_us: Annotated[Microseconds, doc("In ranges of data loading")]
+    checkpoint_us: Annotated[Microseconds, doc("In ranges of saving")]
+    communication_us: Annotated[Microseconds, doc("Blocked by a collective, without waiting")]
+    waiting_us: Annotated[
+        Microseconds | None, doc("Blocked by a collective until another rank arrived; null of one rank alone")
+    ]
+    operators_us: Annotated[Microseconds, doc("In operators")]
+    other_us: Annotated[Microseconds, doc("The rest, Python for the most part")]
+    collectives_us: Annotated[Microseconds, doc("A collective ran on any thread, whether it blocked the loop or not")]
+    own_us: Annotated[Microseconds, doc("`duration_us` without `waiting_us`")]
 
 
 class KernelGroup(TypedDict):
@@ -275,6 +356,7 @@ class RankAnswer(TypedDict):
     lost: Annotated[LostRecords, doc("Records of the capture that could not be used")]
     device: Annotated[Device, doc("Device time over the whole capture")]
     iterations: Annotated[list[Iteration], doc("Iterations in order; empty if none is marked")]
+    host_iterations: Annotated[list[HostIteration], doc("Iterations of a rank without device work; empty of others")]
     phases: Annotated[list[Phase], doc("Phases of the step and other ranges by name; the training's own first")]
     operators: Annotated[list[Operator], doc("Host operators by name, the most own time first; empty if not recorded")]
     matrix_products: Annotated[
@@ -302,6 +384,29 @@ class Collective(TypedDict):
     bus_bandwidth_gbs: Annotated[
         Bandwidth | None, doc("As in nccl-tests, comparable with the speed of the link; null if unknown")
     ]
+
+
+class SizedCollective(TypedDict):
+    """Communication of one operation in one group with messages of one size, over the whole capture."""
+
+    operation: Annotated[str | None, doc("As in `collectives`")]
+    group: Annotated[str | None, doc("As in `collectives`")]
+    ranks: Annotated[list[Rank] | None, doc("As in `collectives`")]
+    group_size: Annotated[Count | None, doc("Number of ranks in the group; null if unknown")]
+    captured_ranks: Annotated[Count, doc("Captured ranks that take part")]
+    message_bytes: Annotated[
+        Bytes | None, doc("Larger of input and output of one rank; of all-to-all, the sum of its splits; null if unknown")
+    ]
+    count: Annotated[Count, doc("Number of operations")]
+    matched_count: Annotated[Count, doc("Number of operations that were captured on at least two ranks")]
+    mean_us: Annotated[Microseconds, doc("Mean time of a rank's kernel, with waiting")]
+    duration_us: Annotated[Microseconds, doc("Time of the kernels of the captured ranks, added up, with waiting")]
+    transfer_us: Annotated[Microseconds | None, doc("Time of the matched operations without waiting; null if none is matched")]
+    wait_us: Annotated[Microseconds | None, doc("Waiting of the captured ranks, added up; null if none is matched")]
+    exposed_us: Annotated[Microseconds | None, doc("The part of `duration_us` in which nothing else ran on the rank's device")]
+    overlapped_us: Annotated[Microseconds | None, doc("The part of `duration_us` that compute hides")]
+    algorithm_bandwidth_gbs: Annotated[Bandwidth | None, doc("Message size over transfer time; null if unknown")]
+    bus_bandwidth_gbs: Annotated[Bandwidth | None, doc("As in nccl-tests; null if unknown")]
 
 
 class DeviceMemory(TypedDict):
@@ -478,9 +583,14 @@ class RunDocument(TypedDict):
 
     schema_version: Annotated[Literal[1], doc("Keys may be added; within a version none changes its meaning")]
     verdict: Annotated[Verdict, doc("The answer in short")]
+    scorecard: Annotated[list[Check], doc("The checklist of a fast training")]
+    measured: Annotated[Measured, doc("What an integration measured")]
     budget: Annotated[Budget, doc("Where the time of the typical iteration goes")]
     ranks: Annotated[list[RankAnswer], doc("One for each rank and profiler")]
     collectives: Annotated[list[Collective], doc("Communication by operation and group")]
+    collectives_by_size: Annotated[
+        list[SizedCollective], doc("The same by size of message, with what compute hides; the most time first")
+    ]
     memory: Annotated[list[DeviceMemory], doc("Memory by rank and device; empty if none was recorded")]
     pipeline: Annotated[list[Stage], doc("Pipeline stages; empty without a pipeline, or if its messages are not recorded")]
     gpu_metrics: Annotated[list[GpuMetric], doc("Hardware counters; empty unless nsys sampled them")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Hashable, Sequence
 from decimal import Decimal, DecimalException
 from operator import attrgetter
@@ -32,10 +33,11 @@ class InexactTimes(Exception):
 
 
 class Codes:
-    """Values numbered in order of appearance: `values` has each value's number."""
+    """Values numbered in order of appearance: `values` has each value's number. Texts are cut to `longest` characters."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = sys.maxsize) -> None:
         self.values: dict[Any, int] = {}
+        self._longest = longest
 
     def encode(self, values: Sequence[Hashable]) -> NDArray[np.int32]:
         """The number of each value."""
@@ -43,6 +45,7 @@ class Codes:
         try:
             return np.fromiter(map(known.__getitem__, values), np.int32, len(values))
         except KeyError:
+            values = [value[: self._longest] if isinstance(value, str) else value for value in values]
             for value in values:
                 known.setdefault(value, len(known))
             return np.fromiter(map(known.__getitem__, values), np.int32, len(values))

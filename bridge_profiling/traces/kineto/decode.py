@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from bridge_profiling.traces.bounds import MAX_NAME
 from bridge_profiling.traces.joins import Operation, ranks_of
 from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.kineto.columns import (
@@ -107,12 +108,11 @@ AnyEvent = Event | ExactEvent
 _FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 #: A string that is cut off counts to its end: looking for it again at each of its quotes would take quadratic time.
-_QUOTED_OR_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|-?\b(?:Infinity|inf|NaN|nan)\b(?:\(ind\))?', re.DOTALL)
+_QUOTED_OR_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|-?\b(?:Infinity|inf|NaN|nan)\b(?:\(ind\))?', re.DOTALL)
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 
 #: What is left of events that cannot be decoded.
 _PHASE = re.compile(rb'"ph"\s*:')
-_HOLE_BYTES = 1 << 16
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"[^"]*"')
 _LOST_DEVICE = re.compile(rb'"cat"\s*:\s*"(?:kernel|(?:gpu_)?mem(?:cpy|set))"', re.IGNORECASE)
 
@@ -209,7 +209,7 @@ class EventReader:
         def lose_damaged(text: bytes) -> None:
             lose(text)
             self.damaged = True
-            if b"\0" in text or len(text) > _HOLE_BYTES:
+            if b"\0" in text:  # as in a file system's hole
                 self.hole_bytes += len(text)
 
         self._stream.recut(take, lose_damaged, last=last)
@@ -317,6 +317,9 @@ _LEFT_OUT = {
 #: torch 1.8 writes iterations as operators.
 _ITERATION = "ProfilerStep"
 
+#: Characters of a category or phase that caveats show.
+_SHOWN = 50
+
 _MEMORY = "[memory]"
 _CALL = "record_param_comms"
 _NO_TRANSFER = ("wait", "coalesced", "init")
@@ -337,7 +340,7 @@ class Collector:
     def __init__(self, *, exact: bool, operators: bool) -> None:
         self._exact, self._operators = exact, operators
         self.host, self.device, self.synchronizations, self.memory = Columns(), Columns(), Columns(), Columns()
-        self.names, self.shapes, self.stacks = Codes(), Codes(), Codes()
+        self.names, self.shapes, self.stacks = Codes(MAX_NAME), Codes(), Codes()
         # Descriptions of communication kernels, by row of `device`.
         self.collectives: dict[int, Operation] = {}
         # Descriptions of the host's calls for them, by row of `host`: all there is for operations issued as a batch.
@@ -397,7 +400,9 @@ class Collector:
         meanings = np.array(self._meaning_of, np.int8)[codes]
         strange = codes[meanings == MEANINGS.index("unknown")]
         if len(strange):
-            self.unknown.update({str(known[code]): int(count) for code, count in enumerate(np.bincount(strange)) if count})
+            for code, count in enumerate(np.bincount(strange).tolist()):
+                if count:
+                    self.unknown[str(known[code])[:_SHOWN]] += count
         return meanings
 
     def _times(self, events: Sequence[AnyEvent]) -> tuple[NDArray[np.bool_], Integers, Integers]:
@@ -489,7 +494,9 @@ class Collector:
             elif event.ph in _INSTANT:
                 instants.append(event)
             else:
-                self.left_out[_LEFT_OUT.get(event.ph, f"events of the phase {event.ph[:20]!r}"), str(event.cat or "")[:50]] += 1
+                self.left_out[
+                    _LEFT_OUT.get(event.ph, f"events of the phase {event.ph[:_SHOWN]!r}"), str(event.cat or "")[:_SHOWN]
+                ] += 1
                 self.lost_device += of_device and event.ph != "E"  # an end has a beginning
         # The profiler's own marks have no category. Of the others, those are counted whose category is not known.
         self._meanings([event for event in instants if event.cat])

@@ -25,12 +25,12 @@ _TOKEN = re.compile(
     rb"""\s*(?:[,:]\s*)?
     (?: (\[|\{(?=\s*["}]))
       | ([\]}])
-      | (?:"[^"\\]*(?:\\.[^"\\]*)*" | [^\s"{}\[\],:]+) (?=\s*[:,}\]])
+      | (?:"[^"\\]*+(?:\\.[^"\\]*+)*+" | [^\s"{}\[\],:]++) (?=\s*[:,}\]])
     )""",
     re.DOTALL | re.VERBOSE,
 )
 #: What can precede the end of text that goes on elsewhere.
-_UNFINISHED = re.compile(rb'\s*(?:[,:]\s*)?(?:\{\s*|"[^"\\]*(?:\\.[^"\\]*)*(?:\\|"\s*)?|[^\s"{}\[\],:]+\s*)?\Z', re.DOTALL)
+_UNFINISHED = re.compile(rb'\s*(?:[,:]\s*)?(?:\{\s*|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:\\|"\s*)?|[^\s"{}\[\],:]++\s*)?\Z', re.DOTALL)
 _CLOSING = {b"[": b"]", b"{": b"}"}
 
 _GAP = re.compile(rb"[\s,]*")

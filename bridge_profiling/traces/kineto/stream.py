@@ -13,14 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.bounds import Bounds, DamagedError, unpack
+from bridge_profiling.traces.bounds import KINETO, DamagedError, unpack
 from bridge_profiling.traces.kineto.recut import SEPARATOR, recut
 
 #: Bytes of JSON decoded at a time. Smaller pieces cost calls; 4 MB exceed the processor's cache: a fifth slower, 15 MB more.
 PIECE_BYTES = 1 << 20
-
-#: No profiler writes more for one rank. Kineto's JSON shrinks 11- to 25-fold as gzip.
-BOUNDS = Bounds(max_bytes=64 << 30, max_ratio=200, ratio_checked_bytes=32 << 20)
 
 #: Largest size of the text before or after the events, and of one event.
 MAX_PART_BYTES = 64 << 20
@@ -106,7 +103,7 @@ class Stream:
     def _unpacked(self) -> Iterator[bytes]:
         """The file's bytes. Ends early, with `error` set, where it is damaged."""
         try:
-            for piece in unpack(self._path, BOUNDS, PIECE_BYTES):
+            for piece in unpack(self._path, KINETO, PIECE_BYTES):
                 self.bytes_read += len(piece)
                 yield piece
         except DamagedError as error:

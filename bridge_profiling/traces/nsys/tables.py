@@ -122,7 +122,7 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         tables["gpu_metrics"] = build("gpu_metrics", info.rank, metrics)
     info.caveats += [*wait_caveats, *iteration_caveats, *trace_caveats(info, tables, "NVTX iteration_N")]
     _add_caveats(database, info, work, calls, ranges)
-    lost, of_device = work.negative + ambiguous, len(work.start_ns) + work.negative
+    lost, of_device = work.negative + work.unnamed + ambiguous, len(work.start_ns) + work.negative
     add_lost(info, LostRecords(lost + calls.negative, lost, of_device), ambiguous)
     info.partial = info.error is not None
     return RankTables(info, tables)
@@ -262,6 +262,11 @@ def _add_caveats(database: Database, info: RankInfo, work: DeviceWork, calls: Ca
         info.add_caveat("unread_tables", f"the report also holds {names}, which only Nsight Systems and nsys stats show")
     if negative := work.negative + calls.negative:
         info.error = f"{database.name} holds {negative} events that end before they start; the others were read"
+    if database.pending:
+        info.error = f"{database.name} is not complete: {database.pending}" + (f"; {info.error}" if info.error else "")
+    if work.unnamed:
+        text = f"{work.unnamed} kernels have no readable name in StringIds: whether they communicate is unknown"
+        info.add_caveat("kernels_unnamed", text, of_file=True)
     if work.whole_graphs:
         text = f"{work.whole_graphs} executions of CUDA graphs were recorded as a whole and count as compute"
         info.add_caveat("graphs_whole", f"{text}, communication included; --cuda-graph-trace=node records their kernels")

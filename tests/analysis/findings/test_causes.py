@@ -122,16 +122,7 @@ _SHARE = {"share_of_iteration": approx(30 / 70.1, rel=1e-3)}
     ],
 )
 def test_a_cause_is_found_where_it_is_with_its_cost_and_no_other(
-    find: Findings,
-    step: Any,
-    ranks: int,
-    cause: str,
-    on: Any,
-    cost_us: Any,
-    severe: bool,
-    event: str,
-    action: str,
-    evidence: Any,
+    find: Findings, step, ranks, cause, on, cost_us, severe, event, action, evidence
 ) -> None:
     found = find(SimulatedJob(step, ranks))
     assert found.keys() - CONSEQUENCES == {cause}

@@ -55,14 +55,3 @@ def test_a_captured_iteration_that_medians_leave_out_is_named(find: Findings) ->
     assert slow.recoverable_us_per_iteration == approx(900_000 / 6, rel=0.02)
     assert slow.title.startswith("Iteration 12 takes 920 ms, 45")
     assert "host_pause" not in found
-
-
-def test_the_profilers_own_recorded_work_makes_no_iteration_slow(find: Findings) -> None:
-    def step(job: SimulatedJob, number: int) -> None:
-        if number == 12:
-            job.be_in(0, "Buffer Flush", 900 * MS, category="overhead")
-        job.busy()
-
-    job = SimulatedJob(step, iterations=6)
-    job.rows[0]["iterations"][2]["boundary"] = True
-    assert "slow_iterations" not in find(job)
