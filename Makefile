@@ -12,7 +12,7 @@ export TMPDIR         := $(CURDIR)/.cache/tmp
 export NEMORUN_HOME   ?= $(CURDIR)/.runs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup setup-dev profile test test-integration test-system test-versions test-gpu lint docs bench clean
+.PHONY: help setup setup-dev profile test test-integration test-system test-versions test-gpu lint docs bench fuzz clean
 
 help:
 	@echo "make profile      train gpt_tiny on 2 CPU ranks under the torch profiler, and show what was captured"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint         ruff, mypy, import-linter"
 	@echo "make docs         build the documentation into site/"
 	@echo "make bench        the benchmarks that back the figures in docs/"
+	@echo "make fuzz         look for input that a reader does not survive, for ten minutes (MINUTES=30 for longer)"
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -99,6 +100,12 @@ docs: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/hook_overhead.py
 	$(BIN)/python benchmarks/export_stall.py
+
+MINUTES ?= 10
+fuzz: export TORCHDYNAMO_DISABLE := 1
+fuzz: $(VENV)/.installed-dev
+	@mkdir -p $(TMPDIR)
+	$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
 
 clean:
 	rm -rf $(VENV) .cache .runs site

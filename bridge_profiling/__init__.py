@@ -3,9 +3,20 @@
 Importing this package loads neither torch nor nemo_run, so it works on a login node and inside a rank alike.
 """
 
-from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
-from bridge_profiling.errors import CaptureError, ProfilingConfigError, TraceError
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
+    from bridge_profiling.errors import CaptureError, ProfilingConfigError, TraceError
 
 __version__ = "0.1.0"
 
 __all__ = ["CaptureError", "FaultToleranceConfig", "ProfilingConfig", "ProfilingConfigError", "TraceError", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for: every command imports this package first, and `--help` needs no settings.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{'config' if name.endswith('Config') else 'errors'}"), name)

@@ -263,8 +263,8 @@ class FaultToleranceConfig:
 
 def resolve_output_dir(config: ProfilingConfig, output_dir: str | os.PathLike[str] | None = None) -> Path:
     """Root directory of captures: `output_dir`, else the config's, else BRIDGE_PROFILING_DIR, else ./profiles."""
-    chosen = output_dir or config.output_dir or os.environ.get(OUTPUT_DIR_VARIABLE) or DEFAULT_OUTPUT_DIR
-    check_path(chosen := setting(chosen), "the output directory")
+    chosen = setting(output_dir or config.output_dir or os.environ.get(OUTPUT_DIR_VARIABLE) or DEFAULT_OUTPUT_DIR)
+    check_path(chosen, "the output directory")
     try:
         return Path(str(chosen)).expanduser().absolute()
     except RuntimeError as error:

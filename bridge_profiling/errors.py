@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from functools import partial
 
+from bridge_profiling.printable import printable
+
 
 class ProfilingConfigError(ValueError):
     """A request that cannot be carried out, raised before anything is changed or submitted.
@@ -52,7 +54,7 @@ def did_you_mean(word: str, known: Iterable[str], *, before: str = "") -> str:
 
 def one_line(error: BaseException) -> str:
     """The error's type and message, at most 500 characters on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+    return printable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
 
 
 def install_command(extra: str) -> str:

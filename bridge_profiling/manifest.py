@@ -9,16 +9,23 @@ Paths are relative to the output directory where they are inside it, times are n
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from bridge_profiling.atomic import write_json
 from bridge_profiling.errors import TraceError
+from bridge_profiling.regular_files import modified_ns, read_regular
 from bridge_profiling.typed_json import read_typed
 
 SCHEMA_VERSION = 1
+
+#: The manifest of a thousand iterations has 40 kB.
+_MAX_BYTES = 64 << 20
+
+#: A rank is smaller: tables hold ranks as 32 bits.
+_RANKS = 1 << 31
 
 #: `complete`: the whole window. `partial`: some of it, or without what was requested. `failed`: nothing usable. `missed`: the
 #: process never reached the window.
@@ -194,11 +201,46 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest, skipping unknown keys; TraceError names the file and the entry."""
+    """Read a manifest, skipping unknown keys; TraceError names the file, and the entry that is wrong."""
     try:
-        return read_typed(json.loads(path.read_text(encoding="utf-8")), Manifest, "manifest")
+        content = json.loads(read_regular(path, _MAX_BYTES))
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if type(version) is int and version > SCHEMA_VERSION:
+            raise TraceError(f"{path} is a manifest of a newer release: its schema version is {version}, not {SCHEMA_VERSION}")
+        manifest = read_typed(content, Manifest, "manifest")
+        if contradiction := next(_contradictions(manifest), None):
+            raise ValueError(contradiction)
     except (OSError, ValueError, RecursionError) as error:
         raise TraceError(f"{path} is not a manifest: {error}") from error
+    return manifest
+
+
+def _contradictions(manifest: Manifest) -> Iterator[str]:
+    """What no rank can have written, although its types are right."""
+    window, durations, garbage = manifest.window, manifest.durations_ns, manifest.garbage_collection
+    counts = {"rank": manifest.rank, "local_rank": manifest.local_rank, "job.attempt": manifest.job.attempt}
+    yield from (f"{name} is {value}" for name, value in counts.items() if value is not None and not 0 <= value < _RANKS)
+    if manifest.schema_version != SCHEMA_VERSION:
+        yield f"schema_version is {manifest.schema_version}"
+    if manifest.world_size is not None and not manifest.rank < manifest.world_size <= _RANKS:
+        yield f"rank {manifest.rank} is not one of {manifest.world_size} ranks"
+    if window is not None and not 0 <= window.start < window.end:
+        yield f"window is {window}"
+    if any(len(each) != 2 or each[0] > each[1] for each in manifest.other_windows):
+        yield "other_windows are not pairs of a start and an end"
+    for name, place in manifest.coordinates.items():
+        if len(place) != 2 or not 0 <= place[0] < place[1] <= _RANKS:
+            yield f"coordinates.{name} is {place}, not a rank and a size"
+    timed = len(durations.iteration)
+    if any(column is not None and len(column) != timed for column in (durations.mfu, durations.model_tflops_per_gpu)):
+        yield f"durations_ns does not have {timed} values for {timed} iterations"
+    if any(duration < 0 for duration in durations.duration_ns):
+        yield "durations_ns has a negative duration"
+    if garbage is not None and not len(garbage.collections) == len(garbage.duration_ns) == 3:
+        yield "garbage_collection does not have three generations"
+    for artifact in manifest.artifacts:
+        if not artifact.path or "\0" in artifact.path:
+            yield f"the path of an artifact is {artifact.path!r}"
 
 
 @dataclass(frozen=True)
@@ -214,6 +256,11 @@ class RankCapture:
     root: Path
     folder: str
     manifest: Manifest
+
+    @property
+    def path(self) -> Path:
+        """The manifest's file."""
+        return self.root / "manifest" / self.folder / f"rank-{self.rank}.json"
 
     @property
     def rank(self) -> int:
@@ -249,8 +296,15 @@ class RankCapture:
         if not timed or window is None:
             return {}
         slowed = inside | {durations.iteration[0], window.start - 1, window.end}
-        for start, end in self.manifest.other_windows:
-            slowed |= set(range(start - 1, end + 1))
+        # Windows may have any length, and only the iterations that were timed matter.
+        left, others = sorted(timed.keys() - slowed), sorted(self.manifest.other_windows)
+        slowed_until, place = -1, 0
+        for iteration in left:
+            while place < len(others) and others[place][0] - 1 <= iteration:
+                slowed_until = max(slowed_until, others[place][1])
+                place += 1
+            if iteration <= slowed_until:
+                slowed.add(iteration)
         return {iteration: duration for iteration, duration in timed.items() if iteration not in slowed}
 
     def durations_ns(self, *, profiled: bool) -> list[int]:
@@ -280,7 +334,7 @@ def find_captures(root: Path, folder: str | None = None) -> list[RankCapture]:
     captures = [RankCapture(root, path.parent.name, read_manifest(path)) for path in manifests]
     if folder is None:
         # A restart past the window also writes a manifest; it says that it missed what an earlier attempt captured.
-        times = {capture.folder: path.stat().st_mtime_ns for capture, path in zip(captures, manifests, strict=True)}
+        times = {capture.folder: modified_ns(path) for capture, path in zip(captures, manifests, strict=True)}
         wrote = {capture.folder for capture in captures if capture.artifacts}
         folder = max(wrote or times, key=lambda name: times[name])
     return sorted((capture for capture in captures if capture.folder == folder), key=lambda capture: capture.rank)

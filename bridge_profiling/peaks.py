@@ -11,8 +11,8 @@ Precision = Literal["fp8", "bf16", "fp16", "tf32", "fp32"]
 #: Dense peaks of one device in TFLOP/s, by a part of its CUDA name; the first match counts. Sparse figures of data sheets are
 #: halved. fp32 is the peak of the CUDA cores.
 #: H100 SXM and PCIe: NVIDIA H100 Tensor Core GPU Architecture, v1.04, table 2. NVL, H200, GH200: their data sheets (2024).
-#: A100, L40S, H20: their data sheets. B200, GB200, B300, GB300: NVIDIA Blackwell and Blackwell Ultra data sheets (2025).
-#: H800 and A800 compute as H100 and A100 do.
+#: A100, L40S, H20, V100, T4: their data sheets. B200, GB200, B300, GB300: NVIDIA Blackwell and Blackwell Ultra data sheets
+#: (2025). H800 and A800 compute as H100 and A100 do.
 _HOPPER_SXM = {"fp8": 1978.9, "bf16": 989.4, "tf32": 494.7, "fp32": 66.9}
 _HOPPER_NVL = {"fp8": 1670.5, "bf16": 835.5, "tf32": 417.5, "fp32": 60.0}
 _BLACKWELL = {"fp8": 4500.0, "bf16": 2250.0, "tf32": 1125.0, "fp32": 75.0}
@@ -26,6 +26,8 @@ _PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     (r"H200|H[18]00", _HOPPER_SXM),
     (r"H20", {"fp8": 296.0, "bf16": 148.0, "tf32": 74.0, "fp32": 44.0}),
     (r"A[18]00", {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}),
+    (r"V100", {"fp16": 125.0, "fp32": 15.7}),
+    (r"T4", {"fp16": 65.0, "fp32": 8.1}),
     (r"L40S", {"fp8": 733.0, "bf16": 362.0, "tf32": 183.0, "fp32": 91.6}),
 )
 

@@ -1,8 +1,13 @@
-"""Reads decoded JSON as an annotated type: dataclasses, lists, objects and plain values, strictly checked."""
+"""Reads decoded JSON as an annotated type: dataclasses, lists, objects and plain values, strictly checked.
+
+Whole numbers have at most 64 bits, others are finite, and texts are Unicode (or bytes of a file's name): nothing that passes
+makes code fail that computes with it or prints it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
 from contextlib import suppress
@@ -13,11 +18,18 @@ T = TypeVar("T")
 
 _hints = cache(typing.get_type_hints)
 
+#: Whole numbers are smaller, and not smaller than its negative.
+_NUMBERS = 1 << 63
+
+#: Lists and objects in each other where the type does not limit them.
+_MAX_DEPTH = 32
+
 
 def read_typed(content: object, as_type: type[T], name: str) -> T:
     """Convert decoded JSON to `as_type`, a dataclass of typed fields; an object's unknown keys are ignored.
 
-    Raises ValueError, with `name`, if a required key is missing or a value has another type. `true` is not a number.
+    Raises ValueError, with `name`, if a required key is missing, a value has another type or is out of bounds. `true` is not
+    a number.
     """
     return _read(content, as_type, name)
 
@@ -25,6 +37,7 @@ def read_typed(content: object, as_type: type[T], name: str) -> T:
 def _read(value: Any, hint: Any, name: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
+        _check_plain(value, name, _MAX_DEPTH)
         return value
     if dataclasses.is_dataclass(hint):
         _expect(isinstance(value, dict), name, "an object", value)
@@ -48,14 +61,41 @@ def _read(value: Any, hint: Any, name: str) -> Any:
         return value
     if origin is list:
         _expect(isinstance(value, list), name, "a list", value)
+        # A manifest has a thousand durations.
+        if arguments[0] is int and set(map(type, value)) == {int} and max(map(abs, value)) < _NUMBERS:
+            return value
         return [_read(item, arguments[0], f"{name}[{index}]") for index, item in enumerate(value)]
     if origin is dict:
         _expect(isinstance(value, dict), name, "an object", value)
+        _check_plain(list(value), name, _MAX_DEPTH)
         return {key: _read(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    _expect(isinstance(value, hint) and (hint is bool or not isinstance(value, bool)), name, f"of type {hint.__name__}", value)
+    wanted = (int, float) if hint is float else hint
+    _expect(
+        isinstance(value, wanted) and (hint is bool or not isinstance(value, bool)), name, f"of type {hint.__name__}", value
+    )
+    if hint is float:
+        _expect(abs(value) <= sys.float_info.max, name, "a finite number", value)
+    else:
+        _check_plain(value, name, 0)
     return value
+
+
+def _check_plain(value: object, name: str, depth: int) -> None:
+    """Check the bounds of decoded JSON of any type."""
+    if isinstance(value, str):
+        try:
+            value.encode(errors="surrogateescape")
+        except UnicodeEncodeError:
+            raise ValueError(f"{name} is {ascii(value)[:50]}, not text") from None
+    elif isinstance(value, int):
+        _expect(-_NUMBERS <= value < _NUMBERS, name, "a number of 64 bits", value)
+    elif isinstance(value, (list, dict)):
+        if not depth:
+            raise ValueError(f"{name} is nested more than {_MAX_DEPTH} times")
+        for item in value:
+            _check_plain(item, name, depth - 1)
+            if isinstance(value, dict):
+                _check_plain(value[item], name, depth - 1)
 
 
 def _expect(condition: bool, name: str, expected: str, value: object) -> None:

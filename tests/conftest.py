@@ -67,7 +67,6 @@ NEEDS = {
     "megatron_bridge": lambda: _package("megatron.bridge"),
     "cuda": _gpus,
     "gpus2": lambda: _gpus(2),
-    "gpus4": lambda: _gpus(4),
     "mount": functools.cache(_mount),
     "slurm": lambda: why_no_packages(root=True),
     "ssh": lambda: why_no_packages(root=True),
@@ -216,10 +215,7 @@ def _root_loggers_handlers_survive() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what tests have counted, and what was left out by the marker, which pytest only counts, and what that lacks here."""
-    for report in terminalreporter.stats.get("passed", ()):
-        for text in (value for name, value in report.user_properties if name == "told"):
-            terminalreporter.write_line(str(text))
+    """Say what was left out by the marker, which pytest only counts, and what that lacks here."""
     for line in config.stash.get(_LEFT, []):
         terminalreporter.write_line(line, red=True)
     if "not system" in config.getoption("markexpr"):

@@ -39,13 +39,6 @@ def test_pp_means_one_rank_per_stage_at_the_origin_of_the_others(sizes):
     assert all(place[name][0] == 0 for place in places for name in ("tp", "cp", "dp", "ep"))
 
 
-def test_words_and_lists():
-    layout = ParallelLayout(world_size=4, pp=2)
-    assert select_ranks("all", layout) == [0, 1, 2, 3]
-    assert select_ranks([3, 1, 3], layout) == [3, 1]
-    assert select_ranks(2, layout) == [2]
-
-
 @pytest.mark.parametrize(
     ("sizes", "told"),
     [({"world_size": 6, "tp": 4}, "multiple of 4"), ({"tp": 0}, "tp=1 or more"), ({"order": "tp-xx"}, "tp-cp-ep-dp-pp")],

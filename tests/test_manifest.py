@@ -65,6 +65,11 @@ def test_keys_of_a_newer_release_are_skipped(tmp_path):
         ({"status": "done"}, "manifest.status"),
         ({"profilers": [{"name": "torch", "artifacts": [{"path": 3}]}]}, r"manifest.profilers\[0\].artifacts\[0\].path"),
         ({"durations_ns": {"iteration": [1], "duration_ns": []}}, "durations_ns"),
+        ({"rank": True}, "manifest.rank is 'True', not of type int"),
+        ({"work": {"model_flops": "1", "tokens": 4, "devices": 2, "precision": "bf16"}}, "manifest.work.model_flops is '1'"),
+        ({"window": {"start": 1}}, "manifest.window has no 'end'"),
+        ({"window": []}, "manifest.window is .*not an object"),
+        ({"coordinates": {"tp": 3}}, "manifest.coordinates.tp is '3', not a list"),
     ],
 )
 def test_a_wrong_entry_is_named(tmp_path, change, entry):

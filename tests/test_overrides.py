@@ -244,20 +244,3 @@ def test_a_path_without_a_yaml_file_is_refused(tmp_path, monkeypatch, path, mess
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ProfilingConfigError, match=message + (str(tmp_path) if path == "no.yaml" else "")):
         load_yaml(path)
-
-
-@pytest.mark.needs("megatron")
-def test_torch_dtypes_are_given_by_name():
-    torch = pytest.importorskip("torch")
-
-    @dataclass
-    class Precision:
-        dtype: torch.dtype = torch.float32
-        maybe: torch.dtype | None = None
-
-    Precision.__annotations__ = {"dtype": torch.dtype, "maybe": torch.dtype | None}
-    config = Precision()
-    apply_overrides(config, ["dtype=bfloat16", "maybe=torch.float16"])
-    assert (config.dtype, config.maybe) == (torch.bfloat16, torch.float16)
-    with pytest.raises(ProfilingConfigError, match="the name of a torch dtype"):
-        apply_overrides(config, ["dtype=bf17"])

@@ -32,7 +32,7 @@ _ALONE, _TORCHRUN, _SEVERAL, _SRUN, _RAY = COLUMNS
 TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
     ("Megatron-Core, this project's recipes", "torch", {
         _ALONE: ("recipes/test_megatron_loop.py", "gpu/test_endings.py"),
-        _TORCHRUN: ("launch/test_pretrain.py", "gpu/test_chain.py"), _SEVERAL: _SLURM, _SRUN: _SLURM,
+        _TORCHRUN: ("launch/test_experiment.py", "gpu/test_chain.py"), _SEVERAL: _SLURM, _SRUN: _SLURM,
     }),
     ("", "nsys", {_ALONE: ("gpu/test_endings.py",), _TORCHRUN: _CHAIN, _SEVERAL: _SLURM, _SRUN: _SLURM}),
     ("", "memory", {_ALONE: ("gpu/test_out_of_memory.py",), _TORCHRUN: ("gpu/test_chain.py",)}),
@@ -44,7 +44,7 @@ TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
     }),
     ("", "nsys", {_TORCHRUN: ("system/test_nsys.py",)}),
     ("Any script (`bridge-profiling run`)", "torch", {
-        _ALONE: ("easy/test_iterations.py",), _TORCHRUN: ("easy/test_launchers.py",), _SEVERAL: ("easy/test_launchers.py",),
+        _ALONE: ("easy/test_iterations.py",), _TORCHRUN: ("easy/test_launchers.py",), _SEVERAL: _ANY_SCRIPT,
         _SRUN: _ANY_SCRIPT,
     }),
     ("", "nsys", {_TORCHRUN: _ANY_SCRIPT}),

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bridge_profiling.analysis import scorecard
 from bridge_profiling.analysis.attribution import (
     counts,
     device,
     device_roles,
     flame_graph,
     host,
+    host_steps,
     idle,
+    kernel_groups,
     operators,
     parts,
+    phases,
+    products,
     profiler_cost,
 )
 from bridge_profiling.analysis.compare import bench, events
 from bridge_profiling.analysis.memory import tables
 from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question, SideTables
-from bridge_profiling.analysis.ranks import clocks, communication, matching, pipeline, ranks
+from bridge_profiling.analysis.ranks import clocks, communication, host_iterations, matching, message_sizes, pipeline, ranks
 
 _DEVICE_EVENTS = Columns(
     "device_events",
@@ -46,12 +51,15 @@ _OPERATORS = Columns(
 _KERNEL_NAMES = Columns("device_events", ("name",))
 _RANGE_NAMES = Columns("host_events", ("category", "name", "start_ns"))
 _COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes"))
+_TIMED_RANGES = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "sequence"))
+_SHAPED = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "shapes"))
 _ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns"))
 
 _MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
 _MATCHED = SideTables(matching.match, (Given.DATABASE,))
 CLOCK_OFFSETS = Question("clock_offsets", "run", clocks.clock_offsets, (_MATCHED, Given.DATABASE, Given.INFOS))
 _WAITING = SideTables(communication.measure_waiting, (_MATCHED, Given.DATABASE, CLOCK_OFFSETS))
+_EXPOSURE = SideTables(communication.measure_exposure, (_MATCHED, Given.DATABASE))
 
 
 def _recorded(name: str) -> Callable[[tables.MemoryTables], Answer]:
@@ -63,10 +71,19 @@ ITERATIONS = Question("iterations", "rank", device.iterations, (_WINDOWS, _WORK,
 IDLE_GAPS = Question("idle_gaps", "rank", idle.idle_gaps, (_GAPS, _SPANS))
 IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_EVENTS, _ACTIVITY, _SPANS, _PROFILER))
 COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
-RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE))
+KERNELS = Question("kernels", "source", device.kernels, (Given.DATABASE,))
+PRODUCTS = Question("products", "rank", products.products, (_SHAPED, _DEVICE_EVENTS, _KERNEL_NAMES))
+HOST_STEPS = Question("host_steps", "rank", host_steps.host_steps, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS))
+RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE, Given.INFOS))
 PIPELINE_BY_RANK = Question(
     "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS)
 )
+
+MEMORY = Question("memory", "run", _recorded("summary"), (_MEMORY,))
+LAUNCHES = Question("launch_statistics", "rank", device.launch_statistics, (_DEVICE_EVENTS, _SPANS))
+ROLES = Question("device_roles", "rank", device_roles.device_roles, (_DEVICE_EVENTS, _KERNEL_NAMES, _ACTIVITY, _GAPS))
+ATTRIBUTION = Question("attribution", "run", parts.attribution, (ITERATIONS, IDLE_CAUSES, RANKS))
+HOST_ITERATIONS = Question("host_iterations", "run", host_iterations.host_iterations, (HOST_STEPS,))
 
 QUESTIONS = {
     question.name: question
@@ -76,30 +93,43 @@ QUESTIONS = {
         IDLE_GAPS,
         IDLE_CAUSES,
         COPIES,
-        Question("profiler_cost", "rank", profiler_cost.recorded, (_PROFILER, _SPANS)),
-        Question("launch_statistics", "rank", device.launch_statistics, (_DEVICE_EVENTS, _SPANS)),
-        Question("device_roles", "rank", device_roles.device_roles, (_DEVICE_EVENTS, _KERNEL_NAMES, _ACTIVITY, _GAPS)),
+        Question("profiler_cost", "rank", profiler_cost.recorded, (_PROFILER, _SPANS, _ITERATIONS)),
+        LAUNCHES,
+        ROLES,
         Question("collective_sizes", "rank", counts.collective_sizes, (_COLLECTIVES,)),
         Question("loop_counts", "rank", counts.loop_counts, (_RANGE_NAMES, _ITERATIONS)),
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS)),
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
+        Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
+        PRODUCTS,
+        HOST_STEPS,
+        HOST_ITERATIONS,
+        Question(
+            "scorecard",
+            "run",
+            scorecard.scorecard,
+            (ATTRIBUTION, HOST_ITERATIONS, ITERATIONS, ROLES, KERNELS, LAUNCHES, MEMORY, Given.INFOS),
+        ),
+        Question("matrix_products", "run", products.matrix_products, (PRODUCTS, Given.INFOS)),
         Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),
-        Question("kernels", "source", device.kernels, (Given.DATABASE,)),
+        KERNELS,
+        Question("kernel_groups", "run", kernel_groups.kernel_groups, (KERNELS, COPIES)),
         Question("typical_iteration", "run", parts.typical_iteration, (ITERATIONS,)),
-        Question("attribution", "run", parts.attribution, (ITERATIONS, IDLE_CAUSES, RANKS)),
+        ATTRIBUTION,
         RANKS,
         CLOCK_OFFSETS,
         PIPELINE_BY_RANK,
         Question("communication", "run", communication.communication, (_WAITING, Given.DATABASE)),
-        Question("communication_by_rank", "run", communication.communication_by_rank, (_WAITING, Given.DATABASE)),
+        Question("communication_by_rank", "run", communication.communication_by_rank, (_WAITING, _EXPOSURE, Given.DATABASE)),
+        Question("communication_by_size", "run", message_sizes.communication_by_size, (_WAITING, _EXPOSURE, Given.DATABASE)),
         Question("waits", "run", ranks.waits, (_WAITING, Given.DATABASE)),
-        Question("stragglers", "run", ranks.stragglers, (RANKS,)),
+        Question("stragglers", "run", ranks.stragglers, (RANKS, Given.INFOS)),
         Question("start_skew", "run", ranks.start_skew, (_WAITING, Given.DATABASE, CLOCK_OFFSETS)),
         Question("pipeline", "run", pipeline.pipeline, (PIPELINE_BY_RANK,)),
         Question("event_cells", "run", events.event_cells, (_WAITING, Given.DATABASE)),
         Question("transfers_by_size", "run", bench.transfers_by_size, (_WAITING, Given.DATABASE)),
         Question("copies_by_size", "run", bench.copies_by_size, (Given.DATABASE,)),
-        Question("memory", "run", _recorded("summary"), (_MEMORY,)),
+        MEMORY,
         *(Question(f"memory_{of}", "run", _recorded(of), (_MEMORY,)) for of in ("timeline", "sites", "at_peak", "growth")),
         Question("memory_over_time", "run", tables.memory_over_time, (_MEMORY,)),
         Question("gpu_metrics", "source", device.gpu_metrics, (Given.DATABASE,)),

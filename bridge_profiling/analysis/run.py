@@ -35,6 +35,20 @@ if TYPE_CHECKING:
     from bridge_profiling.analysis.findings import Evidence, Finding, Thresholds
     from bridge_profiling.analysis.findings.unprofiled import Unprofiled
 
+#: Questions about each rank that findings need, in addition to `idle_causes`.
+EVIDENCE_OF_RANKS = (
+    "launch_statistics",
+    "profiler_cost",
+    "device_roles",
+    "collective_sizes",
+    "loop_counts",
+    "units",
+    "host_steps",
+)
+
+#: Caveats about devices, which a training on CPUs does not have.
+_ABOUT_DEVICES = ("no_device_work", "ranks_without_work", "ranks_not_comparable", "clocks_unrelated")
+
 
 class Run:
     """The captures of a run, of any profiler.
@@ -116,6 +130,11 @@ class Run:
         return self._session.errors
 
     @property
+    def unjudged(self) -> list[int]:
+        """Ranks that no finding or verdict is about: their trace by the main source lost more than 1% of its device events."""
+        return [info.rank for info in self.infos if info.source == self.main_source and not info.judged]
+
+    @property
     def readable(self) -> bool:
         """Whether anything could be read. A page of nothing would replace a good one."""
         return bool(self.infos or self.memory().num_rows or not self.errors)
@@ -129,7 +148,12 @@ class Run:
         """
         general = () if names else self.capture_caveats
         answers = (self._answer(name) for name in names or WITH_CAVEATS)
-        return merged([*general, *(caveat for answer in answers for caveat in answer.caveats)])
+        found = merged([*general, *(caveat for answer in answers for caveat in answer.caveats)])
+        if names or any(info.devices for info in self.infos):
+            return found
+        # A training on CPUs: no rank has device work, and each has iterations.
+        on_cpus = {info.rank for info in self.infos} <= set(self.host_iterations()["rank"].to_pylist())
+        return [caveat for caveat in found if not (on_cpus and caveat.code in _ABOUT_DEVICES)]
 
     @property
     def capture_caveats(self) -> list[Caveat]:
@@ -199,8 +223,19 @@ class Run:
         return self.ask("attribution")
 
     def kernels(self, *, by_rank: bool = True) -> pa.Table:
-        """Kernel statistics per name: count, total, mean, shortest and longest."""
+        """Kernel statistics per name: group, count, total, mean, shortest and longest."""
         return self.ask("kernels", by_rank=by_rank)
+
+    def kernel_groups(self) -> pa.Table:
+        """Kernels and copies by what they do: matrix products, attention, normalization, communication by type, and others.
+
+        `$BRIDGE_PROFILING_KERNEL_GROUPS` names a TOML file with more patterns of names.
+        """
+        return self.ask("kernel_groups")
+
+    def phases(self) -> pa.Table:
+        """Ranges by name: phases of the step, the program's own, libraries'; host time, device time launched inside, spread."""
+        return self.ask("phases")
 
     def operators(self, *, category: str = "operator", shapes: bool = False, stacks: bool = False) -> pa.Table:
         """Host operators: own and total time, and the device time that they launched, own and total.
@@ -211,6 +246,13 @@ class Run:
             stacks: one row per call stack.
         """
         return self.ask("operators", category=category, shapes=shapes, stacks=stacks)
+
+    def matrix_products(self) -> pa.Table:
+        """Matrix products, convolutions and attention by operator and input shapes: FLOPs, TFLOP/s, share of the device's peak.
+
+        Needs recorded shapes (`record_shapes`).
+        """
+        return self.ask("matrix_products")
 
     def flame_graph(self, *, least_share: float = 0.0) -> pa.Table:
         """Stacks of each thread: host time in each, and device time launched from it, outermost frame first.
@@ -234,13 +276,14 @@ class Run:
 
     # Questions across ranks.
 
-    def communication(self, *, by_rank: bool = False) -> pa.Table:
+    def communication(self, *, by_rank: bool = False, by_size: bool = False) -> pa.Table:
         """Communication per operation and group: bytes, transfer and waiting, algorithm and bus bandwidth.
 
         Args:
             by_rank: one row per rank as well, with its waiting, and its exposed and overlapped time.
+            by_size: one row per size of message instead, with exposed and overlapped time; `by_rank` is ignored.
         """
-        return self.ask("communication_by_rank" if by_rank else "communication")
+        return self.ask("communication_by_size" if by_size else "communication_by_rank" if by_rank else "communication")
 
     def ranks(self) -> pa.Table:
         """Each rank in each iteration: its own time, its waiting, and whether it was the slowest or the fastest."""
@@ -253,6 +296,10 @@ class Run:
     def stragglers(self) -> pa.Table:
         """One row per rank, the slowest first: whether it is slow always, sometimes or never, and with which confidence."""
         return self.ask("stragglers")
+
+    def host_iterations(self) -> pa.Table:
+        """Iterations of ranks without device work, as on CPUs: data loading, communication, waiting, operators, the rest."""
+        return self.ask("host_iterations")
 
     def clock_offsets(self) -> pa.Table:
         """Offsets that put each rank's times on one clock, from matched collectives, with residuals."""
@@ -322,6 +369,10 @@ class Run:
 
     # Conclusions.
 
+    def scorecard(self) -> pa.Table:
+        """The checklist of a fast training: yes, no or unknown for each of eight checks, with the number."""
+        return self.ask("scorecard")
+
     def findings(self, thresholds: Thresholds | None = None) -> list[Finding]:
         """Where time is lost or memory is short, on which ranks, with which confidence, and what to change.
 
@@ -370,20 +421,25 @@ class Run:
         if chosen in self._evidence:
             return self._evidence[chosen]
         options = {"idle_causes": chosen.range_names()}
-        self.prefetch(
-            "launch_statistics", "profiler_cost", "device_roles", "collective_sizes", "loop_counts", "units", **options
-        )
+        self.prefetch(*EVIDENCE_OF_RANKS, **options)
         source, bench = self.main_source, self.against_bench
+        unjudged = self.unjudged
 
         def answer(name: str) -> pa.Table:
             table = self.ask(name, **options.get(name, {}))
-            return table if QUESTIONS[name].scope == "run" else table.filter(pc.equal(table["source"], source))
+            if QUESTIONS[name].scope != "run":
+                table = table.filter(pc.equal(table["source"], source))
+            # Memory is from snapshots, which are captures of their own.
+            if unjudged and "rank" in table.column_names and not name.startswith(("memory", "out_of")):
+                table = table.filter(pc.invert(pc.is_in(table["rank"], pa.array(unjudged, pa.int32()))))
+            return table
 
         self._evidence[chosen] = Evidence(
-            infos=[info for info in self.infos if info.source == source],
-            every_info=self.infos,
-            manifests=self.manifests,
-            rank_iterations=self.ranks(),
+            infos=[info for info in self.infos if info.source == source and info.judged],
+            every_info=[info for info in self.infos if info.judged],
+            manifests=[each for each in self.manifests if each.rank not in unjudged],
+            unjudged=tuple(unjudged),
+            rank_iterations=answer("ranks"),
             alone=None if bench is None else bench.communication,
             # A field with the name of a question is its answer.
             **{field.name: answer(field.name) for field in fields(Evidence) if field.name in QUESTIONS},

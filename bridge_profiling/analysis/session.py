@@ -29,6 +29,7 @@ from bridge_profiling.analysis.registry import QUESTIONS, WITH_EVERY_PASS
 from bridge_profiling.analysis.workers import Engine, ProcessEngine
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture, find_captures
+from bridge_profiling.regular_files import modified_ns, size_bytes
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.tables import SCHEMAS
@@ -118,7 +119,7 @@ class Session:
     """
 
     def __init__(self, path: Path, engine: Engine, parquet: Path | None, on_progress: OnProgress | None) -> None:
-        self.sources, self._found_caveats, self._manifests = _find(path)
+        self.sources, self._found_caveats, self._manifests, self._errors = _find(path)
         self._engine, self._parquet = engine, parquet
         self._on_progress = on_progress or (lambda done, total: None)
         self._scratch = tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True)
@@ -127,7 +128,6 @@ class Session:
         self._side_tables: dict[SideTables, tuple[Caveat, ...]] = {}
         self._derived: dict[Derived, Any] = {}
         self._connections: dict[tuple[str, ...], duckdb.DuckDBPyConnection] = {}
-        self._errors: list[str] = []
 
     def close(self) -> None:
         """End the workers, close the database and delete scratch files."""
@@ -158,8 +158,10 @@ class Session:
 
     @property
     def manifests(self) -> list[RankCapture]:
-        """One manifest of each rank, by rank."""
-        found = {manifest.rank: manifest for manifest in self._manifests}
+        """One manifest of each rank, by rank, without those that contradict their captures."""
+        caveats = [caveat for result in self.results for caveat in result.info.caveats]
+        unused = {caveat.file for caveat in caveats if caveat.code == "manifest_contradicts"}
+        found = {manifest.rank: manifest for manifest in self._manifests if str(manifest.path) not in unused}
         return [found[rank] for rank in sorted(found)]
 
     @property
@@ -270,7 +272,7 @@ class Session:
             return self._loaded
         captures = [source for source in self.sources if isinstance(source, Capture)]
         # The largest first, so that no worker is left with it at the end.
-        captures.sort(key=lambda capture: capture.path.stat().st_size, reverse=True)
+        captures.sort(key=lambda capture: size_bytes(capture.path), reverse=True)
         tasks = [RankTask(capture, _names(asked), self._parquet, Path(self._scratch.name)) for capture in captures]
         read = [*self._opened(), *self._work(tasks)]
         self._errors += [result.info.error for result in read if result.info.error is not None]
@@ -293,7 +295,7 @@ class Session:
     def _opened(self) -> Iterator[RankResult]:
         for source in self.sources:
             if isinstance(source, Path):
-                tables = cache.open_entry(source)
+                tables = cache.open_directory(source)
                 if tables is None:
                     self._errors.append(f"{source} holds no tables that this version can read")
                 else:
@@ -391,26 +393,27 @@ def _load(task: RankTask) -> tuple[RankTables, Path | None]:
     return tables, entry
 
 
-def _find(path: Path) -> tuple[list[Capture | Path], list[Caveat], list[RankCapture]]:
-    """Captures, else folders of Parquet; caveats; and manifests, of the captures or alone."""
+def _find(path: Path) -> tuple[list[Capture | Path], list[Caveat], list[RankCapture], list[str]]:
+    """Captures, else folders of Parquet; caveats; manifests, of the captures or alone; and errors."""
     try:
         found = find_run(path)
     except TraceError:
         entries = sorted({table.parent for table in path.glob("*/*.parquet") if (table.parent / cache.INFO).is_file()})
         if entries:
-            return list(entries), [], []
+            return list(entries), [], [], []
         manifests = _manifests_alone(path)
         if not manifests:
             raise
         text = f"{path} holds manifests and no capture: the durations of iterations are all that is known"
         text += next((f"; rank {one.rank}: {one.manifest.reason}" for one in manifests if one.manifest.reason), "")
-        return [], [Caveat("manifests_alone", text)], manifests
+        return [], [Caveat("manifests_alone", text)], manifests, []
     # A trace's after a memory snapshot's: they can be of different windows, and iterations are the trace's.
     ordered = sorted(found.captures, key=lambda each: each.source != "memory")
-    return list(found.captures), found.caveats, [each.manifest for each in ordered if each.manifest is not None]
+    manifests = [each.manifest for each in ordered if each.manifest is not None]
+    return list(found.captures), found.caveats, manifests, list(found.errors)
 
 
 def _manifests_alone(path: Path) -> list[RankCapture]:
     """The manifests of the last attempt under a directory."""
-    written = max(path.rglob("manifest/*/rank-*.json"), key=lambda manifest: manifest.stat().st_mtime_ns, default=None)
+    written = max(path.rglob("manifest/*/rank-*.json"), key=modified_ns, default=None)
     return [] if written is None else find_captures(written.parents[2])

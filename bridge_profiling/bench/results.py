@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.atomic import write_atomically
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.regular_files import read_regular
 
 SCHEMA_VERSION = 1
 
 #: Name of a result file that is found automatically in a directory of captures.
 NAME = "bench.json"
+
+#: No benchmark writes a thousandth of it.
+_MAX_BYTES = 64 << 20
 
 #: Identifies a result file.
 _FORMAT = "bridge-profiling bench"
@@ -140,11 +144,13 @@ def bus_factor(operation: str, ranks: int) -> float:
 def read(path: Path) -> BenchDocument:
     """Read a file of results."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(path, _MAX_BYTES))
     except OSError as error:
         made_by = f"bridge-profiling bench collectives -o {path / NAME if path.is_dir() else path}"
         raise ProfilingConfigError(f"{path} cannot be read: {error.strerror}", instead=f"Type {made_by}") from error
-    except ValueError as error:
+    except TraceError as error:
+        raise _not_results(path, str(error)) from error
+    except (ValueError, RecursionError) as error:
         raise _not_results(path, f"it is not JSON: {error}") from error
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise _not_results(path, f"it lacks the format {_FORMAT!r}")

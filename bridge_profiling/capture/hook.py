@@ -368,10 +368,9 @@ class _Ranges(ExitStack):
         super().__init__()
         self._rank = rank
 
-    def __exit__(self, *details: Any) -> bool:
+    def __exit__(self, *details: Any) -> None:
         with guarded("a range did not end", self._rank):
             super().__exit__(*details)
-        return False
 
 
 class _IterationTimer:

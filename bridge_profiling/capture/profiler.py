@@ -14,6 +14,7 @@ from bridge_profiling.capture.signals import raised_by_handler
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import one_line
 from bridge_profiling.manifest import Status
+from bridge_profiling.printable import printable
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class Profiler:
             where = ", ".join(str(path) for path in self.artifacts) or "nsys' own report"
             span = " to ".join(str(iteration) for iteration in dict.fromkeys([*captured[:1], *captured[-1:]])) or "none"
             outcome = self.reason or self.status
-            message = f"rank {rank}: {self.name} captured iterations {span} ({outcome}): {where}"
+            message = printable(f"rank {rank}: {self.name} captured iterations {span} ({outcome}): {where}")
             logger.info("%s", message)
             if not logger.isEnabledFor(logging.INFO) and self.announces:
                 # A training without logging would not hear of its captures.

@@ -24,6 +24,8 @@ from bridge_profiling.errors import require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.peaks import Precision, peaks
+from bridge_profiling.plain import plain
+from bridge_profiling.redaction import redact_command, redact_urls, redact_values
 
 _PACKAGES = ("bridge-profiling", "torch", "megatron-core", "nemo_run", "nvtx", "transformer-engine")
 
@@ -115,7 +117,7 @@ class CaptureRecord:
             manifest.ProfilerRecord(
                 name=profiler.name,
                 status=profiler.status,
-                reason=profiler.reason,
+                reason=profiler.reason and redact_urls(profiler.reason),
                 artifacts=manifest.list_artifacts([path for path in profiler.artifacts if path.exists()], self.files.root),
                 notes=profiler.notes,
             )
@@ -133,9 +135,10 @@ class CaptureRecord:
         captured = None
         if self.captured and status in ("complete", "partial"):
             captured = manifest.Captured(first=self.captured[0], last=self.captured[-1], iterations=self.captured)
+        reason = redact_urls(self.reason) if self.reason else None
         return manifest.Manifest(
             status=status,
-            reason=self.reason or next((record.reason for record in records if record.reason), None),
+            reason=reason or next((record.reason for record in records if record.reason), None),
             final=self.final,
             window=window,
             trigger=self.plan.trigger,
@@ -149,11 +152,11 @@ class CaptureRecord:
             coordinates={name: list(place) for name, place in rank.layout.coordinates(rank.number).items()},
             host=socket.gethostname(),
             pid=os.getpid(),
-            command=[sys.executable, *sys.orig_argv[1:]],
+            command=redact_command([sys.executable, *sys.orig_argv[1:]]),
             job=manifest.Job(id=env.job_id, attempt=self.files.attempt, restarts=env.restarts),
-            config=dict(vars(self.plan.config)),
+            config=redact_values(plain(vars(self.plan.config))),
             versions=_versions(),
-            framework=dict(rank.facts) or None,
+            framework=redact_values(plain(rank.facts)) or None,
             work=work,
             durations_ns=durations,
             garbage_collection=self.garbage_collection,

@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from itertools import pairwise
 from threading import Thread
 
 from bridge_profiling.capture.files import CaptureFiles, give_up_attempt
 from bridge_profiling.capture.garbage import GarbageCollections
+from bridge_profiling.capture.manifest_file import ManifestFile
 from bridge_profiling.capture.nsys_profiler import NsysProfiler
 from bridge_profiling.capture.profiler import Profiler, for_each, guarded, synchronize_device
 from bridge_profiling.capture.record import CaptureRecord, Rank, WindowPlan
@@ -23,7 +25,7 @@ from bridge_profiling.capture.signals import signals_held
 from bridge_profiling.capture.torch_profiler import MemoryProfiler, TorchProfiler
 from bridge_profiling.config import ProfilingConfig, Window
 from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.manifest import Status, Trigger, write_manifest
+from bridge_profiling.manifest import Status, Trigger
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +49,12 @@ class CaptureWindow:
         self.profilers = _profilers(plan.config, files, rank)
         self.record = CaptureRecord(plan, files, rank, self.profilers)
         self.record.reason = f"the process ended before it reached iteration {self.window.start}"
-        write_manifest(files.manifest, self.record.build())
+        self._manifest = ManifestFile(files.manifest)
+        self._manifest.create(self.record.build())
         self._writer: Thread | None = None
         self._garbage = GarbageCollections(self._enter_ranges)
-        self._finished = self._skipped = False
+        self._finished = False
+        self._before: int | None = None  # the iteration that began last before the window
 
     @property
     def active(self) -> list[Profiler]:
@@ -59,7 +63,12 @@ class CaptureWindow:
 
     @property
     def edge(self) -> int:
-        """The first iteration that needs more than timing: one before the window, when a profiler warms up in it."""
+        """The first iteration that needs more than timing: one before the window, when a profiler warms up in it.
+
+        While the window records, every one does, those before it included: the training may go back.
+        """
+        if self.state == "capturing":
+            return 0
         if self.state == "waiting" and any(profiler.needs_warm_up for profiler in self.active):
             return max(self.window.start - self.plan.config.warm_up, 0)
         return self.window.start
@@ -81,11 +90,12 @@ class CaptureWindow:
         if self.state == "capturing":
             self.close(f"iteration {iteration} came before the window {self.window} was complete")
             return
+        before = self._rank.iteration()
         if iteration >= self.window.end:
-            self.close(f"training started at iteration {iteration}, past the window {self.window}")
+            jumped = f"the training went from iteration {before} to {iteration}"
+            started = f"training started at iteration {iteration}"
+            self.close(f"{started if before is None else jumped}, past the window {self.window}")
             return
-        # Without the warm-up in the iteration before the window, this is a resume.
-        self._skipped = self.state == "armed" and iteration > self.window.start
         if self.state == "waiting":
             self.state = "armed"
             for_each(self.active, "warm up", lambda profiler: profiler.warm_up())
@@ -102,7 +112,7 @@ class CaptureWindow:
         if not self.active:
             self.close(None)
             return
-        self.state = "capturing"
+        self.state, self._before = "capturing", before
         self.record.garbage_collection = self._garbage.__enter__().totals
         logger.info(
             "rank %d: capturing iterations %d to %d with %s",
@@ -172,6 +182,7 @@ class CaptureWindow:
             profiler.finish(status, reason)
         self._finished = self.record.final = True
         self._write_manifest(None)
+        self._manifest.release()
         for profiler in self.profilers:
             profiler.log_outcome(self.record.captured)
 
@@ -185,10 +196,15 @@ class CaptureWindow:
             return "partial", ending
         if self.record.interrupted:
             return "partial", f"iteration {self.record.interrupted[0]} was interrupted"
+        for one, following in pairwise(captured):
+            if following <= one:
+                return "partial", f"the training went back from iteration {one} to {following}"
+            if following > one + 1:
+                return "partial", _skipped(one + 1, following - 1)
+        if self._before is not None and self._before < captured[0] - 1:
+            return "partial", _skipped(self._before + 1, captured[0] - 1)
         if self.plan.trigger.request is not None:
             return "partial", f"this rank received the request for the window {self.window} in iteration {captured[0]}"
-        if self._skipped:
-            return "partial", f"the training skipped iteration {self.window.start}"
         return "partial", f"the run's first iteration was {captured[0]}, inside the window {self.window}"
 
     def fail(self, reason: str) -> None:
@@ -201,11 +217,13 @@ class CaptureWindow:
             profiler.fail(reason)
         self._close_profilers()
         self._write_manifest(None)
+        self._manifest.release()
 
     def give_up(self) -> None:
         """Remove a repeated window that the run resumed after; a later one is captured in its place."""
         self.state = "closed"
         self._close_profilers()
+        self._manifest.release()
         give_up_attempt(self.files.manifest)
 
     def release(self) -> None:
@@ -223,7 +241,7 @@ class CaptureWindow:
         """Write the manifest with the reason why the whole capture is not `complete`; log it when that fails."""
         self.record.reason = reason
         with guarded("the manifest could not be written", self._rank.number):
-            write_manifest(self.files.manifest, self.record.build())
+            self._manifest.write(self.record.build())
 
 
 class WindowSchedule:
@@ -390,6 +408,10 @@ def planned_windows(config: ProfilingConfig, attempt: int | None, train_iters: i
         for number, window in enumerate(config.windows, 1)
         if number == 1 or train_iters is None or window.end <= train_iters
     ]
+
+
+def _skipped(first: int, last: int) -> str:
+    return f"the training skipped iteration{f' {first}' if first == last else f's {first} to {last}'}"
 
 
 def _profilers(config: ProfilingConfig, files: CaptureFiles, rank: Rank) -> list[Profiler]:

@@ -23,6 +23,8 @@ from bridge_profiling.errors import ProfilingConfigError
 
 bench = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
     help="Measure a link, a copy, a data loader or a step on its own.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -121,7 +123,7 @@ def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> No
 
             print_tables([result_table(result)], result["limitations"], common.console())
             if advice := recommendation(result):
-                typer.echo(advice)
+                common.echo(advice)
         if output is not None:
             results.add(output, result)
             if not as_json:

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling import recording
-from bridge_profiling.easy.request import OPTIONS
 from bridge_profiling.errors import ProfilingConfigError, TraceError, did_you_mean, install_command, require
+from bridge_profiling.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,27 +106,9 @@ _READING: _Options = {
     "ray_address": (str | None, Option(metavar="ADDRESS", help="Ray cluster. Default: $RAY_ADDRESS, or a new one."), None),
     "workers": (int | None, _WORKERS, None),
 }
-_RECORDING: _Options = {
-    **{name: (bool, Option(recording.option(name), help=text), False) for name, (_, text) in recording.FLAGS.items()},
-    "settings": (
-        list[str] | None,
-        Option("--set", metavar="FIELD=VALUE", help="A setting of `profiling`; repeatable."),
-        None,
-    ),
-    "config_file": (Path | None, Option("--config", metavar="FILE", help="YAML file of settings, under the others."), None),
-}
-_REQUEST: _Options = {name: (str | None, Option(metavar=value, help=text), None) for name, (value, text) in OPTIONS.items()}
-_REQUEST["profiler"] = ProfilerName | None, Option(**closed(ProfilerName), help=OPTIONS["profiler"][1]), None
-
-#: Options that a command takes with one parameter, such as `**reading` (arguments of `Run`).
-_GROUPS: dict[str, _Options] = {
-    "reading": _READING,
-    "recording": _RECORDING,
-    "request": _REQUEST | _RECORDING,
-    "result": {
-        "output": (Path | None, Option("--output", "-o", metavar="FILE", help="Add the result to this file."), None),
-        "as_json": (bool, Option("--json", help="Print JSON."), False),
-    },
+_RESULT: _Options = {
+    "output": (Path | None, Option("--output", "-o", metavar="FILE", help="Add the result to this file."), None),
+    "as_json": (bool, Option("--json", help="Print JSON."), False),
 }
 _FLAGS: _Options = {
     "quiet": (bool, Option("--quiet", "-q", help="Print only the answer and errors."), False),
@@ -135,11 +116,36 @@ _FLAGS: _Options = {
 }
 
 
+@functools.cache
+def _groups() -> dict[str, _Options]:
+    """Options that a command takes with one parameter, such as `**reading` (arguments of `Run`)."""
+    # Imported when a command is built: `--help` of all commands needs no settings.
+    from bridge_profiling import recording
+    from bridge_profiling.easy.request import OPTIONS
+
+    settings: _Options = {
+        **{name: (bool, Option(recording.option(name), help=text), False) for name, (_, text) in recording.FLAGS.items()},
+        "settings": (
+            list[str] | None,
+            Option("--set", metavar="FIELD=VALUE", help="A setting of `profiling`; repeatable."),
+            None,
+        ),
+        "config_file": (
+            Path | None,
+            Option("--config", metavar="FILE", help="YAML file of settings, under the others."),
+            None,
+        ),
+    }
+    request: _Options = {name: (str | None, Option(metavar=value, help=text), None) for name, (value, text) in OPTIONS.items()}
+    request["profiler"] = ProfilerName | None, Option(**closed(ProfilerName), help=OPTIONS["profiler"][1]), None
+    return {"reading": _READING, "recording": settings, "request": request | settings, "result": _RESULT}
+
+
 def with_options(command: Callable[..., None], *, flags: bool = False) -> Callable[..., None]:
-    """The command with the options of `_GROUPS` that its last parameter stands for, such as `**reading`, and with the flags."""
+    """The command with the options of `_groups` that its last parameter stands for, such as `**reading`, and with the flags."""
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    groups = [_GROUPS[name] for name, each in signature.parameters.items() if each.kind is each.VAR_KEYWORD]
+    groups = [_groups()[name] for name, each in signature.parameters.items() if each.kind is each.VAR_KEYWORD]
 
     @functools.wraps(command)
     def run_command(**given: Any) -> None:
@@ -173,8 +179,10 @@ def exit_code(app: typer.Typer) -> int:
         print_error(str(error))
         return USAGE
     except _ClickException as error:
-        # Without arguments a command has printed its help, and the message is empty.
-        if message := error.format_message().strip():
+        message = error.format_message().strip()
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(message)
+        elif message:
             context = getattr(error, "ctx", None)
             end = "" if message[-1] in ".?" else "."
             is_complete = context is None or isinstance(error, NotInListError)
@@ -197,12 +205,17 @@ def exit_code(app: typer.Typer) -> int:
 def note(text: str, *, err: bool = False) -> None:
     """Print a line that is not part of the answer, unless --quiet is given."""
     if not QUIET.get():
-        typer.echo(text, err=err)
+        echo(text, err=err)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print lines of text, whatever the names in them hold."""
+    typer.echo(printable(text, lines=True), err=err)
 
 
 def print_error(text: str) -> None:
     """Print an error on one line of standard error."""
-    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    echo(f"error: {' '.join(text.split())}", err=True)
 
 
 def finish(errors: Sequence[str], limitations: Sequence[str] = ()) -> None:
@@ -248,9 +261,11 @@ def open_runs(*paths: Path, output: Path | None = None, **options: Any) -> Itera
     check_output(output)
     located = [_locate(path) for path in paths]
     # Imported here: `--help` and other commands start faster without it.
+    from bridge_profiling.analysis.workers import without_pandas
     from bridge_profiling.run import Run
 
     with ExitStack() as stack:
+        stack.enter_context(without_pandas())
         on_progress = stack.enter_context(progress("reading", "captures"))
         yield [stack.enter_context(Run(path, on_progress=on_progress, **options)) for path in located]
 

@@ -115,7 +115,7 @@ def _judge(found: Comparison, gate: _Gate) -> None:
     if gate.strict:
         common.print_error(f"{text}. {_remedy(found)}.")
         raise typer.Exit(common.UNDECIDED)
-    typer.echo(f"warning: {text}", err=True)
+    common.echo(f"warning: {text}", err=True)
 
 
 def _remedy(found: Comparison) -> str:

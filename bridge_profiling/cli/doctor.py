@@ -16,6 +16,7 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling.cli.common import FAILURE, QUIET, JsonOption, closed, console, note
+from bridge_profiling.printable import printable
 
 if TYPE_CHECKING:
     from bridge_profiling.doctor import Request, Verdict
@@ -103,12 +104,14 @@ def _print(diagnoses: Sequence[tuple[Request, list[Verdict]]]) -> None:
     terminal = console()
     for request, verdicts in diagnoses:
         if len(diagnoses) > 1:
-            terminal.print(Text(request.name, style="bold"), soft_wrap=True)
+            terminal.print(Text(printable(request.name), style="bold"), soft_wrap=True)
         for verdict in verdicts:
             if QUIET.get() and verdict.status == "ok":
                 continue
-            line = Text.assemble((f"{verdict.status:<8}", _STYLES[verdict.status]), f"{verdict.check}: {verdict.found}")
+            line = Text.assemble(
+                (f"{verdict.status:<8}", _STYLES[verdict.status]), printable(f"{verdict.check}: {verdict.found}")
+            )
             terminal.print(line, soft_wrap=True)
             if verdict.instead:
-                terminal.print(Text(f"        → {verdict.instead}", style="dim"), soft_wrap=True)
+                terminal.print(Text(f"        → {printable(verdict.instead)}", style="dim"), soft_wrap=True)
     note(", ".join(f"{number} {status}" for status, number in _counts(diagnoses).items() if number))

@@ -16,7 +16,7 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling.capture.control.protocol import MAX_ITERATIONS, SETTINGS, CaptureRequest
-from bridge_profiling.cli.common import FAILURE, INTERRUPTED, JsonOption, ProfilerName, closed, print_error
+from bridge_profiling.cli.common import FAILURE, INTERRUPTED, JsonOption, ProfilerName, closed, echo, print_error
 from bridge_profiling.config import ProfilingConfig, parse_ranks
 from bridge_profiling.errors import ProfilingConfigError, TraceError, require
 from bridge_profiling.manifest import find_captures
@@ -74,11 +74,11 @@ def trigger(
     try:
         result = client.trigger(directory, request, wait=timeout)
         if not as_json:
-            typer.echo(_in_words(result, directory.root, captured=wait))
+            echo(_in_words(result, directory.root, captured=wait))
         if wait:
             result = client.await_captures(directory, result)
     except KeyboardInterrupt as stopped:
-        typer.echo(f"stopped waiting: {stopped}", err=True)
+        echo(f"stopped waiting: {stopped}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(_as_json(result, directory.root), indent=1))
@@ -118,7 +118,7 @@ def _print_captures(result: TriggerResult, root: Path, *, quiet: bool) -> bool:
         print_error(str(error))
         return False
     for line in [] if quiet else lines(root, captures, next_to_others=result.accepted.folder):
-        typer.echo(line)
+        echo(line)
     complete = {capture.rank for capture in captures if capture.manifest.status == "complete"}
     return complete >= set(result.accepted.ranks)
 

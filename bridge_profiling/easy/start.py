@@ -29,6 +29,7 @@ from bridge_profiling.integrations.script import ScriptProfiling
 from bridge_profiling.launch_env import LaunchEnv, export_for_torch
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.launch import report_exit_code
+from bridge_profiling.printable import printable
 
 #: Files whose frames stand between the script and the code that it calls.
 _OWN_FILES = (str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>", runpy.__file__)
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = request.config(world_size)
     except ProfilingConfigError as error:
         if not LaunchEnv.read().local_rank:
-            print(f"error: {error}", file=sys.stderr)
+            print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
     # The script may change its directory.
     config = replace(config, output_dir=str(resolve_output_dir(config)))

@@ -27,6 +27,7 @@ from bridge_profiling.errors import require
 from bridge_profiling.integrations.driver import OutputDir, ProfilingDriver, config_from, current_hook
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.plain import whole_text
+from bridge_profiling.printable import printable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -172,7 +173,7 @@ class _Profile:
         root, rank = resolve_output_dir(self._driver.config), LaunchEnv.current().rank
         mine = [capture for capture in captures_since(root, self._started_ns) if capture.rank == rank]
         for line in lines(root, mine):
-            print(f"bridge-profiling: {line}", flush=True)
+            print(printable(f"bridge-profiling: {line}"), flush=True)
         if not any(capture.artifacts for capture in mine):
             return
         self.on_written(root)

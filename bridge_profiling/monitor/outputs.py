@@ -21,6 +21,7 @@ from bridge_profiling.monitor.metrics import (
     Sample,
 )
 from bridge_profiling.monitor.server import MetricsServer
+from bridge_profiling.printable import printable
 
 #: Size at which a log becomes `<name>.1`, replacing an older one: a day of samples of eight GPUs, one per second.
 MAX_BYTES = 512 << 20
@@ -87,7 +88,7 @@ class JsonLines:
 
     def _append(self, record: dict) -> None:
         # One write per line: processes that append to the same file do not mix their lines.
-        self._file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.write(json.dumps(record, ensure_ascii=self._path is None, allow_nan=False) + "\n")
         self._file.flush()
         if self._path is not None and self._file.tell() >= self._max_bytes:
             self._file.close()
@@ -126,7 +127,7 @@ class Terminal:
         new = [line for line in missing if line not in self._said]
         self._said.update(missing)
         for line in [*new, *machine, *gpus, *processes]:
-            self._stream.write(f"{time}  {line}\n")
+            self._stream.write(f"{time}  {printable(line)}\n")
         self._stream.flush()
 
     def alert(self, alert: Alert, sample: Sample) -> None:

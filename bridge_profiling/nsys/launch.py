@@ -41,6 +41,7 @@ from bridge_profiling.processes import (
     find_by_argument,
     working_directory_of,
 )
+from bridge_profiling.redaction import redact_command
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ def _supervisor_command(request: NsysRequest) -> list[str]:
             rank=request.rank,
             supervisor=os.getpid(),
             nsys=nsys,
-            notes=[*warnings, f"nsys {version.text}: {' '.join(nsys[1:])}"],
+            notes=[*warnings, f"nsys {version.text}: {' '.join(redact_command(nsys[1:]))}"],
             # The interpreter itself: the name that was typed may resolve differently elsewhere.
             command=[sys.executable, *sys.orig_argv[1:]],
             report=str(staging / "report.nsys-rep"),

@@ -27,6 +27,7 @@ from bridge_profiling.errors import CaptureError, TraceError
 from bridge_profiling.manifest import amend_manifest
 from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, REFUSED_VARIABLE, Capture, Channel, Delivery, Exit, Training
 from bridge_profiling.nsys.command import export_command
+from bridge_profiling.printable import printable
 from bridge_profiling.processes import InactivityTimer, WatchedProcess, command_of, find_by_argument, find_by_variable
 
 #: Signals that a launcher or a user may send to a rank.
@@ -231,7 +232,7 @@ class Supervisor:
         shutil.rmtree(self._channel.directory, ignore_errors=True)
 
     def _log(self, message: str) -> None:
-        print(f"rank {self._spec.rank}: {message}", file=sys.stderr, flush=True)
+        print(printable(f"rank {self._spec.rank}: {message}"), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -88,19 +88,31 @@ def attribution_figure(rows: Sequence[Row], view: str = "cause", title: str = "m
     traces = []
     for part in visible_parts(rows, view):
         name, color = PARTS[part]
-        traces.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": name,
-                "y": labels,
-                "x": [round(row[part] / 1e3, 4) for row in rows],
-                "customdata": [round(row[part] / row["duration_us"], 5) if row["duration_us"] else 0.0 for row in rows],
-                "marker": {"color": COLORS[color], "line": {"width": 0}},
-                "hovertemplate": "%{y}<br>%{x:.2f} ms, %{customdata:.1%} of the iteration<extra>" + name + "</extra>",
-            }
-        )
-    height = 130 + max(len(rows), 2) * (34 if len(rows) <= 16 else 17)
+        times = [round(row[part] / 1e3, 4) for row in rows]
+        shares = [round(row[part] / row["duration_us"], 5) if row["duration_us"] else 0.0 for row in rows]
+        traces.append(stacked_bar(name, color, labels, times, shares))
+    return stacked(traces, len(rows), title)
+
+
+def stacked_bar(
+    name: str, color: str, labels: Sequence[str], times_ms: Sequence[float], shares: Sequence[float]
+) -> dict[str, Any]:
+    """One part of every bar of a stacked figure."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": list(labels),
+        "x": list(times_ms),
+        "customdata": list(shares),
+        "marker": {"color": COLORS[color], "line": {"width": 0}},
+        "hovertemplate": "%{y}<br>%{x:.2f} ms, %{customdata:.1%} of the iteration<extra>" + name + "</extra>",
+    }
+
+
+def stacked(traces: list[dict[str, Any]], bars: int, title: str) -> Figure:
+    """Stacked bars of parts from `stacked_bar`."""
+    height = 130 + max(bars, 2) * (34 if bars <= 16 else 17)
     return figure(traces, height, barmode="stack", bargap=0.25, xaxis=axis(title), yaxis=_names())
 
 

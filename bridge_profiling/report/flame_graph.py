@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from bridge_profiling import __version__
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.layout import number_ranges
+from bridge_profiling.printable import printable
 from bridge_profiling.report.page import write_output
 
 #: Time that a stack weighs: the host's in it, or the device's in the work that it launched.
@@ -140,7 +141,7 @@ def folded_lines(table: pa.Table, weight: Weight) -> Iterator[str]:
     """A line for each stack: `rank R;thread T;frame;…;frame nanoseconds`."""
     for (rank, thread), rows in _by_thread(table):
         for row in rows:
-            frames = ";".join(" ".join(frame.replace(";", ":").split()) for frame in row["stack"])
+            frames = ";".join(printable(" ".join(frame.replace(";", ":").split())) for frame in row["stack"])
             yield f"rank {rank};thread {thread};{frames} {round(row[OWN_US[weight]] * 1e3)}\n"
 
 

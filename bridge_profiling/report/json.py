@@ -35,6 +35,11 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
     breakdowns = _by_capture(run.breakdown())
     iterations = _by_capture(run.iterations(), list(schema.Iteration.__annotations__))
     kernels = _by_capture(run.kernels(), list(schema.Kernel.__annotations__))
+    groups = _by_capture(run.kernel_groups(), list(schema.KernelGroup.__annotations__))
+    products = _by_capture(run.matrix_products(), list(schema.MatrixProduct.__annotations__))
+    hosts = _by_capture(run.host_iterations(), list(schema.HostIteration.__annotations__))
+    phases = _by_capture(run.phases(), list(schema.Phase.__annotations__))
+    operators = _by_capture(run.operators(), list(schema.Operator.__annotations__))
     ranks: list[Any] = []
     for info in run.infos:
         capture = (info.rank, info.source)
@@ -45,20 +50,31 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
                 "source": info.source,
                 "files": info.files,
                 "coordinates": None if places is None else {name: list(place) for name, place in places.items()},
+                "judged": info.judged,
+                "lost": asdict(info.lost),
                 "device": breakdowns[capture][0],
                 "iterations": iterations[capture],
+                "host_iterations": hosts[capture],
+                "phases": phases[capture],
+                "operators": operators[capture],
+                "matrix_products": products[capture],
                 "kernels": kernels[capture],
+                "kernel_groups": groups[capture],
             }
         )
     collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()
+    sizes: Any = _by_size(run)
+    scorecard: Any = summary.scorecard
     bench: Any = None if summary.bench is None else summary.bench.as_plain_data()
     caveats: list[Any] = [asdict(caveat) for caveat in run.caveats()]
     return {
         "schema_version": 1,
         "verdict": _verdict(summary),
         "budget": _budget(summary),
+        "scorecard": scorecard,
         "ranks": ranks,
         "collectives": collectives,
+        "collectives_by_size": sizes,
         "memory": memory,
         "pipeline": pipeline,
         "gpu_metrics": run.gpu_metrics().to_pylist(),
@@ -196,6 +212,15 @@ def _collectives(run: Run) -> list[schema.Collective]:
             "bus_bandwidth_gbs": row["bus_bandwidth_gbs"],
         }
         for row in run.communication().to_pylist()
+    ]
+
+
+def _by_size(run: Run) -> list[dict[str, Any]]:
+    columns = [name for name in schema.SizedCollective.__annotations__ if name != "ranks"]
+    return [
+        {name: row[name] for name in columns}
+        | {"ranks": None if row["group_ranks"] is None else json.loads(row["group_ranks"])}
+        for row in run.communication(by_size=True).to_pylist()
     ]
 
 

@@ -24,6 +24,10 @@ class PhaseMemory:
     after_bytes: list[int]
     peak_bytes: list[int]
 
+    def __post_init__(self) -> None:
+        if len({len(self.phase), len(self.before_bytes), len(self.after_bytes), len(self.peak_bytes)}) > 1:
+            raise ValueError("its columns have different lengths")
+
 
 @dataclass
 class WallClock:
@@ -38,7 +42,7 @@ def phase_memory(manifests: Iterable[RankCapture]) -> TableView:
     for capture, found in _measured(manifests, "phase_memory", PhaseMemory):
         for phase in dict.fromkeys(found.phase):
             columns = (found.before_bytes, found.after_bytes, found.peak_bytes)
-            mine = [row for name, *row in zip(found.phase, *columns, strict=False) if name == phase]
+            mine = [row for name, *row in zip(found.phase, *columns, strict=True) if name == phase]
             before, after, peak = zip(*mine, strict=True)
             known = {"before": fmean(before), "after": fmean(after), "peak": max(peak)}
             rows.append({"rank": capture.rank, "phase": phase, "count": len(mine), **known})
@@ -61,7 +65,7 @@ def wall_clock(manifests: Iterable[RankCapture]) -> TableView:
         for name, values_ms in found.timers_ms.items():
             if values_ms:
                 mean_us = fmean(values_ms) * 1e3
-                share = mean_us * 1e3 / fmean(iterations_ns) if iterations_ns else None
+                share = mean_us * 1e3 / fmean(iterations_ns) if any(iterations_ns) else None
                 known: dict[str, Any] = {"mean_us": mean_us, "deviation_us": pstdev(values_ms) * 1e3, "share": share}
                 rows.append({"rank": capture.rank, "name": name, **known})
     columns = {

@@ -17,12 +17,16 @@ from markupsafe import Markup
 
 from bridge_profiling import __version__
 from bridge_profiling.atomic import write_atomically
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.printable import printable
 from bridge_profiling.report.figures import COLORS, KIND_NAMES
 from bridge_profiling.report.json import finite
 from bridge_profiling.report.views import PageView
+from bridge_profiling.traces.discover import is_capture
 
 _TEMPLATES = Path(__file__).parent / "templates"
+
+_ANOTHER = "Name another file with -o"
 
 #: In the order in which the page runs them.
 _SCRIPTS = ("figures.js", "timeline.js", "tables.js", "perfetto.js", "page.js")
@@ -38,14 +42,15 @@ def write_output(output: Path, write: Callable[[Path], object]) -> None:
     """Write a file of the user's atomically: `write` fills a temporary file.
 
     Raises:
-        ProfilingConfigError: the file cannot be written.
+        ProfilingConfigError: the file cannot be written, or is a capture.
     """
+    require(
+        not (output.exists() and is_capture(output)), f"{output} is a capture", why="it would be replaced", instead=_ANOTHER
+    )
     try:
         write_atomically(output, write)
     except OSError as error:
-        raise ProfilingConfigError(
-            f"{output} cannot be written", why=error.strerror or str(error), instead="Name another file with -o"
-        ) from error
+        raise ProfilingConfigError(f"{output} cannot be written", why=error.strerror or str(error), instead=_ANOTHER) from error
 
 
 def render(view: PageView) -> str:
@@ -60,6 +65,7 @@ def render(view: PageView) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_safe,
     )
     data = {"figures": view.figures, "timeline": view.timeline, "colors": COLORS, "kindNames": KIND_NAMES}
     return environment.get_template("page.html.jinja").render(
@@ -70,6 +76,11 @@ def render(view: PageView) -> str:
         plotly=_packed(_plotly()),
         data=_packed(json.dumps(finite(data), separators=(",", ":"), allow_nan=False).encode()),
     )
+
+
+def _safe(value: object) -> object:
+    """Of each value that the template prints: names without characters that reorder or cut a line."""
+    return printable(value, lines=True) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _plotly() -> bytes:

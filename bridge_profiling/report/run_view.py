@@ -14,7 +14,18 @@ from typing import Any
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.report import bench_view, figures, measurements, tables, words
+from bridge_profiling.report import (
+    bench_view,
+    figures,
+    host_view,
+    measurements,
+    message_sizes_view,
+    phases_view,
+    products_view,
+    scorecard_view,
+    tables,
+    words,
+)
 from bridge_profiling.report.findings_view import Pictures, findings_view
 from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_section
 from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
@@ -33,22 +44,29 @@ _ON_A_SCREEN = 8
 #: Ranks whose memory is drawn, and rows of kernels and of operators.
 _MEMORY_RANKS, _MOST_ROWS = 4, 250
 
-#: Rows of a table on a terminal.
-_TERMINAL_ROWS = 10
+#: Rows of a table on a terminal, and phases below a verdict.
+_TERMINAL_ROWS, _SCREEN_PHASES = 10, 6
 
 
 def run_tables(run: Run) -> list[TableView]:
     """The tables of `bridge-profiling analyze`."""
-    breakdown = run.breakdown()
+    breakdown, hosts = run.breakdown(), host_view.means(run.host_iterations().to_pylist())
     on_cpu = {
         (rank, source) for source in set(breakdown["source"].to_pylist()) for rank in ranks_without_work(breakdown, source)
     }
+    all_on_cpu = len(on_cpu) == breakdown.num_rows > 0 and bool(hosts)
     iterations = len({row["iteration"] for row in run.iterations().to_pylist()}) or 1
     found = [
-        tables.device_time(breakdown.to_pylist()),
-        tables.typical_iterations(run.typical_iteration().to_pylist(), on_cpu),
+        *([] if all_on_cpu else [tables.device_time(breakdown.to_pylist())]),
+        *([] if all_on_cpu else [tables.typical_iterations(run.typical_iteration().to_pylist(), on_cpu)]),
+        host_view.host_table(hosts),
+        phases_view.of_run(run.phases().to_pylist(), _TERMINAL_ROWS, of_device=not all_on_cpu),
+        tables.kernel_groups(run.kernel_groups().to_pylist()),
         tables.kernels(run.kernels(by_rank=False).to_pylist(), _TERMINAL_ROWS),
+        tables.operators(run.operators().to_pylist(), _TERMINAL_ROWS),
+        products_view.matrix_products(run.matrix_products().to_pylist(), _TERMINAL_ROWS),
         tables.communication(run.communication().to_pylist(), iterations, _TERMINAL_ROWS),
+        message_sizes_view.communication_by_size(run.communication(by_size=True).to_pylist(), iterations, _TERMINAL_ROWS),
         *([] if run.against_bench is None else bench_view.alone_tables(run.against_bench)),
         tables.iterations_by_rank(run.ranks().to_pylist()),
         tables.stragglers(run.stragglers().to_pylist()),
@@ -63,7 +81,8 @@ def run_tables(run: Run) -> list[TableView]:
 def summary_view(summary: Summary) -> PageView:
     """What a terminal shows of a run: the verdict, where the time goes, the findings, and benchmarks."""
     shown = ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)
-    sections = [_attribution(summary, shown, _ON_A_SCREEN), bench_view.section(summary.bench)]
+    time = _on_cpus(summary) if summary.on_cpus else _attribution(summary, shown, _ON_A_SCREEN)
+    sections = [time, _scorecard(summary), _phases_on_a_screen(summary), bench_view.section(summary.bench)]
     return PageView(
         "report",
         _title(summary),
@@ -95,23 +114,36 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     )  # fmt: skip
     iterations = len({row["iteration"] for row in rows["iterations"]}) or 1
     manifests = {each.rank: each for each in summary.manifests if each.rank in shown}.values()
+    groups = [row for row in run.kernel_groups().to_pylist() if row["source"] == summary.source]
     work = [
+        tables.kernel_groups(groups),
         tables.kernels(rows["kernels"], _MOST_ROWS),
         tables.operators(rows["operators"], _MOST_ROWS),
+        products_view.matrix_products(run.matrix_products().to_pylist(), _MOST_ROWS),
         measurements.wall_clock(manifests),
     ]
     sections = [
         _attribution(summary, shown, EVERY_RANK),
+        _scorecard(summary),
+        _phases(summary, shown),
         _iterations(rows["ranks"]),
         _waits(summary, run.waits().to_pylist(), len({row["iteration"] for row in rows["ranks"]}) or 1, rows["pipeline"]),
         _section("findings", kind="findings"),
-        _section("work", tables=[table for table in work if table.rows]),
+        _section("operators" if summary.on_cpus else "work", tables=[table for table in work if table.rows]),
         *flame_graph_section(run, summary, rows["iterations"]),
-        _communication(run.communication().to_pylist(), iterations, bench_view.section(summary.bench)),
+        _communication(
+            run.communication().to_pylist(),
+            message_sizes_view.communication_by_size(run.communication(by_size=True).to_pylist(), iterations, _MOST_ROWS),
+            iterations,
+            bench_view.section(summary.bench),
+        ),
         _timeline(timeline, ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
         *_gpu_metrics(run, shown),
         _memory(run, rows["memory"], measurements.phase_memory(manifests)),
     ]
+    if summary.on_cpus:
+        without = {"budget", "iterations", "waits", "communication", "timeline", "memory"}
+        sections = [_on_cpus(summary), *(each for each in sections if each.id not in without or not each.empty)]
     # Last: questions add to what the captures cannot show.
     sections += [_quality(run, summary, rows["iterations"]), _raw_traces(summary, shown, output)]
     return PageView(
@@ -198,6 +230,31 @@ def _attribution(summary: Summary, shown: Sequence[int], every: int) -> SectionV
     return _section("budget", notes=notes, figures=[FigureView("budget", variants, caption, labels)], tables=found)
 
 
+def _scorecard(summary: Summary) -> SectionView:
+    known = any(row["value"] is not None for row in summary.scorecard)
+    return _section("scorecard", tables=[scorecard_view.scorecard(summary.scorecard)] if known else [])
+
+
+def _on_cpus(summary: Summary) -> SectionView:
+    ranks = summary.on_cpus[:EVERY_RANK]
+    caption = "The mean iteration of each rank as a stacked bar, in milliseconds."
+    view = FigureView("host", {"cause": host_view.host_figure(ranks)}, caption)
+    return _section("host", figures=[view], tables=[host_view.host_table(ranks)])
+
+
+def _phases(summary: Summary, shown: Sequence[int]) -> SectionView:
+    rows = [row for row in summary.phases if row["rank"] in set(shown)]
+    found = [phases_view.of_ranks(rows, _MOST_ROWS, of_device=not summary.on_cpus)] if rows else []
+    inside = "Device time is that of all work launched inside, by operators and ranges further in and by autograd meanwhile."
+    return _section("phases", *([inside] if found and not summary.on_cpus else []), tables=found)
+
+
+def _phases_on_a_screen(summary: Summary) -> SectionView:
+    of_device = bool(summary.attribution) or not summary.without_device
+    table = phases_view.of_run(summary.phases, _SCREEN_PHASES, of_device=of_device, library=False)
+    return _section("phases", tables=[table] if table.rows else [])
+
+
 def _iterations(rows: Rows) -> SectionView:
     measures = {name: text for name, text in figures.MEASURES.items() if any(row[name] is not None for row in rows)}
     if not measures:
@@ -235,14 +292,14 @@ def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Rows) -> Se
     return _section("waits", *said, notes=notes, figures=drawn, tables=found)
 
 
-def _communication(rows: Rows, iterations: int, bench: SectionView) -> SectionView:
+def _communication(rows: Rows, by_size: TableView, iterations: int, bench: SectionView) -> SectionView:
     shown = figures.by_group(rows, iterations)[: figures.MOST_GROUPS]
     caption = (
         "Transfer and waiting of each kind of communication per iteration; waiting is the mean of the group's captured ranks."
     )
     view = FigureView("communication", {"communication": figures.communication_figure(shown)}, caption)
     drawn = [view] if any(row["transfer_us"] is not None for row in shown) else []
-    found = [tables.communication(rows, iterations)] if shown else []
+    found = [tables.communication(rows, iterations), by_size] if shown else []
     return _section("communication", figures=drawn, tables=found, parts=[] if bench.empty else [bench])
 
 

@@ -17,8 +17,8 @@ from bridge_profiling.traces.types import RankInfo
 
 Rows = Sequence[Row]
 
-#: Names longer than this lose their middle.
-_NAME = 600
+#: Names longer than this lose their middle: in general, and as an example of a group.
+_NAME, _GROUP_NAME = 600, 120
 
 _MICROSECONDS = "{:,.1f}".format
 
@@ -128,16 +128,39 @@ def kernels(rows: Rows, count: int) -> TableView:
     total_us = sum(row["total_us"] for row in rows) or 1.0
     shown, note = most(rows, count)
     columns = {
-        "kind": lambda row: row["backend"] or row["kind"],
+        "group": lambda row: row["group"],
         "count": of("count"),
         "total ms": ms("total_us"),
         "share": lambda row: Cell(words.percent(row["total_us"] / total_us), row["total_us"]),
         **{f"{name} µs": of(f"{name}_us", _MICROSECONDS) for name in ("mean", "min", "max")},
         "name": lambda row: _short(row["name"]),
     }
-    kinds = sorted({row["backend"] or row["kind"] for row in shown})
+    kinds = sorted({row["group"] for row in shown})
     title = "Kernels of all ranks, over the whole capture"
     return table("kernels", title, shown, columns, name_last=True, filters=kinds, sorted_by=2, note=note)
+
+
+def kernel_groups(rows: Rows) -> TableView:
+    """Rows of `Run.kernel_groups`, those of all ranks added up."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        sums = found.setdefault(row["group"], {"group": row["group"], "count": 0, "total_us": 0.0, "low": 1.0, "high": 0.0})
+        sums |= {"count": sums["count"] + row["count"], "total_us": sums["total_us"] + row["total_us"]}
+        sums |= {"low": min(sums["low"], row["share"]), "high": max(sums["high"], row["share"])}
+        sums.setdefault("names", row["names"])
+    total_us = sum(sums["total_us"] for sums in found.values()) or 1.0
+    columns = {
+        "group": lambda row: row["group"],
+        "count": of("count"),
+        "total ms": ms("total_us"),
+        "share": lambda row: Cell(words.percent(row["total_us"] / total_us), row["total_us"]),
+        "lowest rank": of("low", words.percent),
+        "highest rank": of("high", words.percent),
+        "kernel with the most time": lambda row: _short(row["names"][0], _GROUP_NAME),
+    }
+    ordered = sorted(found.values(), key=lambda sums: -sums["total_us"])
+    title = "Kernels and copies of all ranks by what they do, over the whole capture"
+    return table("kernel-groups", title, ordered, columns, name_last=True)
 
 
 def operators(rows: Rows, count: int) -> TableView:
@@ -147,12 +170,12 @@ def operators(rows: Rows, count: int) -> TableView:
         sums = found.setdefault(row["name"], {"name": row["name"], "max_us": 0.0} | dict.fromkeys(_SUMMED, 0))
         sums.update({name: sums[name] + (row[name] or 0) for name in _SUMMED}, max_us=max(sums["max_us"], row["max_us"]))
     shown, note = most(sorted(found.values(), key=lambda row: (-row["self_us"], row["name"])), count)
+    of_device = {"own device ms": ms("device_self_us"), "device ms": ms("device_total_us")}
     columns = {
         "count": of("count"),
         "own ms": ms("self_us"),
         "total ms": ms("total_us"),
-        "device ms": ms("device_us"),
-        "device total ms": ms("device_total_us"),
+        **(of_device if any(row["device_total_us"] for row in found.values()) else {}),
         "longest µs": of("max_us", _MICROSECONDS),
         "name": lambda row: _short(row["name"]),
     }
@@ -160,12 +183,12 @@ def operators(rows: Rows, count: int) -> TableView:
     return table("operators", title, shown, columns, name_last=True, filters=[], sorted_by=1, note=note)
 
 
-_SUMMED = ("count", "self_us", "total_us", "device_us", "device_total_us")
+_SUMMED = ("count", "self_us", "total_us", "device_self_us", "device_total_us")
 
 
-def _short(name: str | None) -> str:
+def _short(name: str | None, most_letters: int = _NAME) -> str:
     name = name or "?"
-    return name if len(name) <= _NAME else f"{name[: _NAME // 2]} … {name[-_NAME // 2 :]}"
+    return name if len(name) <= most_letters else f"{name[: most_letters // 2]} … {name[-most_letters // 2 :]}"
 
 
 def communication(rows: Rows, iterations: int, count: int = MOST_GROUPS) -> TableView:

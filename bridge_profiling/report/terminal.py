@@ -13,6 +13,7 @@ from rich.text import Text
 
 from bridge_profiling.errors import TraceError, install_command
 from bridge_profiling.manifest import RankCapture
+from bridge_profiling.printable import printable
 from bridge_profiling.report.views import Cell, Figure, FindingView, PageView, TableView, Verdict, table
 from bridge_profiling.report.words import UNKNOWN, first_sentence
 
@@ -26,38 +27,47 @@ _BAR = 40
 _OPERATORS = 5
 
 
+def _text(text: str, style: str = "") -> Text:
+    return Text(printable(text), style)
+
+
 def print_report(view: PageView, console: Console) -> None:
     """Print the answer to `bridge-profiling report`: the verdict, the time attribution, findings and benchmarks."""
     for text in view.notices:
-        console.print(Text(f"{text}\n"), soft_wrap=not console.is_terminal)
+        console.print(Text(f"{printable(text)}\n"), soft_wrap=not console.is_terminal)
     _print_verdict(view.verdict, console)
-    time, bench = view.sections
+    time, checklist, phases, bench = view.sections
     for figure, numbers in zip(time.figures, time.tables[-2:], strict=False):
         console.print()
         if console.color_system:
             _print_bars(figure.variants["cause"], console)
         else:
             _print_plain(numbers, console)
+    for ranges in (*phases.tables, *checklist.tables):
+        console.print()
+        console.print(_boxed(ranges)) if console.is_terminal else _print_plain(ranges, console)
     if view.findings:
         (_print_findings if console.is_terminal else _print_plain_findings)(view.findings, console)
         for finding in view.findings:
             if finding.command:
                 # Not wrapped, so that the command can be copied.
-                lines = (f"\n{finding.number}. in Nsight Compute:", finding.command, *finding.command_notes)
-                console.print(Text("\n".join(lines)), soft_wrap=True)
+                lines = (f"{finding.number}. in Nsight Compute:", finding.command, *finding.command_notes)
+                console.print()
+                for line in lines:
+                    console.print(_text(line), soft_wrap=True)
     if not bench.empty:
         console.print()
         for text in bench.paragraphs:
-            console.print(Text(text), soft_wrap=not console.is_terminal)
+            console.print(_text(text), soft_wrap=not console.is_terminal)
 
 
 def print_answer(view: PageView, console: Console, lines: Iterable[str] = ()) -> None:
     """Print a comparison or memory: the verdict, lines of one's own, and every table."""
     if view.kind == "comparison":
-        console.print(Text(view.title, style="bold"), soft_wrap=True)
+        console.print(_text(view.title, "bold"), soft_wrap=True)
     _print_verdict(view.verdict, console)
     for line in ("", *lines, ""):
-        console.print(Text(line), soft_wrap=True)
+        console.print(_text(line), soft_wrap=True)
     print_tables([table for section in view.sections for table in section.tables], view.caveats, console)
 
 
@@ -72,49 +82,49 @@ def print_tables(tables: Iterable[TableView], limitations: Sequence[str], consol
     if limitations:
         console.print(Text("Limitations", style="bold"))
         for sentence in limitations:
-            console.print(Text(f"- {sentence}"), soft_wrap=True)
+            console.print(_text(f"- {sentence}"), soft_wrap=True)
 
 
 def _print_verdict(verdict: Verdict, console: Console) -> None:
     wrapped = console.is_terminal
-    console.print(Text(verdict.headline, style="bold"), soft_wrap=not wrapped)
+    console.print(_text(verdict.headline, "bold"), soft_wrap=not wrapped)
     for text in verdict.sentences:
-        console.print(Text(text), soft_wrap=not wrapped)
+        console.print(_text(text), soft_wrap=not wrapped)
     if verdict.first:
         console.print(Text("\nDo this first:", style="bold"))
     for text in verdict.first:
-        console.print(Text(f"- {text}"), soft_wrap=not wrapped)
+        console.print(_text(f"- {text}"), soft_wrap=not wrapped)
     if verdict.caveats:
         console.print()
     for text in verdict.caveats:
-        console.print(Text(f"Note: {text}", style="dim"), soft_wrap=not wrapped)
+        console.print(_text(f"Note: {text}", "dim"), soft_wrap=not wrapped)
 
 
 def _boxed(view: TableView) -> Table:
     hidden = max(len(view.rows) - _RANKS, 0) if view.of_ranks else 0
-    caption = f"and {hidden} more rows: --json has them" if hidden else view.note or None
-    table = Table(title=Text(view.title), title_justify="left", caption=caption, caption_justify="left")
+    caption = _text(f"and {hidden} more rows: --json has them" if hidden else view.note)
+    table = Table(title=_text(view.title), title_justify="left", caption=caption or None, caption_justify="left")
     for heading, number in zip(view.columns, view.numeric, strict=True):
         # A long name is cut to the width of the terminal; nothing else is.
         name = view.name_last and heading == view.columns[-1]
         table.add_column(
-            Text(heading), justify="right" if number else "left", overflow="ellipsis" if name else "fold", no_wrap=name
+            _text(heading), justify="right" if number else "left", overflow="ellipsis" if name else "fold", no_wrap=name
         )
     for row in view.rows[: len(view.rows) - hidden]:
-        table.add_row(*(Text(cell.text) for cell in row))
+        table.add_row(*(_text(cell.text) for cell in row))
     return table
 
 
 def _print_plain(view: TableView, console: Console) -> None:
-    lines = [list(view.columns), *([cell.text for cell in row] for row in view.rows)]
+    lines = [list(map(printable, view.columns)), *([printable(cell.text) for cell in row] for row in view.rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    console.print(Text(view.title), soft_wrap=True)
+    console.print(_text(view.title), soft_wrap=True)
     for line in lines:
         columns = zip(line, widths, view.numeric, strict=True)
         texts = [text.rjust(width) if number else text.ljust(width) for text, width, number in columns]
         console.print(Text("  ".join(texts).rstrip()), soft_wrap=True)
     if view.note:
-        console.print(Text(view.note), soft_wrap=True)
+        console.print(_text(view.note), soft_wrap=True)
 
 
 def _print_bars(figure: Figure, console: Console) -> None:
@@ -134,9 +144,11 @@ def _print_bars(figure: Figure, console: Console) -> None:
             bar.append("█" * cells, style=trace["marker"]["color"])
             drawn += trace["x"][row]
             if cells:
-                legend[trace["name"]] = Text("█ ", style=trace["marker"]["color"]).append(f"{trace['name']}  ", style="default")
+                legend[trace["name"]] = Text("█ ", style=trace["marker"]["color"]).append(
+                    f"{printable(trace['name'])}  ", style="default"
+                )
         share = figure["data"][0]["x"][row] / totals[row] if totals[row] else 0.0
-        table.add_row(label, bar, f"{totals[row]:,.1f}", f"{share:.0%}")
+        table.add_row(_text(label), bar, f"{totals[row]:,.1f}", f"{share:.0%}")
     console.print(table)
     console.print(Text.assemble(*legend.values()))
 
@@ -148,8 +160,8 @@ def _print_findings(findings: Sequence[FindingView], console: Console) -> None:
     table.add_column("confidence", no_wrap=True)
     table.add_column("finding, and what to change")
     for finding in findings[:_FINDINGS]:
-        text = Text(finding.title, style="bold red" if finding.severe else "bold")
-        text.append(f"\n{first_sentence(finding.action)}", style="not bold default")
+        text = _text(finding.title, "bold red" if finding.severe else "bold")
+        text.append(f"\n{printable(first_sentence(finding.action))}", style="not bold default")
         table.add_row(str(finding.number), f"≤ {finding.gain}" if finding.gain else "unknown", finding.confidence, text)
     console.print(table)
     if len(findings) > _FINDINGS:
@@ -162,8 +174,8 @@ def _print_plain_findings(findings: Sequence[FindingView], console: Console) -> 
         gain = f"up to {finding.gain}" if finding.gain else "saving unknown"
         ranks = f", {finding.responsible}" if finding.responsible else ""
         about = f"{gain}, {finding.confidence} confidence{ranks}"
-        console.print(Text(f"{finding.number}. {finding.id}: {finding.title} [{about}]"), soft_wrap=True)
-        console.print(Text(f"   change: {finding.action}"), soft_wrap=True)
+        console.print(_text(f"{finding.number}. {finding.id}: {finding.title} [{about}]"), soft_wrap=True)
+        console.print(_text(f"   change: {finding.action}"), soft_wrap=True)
 
 
 def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
@@ -193,11 +205,11 @@ def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
         console.print(_boxed(TableView("operators", title, headings, [[Cell(text) for text in row] for row in operators])))
     for capture in captures:
         if capture.manifest.reason:
-            console.print(f"rank {capture.rank}: {capture.manifest.reason}", markup=False)
+            console.print(_text(f"rank {capture.rank}: {capture.manifest.reason}"))
     for capture in captures:
         for path in capture.artifacts:
             # A path that is wrapped, or partly colored, cannot be copied.
-            console.print(str(path), soft_wrap=True, markup=False, highlight=False)
+            console.print(_text(str(path)), soft_wrap=True)
 
 
 def _operators(capture: RankCapture) -> list[tuple[str, ...]]:

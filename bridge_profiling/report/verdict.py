@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -14,22 +14,27 @@ from typing import Any
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
+from bridge_profiling.analysis.caveats import sentences
 from bridge_profiling.analysis.compare.bench import AgainstBench
 from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
 from bridge_profiling.analysis.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
+from bridge_profiling.analysis.run import EVIDENCE_OF_RANKS
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.report import words
+from bridge_profiling.report import host_view, words
 from bridge_profiling.report.budget import Budget, budget
 from bridge_profiling.report.figures import PARTS
 from bridge_profiling.report.views import Verdict
-from bridge_profiling.traces.discover import WHICH_WINDOW
-from bridge_profiling.traces.types import RankInfo
+from bridge_profiling.traces.discover import ABOUT_MANIFESTS, WHICH_WINDOW
+from bridge_profiling.traces.types import Caveat, RankInfo
 
 #: Durations, and shares, of ranks that differ by more than this are given as a range.
 _ALIKE, _SHARES_ALIKE = 0.02, 0.05
 
 #: Parts with less than this share of the iteration are combined.
 _SMALL = 0.02
+
+#: Sentences about manifests that come first.
+_NAMED_MANIFESTS = 3
 
 #: Findings whose advice is part of the verdict.
 _FIRST = 3
@@ -43,6 +48,7 @@ class Outcome(StrEnum):
     no_device_work = "no_device_work"  # traces without work on a device, as of training on CPUs
     memory_only = "memory_only"  # memory snapshots, and no trace
     too_little = "too_little"  # no iteration is marked
+    not_judged = "not_judged"  # every trace lost too much of its device work
 
 
 @dataclass(frozen=True)
@@ -61,9 +67,13 @@ class Summary:
     without_device: list[int] = field(default_factory=list)  # ranks without device work in their trace
     on_host: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.attribution` of those ranks, with iterations
     operators: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.operators`, if no rank has device work
+    host_iterations: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.host_iterations`
+    phases: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.phases`
+    scorecard: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.scorecard`
     stragglers: list[dict[str, Any]] = field(default_factory=list)  # rows of `Run.stragglers`, the slowest first
     snapshots: list[int] = field(default_factory=list)  # ranks with a memory snapshot
     notices: list[str] = field(default_factory=list)  # those on which of several captures is shown
+    unjudged: list[RankInfo] = field(default_factory=list)  # traces that lost too much of their device work
     unprofiled: Unprofiled | None = None  # the iteration without the profiler; None if unknown
 
     @cached_property
@@ -71,21 +81,27 @@ class Summary:
         """Where the time of the typical iteration goes."""
         return budget(self.attribution)
 
+    @cached_property
+    def on_cpus(self) -> list[dict[str, Any]]:
+        """The mean iteration of each rank of a training on CPUs; empty if any rank has a device, or none marks iterations."""
+        has_device = self.attribution or any(info.devices for info in self.infos)
+        return [] if has_device else host_view.means(self.host_iterations)
+
     @property
     def typical_us(self) -> float | None:
         """The median over ranks of the median iteration."""
-        return self.budget.iteration_us
+        return host_view.typical_us(self.on_cpus) if self.on_cpus else self.budget.iteration_us
 
     @property
     def fewest_iterations(self) -> int | None:
         """Number of iterations behind the median of the rank that has the fewest; None without iterations."""
-        return min((row["iterations"] for row in self.attribution), default=None)
+        return min((row["iterations"] for row in self.attribution or self.on_cpus), default=None)
 
     @property
     def first(self) -> Finding | None:
         """The finding that the verdict is about. The profiler's own cost is none if there are iterations to judge."""
         about = self.findings[0] if self.findings else None
-        return None if about and about.id == "profiler_overhead" and self.attribution else about
+        return None if about and about.id == "profiler_overhead" and (self.attribution or self.on_cpus) else about
 
     @property
     def saving_us(self) -> float | None:
@@ -111,14 +127,17 @@ class Summary:
 
 def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     """Ask what the verdict needs; None stands for the default thresholds."""
-    # Findings first: one pass over the captures then reads everything.
+    # One pass over the captures reads everything.
+    run.prefetch(*EVIDENCE_OF_RANKS, "phases", "operators", "products", idle_causes=(thresholds or Thresholds()).range_names())
     findings = run.findings(thresholds)
     source = run.main_source
-    on_cpu = ranks_without_work(run.breakdown(), source)
     infos = [info for info in run.infos if info.source == source]
+    unjudged = [info for info in infos if not info.judged]
+    out = {info.rank for info in unjudged}
+    on_cpu = [rank for rank in ranks_without_work(run.breakdown(), source) if rank not in out]
     stragglers = run.stragglers().to_pylist()
     snapshots = [] if infos else sorted({row["rank"] for row in run.memory().to_pylist()})
-    rows = [row for row in run.attribution().to_pylist() if row["source"] == source]
+    rows = [row for row in run.attribution().to_pylist() if row["source"] == source and row["rank"] not in out]
     attribution = [row for row in rows if row["rank"] not in on_cpu]
     operators = [] if attribution or not on_cpu else run.operators().to_pylist()
     limitations = run.limitations
@@ -129,27 +148,47 @@ def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
         attribution=attribution,
         findings=findings,
         manifests=run.manifests,
+        scorecard=run.scorecard().to_pylist(),
         stragglers=stragglers,
+        host_iterations=[
+            row for row in run.host_iterations().to_pylist() if row["source"] == source and row["rank"] not in out
+        ],
+        phases=[row for row in run.phases().to_pylist() if row["source"] == source],
         bench=run.against_bench,
         without_device=on_cpu,
         on_host=[row for row in rows if row["rank"] in on_cpu],
         operators=operators,
         snapshots=snapshots,
+        unjudged=unjudged,
         unprofiled=run.unprofiled(thresholds),
         limitations=limitations,
-        notices=[caveat.text for caveat in run.capture_caveats if caveat.code in WHICH_WINDOW],
+        notices=_notices(run.capture_caveats),
         errors=run.errors,
     )
+
+
+def _notices(caveats: Sequence[Caveat]) -> list[str]:
+    """What has to be known before anything else: the window that is shown, and a few of the manifests that are not used."""
+    of_manifests = sentences(caveat for caveat in caveats if caveat.code in ABOUT_MANIFESTS)
+    left = len(of_manifests) - _NAMED_MANIFESTS
+    more = [f"{left} more sentences about manifests are in the limitations"] if left > 0 else []
+    return [
+        *(caveat.text for caveat in caveats if caveat.code in WHICH_WINDOW),
+        *of_manifests[:_NAMED_MANIFESTS],
+        *more,
+    ]
 
 
 def outcome(summary: Summary) -> Outcome:
     """What the verdict on a run is about."""
     if summary.first:
         return Outcome.finding
-    if summary.attribution:
+    if summary.attribution or summary.on_cpus:
         return Outcome.nothing_found
     if summary.without_device:
         return Outcome.no_device_work
+    if summary.unjudged and len(summary.unjudged) == len(summary.infos):
+        return Outcome.not_judged
     return Outcome.memory_only if summary.snapshots else Outcome.too_little
 
 
@@ -170,6 +209,9 @@ def verdict(summary: Summary) -> Verdict:
                 "Captures of training on CPUs look like this, and so do those of a profiler that could not access its GPUs.",
                 *_on_host(summary),
             ]
+        case Outcome.not_judged:
+            headline = "These captures lost too much of their device work to judge."
+            sentences = ["Where their time goes is unknown. Capture again."]
         case Outcome.memory_only:
             headline = "These captures hold memory only."
             sentences = [f"Memory was recorded on {words.ranks(summary.snapshots)}.", "A trace shows where the time goes."]
@@ -186,11 +228,16 @@ def verdict(summary: Summary) -> Verdict:
 def _iteration(summary: Summary) -> Iterator[str]:
     """How long an iteration takes, and where its time goes."""
     rows, typical_us = summary.attribution, summary.typical_us
+    if summary.on_cpus:
+        yield from host_view.sentences(summary.on_cpus)
+        return
     if typical_us is None:
         no_device = summary.without_device and not summary.attribution
         nothing = list(_nothing_captured(summary))
         if nothing:
             yield f"Nothing was captured. {' '.join(nothing)}"
+        elif summary.unjudged:
+            yield "Where the time goes is unknown: too much of the device work was lost."
         else:
             yield "No device work was recorded." if no_device else "No iteration is marked in these captures."
             yield from _on_host(summary)
@@ -296,5 +343,11 @@ def _caveats(summary: Summary) -> Iterator[str]:
         yield f"{len(summary.infos)} of the job's {world:,} ranks {verb} captured; no other rank is judged."
     if summary.attribution and summary.without_device:
         yield f"The trace of {words.ranks(summary.without_device)} has no device work and is not judged."
+    if summary.unjudged:
+        which = words.ranks([info.rank for info in summary.unjudged])
+        lost, of = (sum(getattr(info.lost, name) for info in summary.unjudged) for name in ("device", "of_device"))
+        verb = "is" if len(summary.unjudged) == 1 else "are"
+        text = f"{which} {verb} not judged: {lost:,} of {of:,} device events could not be used"
+        yield words.sentence(text)
     if summary.errors:
         yield f"{words.counted(len(summary.errors), 'capture')} could not be read, or only in part."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from bridge_profiling.report import words
@@ -54,7 +55,7 @@ class TableView:
     note: str = ""  # which rows are left out
     folded: bool = False  # hidden until the reader opens it
 
-    @property
+    @cached_property
     def numeric(self) -> list[bool]:
         """Which columns hold numbers: those are aligned right."""
         named = len(self.columns) - 1 if self.name_last else 0

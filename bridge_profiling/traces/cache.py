@@ -1,9 +1,10 @@
 """Loads captures, and keeps their tables as Parquet, so that each is parsed once.
 
-    <directory>/<digest of the path>-<digest of size, time and engine>/info.json, device_events.parquet, …
+    <directory>/<digest of path and rank>-<digest of size, time and engine>/seal.json, info.json, device_events.parquet, …
 
-An entry is written under a temporary name and renamed, so it is always complete. The entries of a directory can be queried as
-one: `read_parquet('<directory>/*/device_events.parquet')`.
+An entry is written under a temporary name and renamed, so it is always complete. It is used while its seal fits its files
+and the capture; otherwise the capture is read again. The entries of a directory can be queried as one:
+`read_parquet('<directory>/*/device_events.parquet')`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.traces.discover import Capture
+from bridge_profiling.traces.discover import Capture, contradiction
+from bridge_profiling.traces.seal import Origin, read_seal, write_seal
 from bridge_profiling.traces.tables import SCHEMAS
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
 #: Raise it when a reader gives other rows or caveats for the same file. Changed columns count by themselves.
-ENGINE_VERSION = 4
+ENGINE_VERSION = 5
 
 #: The folder of entries next to a capture.
 FOLDER = ".bridge_profiling"
@@ -86,20 +88,43 @@ def load(capture: Capture, *, directory: Path | None = None, cached: bool = True
         OSError: the file is gone.
     """
     folders = ([directory] if directory is not None else _default_folders(capture.path)) if cached else []
-    name = _entry_name(capture)
-    tables = next((found for folder in folders if (found := open_entry(folder / name)) is not None), None)
-    if tables is None:
-        reader = importlib.import_module(_READERS[capture.source])
-        tables = reader.read(capture.path, rank=capture.rank, rank_source=capture.rank_source)
-        for folder in folders:
-            with contextlib.suppress(OSError):
-                write(tables, folder / name)
-                tables.entry = folder / name
-                break
-    return tables if capture.manifest is None else replace(tables, info=_with_manifest(tables.info, capture.manifest))
+    tables = _load_cached(capture, folders) if folders else _read(capture)
+    return tables if capture.manifest is None else replace(tables, info=_with_manifest(tables, capture.manifest))
 
 
-def write(tables: RankTables, entry: Path) -> None:
+def _read(capture: Capture) -> RankTables:
+    reader = importlib.import_module(_READERS[capture.source])
+    tables: RankTables = reader.read(capture.path, rank=capture.rank, rank_source=capture.rank_source)
+    return tables
+
+
+def _load_cached(capture: Capture, folders: Sequence[Path]) -> RankTables:
+    origin = Origin.of(capture.path)
+    name = _entry_name(capture, origin)
+    for folder in folders:
+        if (kept := _kept(folder / name, capture, origin)) is not None:
+            return kept
+    origin = origin.with_content()
+    tables = _read(capture)
+    if not origin.is_of(Origin.of(capture.path)):
+        return tables  # it was written to meanwhile
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            write(tables, folder / name, capture, origin)
+            tables.entry = folder / name
+            break
+    return tables
+
+
+def _kept(entry: Path, capture: Capture, origin: Origin) -> RankTables | None:
+    """The tables of an entry, if it is whole and was made of this capture by this engine."""
+    seal = read_seal(entry)
+    if seal is None or (seal.engine, seal.capture) != (_engine(), _identity(capture)):
+        return None
+    return open_entry(entry) if seal.origin is not None and seal.origin.is_of(origin) else None
+
+
+def write(tables: RankTables, entry: Path, capture: Capture | None = None, origin: Origin | None = None) -> None:
     """Write an entry, in place of older ones of the same file. Raises OSError without space or permission."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=entry.parent, ignore_cleanup_errors=True) as temporary:
@@ -108,9 +133,21 @@ def write(tables: RankTables, entry: Path) -> None:
         for name in tables.tables:
             write_table(tables[name], fresh / f"{name}.parquet")
         (fresh / INFO).write_bytes(msgspec.json.encode(tables.info))
+        identity = "" if capture is None else _identity(capture)
+        write_seal(fresh, sorted(os.listdir(fresh)), engine=_engine(), capture=identity, origin=origin)
+        if capture is not None and origin is not None and _kept(entry, capture, origin) is not None:
+            return  # another process was first, and may be reading it
         for older in entry.parent.glob(f"{entry.name.partition('-')[0]}-*"):
-            shutil.rmtree(older, ignore_errors=True)
+            _remove(older)
         os.replace(fresh, entry)
+
+
+def _remove(entry: Path) -> None:
+    """Remove an entry, or whatever is in its place."""
+    if entry.is_symlink() or not entry.is_dir():
+        entry.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(entry, ignore_errors=True)
 
 
 def write_table(table: pa.Table, path: Path) -> None:
@@ -127,8 +164,14 @@ def write_table(table: pa.Table, path: Path) -> None:
     )
 
 
+def open_directory(entry: Path) -> RankTables | None:
+    """The tables of an entry that a user names; None when it is not whole, or of another engine."""
+    seal = read_seal(entry)
+    return open_entry(entry) if seal is not None and seal.engine == _engine() else None
+
+
 def open_entry(entry: Path) -> RankTables | None:
-    """The tables of an entry; None when the folder is not one."""
+    """The tables of an entry that this run has written or checked; None when the folder is not one."""
     try:
         info = msgspec.json.decode((entry / INFO).read_bytes(), type=RankInfo)
     except (OSError, msgspec.DecodeError):
@@ -143,23 +186,48 @@ def _default_folders(path: Path) -> list[Path]:
     return [path.absolute().parent / FOLDER, Path(home) / "bridge_profiling"]
 
 
-def _entry_name(capture: Capture) -> str:
-    stat = capture.path.stat()
-    schemas = {name: str(schema) for name, schema in SCHEMAS.items()}
-    place, rank = str(capture.path.absolute()), f"{capture.rank} {capture.rank_source}"
-    return f"{_digest(place)}-{_digest(repr((place, stat.st_size, stat.st_mtime_ns, ENGINE_VERSION, schemas, rank)))}"
+def _entry_name(capture: Capture, origin: Origin) -> str:
+    version = repr((origin.size, origin.mtime_ns, _engine(), _identity(capture)))
+    return f"{_digest(f'{capture.rank} {origin.path}')}-{_digest(version)}"
+
+
+def _engine() -> str:
+    """Of entries with another one, rows or columns may differ."""
+    return _digest(repr((ENGINE_VERSION, {name: str(schema) for name, schema in SCHEMAS.items()})))
+
+
+def _identity(capture: Capture) -> str:
+    return f"{capture.rank} {capture.rank_source}"
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _with_manifest(info: RankInfo, capture: RankCapture) -> RankInfo:
-    manifest = capture.manifest
-    caveats = list(info.caveats)
+def _with_manifest(tables: RankTables, capture: RankCapture) -> RankInfo:
+    """What is known about a capture, with what its manifest adds unless it contradicts the capture."""
+    manifest, info = capture.manifest, tables.info
+    captured = set(capture.captured)
+    found = (
+        set(tables.columns("iterations", ["iteration"])["iteration"].to_pylist()) if captured else set()
+    )  # none in snapshots
+    contradicts = ""
     if info.rank != capture.rank:
-        text = f"the trace says rank {info.rank}, its manifest {capture.rank}: the trace's is used"
-        caveats.append(Caveat("rank_differs", text))
+        contradicts = f"it is of rank {capture.rank}, and {info.files[0]} of rank {info.rank}"
+    elif found and captured.isdisjoint(found):
+        contradicts = (
+            f"it says that iterations {min(captured)} to {max(captured)} were captured, not {min(found)} to {max(found)}"
+        )
+    if contradicts:
+        return replace(info, caveats=[*info.caveats, contradiction(capture.path, contradicts)])
+    caveats = list(info.caveats)
+    lost = sorted(captured - found) if found and not info.error else []
+    if lost:
+        text = f"{capture.path} says that iteration {lost[0]} was captured, and it is not in the file"
+        caveats.append(Caveat("manifest_differs", text))
+    if None not in (info.world_size, manifest.world_size) and info.world_size != manifest.world_size:
+        text = f"{capture.path} says that the job has {manifest.world_size} ranks, the capture {info.world_size}"
+        caveats.append(Caveat("manifest_differs", text))
     if manifest.status != "complete":
         text = f"the capture is {manifest.status}: {manifest.reason or 'its manifest gives no reason'}"
         caveats.append(Caveat("capture_incomplete", text))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import lzma
 import os
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
-from bridge_profiling.traces.bounds import open_regular
+from bridge_profiling.regular_files import modified_ns, open_regular
 from bridge_profiling.traces.types import Caveat, RankSource, Source
 
 #: Codes of caveats that say which of several windows is shown.
@@ -22,13 +23,30 @@ WHICH_WINDOW = frozenset(("captures_skipped", "several_windows", "newer_captured
 #: Bytes of a JSON file that decide whether it is a trace. Everything before the events fits.
 _HEAD_BYTES = 1 << 18
 
+#: Codes of caveats about a manifest that is not used or differs from its capture, and about captures that are not there.
+ABOUT_MANIFESTS = frozenset(
+    ("manifest_unreadable", "manifest_contradicts", "manifest_differs", "captures_missing", "captured_nothing")
+)
+
 #: Other folders that a caveat names.
 _NAMED_FOLDERS = 6
 
 _TRACE_KEYS = re.compile(rb'"(?:traceEvents|deviceProperties|distributedInfo|baseTimeNanoseconds|displayTimeUnit|ph)"\s*:')
+
+#: How our merged traces, pages and flame graphs begin, under whatever name.
+_OWN_OUTPUT = re.compile(
+    rb'\s*(?:\{\s*"(?:bridge_profiling"\s*:\s*"merged|\$schema"\s*:\s*"https://www\.speedscope)'
+    rb'|<!doctype html>.{0,1000}<meta name="generator" content="bridge-profiling)',
+    re.DOTALL,
+)
+
 _TRACE_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*"rank"\s*:\s*(\d{1,9})\s*[,}]')
 _NAMED_RANK = re.compile(r"rank[-_ .=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"[-_](\d{1,7})$")
+
+#: Endings of packed files, of which readers unpack some and name the others.
+_PACKINGS = (".xz", ".zst", ".bz2", ".lz4", ".zip", ".br")
+
 _SUFFIXES: dict[str, Source] = {
     ".json.gz": "kineto",
     ".json": "kineto",
@@ -37,6 +55,8 @@ _SUFFIXES: dict[str, Source] = {
     ".pickle": "memory",
     ".pkl": "memory",
 }
+#: By the profilers' names, which are also those of their folders.
+_SOURCES: dict[str, Source] = {"torch": "kineto", "nsys": "nsys", "memory": "memory"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +77,7 @@ class FoundRun:
     root: Path
     captures: list[Capture]  # one per rank and source, by rank
     caveats: list[Caveat] = field(default_factory=list)  # files skipped for others, and ranks that are guesses
+    errors: list[str] = field(default_factory=list)  # folders that cannot be read
 
 
 def find_run(root: Path) -> FoundRun:
@@ -71,37 +92,61 @@ def find_run(root: Path) -> FoundRun:
     if not root.exists():
         raise TraceError(f"{root} does not exist")
     if root.is_file():
-        manifests, caveats = _by_artifact(root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json"))
-        return FoundRun(root, _with_ranks([(root, _source_of(root) or "kineto")], manifests, root.parent), caveats)
+        if (head := _head(root)) is not None and _OWN_OUTPUT.match(head):
+            raise TraceError(f"{root} is not a capture: bridge-profiling made it from captures. Name their directory")
+        usable, unusable = _read_manifests(root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json"))
+        manifests, twice = _by_artifact(usable)
+        captures, differing = _with_ranks([(root, _source_of(root) or "kineto")], manifests, root.parent)
+        return FoundRun(root, captures, [*unusable, *twice, *differing])
     written = _manifests_of(root)
-    manifests, unread = _by_artifact(written)
-    files = _without_exported_reports([(path, source) for path in _files(root) if (source := _source_of(path)) is not None])
+    usable, unusable = _read_manifests(written)
+    manifests, twice = _by_artifact(usable)
+    listed, errors = _files(root)
+    left = dict.fromkeys(listed)
+    for path in written:
+        left.pop(path, None)  # a damaged manifest looks like a damaged trace
+    sources = [(path, source) for path in left if (source := _source_of(path)) is not None]
+    for path, _ in sources:
+        del left[path]
+    sources += [(path, "kineto") for path in _damaged_siblings(left, [path for path, source in sources if source == "kineto"])]
+    files = _without_exported_reports(sources)
     if not files:
-        raise TraceError(f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it")
-    captures, skipped = _newest(_with_ranks(files, manifests, root), root)
-    caveats = [*_newer_nothing(written, captures), *skipped, *_several_windows(captures, root), *unread]
+        nothing = f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it"
+        raise TraceError("; ".join([nothing, *errors]))
+    found, differing = _with_ranks(files, manifests, root)
+    captures, skipped = _newest(found, root)
+    caveats = [*_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
+    caveats += [*unusable, *twice, *differing, *_differences(usable, captures)]
     guessed = [capture for capture in captures if capture.rank_source == "order"]
     if guessed:
         text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
         caveats.append(Caveat("ranks_guessed", text))
-    return FoundRun(root, sorted(captures, key=lambda capture: (capture.rank, capture.source)), caveats)
+    return FoundRun(root, sorted(captures, key=lambda capture: (capture.rank, capture.source)), caveats, errors)
 
 
-def _files(root: Path) -> list[Path]:
-    """Files under a directory, without hidden ones: temporary files, and caches."""
-    found = []
-    for folder, folders, names in os.walk(root):
+def _files(root: Path) -> tuple[list[Path], list[str]]:
+    """Files under a directory, without hidden ones (temporary files, and caches); and an error for each unreadable folder."""
+    found: list[Path] = []
+    errors: list[OSError] = []
+    for folder, folders, names in os.walk(root, onerror=errors.append):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
-    return found
+    return found, [f"{error.filename} cannot be read: {error.strerror}" for error in errors]
 
 
 def _split(path: Path) -> tuple[str, str]:
     """A file's name without its format, and the format's suffix."""
-    name = path.name.removesuffix(".xz")
+    name = path.name
+    for packed in _PACKINGS:
+        name = name.removesuffix(packed)
     suffix = next((suffix for suffix in _SUFFIXES if name.lower().endswith(suffix)), "")
     stem = name[: len(name) - len(suffix)] if suffix else name
     return stem.removesuffix(".pt.trace").removesuffix(".trace"), suffix
+
+
+def is_capture(path: Path) -> bool:
+    """Whether a file is a profiler's, whole or damaged, and not a file that we made from captures."""
+    return _source_of(path) is not None
 
 
 def _source_of(path: Path) -> Source | None:
@@ -111,10 +156,39 @@ def _source_of(path: Path) -> Source | None:
     if source != "kineto":
         return source
     head = _head(path)
-    if head is None or not head.lstrip(b"\0 \t\r\n").startswith((b"{", b"[")):
+    if _is_damaged(head):
         named = ".trace." in path.name or suffix == ".json.gz" or _NAMED_RANK.search(stem) is not None
         return source if named else None
-    return source if _TRACE_KEYS.search(head) else None
+    return source if head is not None and _TRACE_KEYS.search(head) and not _OWN_OUTPUT.match(head) else None
+
+
+def _is_damaged(head: bytes | None) -> bool:
+    """Whether a file with these first bytes is no whole JSON document, nor a file that we made."""
+    if head is None:
+        return True
+    if _OWN_OUTPUT.match(head):
+        return False
+    if not head.lstrip(b"\0 \t\r\n").startswith((b"{", b"[")):
+        return True
+    if _TRACE_KEYS.search(head) or (len(head) == _HEAD_BYTES and b"\0" not in head):
+        return False
+    try:
+        json.loads(head)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def _damaged_siblings(files: Iterable[Path], traces: Iterable[Path]) -> Iterator[Path]:
+    """Damaged files named like a trace next to them, except for numbers: `trace_3.json` next to `trace_2.json`."""
+    patterns = {_pattern(path) for path in traces}
+    for path in files:
+        if _pattern(path) in patterns and _is_damaged(_head(path)):
+            yield path
+
+
+def _pattern(path: Path) -> tuple[Path, str]:
+    return path.parent, re.sub(r"\d+", "#", path.name)
 
 
 def _head(path: Path) -> bytes | None:
@@ -142,25 +216,86 @@ def _manifests_of(root: Path) -> list[Path]:
     return found or list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
 
 
-def _by_artifact(manifests: Iterable[Path]) -> tuple[dict[Path, RankCapture], list[Caveat]]:
-    """Manifests by the files they list, and a caveat for each that cannot be read."""
-    found: dict[Path, RankCapture] = {}
-    unread = []
+def _read_manifests(manifests: Iterable[Path]) -> tuple[list[RankCapture], list[Caveat]]:
+    """Manifests, and a caveat for each that cannot be used."""
+    found, caveats = [], []
     for path in sorted(manifests):
         try:
-            capture = RankCapture(path.parents[2], path.parent.name, read_manifest(path))
+            manifest = read_manifest(path)
         except TraceError as error:
-            unread.append(Caveat("manifest_unreadable", f"{error}; its capture is read without it", file=str(path)))
+            caveats.append(Caveat("manifest_unreadable", f"{error}; its capture is read without it", file=str(path)))
             continue
-        found |= {artifact.resolve(): capture for artifact in capture.artifacts if capture.rank >= 0}
-    return found, unread
+        if (named := _NAMED_RANK.fullmatch(path.stem)) and int(named[1]) != manifest.rank:
+            caveats.append(contradiction(path, f"it is of rank {manifest.rank}, by its name of rank {named[1]}"))
+            continue
+        found.append(RankCapture(path.parents[2], path.parent.name, manifest))
+    return found, caveats
 
 
-def _with_ranks(files: list[tuple[Path, Source]], manifests: dict[Path, RankCapture], root: Path) -> list[Capture]:
-    captures, unnamed = [], []
+def contradiction(manifest: Path, text: str) -> Caveat:
+    """The caveat about a manifest that is not used because it contradicts the capture."""
+    return Caveat("manifest_contradicts", f"{manifest} is not used: {text}", file=str(manifest))
+
+
+def _by_artifact(manifests: Iterable[RankCapture]) -> tuple[dict[Path, RankCapture], list[Caveat]]:
+    """Manifests by the files they list."""
+    found: dict[Path, RankCapture] = {}
+    caveats = []
+    for manifest in manifests:
+        for path in map(_resolved, manifest.artifacts):
+            first = found.setdefault(path, manifest)
+            # One nsys around a launcher writes one report of several ranks.
+            if first is not manifest and _SUFFIXES.get(_split(path)[1]) != "nsys":
+                caveats.append(contradiction(manifest.path, f"it lists {path}, as {first.path} does"))
+    return found, caveats
+
+
+def _resolved(path: Path) -> Path:
+    """A path without symlinks; one that leads nowhere stays."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # before Python 3.13, a loop is a RuntimeError
+        return path.absolute()
+
+
+def _differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> list[Caveat]:
+    """Caveats on files that manifests list and that are not there, and on files that their manifests do not list."""
+    shown = {(each.manifest.root, each.manifest.folder) for each in captures if each.manifest is not None}
+    present = {(capture.rank, capture.source, _split(capture.path)[0]) for capture in captures}
+    unlisted = {(_resolved(each.path.parent), each.rank): each.path for each in captures if each.manifest is None}
+    ranks = {capture.rank for capture in captures}
+    caveats = []
+    for each in manifests:
+        why = each.manifest.reason or "the manifest gives no reason"
+        for kind in _SOURCES if each.manifest.status != "missed" else ():
+            if path := unlisted.get((_resolved(each.root / kind / each.folder), each.rank)):
+                status = f", because the capture {each.manifest.status}: {why}" if each.manifest.status == "failed" else ""
+                caveats.append(contradiction(each.path, f"it does not list {path}{status}"))
+        if shown and (each.root, each.folder) not in shown:
+            continue
+        for profiler in each.manifest.profilers:
+            listed = [each.root / artifact.path for artifact in profiler.artifacts]
+            # A file that was packed or moved since has kept its name.
+            named = {(each.rank, _SOURCES.get(profiler.name), _split(path)[0]) for path in listed}
+            if listed and named.isdisjoint(present) and not any(map(os.path.exists, listed)):
+                text = f"{each.path} lists {listed[0]}, which is not there"
+                caveats.append(Caveat("captures_missing", text, (each.rank,), str(each.path)))
+        if shown and each.rank not in ranks and not each.artifacts and each.manifest.status in ("failed", "missed"):
+            caveats.append(Caveat("captured_nothing", f"nothing was captured: {why}", (each.rank,)))
+    return caveats
+
+
+def _with_ranks(
+    files: list[tuple[Path, Source]], manifests: dict[Path, RankCapture], root: Path
+) -> tuple[list[Capture], list[Caveat]]:
+    """Captures with their ranks and manifests, and a caveat for each manifest of another rank than its capture."""
+    captures, unnamed, caveats = [], [], []
     for path, source in files:
-        manifest = manifests.get(path.resolve())
+        manifest = manifests.get(_resolved(path))
         named = _rank(path, source, manifest, root)
+        if manifest is not None and named is not None and named[0] != manifest.rank:
+            caveats.append(contradiction(manifest.path, f"it is of rank {manifest.rank}, and {path} of rank {named[0]}"))
+            manifest = None
         together = _ranks_in(path) if source == "nsys" else []
         if len(together) > 1:  # one nsys around a launcher: its report holds all ranks that it started
             captures += [
@@ -175,7 +310,7 @@ def _with_ranks(files: list[tuple[Path, Source]], manifests: dict[Path, RankCapt
         taken = {capture.rank for capture in captures if capture.source == source}
         free = (rank for rank in itertools.count() if rank not in taken)
         captures += [Capture(path, source, next(free), "order", manifest) for path, kind, manifest in unnamed if kind == source]
-    return captures
+    return captures, caveats
 
 
 def _ranks_in(path: Path) -> list[int]:
@@ -213,7 +348,7 @@ def _newest(captures: list[Capture], root: Path) -> tuple[list[Capture], list[Ca
     caveats = []
     for source in sorted({capture.source for capture in captures}):
         mine = [capture for capture in captures if capture.source == source]
-        times = {capture.path: (capture.path.stat().st_mtime_ns, str(capture.path)) for capture in mine}
+        times = {capture.path: (modified_ns(capture.path), str(capture.path)) for capture in mine}
         ranks = {capture.rank for capture in mine}
         windows = {(capture.manifest.root, capture.manifest.folder) for capture in mine if capture.manifest is not None}
         if len(mine) > len(ranks) or len(windows) > 1:
@@ -235,7 +370,7 @@ def _newest(captures: list[Capture], root: Path) -> tuple[list[Capture], list[Ca
 
 def _skipped(source: Source, shown: Path, skipped: list[Capture], root: Path) -> Caveat:
     """The folder shown, the others, and how to see one of those."""
-    others = {capture.path.parent: capture.path.stat().st_mtime_ns for capture in skipped if capture.path.parent != shown}
+    others = {capture.path.parent: modified_ns(capture.path) for capture in skipped if capture.path.parent != shown}
     names = [str(folder.relative_to(root)) for folder in sorted(others, key=lambda folder: others[folder], reverse=True)]
     captures = "capture" if len(skipped) == 1 else "captures"
     text = f"showing {shown.relative_to(root)}, the newest; {len(skipped)} older {source} {captures} skipped"
@@ -251,7 +386,7 @@ def _newer_nothing(written: list[Path], captures: list[Capture]) -> list[Caveat]
     Not for a restart past the window: it misses the window that it finds captured.
     """
     shown = {capture.manifest.folder.partition(".")[0] for capture in captures if capture.manifest is not None}
-    newest = max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
+    newest = max(written, key=modified_ns, default=None)
     if newest is None or not shown or newest.parent.name.partition(".")[0] in shown:
         return []
     try:

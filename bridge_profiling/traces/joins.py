@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column, text_column
-from bridge_profiling.traces.types import Caveat, ProcessGroup, RankInfo
+from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo
 
 #: Bytes of an element, by torch's name of its type.
 _ELEMENT_BYTES = {
@@ -58,21 +58,59 @@ class Launches:
     end_ns: Integers
     thread: Integers
     issued_ns: Integers  # start of the call, else of the event: it decides the iteration
+    ambiguous: int  # events whose correlation several launches or several kernels have, so that their launch is unknown
 
 
 def launch_of(
     correlation: Integers,
     start_ns: Integers,
     *,
+    kernel: NDArray[np.bool_],
     calls: Integers,
     call_start_ns: Integers,
     call_end_ns: Integers,
     call_thread: Integers,
+    launches_one: NDArray[np.bool_],
 ) -> Launches:
-    """The launch of each device event. `calls` are the correlations of the runtime calls."""
+    """The launch of each device event.
+
+    Args:
+        correlation: of the device events.
+        start_ns: of the device events.
+        kernel: which of them are kernels.
+        calls: correlations of the runtime calls.
+        call_start_ns: when they start.
+        call_end_ns: when they end.
+        call_thread: their threads.
+        launches_one: which calls launch one kernel each; others, such as a graph's, launch many.
+    """
     row = rows_by_key(calls, correlation)
+    ambiguous = _ambiguous(correlation, row, kernel, calls, launches_one)
+    if ambiguous.any():
+        row = np.where(ambiguous, -1, row)
     launched_ns = taken(call_start_ns, row)
-    return Launches(launched_ns, taken(call_end_ns, row), taken(call_thread, row), np.where(row >= 0, launched_ns, start_ns))
+    issued_ns = np.where(row >= 0, launched_ns, start_ns)
+    return Launches(launched_ns, taken(call_end_ns, row), taken(call_thread, row), issued_ns, int(ambiguous.sum()))
+
+
+def _ambiguous(
+    correlation: Integers, row: Integers, kernel: NDArray[np.bool_], calls: Integers, launches_one: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Which events have a correlation that is not theirs alone, as profilers give it: only damage makes it so."""
+    found = np.zeros(len(row), bool)
+    if not len(calls):
+        return found
+    launches = np.sort(calls[launches_one & (calls != NULL) & (calls != 0)])
+    twice = launches[1:][launches[1:] == launches[:-1]]
+    if len(twice):
+        found |= np.isin(correlation, twice)
+    launched = kernel & (row >= 0) & launches_one[row]
+    return found | (launched & (np.bincount(row[launched], minlength=len(calls))[row] > 1))
+
+
+def launches_one(name: str) -> bool:
+    """Whether a runtime call of that name launches one kernel."""
+    return "LaunchKernel" in name
 
 
 @dataclass(frozen=True)
@@ -216,7 +254,7 @@ def ranks_of(text: str | None) -> tuple[int, ...] | None:
         found = json.loads(text or "")
     except ValueError:
         return None
-    return tuple(found) if isinstance(found, list) and found and all(isinstance(rank, int) for rank in found) else None
+    return tuple(found) if isinstance(found, list) and found and all(type(rank) is int for rank in found) else None
 
 
 def collective_columns(
@@ -261,6 +299,17 @@ def _sequence_in_group(group: Integers, order_key: Integers) -> Integers:
     sequence = np.empty(len(group), dtype=np.int64)
     sequence[order] = position
     return sequence
+
+
+def add_lost(info: RankInfo, lost: LostRecords, ambiguous: int) -> None:
+    """Record what a capture lost, and say so if that is too much to judge its rank."""
+    info.lost = lost
+    if ambiguous:
+        text = f"{ambiguous} device events have a correlation that is not theirs alone: their launches are unknown"
+        info.add_caveat("correlations_repeated", text)
+    if not info.judged:
+        text = f"{lost.device:,} of its {lost.of_device:,} device events could not be used, so rank {info.rank} is not judged"
+        info.error = f"{info.error}; {text}" if info.error else f"{info.files[0]}: {text}"
 
 
 def trace_caveats(info: RankInfo, tables: Mapping[str, pa.Table], marks: str) -> list[Caveat]:

@@ -63,6 +63,9 @@ HOST_EVENTS = pa.schema(
         ("end_ns", pa.int64()),
         ("correlation", pa.int64()),  # of a runtime call: joins device_events.correlation
         ("operator", pa.int64()),  # of an operator or annotation: its id. Of a runtime call: the operator it ran in
+        # Autograd's sequence number: the same of a forward operator and of the backward operator that belongs to it. Operators
+        # inside either may have it too. Null when not recorded.
+        ("sequence", pa.int64()),
         ("shapes", NAME),  # of an operator: JSON text of its inputs' dimensions, "[[2048,1,2048],[]]"; null when not recorded
         ("stack", NAME),  # Python call stack as the profiler wrote it, innermost frame first, ";" or newline between frames
     ]

@@ -39,9 +39,13 @@ class ProcessGroup:
     ranks: tuple[int, ...]  # global ranks in the group's order; empty when the trace lists none
 
 
+#: Share of its device events that a capture can lose and still be judged.
+_LOST_SHARE = 0.01
+
+
 @dataclass(frozen=True)
 class LostRecords:
-    """Records of a capture that could not be used."""
+    """Records of a capture that could not be used. Device work counts too when its launch is ambiguous."""
 
     total: int = 0  # of any kind
     device: int = 0  # of device work among them
@@ -69,6 +73,11 @@ class RankInfo:
     caveats: list[Caveat] = field(default_factory=list)  # what this capture cannot show; their `ranks` are empty
     partial: bool = False  # the file is cut off, or its manifest says that the capture is incomplete
     error: str | None = None  # why the file could not be read to its end; the tables hold what could be read
+
+    @property
+    def judged(self) -> bool:
+        """Whether so little of the device work is lost that the rest shows what the rank did."""
+        return self.lost.device <= _LOST_SHARE * self.lost.of_device
 
     def add_caveat(self, code: str, text: str) -> None:
         """Append a caveat about this rank."""

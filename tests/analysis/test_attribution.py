@@ -1,10 +1,257 @@
-"""The step's budget: parts that add up to the median iteration, whichever way it is cut."""
+"""Where the time of an iteration goes: sets of intervals, iterations, idle gaps, and the budget that adds up."""
 
+from statistics import median
+
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bridge_profiling.analysis.attribution.idle import Cause
-from bridge_profiling.analysis.attribution.parts import BY_CAUSE, PART_OF_CAUSE, attribution
+from bridge_profiling.analysis.attribution.device import Windows, device_work
+from bridge_profiling.analysis.attribution.idle import PROMPT_NS, Cause, gaps
+from bridge_profiling.analysis.attribution.parts import BY_CAUSE, PART_OF_CAUSE, attribution, steady, typical_iteration
+from bridge_profiling.analysis.intervals import parents, union
+from bridge_profiling.analysis.session import RankQuestions
+from tests.analysis.ranks_in_hand import answer, rank, values, work
+
+_BOUND = 40
+_RANGES = st.lists(st.tuples(st.integers(-_BOUND, _BOUND), st.integers(-_BOUND, _BOUND)), max_size=12)
+#: The same near the largest times there are: nanoseconds since 1970 fill 61 bits.
+_OFFSETS = st.sampled_from([0, 1_795_177_822_134_345_236])
+
+
+def _arrays(ranges, offset=0):
+    pairs = np.array(ranges, np.int64).reshape(-1, 2) + offset
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _points(ranges):
+    return {point for start, end in ranges for point in range(start, end)}
+
+
+def _members(intervals, offset=0):
+    return _points(list(zip((intervals.start_ns - offset).tolist(), (intervals.end_ns - offset).tolist(), strict=True)))
+
+
+@given(_RANGES, _RANGES, _OFFSETS)
+def test_sets_of_intervals_are_sets_of_their_points(mine, theirs, offset):
+    a, b = union(*_arrays(mine, offset)), union(*_arrays(theirs, offset))
+    assert _members(a, offset) == _points(mine)
+    assert a.total_ns == len(_points(mine))
+    # In order, without empty ones, and those that touch are one.
+    assert (a.end_ns > a.start_ns).all()
+    assert (a.start_ns[1:] > a.end_ns[:-1]).all()
+    assert _members(a & b, offset) == _points(mine) & _points(theirs)
+    assert _members(a - b, offset) == _points(mine) - _points(theirs)
+    assert _members(a | b, offset) == _points(mine) | _points(theirs)
+    assert a.within_ns(*_arrays(theirs, offset)).tolist() == [len(_points(mine) & _points([each])) for each in theirs]
+
+
+def _naive_parents(threads, ranges):
+    """Walk each thread with a stack of open ranges."""
+    order = sorted(range(len(ranges)), key=lambda row: (threads[row], ranges[row][0], -ranges[row][1], row))
+    found, stack = [-1] * len(ranges), []
+    for row in order:
+        while stack and (threads[stack[-1]] != threads[row] or ranges[stack[-1]][1] <= ranges[row][0]):
+            stack.pop()
+        found[row] = stack[-1] if stack else -1
+        stack.append(row)
+    return found
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, _BOUND), st.integers(0, 20)), max_size=30))
+def test_parents_of_any_ranges_are_the_innermost_open_ones(rows):
+    threads, ranges = [row[0] for row in rows], [(row[1], row[1] + row[2]) for row in rows]
+    assert parents(np.array(threads, np.int64), *_arrays(ranges)).tolist() == _naive_parents(threads, ranges)
+
+
+def _found(ranges, *events, boundary=None):
+    """The iterations from 9 on, in nanoseconds of the host."""
+    marks = [
+        {"iteration": 9 + place, "start_ns": start, "end_ns": end, "boundary": bool(boundary and boundary[place])}
+        for place, (start, end) in enumerate(ranges)
+    ]
+    table = answer(rank(iterations=marks, device_events=list(events)), "iterations")
+    return table.add_column(0, "rank", pa.array([0] * len(table), pa.int32())).add_column(
+        0, "source", [["kineto"] * len(table)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "durations_us", "compute_us"),
+    [
+        # The host is done with iteration 9 when the device has hardly begun it.
+        ([work("compute", 500, 5500, 100, iteration=9), work("compute", 5500, 10_500, 1100, iteration=10)], [5.5, 5], [5, 5]),
+        # Communication that runs on into the next iteration does not move its beginning.
+        (
+            [
+                work("compute", 100, 900, 50, iteration=9),
+                work("communication", 900, 1500, 60, iteration=9, stream=20),
+                work("compute", 1100, 1900, 1050, iteration=10),
+            ],
+            [1, 1],
+            [0.8, 0.8],
+        ),
+    ],
+)
+def test_an_iteration_has_what_was_launched_in_it(events, durations_us, compute_us):
+    found = _found([(0, 1000), (1000, 2000)], *events)
+    assert values(found, "duration_us", "compute_us") == list(zip(durations_us, compute_us, strict=True))
+    assert found["end_ns"][0] == found["start_ns"][1]
+
+
+def test_time_between_iterations_belongs_to_none_and_one_without_work_is_all_idle():
+    found = _found([(0, 1000), (5000, 6000)], work("compute", 2000, 3000, 1500))
+    assert values(found, "duration_us", "compute_us", "idle_us", "launch_starved_us") == [(1, 0, 1, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "counted", "codes"),
+    [
+        ([True, False, False, True], [1, 2], []),
+        ([True, False, False], [1, 2], []),
+        ([True, False], [0, 1], ["few_iterations"]),
+        ([True, True, True], [0, 1, 2], ["no_steady_iteration"]),
+    ],
+)
+def test_boundary_iterations_are_left_out_of_medians_where_three_were_captured(boundaries, counted, codes):
+    table = _found([(place * 1000, place * 1000 + 100 * 2**place) for place in range(len(boundaries))], boundary=boundaries)
+    assert [row["iteration"] - 9 for row in steady(table.to_pylist())] == counted
+    expected = (len(counted), pytest.approx(median(2**place / 10 for place in counted)))
+    found = typical_iteration(table)
+    assert values(found.table, "iterations", "duration_us") == [expected]
+    assert [caveat.code for caveat in found.caveats] == codes
+
+
+def test_without_iterations_there_is_no_typical_one():
+    table = _found([], work("compute", 0, 10))
+    assert table.num_rows == typical_iteration(table).table.num_rows == 0
+
+
+def _gaps(start_ns, end_ns, *events, **tables):
+    found = rank(device_events=list(events), **tables)
+    window = Windows(np.array([0], np.int32), np.array([False]), np.array([start_ns]), np.array([end_ns]))
+    work_done = device_work(found.device_events)
+    return gaps(found.device_events, found.host_events, found["synchronizations"], work_done, window)
+
+
+def _sets(found):
+    def pairs(part):
+        return list(zip(part.start_ns.tolist(), part.end_ns.tolist(), strict=True))
+
+    return pairs(found.launch_starved), pairs(found.blocked), pairs(found.dependency_stalled)
+
+
+@pytest.mark.parametrize(
+    ("wait", "memset", "blocked"),
+    [
+        (None, False, False),
+        ({}, False, True),
+        # Recorded before the communication was enqueued, the event says nothing about it.
+        ({"producer_correlation": 2}, False, False),
+        # A wait enqueued after the kernel does not hold the kernel.
+        ({"correlation": 8}, False, False),
+        # It holds everything enqueued behind it on its stream.
+        ({}, True, True),
+    ],
+)
+def test_communication_on_another_stream_blocks_only_what_waits_for_it(wait, memset, blocked):
+    events = [
+        work("compute", 0, 10, -9, correlation=1),
+        work("communication", 5, 45, -8, stream=20, correlation=2),
+        *([work("memset", 46, 47, -5, correlation=6)] if memset else []),
+        work("compute", 50, 60, -5, correlation=7),
+    ]
+    recorded = {"kind": "stream_wait_event", "stream": 7, "start_ns": -6, "end_ns": -6, "correlation": 5}
+    recorded |= {"producer_stream": 20, "producer_correlation": 3}
+    found = _gaps(0, 60, *events, synchronizations=[] if wait is None else [recorded | wait])
+    assert _sets(found) == (([], [(10, 50)], []) if blocked else ([], [], [(10, 50)]))
+
+
+@pytest.mark.parametrize(
+    ("called_ns", "start_ns", "blocked"),
+    [
+        (-70, 50, True),
+        # It was made to wait before the communication was launched: for something else.
+        (-85, 50, False),
+        (-70, 45 + PROMPT_NS, True),
+        # Long after the communication was over, it is not what the kernel waited for.
+        (-70, 45 + PROMPT_NS + 1, False),
+    ],
+)
+def test_unrecorded_waits_are_inferred_from_the_call_and_from_a_prompt_start(called_ns, start_ns, blocked):
+    events = [
+        work("compute", 0, 10, -90),
+        work("communication", 5, 45, -80, stream=20),
+        work("compute", start_ns, start_ns + 10, -50),
+    ]
+    call = {"category": "runtime", "name": "cudaStreamWaitEvent", "start_ns": called_ns, "end_ns": called_ns + 1}
+    found = _sets(_gaps(0, start_ns + 10, *events, host_events=[call]))
+    assert found == (([], [(10, start_ns)], []) if blocked else ([], [], [(10, start_ns)]))
+
+
+def test_without_iterations_the_whole_capture_is_one_row():
+    tables = rank(device_events=[work("compute", 0, 1000, -5), work("compute", 5000, 6000, 4000)])
+    names = ("iteration", "duration_us", "non_compute_us", "launch_starved_us")
+    assert values(answer(tables, "idle_gaps"), *names) == [(None, 6.0, 4.0, 3.0)]
+
+
+@pytest.mark.parametrize(("stream", "caveats"), [(7, []), (20, ["stream_waits_unrecorded"])])
+def test_unrecorded_waits_between_streams_have_a_caveat(stream, caveats):
+    tables = rank(device_events=[work("compute", 0, 10), work("compute", 20, 30, stream=stream)])
+    assert [caveat.code for caveat in RankQuestions(tables).answer("idle_gaps").caveats] == caveats
+
+
+def _in_order(rows):
+    """Events of which none begins before the one before it on its stream is over, as devices have them."""
+    over: dict[int, int] = {}
+    events = []
+    for kind, stream, gap, length, lead in rows:
+        start = over.get(stream, 0) + gap
+        over[stream] = start + length
+        events.append(work(kind, start, start + length, None if lead is None else start - lead, stream=stream))
+    return sorted(events, key=lambda event: event["start_ns"])
+
+
+_KINDS = st.sampled_from(["compute", "compute", "communication", "memcpy"])
+_LEADS = st.none() | st.integers(0, 30)
+_EVENTS = st.lists(st.tuples(_KINDS, st.integers(0, 2), st.integers(0, 12), st.integers(0, 8), _LEADS), max_size=12)
+
+
+def _naive(events, start_ns, end_ns):
+    """Every nanosecond judged by itself."""
+    computes = [event for event in events if event["kind"] == "compute" and event["end_ns"] > event["start_ns"]]
+    never = -(10**6)
+    found: tuple[list[int], ...] = ([], [], [])
+    for now in range(start_ns, end_ns):
+        if any(event["start_ns"] <= now < event["end_ns"] for event in computes):
+            continue
+        following = [event for event in computes if now < event["start_ns"] < end_ns]
+        if not following:
+            found[0].append(now)
+            continue
+        kernel = min(following, key=lambda event: (event["start_ns"], event.get("launch_end_ns", never)))
+        begin = max([start_ns, *(event["end_ns"] for event in computes if event["end_ns"] <= now)])
+        before = [event["end_ns"] for event in events[: events.index(kernel)] if event["stream"] == kernel["stream"]]
+        starved, blocked = now < kernel.get("launch_end_ns", never), max(before, default=never) > begin
+        found[0 if starved else 1 if blocked else 2].append(now)
+    return found
+
+
+@given(_EVENTS, st.lists(st.integers(-3, 120), min_size=2, max_size=6))
+def test_the_parts_are_those_of_a_judgement_nanosecond_by_nanosecond(rows, cuts):
+    events = _in_order(rows)
+    end_ns = max((event["end_ns"] for event in events), default=0) + 5
+    found = _gaps(-3, end_ns, *events)
+    points = [[point for start, end in pairs for point in range(start, end)] for pairs in _sets(found)]
+    assert tuple(points) == _naive(events, -3, end_ns)
+    # The parts of any window add up to its time without compute.
+    cuts = [min(cut, end_ns) for cut in sorted(cuts)]
+    start, end = np.array(cuts[:-1], np.int64), np.array(cuts[1:], np.int64)
+    parts = sum(part.within_ns(start, end) for part in (found.launch_starved, found.blocked, found.dependency_stalled))
+    compute = device_work(rank(device_events=events).device_events).compute
+    assert parts.tolist() == (end - start - compute.within_ns(start, end)).tolist()
 
 
 def _attributed(*durations_us, boundary=None, lost_us=None, cause=Cause.data_loading, waiting_us=None):

@@ -1,15 +1,25 @@
-"""What changed between two runs: injected changes are found with their size, and nothing else is."""
+"""What changed between two runs or along many: injected changes are found with their size, and intervals hold the truth."""
 
 import json
+import math
 
+import numpy as np
 import pytest
 
 from bridge_profiling.analysis.compare import changed, compare
-from bridge_profiling.analysis.compare import steps as compare_steps
 from bridge_profiling.analysis.compare.events import EventSide, comparable, without_arguments
+from bridge_profiling.analysis.compare.series import compare_series
+from bridge_profiling.analysis.compare.statistics import (
+    change_of_mean,
+    change_of_median,
+    median_of,
+    slope_of,
+    t_quantile,
+    welch_p,
+)
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.report.series_view import series_view
 from tests.analysis.compared_runs import WrittenRun
-from tests.analysis.ranks_in_hand import values
 
 GEMM, SOFTMAX = [300.0, 300.0], [50.0]
 
@@ -57,20 +67,6 @@ def test_the_parts_add_up_to_the_change_of_the_median_to_rounding(compared):
     assert found.step.us.change == found.profiled.change == pytest.approx(80, abs=4)
     assert found.by_cause["outlying_iterations_us"].change == pytest.approx(-1000, rel=0.05)
     assert found.explains_most[0] == "host_launch_us"
-
-
-def test_a_run_compared_with_itself_finds_nothing(tmp_path, run_of):
-    run = run_of(WrittenRun(unprofiled_ms=[5.0, 6.0, 7.0]).write(tmp_path / "run"))
-    found = compare(run, run)
-    assert (found.empty, found.same_work, found.step.verdict, found.regressed(0.0)) == (True, True, "unchanged", False)
-    assert json.loads(found.to_json())["kernels"] == []
-
-
-def test_two_runs_that_differ_by_noise_alone_are_unchanged(compared):
-    found = compared(WrittenRun(noise_us=30), WrittenRun(noise_us=30, seed=2))
-    assert found.step.verdict == "unchanged"
-    assert found.step.us.low < 0 < found.step.us.high
-    assert not words(found)
 
 
 def test_two_iterations_give_numbers_and_no_verdict(compared):
@@ -121,22 +117,6 @@ def test_what_is_not_the_same_work_is_said_first(compared):
     assert sorted(found.ranks["rank"].to_pylist()) == [0, 1]
 
 
-def test_the_iterations_at_the_profilers_edges_are_left_out(compared, monkeypatch):
-    original = compare_steps.parts_of_iterations
-    edges = lambda *tables: [row | {"boundary": row["iteration"] in (10, 15)} for row in original(*tables)]  # noqa: E731
-    monkeypatch.setattr(compare_steps, "parts_of_iterations", edges)
-    found = compared(WrittenRun(slow={0: 900.0}), WrittenRun(slow={5: 900.0}, seed=2))
-    assert found.step.samples == (4, 4)
-    assert abs(found.by_cause["host_launch_us"].change) < 5
-
-
-def test_captures_without_iterations_are_compared_as_wholes(compared):
-    found = compared(*(WrittenRun(iterations=1, kernels={"gemm": times}, marked=False) for times in (GEMM, [450.0, 450.0])))
-    assert (found.step, found.profiled, found.by_cause) == (None, None, {})
-    assert words(found) == {"gemm": "slower"}
-    assert any("no marked iterations" in each for each in found.limitations)
-
-
 # The same kernels, as Kineto and as nsys demangle them.
 @pytest.mark.parametrize(
     ("kineto", "nsys"),
@@ -170,16 +150,145 @@ def test_communication_is_compared_by_operation_where_one_side_knows_no_groups()
     assert comparable(known, known) == (known, known)
 
 
-# Reads eight ranks.
-@pytest.mark.integration
-def test_overlap_splits_the_same_gradients_into_more_messages(real):
-    """Real captures, of two iterations each: too few for a confidence, enough to say what changed."""
-    base, other = real("kineto/tp2_dp2"), real("kineto/tp2_dp2_overlap")
-    found = compare(base, other)
-    assert (found.step.verdict, found.same_work, found.explains_most[0]) == ("unknown", True, "waiting_us")
-    assert found.step.us.change == pytest.approx(18_745, rel=0.01)
-    assert sum(part.change for part in found.by_cause.values()) == pytest.approx(found.step.us.change, abs=1e-3)
-    moved = found.communication.take([place for place, each in enumerate(found.communication["change"].to_pylist()) if each])
-    assert sorted(values(moved, "operation", "base_count", "other_count")) == [("all_gather", 1, 6), ("reduce_scatter", 1, 6)]
-    assert dict(values(moved, "operation", "change_bytes"))["reduce_scatter"] == 0
-    assert compare(base, base).empty
+# Table of any textbook.
+@pytest.mark.parametrize(
+    ("probability", "freedom", "value"),
+    [(0.975, 1, 12.7062), (0.975, 30, 2.0423), (0.995, 2, 9.9248), (0.95, 10, 1.8125), (0.975, math.inf, 1.96)],
+)
+def test_quantiles_are_those_of_the_tables(probability, freedom, value):
+    assert t_quantile(probability, freedom) == pytest.approx(value, abs=5e-5)
+    assert t_quantile(1 - probability, freedom) == pytest.approx(-value, abs=5e-5)
+
+
+@pytest.mark.parametrize("counts", [(3, 3), (12, 7)])
+def test_an_interval_of_medians_holds_the_truth_as_often_as_it_says(counts):
+    """Of iterations with a slow one now and then; the true change is 7."""
+    chance = np.random.default_rng(11)
+
+    def draw(count, center):
+        return (center + chance.normal(0, 3, count) + (chance.random(count) < 0.1) * 200).tolist()
+
+    trials = [change_of_median(draw(counts[0], 100), draw(counts[1], 107)) for _ in range(150)]
+    assert sum(each.low <= 7 <= each.high for each in trials) >= 0.92 * len(trials)
+
+
+def test_neighbours_that_are_alike_count_for_less():
+    """A machine that drifts slowly: independent samples' intervals would hold the truth half of the time."""
+    chance = np.random.default_rng(5)
+
+    def drift():
+        values = [chance.normal(0, 1)]
+        for step in chance.normal(0, 1, 59):
+            values.append(0.8 * values[-1] + step)
+        return [100 + value for value in values]
+
+    trials = [change_of_median(drift(), drift()) for _ in range(100)]
+    assert sum(each.low <= 0 <= each.high for each in trials) >= 0.88 * len(trials)
+
+
+def test_two_samples_of_a_side_say_nothing_about_confidence():
+    change = change_of_median([1.0, 2.0], [5.0, 6.0, 7.0])
+    assert (change.change, change.low, change.high, change.significant) == (4.5, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [([3.0, 1.0, 2.0, 5.0], [3.0, 1.0, 2.0, 5.0], (0, False, 1.0)), ([1.0] * 3, [2.0] * 3, (1, True, 0.0))],
+)
+def test_equal_samples_are_certainly_alike_or_certainly_different(first, second, expected):
+    change = change_of_median(first, second)
+    assert (change.change, change.significant, pytest.approx(welch_p(first, second))) == expected
+
+
+def test_welch_is_that_of_its_worked_example():
+    """Ten of mean 19.4 and twenty of mean 21.6: t = -2.22, 24.5 degrees of freedom, p = 0.036.
+
+    https://en.wikipedia.org/wiki/Welch%27s_t-test, the third example.
+    """
+    first = np.array([198, 204, 196, 178, 185, 189, 183, 189, 195, 220]) / 10
+    second = np.array([282, 266, 201, 233, 252, 221, 177, 276, 206, 137, 232, 175, 206, 180, 239, 216, 243, 204, 240, 132]) / 10
+    assert welch_p(first, second) == pytest.approx(0.0360, abs=2e-4)
+    change = change_of_mean(first, second)
+    assert change.significant is True
+    assert change.low < 2.2 < change.high
+
+
+QUIET = [5.0, 5.01, 4.99, 5.02, 5.0]
+
+
+@pytest.fixture
+def series(tmp_path_factory, run_of):
+    return lambda *runs: compare_series([run_of(run.write(tmp_path_factory.mktemp("run"))) for run in runs])
+
+
+def scaled(*factors, **more):
+    return [WrittenRun(unprofiled_ms=[each * factor for each in QUIET], seed=n, **more) for n, factor in enumerate(factors)]
+
+
+@pytest.mark.parametrize(
+    ("factors", "verdicts", "trend"),
+    [
+        ((1, 1, 1, 1, 1), ["unchanged"] * 4, "contains zero"),
+        ((1, 1.02, 1.04, 1.06, 1.08, 1.1), ["slower"] * 5, 100),
+        # A jump is no slope, though a line through it rises.
+        ((1, 1, 1, 1.1, 1.1, 1.1), ["unchanged", "unchanged", "slower", "unchanged", "unchanged"], "one jump fits"),
+        ((1, 0.8, 0.7, 0.6), ["faster"] * 3, "a trend needs 5 runs"),
+    ],
+)
+def test_runs_that_changed_and_a_slope_only_where_there_is_one(series, factors, verdicts, trend):
+    found = series(*scaled(*factors))
+    assert [run.against_previous.step.verdict for run in found.runs[1:]] == verdicts
+    assert found.runs[-1].against_first.step.us.speedup == pytest.approx(1 / factors[-1])
+    text = " ".join(series_view(found).verdict.sentences)
+    if isinstance(trend, str):
+        assert (found.trend, trend in found.no_trend, "Trend" in text) == (None, True, False)
+    else:
+        assert (found.trend.value, 0 < found.trend.low <= found.trend.high) == (pytest.approx(trend), True)
+        assert "Trend over 6 runs: +0.1 ms per run" in text
+
+
+def test_medians_of_all_runs_are_of_one_kind_of_iterations(series):
+    """One night without manifests: nothing of it is set against iterations that no profiler slowed down."""
+    found = series(*scaled(1, 1), WrittenRun(host_us=300, seed=7))
+    assert found.evidence == "profiled"
+    assert found.runs[0].step_us.value < 1000
+    assert {run.against_first.step.evidence for run in found.runs[1:]} == {"profiled"}
+    assert "has no iterations without profiling" in found.limitations[0]
+    assert json.loads(found.to_json())["runs"][2]["against_previous"]["step"]["verdict"] == "slower"
+
+
+def test_a_run_without_iterations_leaves_the_others_comparable(series):
+    found = series(*scaled(1, 1.1), WrittenRun(iterations=1, marked=False))
+    assert (found.evidence, found.runs[2].step_us, found.runs[2].against_first.step) == ("unprofiled", None, None)
+    assert found.runs[1].against_previous.step.verdict == "slower"
+    view = series_view(found)
+    assert view.verdict.headline.startswith("It is unknown whether run 3 is slower or faster than run 1: the iteration times")
+    assert view.verdict.sentences[-1].startswith("It is unknown whether run 3 differs")
+    (table,) = view.sections[0].tables
+    assert [row[2].text for row in table.rows] == ["5.00 ± 0.02", "5.50 ± 0.02", "–"]
+
+
+def test_medians_are_of_the_ranks_that_all_runs_with_iterations_captured(series):
+    found = series(*(WrittenRun(ranks=ranks, unprofiled_ms=QUIET) for ranks in (2, 1)), WrittenRun(iterations=1, marked=False))
+    assert (found.runs[0].step_us, found.runs[0].parts) == (found.runs[1].step_us, found.runs[1].parts)
+
+
+def test_two_runs_are_no_series(series):
+    with pytest.raises(ProfilingConfigError, match="a series of 2 runs"):
+        series(*scaled(1, 1))
+
+
+def test_the_interval_of_a_median_covers_it_as_often_as_it_says():
+    chance = np.random.default_rng(1)
+    found = [median_of(chance.normal(10, 1, 30)) for _ in range(400)]
+    assert sum(each.low <= 10 <= each.high for each in found) / 400 == pytest.approx(0.95, abs=0.035)
+    assert median_of([1.0, 2.0]).low is None
+
+
+def test_a_slope_between_two_groups_is_the_difference_of_their_means():
+    values = [3.0, 4.0, 6.0]
+    found = slope_of(values)
+    assert found.value == pytest.approx(1.5)
+    # Least squares by numpy: the same slope, and residuals of 1/6, -1/3, 1/6 with one degree of freedom.
+    assert found.high - found.value == pytest.approx(12.706 * (1 / 6 / 2) ** 0.5, rel=1e-3)
+    assert change_of_mean(values, values).speedup == 1

@@ -92,19 +92,6 @@ def _leaking(iterations, leak):
     return made
 
 
-def test_a_leak_shows_as_growth_and_at_its_site(tmp_path):
-    marks = [
-        {"iteration": number, "start_ns": (1 + number) * 10 * S, "end_ns": (2 + number) * 10 * S - 1} for number in range(5)
-    ]
-    found = _recorded(tmp_path, allocations=_leaking(5, 2 * MIB), iterations=marks)
-    assert found.summary["growth_bytes_per_iteration"].to_pylist() == [4 * 2 * MIB]
-    assert found.growth["change_bytes"].to_pylist() == [None, *[8 * MIB] * 4]
-    grown = dict(values(found.sites, "site", "growth_bytes_per_iteration"))
-    assert grown.pop("keep /home/me/train.py:77") == 8 * MIB
-    assert set(grown.values()) == {0}
-    assert found.caveats == ()
-
-
 def test_iterations_that_nothing_marks_are_inferred_from_what_recurs(tmp_path):
     found = _recorded(tmp_path, allocations=_leaking(6, 1 * MIB))
     assert values(found.summary, "iterations", "growth_bytes_per_iteration") == [(5, 4 * MIB)]

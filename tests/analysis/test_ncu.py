@@ -11,7 +11,7 @@ import pytest
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Thresholds
-from bridge_profiling.analysis.findings.kernels import function_name, kernel_filter, ncu_command
+from bridge_profiling.analysis.findings.kernels import kernel_filter, ncu_command
 from bridge_profiling.manifest import Manifest, RankCapture
 from bridge_profiling.traces.types import RankInfo
 from tests.planted.cases import CASES
@@ -123,21 +123,6 @@ def test_a_finding_of_a_real_capture_carries_it(tmp_path):
         assert finding.evidence["ncu_command"].startswith("torchrun --nproc-per-node 2 --no-python sh -c ")
         assert "--launch-skip" in finding.evidence["ncu_command"]
         assert finding.evidence["ncu_notes"]
-
-
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [
-        ("void (anonymous namespace)::softmax_warp_forward<float, float, 11, false>(float*, int)", "softmax_warp_forward"),
-        ("void at::native::<unnamed>::cunn_SoftMaxBackwardSmem<(int)4, float>(T2 *)", "cunn_SoftMaxBackwardSmem"),
-        ("std::enable_if<(4)>(2), void>::type fused::kernel<float>(float const*)", "kernel"),
-        ("void scan<at::native::op<long>::operator<(long) const::{lambda(long)#1}, 2>(long*)", "scan"),
-        ("void cut_off_kernel<at::native::BinaryFunctor<float, fl", "cut_off_kernel"),
-        ("", ""),
-    ],
-)
-def test_the_functions_own_name(name, function):
-    assert function_name(name) == function
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_own_time_is_without_operators_inside():
     ]
     found = answer(rank(host_events=events, device_events=launched), "operators")
     expected = [("aten::mm", 2, 7, 7, 4.5, 4.5), ("aten::linear", 1, 4, 10, 0, 4)]
-    assert values(found, "name", "count", "self_us", "total_us", "device_us", "device_total_us") == expected
+    assert values(found, "name", "count", "self_us", "total_us", "device_self_us", "device_total_us") == expected
 
 
 def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_when_asked():

@@ -1,12 +1,323 @@
-"""Who waits for whom, who is slow, and whether it stays the same rank."""
+"""Questions across ranks: which operations are one, how clocks are apart, what communication costs, who waits, who is slow."""
 
 import random
+from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from bridge_profiling.analysis.ranks.matching import RankClocks, match
 from bridge_profiling.analysis.ranks.ranks import verdict
 from tests.analysis.ranks_in_hand import values
-from tests.analysis.simulated_runs import MS, SimulatedRun
+from tests.analysis.simulated_runs import MS, US, SimulatedRun, one_forward_one_backward
+
+
+def _pairs(ranks, clocks, *, iterations=3, seed=0):
+    """Tensor parallelism in pairs, data parallelism over everybody; no two iterations last equally long."""
+    run, chance = SimulatedRun(ranks, offsets_ns=clocks), random.Random(seed)
+
+    def step(_):
+        for layer in range(4):
+            for rank in range(ranks):
+                run.compute(rank, chance.randrange(2 * MS, 6 * MS))
+            for first in range(0, ranks, 2):
+                run.meet([first, first + 1], size=1 << (18 + layer % 2))
+        run.meet(range(ranks), "reduce_scatter", 1 << 28, "DP")
+        run.meet(range(ranks), "all_gather", 1 << 27, "DP")
+
+    return run.iterate(iterations, step)
+
+
+def _matched(run, folder, skip={}, **how):  # noqa: B006
+    """How many matches there are by their number of ranks, all of one operation each, and the codes of the caveats."""
+    connection = run.connected(folder, skip=skip, **how)
+    codes = [caveat.code for caveat in match(connection)]
+    truths = run.truths(skip)
+    rows = connection.execute("select match, rank, collective from matched").fetchall()
+    assert len({(number, truths[rank][place]) for number, rank, place in rows}) == len({number for number, *_ in rows})
+    return dict(Counter(Counter(number for number, *_ in rows).values())), codes
+
+
+@pytest.mark.parametrize(
+    ("run", "how", "matches", "codes"),
+    [
+        # Without the rank not captured.
+        (_pairs(4, {}), {"ranks": [0, 1, 3]}, {2: 12, 3: 6}, ["groups_partly_captured"]),
+        # Where captures that begin within an iteration overlap.
+        (
+            _pairs(4, {1: 40 * MS, 2: -7 * MS}),
+            {"skip": {1: 3, 3: 8}},
+            {2: 9 + 6, 3: 2, 4: 4},
+            ["operations_unmatched", "captures_aligned"],
+        ),
+    ],
+)
+def test_operations_match(tmp_path, run, how, matches, codes):
+    assert _matched(run, tmp_path, **how) == (matches, codes)
+
+
+def test_iterations_of_nearly_one_length_are_distinguished_by_the_ends_of_their_operations(tmp_path):
+    """Steps that differ by 0.1 ms, ends that scatter by 5 us, clocks 40 s apart, nothing marked."""
+    run, chance = SimulatedRun(2, offsets_ns={1: 40_000 * MS}), random.Random(4)
+
+    def step(_):
+        for _ in range(6):
+            for rank in range(2):
+                run.compute(rank, chance.randrange(4_000 * US, 4_020 * US))
+            run.meet([0, 1])
+
+    run.iterate(6, step)
+    for row in [*run.operations[0], *run.operations[1]]:
+        row["end_ns"] += chance.randrange(-5 * US, 5 * US)
+    assert _matched(run, tmp_path, {1: 12}, marked=False)[0] == {2: 24}
+
+
+def test_a_handful_of_operations_that_fit_anywhere_is_left_unmatched(tmp_path):
+    """Clocks of which nothing is known, two operations an iteration that look like those of the next one."""
+    run, chance = SimulatedRun(2, offsets_ns={1: 9_000 * MS}), random.Random(6)
+
+    def step(_):
+        run.compute(0, chance.randrange(90 * MS, 99 * MS))
+        run.meet([0, 1], "reduce_scatter")
+        run.meet([0, 1], "all_gather")
+
+    assert _matched(run.iterate(2, step), tmp_path, {1: 2}, marked=False) == ({}, ["operations_unmatched"])
+
+
+# Not random from run to run: iterations can last equally long by chance.
+@settings(max_examples=12, derandomize=True)
+@given(
+    skips=st.tuples(*[st.integers(0, 11)] * 4),
+    clocks=st.tuples(*[st.integers(-(10**10), 10**10)] * 4),
+    seed=st.integers(0, 1000),
+    marked=st.booleans(),
+)
+def test_whatever_the_clocks_and_wherever_captures_begin_all_that_overlaps_is_matched(
+    tmp_path_factory, skips, clocks, seed, marked
+):
+    run, skip = _pairs(4, dict(enumerate(clocks)), iterations=4, seed=seed), dict(enumerate(skips))
+    held = Counter(truth for truths in run.truths(skip).values() for truth in truths)
+    shared = Counter(count for count in held.values() if count > 1)
+    assert _matched(run, tmp_path_factory.mktemp("run"), skip, marked=marked)[0] == shared
+
+
+_UNMATCHED = ({}, ["operations_unmatched"])
+
+
+@pytest.mark.parametrize(
+    ("operations", "recorded", "expected"),
+    [
+        (("broadcast", "broadcast"), {}, _UNMATCHED),
+        (("all_gather", "all_reduce"), {}, _UNMATCHED),
+        (("all_reduce", "all_gather"), {"message_bytes": 7}, _UNMATCHED),
+        (("all_reduce", "all_gather"), {"group_name": None, "group_ranks": None}, ({}, ["operations_without_group"])),
+    ],
+)
+def test_only_operations_of_one_kind_size_place_and_group_match(tmp_path, operations, recorded, expected):
+    run = SimulatedRun(2)
+    run.iterate(2, lambda _: [run.meet([0, 1], "all_reduce"), run.meet([0, 1], "all_gather")])
+    run.change_operations([0, 1] if "group_name" in recorded else [1], **recorded)
+    for row, operation in zip(run.operations[1], operations * 2, strict=True):
+        row["operation"] = operation
+    assert _matched(run, tmp_path) == expected
+
+
+def test_an_uneven_all_to_all_matches_though_its_messages_differ(tmp_path):
+    run = SimulatedRun(2)
+    run.iterate(2, lambda _: run.meet([0, 1], "all_to_all"))
+    run.change_operations([1], message_bytes=7)
+    assert _matched(run, tmp_path) == ({2: 2}, [])
+
+
+def test_sends_and_kernels_that_send_and_receive_match_those_of_their_peers(tmp_path):
+    run = SimulatedRun(4)
+
+    def step(_):
+        for source, target in ((0, 1), (1, 2), (0, 1), (2, 3), (1, 2), (3, 2), (2, 1)):
+            run.compute(source, 1 * MS)
+            run.send(source, target, range(4))
+        for _ in range(3):
+            run.compute(0, 2 * MS)
+            run.exchange(0, 1)
+
+    # An exchange is two transfers, one in each direction.
+    assert _matched(run.iterate(3, step), tmp_path) == ({2: 3 * (7 + 2 * 3)}, [])
+
+
+def test_clocks_learnt_from_pairs_relate_ranks_that_form_none():
+    clocks = RankClocks()
+    for one, other, apart_ns in ((1, 2, 300), (5, 4, -7), (4, 2, 1000)):
+        clocks.learn(one, other, apart_ns)
+    assert [clocks.apart_ns(*pair) for pair in ((5, 1), (1, 5), (1, 9))] == [-7 + 1000 - 300, 7 - 1000 + 300, None]
+
+
+def _chain(clocks, ranks):
+    """Groups of neighbours only: the first and the last rank share none."""
+    run, chance = SimulatedRun(ranks, offsets_ns=clocks), random.Random(1)
+
+    def step(_):
+        for rank in range(ranks):
+            run.compute(rank, chance.randrange(1 * MS, 5 * MS))
+        for rank in range(ranks - 1):
+            run.meet([rank, rank + 1], group="CP")
+
+    return run.iterate(8, step)
+
+
+@settings(max_examples=8)
+@given(st.lists(st.integers(-(10**12), 10**12), min_size=2, max_size=7))
+def test_offsets_are_found_to_the_nanosecond_along_a_chain_of_groups(tmp_path_factory, clocks):
+    run = _chain(dict(enumerate(clocks)), len(clocks)).captured(tmp_path_factory.mktemp("run"))
+    found = run.clock_offsets()
+    assert found["offset_ns"].to_pylist() == pytest.approx([clocks[0] - clock for clock in clocks], abs=1)
+    assert set(found["component"].to_pylist()) == {0}
+    assert max(found["max_residual_ns"].to_pylist()) <= 1
+
+
+def test_one_operation_that_ends_far_apart_moves_no_clock_and_shows_in_the_residual(tmp_path):
+    run = _chain({1: 5 * MS, 2: -300}, 3)
+    run.operations[1][4]["end_ns"] += 800 * US
+    found = values(run.captured(tmp_path).clock_offsets(), "offset_ns", "residual_ns", "max_residual_ns")
+    assert found[:2] == [(0, 0, 400 * US), (-5 * MS, 0, 400 * US)]
+    assert found[2][0] == 300
+
+
+@pytest.mark.parametrize(("clock", "consequence"), [("unix", "by the hosts' clocks"), ("unknown", "different sets cannot")])
+def test_ranks_that_share_no_operation_keep_their_clocks(tmp_path, clock, consequence):
+    run = SimulatedRun(5, offsets_ns={1: 1 * MS, 3: 2 * MS, 4: 3 * MS})
+    run.iterate(3, lambda _: [run.meet([0, 1]), run.meet([2, 3]), run.compute(4, 1 * MS)])
+    asked = run.captured(tmp_path, clock=clock)
+    found = values(asked.clock_offsets(), "component", "reference", "offset_ns", "operations", "residual_ns")
+    related = [(0, 0, 0, 3, 0), (0, 0, -1 * MS, 3, 0), (1, 2, 0, 3, 0), (1, 2, -2 * MS, 3, 0)]
+    assert found == [*related, (2, 4, 0, 0, None)]
+    (caveat,) = asked.caveats("clock_offsets")
+    assert caveat.code == "clocks_unrelated"
+    assert consequence in caveat.text
+
+
+def test_sends_relate_clocks_that_no_collective_does(tmp_path):
+    run = SimulatedRun(2, offsets_ns={1: 70 * MS})
+    run.iterate(4, lambda _: [run.compute(0, 2 * MS), run.exchange(0, 1)])
+    assert run.captured(tmp_path).clock_offsets()["offset_ns"].to_pylist() == [0, -70 * MS]
+
+
+def test_ranks_of_one_host_whose_collectives_end_apart_are_doubted(tmp_path):
+    (caveat,) = _chain({1: 3 * MS}, 2).captured(tmp_path, host="node-7").caveats("clock_offsets")
+    assert caveat.code == "one_host_apart"
+    assert "3000 us" in caveat.text
+
+
+_COSTS = ("duration_us", "transfer_us", "wait_us")
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path):
+    shares = {"all_reduce": 2 * 3 / 4, "broadcast": 1, "reduce": 1}
+    shares |= dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), 3 / 4)
+    run = SimulatedRun(4, transfer_ns=100 * US)
+    run.iterate(3, lambda _: [run.meet(range(4), operation, 20_000_000) for operation in (*shares, "dispatch")])
+    found = run.captured(tmp_path).communication()
+    counts = ("count", "bytes", "group_size", "matched_count", "algorithm_bandwidth_gbs")
+    assert set(values(found, *counts)) == {(3, 60_000_000, 4, 3, 200.0)}
+    # No such bandwidth is defined for a dispatch.
+    expected = {operation: pytest.approx(200 * share) for operation, share in shares.items()} | {"dispatch": None}
+    assert dict(values(found, "operation", "bus_bandwidth_gbs")) == expected
+
+
+def test_waiting_for_the_last_is_not_transfer_whatever_the_clocks(tmp_path):
+    run = SimulatedRun(2, offsets_ns={1: 500 * MS}, transfer_ns=50 * US)
+    run.iterate(3, lambda _: [run.compute(0, 1 * MS), run.compute(1, 4 * MS), run.meet([0, 1])])
+    asked = run.captured(tmp_path)
+    assert values(asked.communication(), "transfer_us", "wait_us") == [(150, 9000)]
+    assert values(asked.communication(by_rank=True), "rank", *_COSTS) == [(0, 9150, 150, 9000), (1, 150, 150, 0)]
+
+
+def test_sizes_of_messages_have_rows_of_their_own_that_add_up_to_the_groups(tmp_path):
+    run = SimulatedRun(2, transfer_ns=100 * US)
+
+    def step(_):
+        run.compute(0, 1 * MS)
+        for size in (1_000_000, 20_000_000, 20_000_000):
+            run.meet([0, 1], "all_gather", size)
+
+    asked = run.iterate(3, step).captured(tmp_path)
+    rows = asked.communication(by_size=True)
+    names = ("message_bytes", "count", "captured_ranks", "transfer_us", "algorithm_bandwidth_gbs", "bus_bandwidth_gbs")
+    assert sorted(values(rows, *names)) == [(1_000_000, 3, 2, 300, 10.0, 5.0), (20_000_000, 6, 2, 600, 200.0, 100.0)]
+    assert dict(values(rows, "message_bytes", "wait_us")) == {1_000_000: 3000, 20_000_000: 0}
+    by_rank = asked.communication(by_rank=True)
+    for name in ("duration_us", "exposed_us", "overlapped_us"):
+        assert sum(rows[name].to_pylist()) == pytest.approx(sum(by_rank[name].to_pylist())), name
+
+
+def test_of_one_rank_alone_nothing_is_called_transfer(tmp_path):
+    run = SimulatedRun(2)
+    asked = run.iterate(3, lambda _: run.meet([0, 1])).captured(tmp_path, ranks=[1])
+    names = ("count", "captured_ranks", "matched_count", "transfer_us", "wait_us", "bus_bandwidth_gbs")
+    assert values(asked.communication(), *names) == [(3, 1, 0, None, None, None)]
+    assert "waiting_unknown" in {caveat.code for caveat in asked.caveats("communication")}
+
+
+def test_a_send_and_its_receipt_are_one_transfer(tmp_path):
+    run = SimulatedRun(2, transfer_ns=50 * US)
+    run.iterate(3, lambda _: [run.compute(0, 1 * MS), run.send(0, 1, [0, 1])])
+    found = run.captured(tmp_path).communication()
+    bandwidth = pytest.approx((1 << 23) / 50e3)
+    assert sorted(values(found, "operation", "count", "transfer_us", "wait_us", "bus_bandwidth_gbs")) == [
+        ("recv", 3, 150, 1000 + 2 * (1000 - 50), bandwidth),
+        ("send", 3, 150, 0, bandwidth),
+    ]
+
+
+def _pipelines(stages, microbatches, *, last=1.0):
+    """Two pipelines of data-parallel replicas; a transfer takes a thousandth of a forward pass."""
+    run = SimulatedRun(2 * stages, transfer_ns=1_000, offsets_ns={stages - 1: 300 * MS})
+    forward = [1 * MS] * (stages - 1) + [int(last * MS)]
+
+    def step(_):
+        for replica in range(2):
+            members = [replica * stages + stage for stage in range(stages)]
+            one_forward_one_backward(run, members, microbatches, forward, [2 * each for each in forward])
+        for stage in range(stages):
+            run.meet([stage, stages + stage], "reduce_scatter", group="DP")
+
+    return run.iterate(3, step)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 2), (3, 12)])
+def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path, stages, microbatches):
+    found = _pipelines(stages, microbatches).captured(tmp_path).pipeline().to_pylist()
+    ideal = (stages - 1) / (microbatches + stages - 1)
+    assert [row["stage"] for row in found] == list(range(stages))
+    for row in found:
+        assert row["microbatches"] == microbatches
+        assert row["ideal_bubble_fraction"] == pytest.approx(ideal)
+        assert row["bubble_fraction"] == pytest.approx(ideal, abs=0.005)
+        assert row["excess_compute_us"] == pytest.approx(0, abs=1)
+        assert row["warm_up_us"] + row["steady_us"] + row["cool_down_us"] == pytest.approx(row["bubble_us"])
+        assert row["other_idle_us"] < 0.01 * row["pipeline_us"]
+        assert microbatches < stages or row["steady_us"] < 0.005 * row["pipeline_us"]
+    assert found[-1]["warm_up_us"] == pytest.approx((stages - 1) * 1000, rel=0.01)
+
+
+def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_steady_phase(tmp_path):
+    asked = _pipelines(2, 8, last=1.5).captured(tmp_path)
+    light, heavy = asked.pipeline().to_pylist()
+    assert heavy["excess_compute_us"] == pytest.approx(6000, rel=0.01)
+    assert light["bubble_fraction"] > light["ideal_bubble_fraction"] + 0.1
+    assert light["steady_us"] > 6000
+    assert heavy["steady_us"] < 100
+    # The number of microbatches given is used in place of the one counted.
+    assert set(asked.ask("pipeline_by_rank", microbatches=16)["microbatches"].to_pylist()) == {16}
+
+
+def test_stages_that_are_not_captured_are_named(tmp_path):
+    asked = _pipelines(3, 6).captured(tmp_path, ranks=[0, 3])
+    assert values(asked.pipeline(), "stage", "stages", "ranks") == [(0, 3, [0, 3])]
+    assert asked.pipeline()["bubble_us"][0].as_py() > 0
+    (caveat,) = [each for each in asked.caveats("pipeline") if each.code == "stages_not_captured"]
+    assert "stages 1, 2" in caveat.text
+
 
 SLOW = 3 * MS
 
@@ -94,14 +405,6 @@ def test_a_slow_rank_is_found_through_one_that_waits_for_it(tmp_path):
     asked = run.iterate(6, step).captured(tmp_path)
     assert {waits_for for rank, waits_for in values(asked.waits(), "rank", "waits_for") if rank == 0} == {3}
     assert {rank for rank, place in values(asked.ranks(), "rank", "place") if place == "slowest"} == {2}
-
-
-def test_boundary_iterations_do_not_count_where_three_others_are_captured(tmp_path):
-    run = _training(lambda number: {0: 30 * MS} if number == 10 else {1: SLOW}, count=5)
-    for rank in range(4):
-        run.iterations[rank][0]["boundary"] = True
-    rows = run.captured(tmp_path).stragglers()
-    assert values(rows, "rank", "times_slow", "iterations")[0] == (1, 4, 4)
 
 
 def test_one_rank_cannot_be_compared(tmp_path):

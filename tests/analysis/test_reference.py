@@ -2,25 +2,28 @@
 
 import gzip
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from decimal import Decimal
+from functools import cache
 from itertools import pairwise
 
 import pytest
 
-from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
-
 FOLDERS = ("tp2_dp2", "tp2_dp2_overlap", "pp2_dp2", "plant_data", "plant_straggler")
 
 
-# The standard library's parser takes seconds.
+@cache
+def _events(path):
+    """A file's events by the standard library's parser, which takes seconds."""
+    return json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)["traceEvents"]
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_device_times_are_exactly_those_of_a_sweep_over_all_events(real, captures, folder):
     """A second reading of the files that shares no code: counting what is open at each start and end, in order."""
     edges, counts = [], Counter()
-    text = gzip.decompress((captures / "kineto" / folder / "rank-3.json.gz").read_bytes())
-    for event in json.loads(text, parse_float=Decimal)["traceEvents"]:
+    for event in _events(captures / "kineto" / folder / "rank-3.json.gz"):
         kind = event.get("cat", "").removeprefix("gpu_")
         if kind in ("kernel", "memcpy", "memset"):
             kind = "communication" if event["name"].startswith("nccl") else "compute" if kind == "kernel" else kind
@@ -44,31 +47,32 @@ def test_device_times_are_exactly_those_of_a_sweep_over_all_events(real, capture
     assert (found["kernel_count"], found["communication_kernel_count"]) == (counts["compute"] + communicating, communicating)
 
 
-@pytest.mark.parametrize("folder", ["kineto/tp2_dp2", "nsys/tp2_dp2"])
-def test_what_must_add_up_does(real, folder):
-    run = real(folder)
-    kernels = {row["rank"]: row["kernel_count"] for row in run.breakdown().to_pylist()}
-    for row in run.breakdown().to_pylist():
-        assert row["busy_us"] + row["idle_us"] == pytest.approx(row["span_us"])
-        hidden = row["communication_us"] - row["exposed_communication_us"]
-        # Hidden by copies alone is neither exposed nor overlapped.
-        assert 0 <= row["overlapped_communication_us"] <= hidden + 1e-6
-    iterations = run.iterations().to_pylist()
-    assert {row["iteration"] for row in iterations} == {9, 10}
-    for row, gaps in zip(iterations, run.idle_gaps().to_pylist(), strict=True):
-        parts = [row["launch_starved_us"], row["blocked_us"], row["dependency_stalled_us"]]
-        assert min(*parts, row["idle_us"]) >= 0
-        assert sum(parts) == pytest.approx(row["duration_us"] - row["compute_us"], rel=1e-9)
-        assert gaps["non_compute_us"] == pytest.approx(sum(parts), rel=1e-9)
-    durations = {row["rank"]: row["duration_us"] for row in run.typical_iteration().to_pylist()}
-    for row in run.attribution().to_pylist():
-        for parts in (BY_CAUSE, BY_ACTIVITY):
-            assert min(row[part] for part in parts) >= 0
-            assert sum(row[part] for part in parts) == pytest.approx(durations[row["rank"]], rel=1e-9)
-    counted = Counter()
-    for row in run.kernels().to_pylist():
-        counted[row["rank"]] += row["count"]
-        assert row["min_us"] <= row["mean_us"] <= row["max_us"]
-        assert row["mean_us"] * row["count"] == pytest.approx(row["total_us"])
-    assert counted == kernels
-    assert sum(run.kernels(by_rank=False)["count"].to_pylist()) == sum(kernels.values())
+@pytest.mark.integration
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_operators_device_times_are_those_that_torchs_key_averages_defines(real, captures, folder):
+    """`self_device_time_total`: kernels with the operator's External id; `device_time_total`: its own and its children's."""
+    own_ns, threads = Counter(), defaultdict(list)
+    for event in _events(captures / "kineto" / folder / "rank-3.json.gz"):
+        category, args = event.get("cat"), event.get("args", {})
+        if category in ("kernel", "gpu_memcpy", "gpu_memset"):
+            own_ns[args.get("External id")] += int(event["dur"] * 1000)
+        elif category in ("cpu_op", "user_annotation"):
+            start = int(event["ts"] * 1000)
+            threads[event["tid"]].append(
+                (start, -start - int(event["dur"] * 1000), event["name"], args.get("External id"), category)
+            )
+    own, total = Counter(), Counter()
+    for events in threads.values():
+        opened = []
+        for start, minus_end, name, identifier, category in sorted(events, key=lambda event: event[:2]):
+            while opened and opened[-1][0] <= start:
+                opened.pop()
+            opened.append((-minus_end, name, category))
+            own[name, category] += own_ns[identifier]
+            for _, each, kind in opened:
+                total[each, kind] += own_ns[identifier]
+    expected = {name: (own[name, "cpu_op"], time) for (name, kind), time in total.items() if kind == "cpu_op"}
+    rows = [row for row in real(f"kineto/{folder}").operators().to_pylist() if row["rank"] == 3]
+    found = {row["name"]: (row["device_self_us"] * 1000, row["device_total_us"] * 1000) for row in rows}
+    assert found == {name: pytest.approx(times, abs=1) for name, times in expected.items()}
+    assert sum(time > 0 for _, time in expected.values()) > 20

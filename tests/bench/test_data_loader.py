@@ -49,15 +49,6 @@ def fails_in_workers(index):
     return float(index)
 
 
-def retries_forever(index):
-    """After any exception, as datasets on a network do."""
-    while True:
-        try:
-            time.sleep(30)
-        except Exception:
-            continue
-
-
 def only_x(samples):
     return torch.stack([sample["x"] for sample in samples])
 
@@ -155,18 +146,6 @@ def test_a_factory_that_cannot_be_imported_is_named(tmp_path, monkeypatch, name,
     (tmp_path / "fails_when_imported.py").write_text("import surely_no_such_module\n")
     with pytest.raises(ProfilingConfigError, match=said):
         step.load_factory(name, "--loader")
-
-
-def test_a_batch_that_never_arrives_ends_the_measurement_of_its_settings(measure, monkeypatch):
-    monkeypatch.setattr(data_loader, "_MIN_START_S", 0.1)
-    assert measure(lambda: Samples(retries_forever), seconds=0.02)["rows"][0]["status"].startswith("too slow")
-
-
-def test_persistent_workers_are_kept_in_all_settings_with_workers():
-    kept = DataLoader(Samples(float), num_workers=1, persistent_workers=True)
-    for workers in (0, 2):
-        rebuilt = data_loader._rebuilt(kept, num_workers=workers, pin_memory=False, prefetch_factor=None)
-        assert rebuilt.persistent_workers == bool(workers)
 
 
 def row(workers, rate, *, pin=False, prefetch=2, status="measured"):

@@ -49,16 +49,3 @@ def test_operations_are_typed_with_hyphens_and_all_are_the_default():
 def test_what_cannot_be_measured_is_refused(make, said):
     with pytest.raises(ProfilingConfigError, match=said):
         make()
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        requests.CollectivesRequest(("all_reduce", "send"), (1, 2), "bfloat16", "gloo", 4, 0.5),
-        requests.CopiesRequest((4, 8)),
-        requests.DataLoaderRequest("a.b:c", (0, 1), (True,), (2, 4), 8, 1.0),
-        requests.StepRequest("a:b.c", 1, 2, 3.0, 4),
-    ],
-)
-def test_a_request_survives_the_transfer_to_another_process(request_):
-    assert requests.from_text(request_.kind, requests.to_text(request_)) == request_

@@ -51,19 +51,6 @@ def test_another_kind_of_file_is_refused_and_not_changed(path, text, said):
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        result(rows=[row("fast")]),
-        {"kind": "step", "device": "cpu", "subject": "a:b", "rows": [{"time_us": 3}]},
-    ],
-)
-def test_a_result_that_lacks_a_field_is_damaged(path, damaged):
-    results.write(path, [damaged])
-    with pytest.raises(ProfilingConfigError, match="its results are damaged"):
-        results.read(path)
-
-
 def test_a_missing_file_is_an_error_with_the_command_that_creates_one(path):
     with pytest.raises(ProfilingConfigError, match="bridge-profiling bench collectives -o"):
         results.read(path)

@@ -221,12 +221,3 @@ def test_ranks_of_one_launch_share_an_attempt_and_a_restart_gets_the_next(tmp_pa
 def test_an_attempt_never_lands_on_files_that_have_no_manifest(tmp_path):
     (tmp_path / "torch" / "iter-1-2").mkdir(parents=True)
     assert choose_attempt(tmp_path, Window(1, 2), 0, {})[0] == 1
-
-
-def test_a_second_run_into_the_same_directory_gets_a_folder_of_its_own(run):
-    for _ in range(3):
-        run.train(run.config(1, 2), range(3))
-    names = ["iter-1-2", "iter-1-2.1", "iter-1-2.2"]
-    assert sorted(path.name for path in (run.root / "torch").iterdir()) == names
-    assert [run.manifest(name)["job"]["attempt"] for name in names] == [0, 1, 2]
-    assert find_captures(run.root)[0].folder == names[-1]

@@ -1,6 +1,5 @@
 """How a process ends while a window is open: SIGTERM, SIGKILL, forks, profilers of its own. Each in a forked rank."""
 
-import atexit
 import json
 import os
 import signal
@@ -59,27 +58,25 @@ def die():
     os._exit(9)
 
 
-def hooked(run: Run, **settings) -> ProfilingHook:
-    return ProfilingHook(run.config(2, 6, on_demand=False), rank=0, output_dir=run.root, **settings)
+def hooked(run: Run) -> ProfilingHook:
+    return ProfilingHook(run.config(2, 6, on_demand=False), rank=0, output_dir=run.root)
 
 
 def train(run: Run, how: dict) -> None:
     """Nine iterations; `strike` in one of them, or when the profiler stops."""
-    strike_in, strike, leave = how["strike_in"], how.get("strike", terminate), how.get("leave", True)
+    strike_in, strike, stop = how["strike_in"], how.get("strike", terminate), TorchProfiler.stop
     signal.signal(signal.SIGTERM, how.get("handler", signal.SIG_DFL))
-    hook, stop = hooked(run, owns_process=how.get("owns_process", False)), TorchProfiler.stop
     if strike_in == "stop":
         TorchProfiler.stop = lambda self, interrupted: (strike(), stop(self, interrupted))[1]
-    hook.__enter__()
-    try:
-        for iteration in range(9):
-            with hook.iteration(iteration):
-                show(iteration)
-                if iteration == strike_in:
-                    strike()
-    finally:
-        if leave:
-            hook.__exit__(*sys.exc_info())
+
+    def on_iteration(iteration: int) -> None:
+        show(iteration)
+        if iteration == strike_in:
+            strike()
+
+    run.train(
+        run.config(2, 6, on_demand=False), range(9), on_iteration=on_iteration, owns_process=how.get("owns_process", False)
+    )
 
 
 DEFAULT, HANDLED = "SIG_DFL", "unwind_on._handle"
@@ -120,33 +117,14 @@ def test_a_process_that_ends_leaves_its_capture_and_a_true_manifest(run, tmp_pat
 def test_an_interpreter_that_exits_with_an_open_window_writes_it_first(run):
     """It would crash with a live trace."""
     source = "from tests.capture.test_endings import *\n"
-    source += f"train(Run(Path({str(run.root)!r})), {{'strike_in': 4, 'leave': False}})"
+    source += f"hook = hooked(Run(Path({str(run.root)!r})))\nhook.__enter__()\n"
+    source += (
+        "for iteration in range(5):\n    with hook.iteration(iteration):\n        terminate() if iteration == 4 else None\n"
+    )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=240)
     assert (done.returncode, run.outcome("iter-2-6")) == (TERMINATED, HALF), done.stderr
     reason = EXITED.replace("(code 143)", "without leaving the hook")
     assert run.manifest("iter-2-6")["reason"] == reason
-
-
-def fork_inside_the_window(run: Run) -> None:
-    with hooked(run) as hook:
-        for iteration in range(5):
-            with hook.iteration(iteration):
-                pass
-        before = run.manifest("iter-2-6")
-        show()
-        for end in (lambda: hook.__exit__(None, None, None), atexit._run_exitfuncs, terminate):
-            child = os.fork()
-            if not child:
-                end()
-                os._exit(0)
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), run.manifest("iter-2-6") == before)
-    show()
-
-
-def test_a_process_that_the_training_forks_writes_nothing_and_a_window_that_ends_early_leaves_the_default(run, tmp_path):
-    ended = run_ranks(fork_inside_the_window, run, folder=tmp_path, check=True)
-    assert ended.stdout.splitlines() == [f" {HANDLED}", "0 True", "0 True", f"{TERMINATED} True", f" {DEFAULT}"]
-    assert run.outcome("iter-2-6") == ("partial", [2, 3, 4])
 
 
 def open_ranges_across_recordings(run: Run) -> None:

@@ -29,13 +29,6 @@ def test_collections_in_the_window_are_ranges_and_totals(run):
     assert (gc.callbacks, sys.unraisablehook) == (callbacks, hook)
 
 
-def test_without_a_window_nothing_is_watched(run):
-    run.train(run.config(4, 6), range(3))
-    [folder] = run.folders()
-    assert run.manifest(folder)["garbage_collection"] is None
-    assert run.manifest(folder)["status"] == "missed"
-
-
 def test_a_signal_during_a_collection_still_interrupts_the_training(run):
     def ring(number, frame):
         raise Alarm

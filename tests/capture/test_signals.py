@@ -164,23 +164,6 @@ def test_an_exit_that_was_dropped_ends_the_training_before_its_next_iteration(ru
         pass
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_exit_of_the_main_thread_leaves_other_threads_alone() -> None:
-    done: list[int] = []
-
-    def train() -> None:
-        with ProfilingHook(None, rank=0) as hook, hook.iteration(0):
-            done.append(0)
-
-    with unwind_on(USR):
-        _Destroyed()
-        in_a_thread(train)
-        assert done == [0]
-        with pytest.raises(SystemExit):
-            train()
-    assert done == [0]
-
-
 def test_an_exit_that_comes_when_an_iterations_range_has_just_opened_leaves_no_half_iteration(run, monkeypatch) -> None:
     real = TorchProfiler.iteration_range
 

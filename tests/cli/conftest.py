@@ -2,8 +2,6 @@
 
 import contextvars
 import os
-import pty
-import select
 import subprocess
 import sys
 from unittest import mock
@@ -48,26 +46,5 @@ def process(folder):
 
     def run(*arguments, **environment):
         return subprocess.run([*COMMAND, *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=240)
-
-    return run
-
-
-@pytest.fixture
-def on_a_terminal(folder):
-    """Runs a command in a process of its own: the exit code, and what a terminal of 200 columns shows."""
-
-    def run(*arguments):
-        ours, theirs = pty.openpty()
-        environment = os.environ | {"TERM": "xterm", "COLUMNS": "200", "LINES": "60"}
-        process = subprocess.Popen([*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-        os.close(theirs)
-        shown = b""
-        while select.select([ours], [], [], 120)[0]:
-            try:
-                shown += os.read(ours, 1 << 16)
-            except OSError:  # the other side is closed
-                break
-        os.close(ours)
-        return process.wait(timeout=60), shown.decode()
 
     return run

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -76,8 +75,7 @@ def test_under_a_launcher_only_rank_0_prints_the_result():
 
 def test_a_result_that_cannot_be_saved_is_still_printed(typed, monkeypatch):
     result = {"kind": "copies", "device": "NVIDIA H200", "limitations": [], "rows": []}
-    # The package's attribute of this name is the command, not the module.
-    monkeypatch.setattr(sys.modules["bridge_profiling.cli.bench"], "_measured", lambda request: (result, 0))
+    monkeypatch.setattr("bridge_profiling.cli.bench._measured", lambda request: (result, 0))
 
     def full(*_):
         raise ProfilingConfigError("bench.json cannot be written: No space left on device")

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.report.merged_trace import write_merged_trace
-from bridge_profiling.run import Run
-from bridge_profiling.traces import kineto
+from tests.analysis.simulated_runs import MS, SimulatedRun
 from tests.cli.ranks import write
-from tests.traces.kineto_files import call, complete, document, kernel
 
 
 @pytest.fixture(autouse=True)
@@ -64,46 +61,13 @@ def test_without_the_host_there_is_device_work_alone(typed):
     assert not _phase(merged, "s")
 
 
-@pytest.mark.system
-def test_a_merged_trace_of_real_ranks_holds_their_events_to_the_nanosecond(captures, tmp_path):
-    with Run(captures / "kineto" / "pp2_dp2", parquet=tmp_path / "tables") as run:
-        count = write_merged_trace(run.entries(), tmp_path / "all.json.gz")
-    merged = _read(tmp_path / "all.json.gz")
-    base, found, expected = merged["baseTimeNanoseconds"], Counter(), Counter()
-    for event in _phase(merged, "X"):
-        begin = base + round(event["ts"] * 1000)
-        found[event["pid"], event["name"], begin, begin + round(event["dur"] * 1000)] += 1
-    for rank in range(4):
-        tables = kineto.read(captures / "kineto" / "pp2_dp2" / f"rank-{rank}.json.gz")
-        for table in (tables.device_events, tables.host_events):
-            columns = (table[name].to_pylist() for name in ("name", "start_ns", "end_ns"))
-            expected.update((rank, *event) for event in zip(*columns, strict=True))
-    assert found == expected
-    assert count == found.total()
-
-
 def test_matched_collectives_put_ranks_on_one_clock(typed, folder):
     """Rank 1's clock is 5 ms ahead; its collectives end with those of rank 0 all the same."""
-    groups = [{"pg_name": "1", "pg_desc": "TP", "backend_config": "cuda:nccl", "ranks": [0, 1], "pg_size": 2}]
-    known = {
-        **{"Collective name": "allreduce", "Process Group Name": "1", "Process Group Ranks": "[0, 1]", "Group size": 2},
-        **{"In msg nelems": 1024, "Out msg nelems": 1024, "dtype": "Float"},
-    }
-    (folder / "two").mkdir()
-    for rank, ahead_us in ((0, 0), (1, 5000)):
-        events = [complete("user_annotation", "ProfilerStep#3", ahead_us, 9000)]
-        for place in range(8):
-            begin = ahead_us + 1000 * place + 7 * place**2
-            name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
-            events.append(call("cudaLaunchKernel", begin, 2, place + 1))
-            events.append(kernel(name, begin + 20, 100 + place, correlation=place + 1, **known))
-        information = {"rank": rank, "world_size": 2, "pg_config": groups}
-        trace = document(events, distributedInfo=information, baseTimeNanoseconds=1_790_000_000_000_000_000)
-        (folder / "two" / f"rank-{rank}.json").write_text(json.dumps(trace))
+    run = SimulatedRun(2, offsets_ns={1: 5 * MS})
+    run.iterate(4, lambda number: [run.compute(0, number * MS), run.meet([0, 1]), run.compute(1, 7 * MS), run.meet([0, 1])])
+    run.write(folder / "two")
     assert typed("merge", "two", "-o", "all.json.gz").returncode == 0
-    ends = {0: [], 1: []}
-    for event in _phase(_read("all.json.gz"), "X"):
-        if event["cat"] == "kernel":
-            ends[event["pid"]].append(event["ts"] + event["dur"])
+    events = [event for event in _phase(_read("all.json.gz"), "X") if event["name"] == "communication"]
+    ends = [[event["ts"] + event["dur"] for event in events if event["pid"] == rank] for rank in range(2)]
     assert len(ends[0]) == 8
     assert ends[0] == pytest.approx(ends[1], abs=0.01)

@@ -120,17 +120,6 @@ def test_an_experiment_is_found_by_directory_id_and_title(home):
         find_experiment("studyy", environ)
 
 
-def test_reading_one_needs_neither_nemo_run_nor_the_tasks_modules(home):
-    code = f"""
-import sys
-sys.modules |= dict.fromkeys(("torch", "megatron", "nemo_run", "fiddle", "containers"))  # importing them is an error
-from bridge_profiling.doctor import read_experiment, find_experiment
-print(len(read_experiment(find_experiment("study", {{"NEMORUN_HOME": {str(home)!r}}}))))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "4", done.stderr
-
-
 @pytest.mark.parametrize("text", ["", "not base64 !", "aGVsbG8=", "eJyrVsovLVGyUqpWKkmtKFGyUlIC0bW1AEuFBr4="])
 def test_what_nemo_run_did_not_write_is_refused(text):
     with pytest.raises(ProfilingConfigError, match="not a task or an executor"):

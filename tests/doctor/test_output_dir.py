@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -71,20 +70,6 @@ def test_a_file_in_its_place_fails(tmp_path, verdicts):
     assert (verdict.status, "Not a directory" in verdict.found) == ("fails", True)
 
 
-@pytest.mark.integration
-@pytest.mark.needs("mount")
-@pytest.mark.parametrize(
-    ("options", "check", "said"), [("ro", "output directory", "Read-only file system"), ("size=64k", "free space", " needed")]
-)
-def test_a_read_only_place_and_a_disk_too_small_fail(tmp_path, verdicts, options, check, said):
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], check=True)
-    try:
-        verdict = verdicts(*TORCH, nodes=1, here=Machine())[check]
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-    assert (verdict.status, said in verdict.found) == ("fails", True)
-
-
 @pytest.mark.parametrize("profiler", [PROFILED, "profiling.use_nsys_profiler=true"])
 def test_little_room_is_a_warning_and_much_is_ok(verdicts, request_for, profiler):
     """In the output directory, and in the directory where nsys collects, which is checked last."""
@@ -117,14 +102,6 @@ def test_no_estimate_is_farther_off_than_said_from_what_was_measured_on_h200s(re
         assert (size.uncertainty, size.caveat) == (2, "")
         for kind, measured in capture["bytes"].items():
             assert measured / 2 < size.files[kind] < measured * 2, capture
-
-
-def test_what_is_kept_is_every_file_but_the_json_that_is_compressed(request_for):
-    options = ("profiling.pytorch_profiler_collect_chakra=true", "profiling.record_memory_history=true")
-    size = estimate(request_for(*MODEL, PROFILED, *options, world_size=1))
-    assert set(size.files) == {"torch", "torch_raw", "chakra", "memory"}
-    assert size.peak == pytest.approx(sum(size.files.values()), abs=4)
-    assert size.kept == pytest.approx(size.peak - size.files["torch_raw"], abs=4)
 
 
 @pytest.mark.parametrize(

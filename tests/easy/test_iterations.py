@@ -80,13 +80,6 @@ def test_an_iteration_is_a_step_of_the_optimizer(tmp_path: Path, train, case: st
 
 
 @pytest.mark.integration
-def test_the_first_iteration_can_be_captured(tmp_path: Path, train) -> None:
-    train(EVALUATES_FIRST, "--steps", "0:1")
-    found = ranges(tmp_path / "profiles", folder="iter-0-1")
-    assert [found.count(name) for name in ("ProfilerStep#0", "forward", "backward", "optimizer")] == [1, 1, 1, 1]
-
-
-@pytest.mark.integration
 def test_what_follows_the_last_step_is_no_iteration(tmp_path: Path, train) -> None:
     train(EVALUATES_FIRST, "--steps", "6:10")
     written = manifest(tmp_path / "profiles", folder="iter-6-10")

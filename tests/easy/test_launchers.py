@@ -4,56 +4,17 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.easy.scripts import HEAD, bridge_profiling, manifest, python, ranges
 from tests.ports import free_port
-from tests.system.jobs import end_tree
+from tests.system.jobs import end_tree, environment, wait_until
 
 pytestmark = pytest.mark.system
 
 PLAIN_LOOP = str(Path(__file__).parents[2] / "docs" / "examples" / "plain_loop.py")
-
-
-def two_machines(folder: Path, *options: str) -> list[subprocess.CompletedProcess[str]]:
-    """Both halves of a job of two machines, here."""
-    meeting = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "bridge_profiling.cli", "run", "--nodes", "2", "--rdzv-endpoint", meeting]
-    halves = [
-        started([*command, "--steps", "3:6", "--node-rank", str(number), *options, PLAIN_LOOP], folder) for number in (0, 1)
-    ]
-    return [ended(half) for half in halves]
-
-
-def started(command: list[str], folder: Path) -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams)
-
-
-def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """How it ended; one that is late is killed with all that it started, so that what it has said can be read."""
-    late = threading.Timer(240, end_tree, [process])
-    late.start()
-    stdout, stderr = process.communicate()
-    late.cancel()
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
-
-
-def test_machines_share_a_folder_and_launches_do_not(tmp_path: Path) -> None:
-    """The second launch profiles another rank: what the first wrote does not tell them apart."""
-    for options, folder in ((("--ranks", "0"), "iter-3-6"), (("--ranks", "1"), "iter-3-6.1")):
-        halves = two_machines(tmp_path, *options)
-        assert [half.returncode for half in halves] == [0, 0], halves
-        rank = int(options[1])
-        found = sorted((tmp_path / "profiles" / "manifest" / folder).glob("rank-*.json"))
-        assert [path.name for path in found] == [f"rank-{rank}.json"]
-        assert manifest(tmp_path / "profiles", rank, folder)["captured"]["iterations"] == [3, 4, 5]
-        assert manifest(tmp_path / "profiles", rank, folder)["world_size"] == 2
 
 
 def test_torchrun_may_start_the_ranks_itself(tmp_path: Path) -> None:
@@ -89,17 +50,19 @@ def test_a_rank_that_fails_ends_the_others_and_both_leave_what_they_captured(tmp
 def test_sigterm_inside_the_window_leaves_what_was_captured(tmp_path: Path) -> None:
     loop = "train(6)\npathlib.Path('inside').touch()\nwhile True:\n    train(1)\n    time.sleep(0.05)\n"
     (tmp_path / "train.py").write_text(f"import pathlib, time\n{HEAD}{loop}")
-    process = started([sys.executable, "-m", "bridge_profiling.cli", "run", "--steps", "3:900", "train.py"], tmp_path)
-    while not (tmp_path / "inside").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    # As `timeout` and Slurm do: to each process, so that the script gets it twice, the second time from its launcher.
-    os.killpg(process.pid, signal.SIGTERM)
-    done = ended(process)
-    assert done.returncode == 143
+    command = [sys.executable, "-m", "bridge_profiling.cli", "run", "--steps", "3:900", "train.py"]
+    with (tmp_path / "stderr").open("w") as stderr:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=stderr, start_new_session=True)
+    try:
+        wait_until(lambda: (tmp_path / "inside").exists() or process.poll() is not None)
+        # As `timeout` and Slurm do: to each process, so that the script gets it twice, the second time from its launcher.
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(timeout=240) == 143
+    finally:
+        end_tree(process)
     written = manifest(tmp_path / "profiles", folder="iter-3-900")
     assert written["status"] == "partial"
     assert written["captured"]["iterations"][:3] == [3, 4, 5]
     assert "the process exited (code" in written["reason"]
     assert "ProfilerStep#5" in ranges(tmp_path / "profiles", folder="iter-3-900")
-    assert "partial" in done.stderr
+    assert "partial" in (tmp_path / "stderr").read_text()

@@ -46,6 +46,7 @@ class Capture:
         set_aside: not looked at while findings were developed.
         busy_share: of a healthy run, share of the unprofiled iteration in which its devices compute or copy; else None.
         window_share: how often the cause strikes in the window, over how often it does in the measured iterations.
+        pause_alone: the capture has neither stacks nor ranges of the cause, and shows that the host pauses and not why.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Capture:
     set_aside: bool
     busy_share: float | None
     window_share: float
+    pause_alone: bool
 
     @property
     def gain(self) -> float | None:
@@ -94,6 +96,7 @@ def _capture(row: dict[str, Any]) -> Capture:
         set_aside=row.get("set_aside", False),
         busy_share=row.get("busy_share"),
         window_share=strikes["every"] * strikes["in_window"] / strikes["of"] if strikes else 1.0,
+        pause_alone=row.get("pause_alone", False),
     )
 
 

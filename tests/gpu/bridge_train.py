@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import sys
 from contextlib import nullcontext
@@ -23,12 +22,13 @@ from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.launch import report_exit_code
+from tests.integrations.bridge_pretrain import Losses, configuration
 from tools.gpu_kit.bridge_imports import import_bridge
 
 RANK = int(os.environ.get("RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 
-#: The model and its training. Sections and fields are those of Bridge's ConfigContainer.
+#: Its training, where Bridge's defaults will not do. Sections and fields are those of Bridge's ConfigContainer.
 SETTINGS: dict[str, Any] = {
     "train.train_iters": 20,
     "train.micro_batch_size": 2,
@@ -36,6 +36,13 @@ SETTINGS: dict[str, Any] = {
     "validation.eval_interval": 1000,
     "validation.eval_iters": 0,
     "mixed_precision": "bf16_mixed",
+    "optimizer.use_distributed_optimizer": True,
+    "ddp.use_distributed_optimizer": True,
+    "ddp.overlap_grad_reduce": True,
+    "ddp.overlap_param_gather": True,
+    "scheduler.lr_warmup_iters": 2,
+    "dataset.num_workers": 1,
+    "tokenizer.vocab_size": 32000,
 }
 
 _MODEL: dict[str, Any] = {
@@ -45,20 +52,11 @@ _MODEL: dict[str, Any] = {
     "seq_length": 1024,
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
+    # Bridge says of its fused cross entropy that it is not deterministic; two runs then differ in their last bits.
+    "cross_entropy_loss_fusion": False,
+    # Bridge 0.6 turns it on wherever Transformer Engine is installed, and megatron-core's output layer needs Apex for it.
+    "gradient_accumulation_fusion": find_spec("fused_weight_gradient_mlp_cuda") is not None,
 }
-
-
-class Losses:
-    """A callback that writes rank 0's losses, and does nothing else."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def on_train_step_end(self, context: Any) -> None:
-        """Bridge counts the iteration after this event."""
-        loss = float(context.loss_dict["lm loss"])
-        with open(self._path, "a", encoding="utf-8") as file:
-            print(json.dumps({"iteration": context.state.train_state.step, "loss": loss, "hex": loss.hex()}), file=file)
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -83,55 +81,19 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def configuration(options: argparse.Namespace) -> Any:
-    """What `pretrain` is given, in Bridge's own classes."""
-    from megatron.bridge.models.gpt_provider import GPTModelProvider
-    from megatron.bridge.training import config as bridge
-    from megatron.bridge.training.tokenizers.config import TokenizerConfig
-
-    model = dict(_MODEL)
-    model |= {name.partition(".")[2]: value for name, value in options.settings.items() if name.startswith("model.")}
+def _configuration(options: argparse.Namespace) -> Any:
+    """What `pretrain` is given."""
+    of_model = {name: value for name, value in options.settings.items() if name.startswith("model.")}
+    model = _MODEL | {name.removeprefix("model."): value for name, value in of_model.items()}
     model.setdefault("sequence_parallel", model.get("tensor_model_parallel_size", 1) > 1)
-    # Bridge says of its fused cross entropy that it is not deterministic; two runs then differ in their last bits.
-    model.setdefault("cross_entropy_loss_fusion", False)
-    # Bridge 0.6 turns it on wherever Transformer Engine is installed, and megatron-core's output layer needs Apex for it.
-    model.setdefault("gradient_accumulation_fusion", find_spec("fused_weight_gradient_mlp_cuda") is not None)
-    sections: dict[str, Any] = {
-        "model": GPTModelProvider(**model),
-        "train": bridge.TrainingConfig(),
-        "optimizer": bridge.OptimizerConfig(optimizer="adam", lr=3e-4, min_lr=3e-5, use_distributed_optimizer=True),
-        "scheduler": bridge.SchedulerConfig(
-            lr_decay_style="constant", lr_warmup_iters=2, start_weight_decay=0.1, end_weight_decay=0.1,
-            weight_decay_incr_style="constant",
-        ),
-        "ddp": bridge.DistributedDataParallelConfig(
-            use_distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True
-        ),
-        "dataset": bridge.GPTDatasetConfig(
-            seq_length=model["seq_length"], random_seed=1, reset_attention_mask=False, reset_position_ids=False,
-            eod_mask_loss=False, split="9999,8,2", num_dataset_builder_threads=1, dataloader_type="single", num_workers=1,
-        ),
-        "logger": bridge.LoggerConfig(log_interval=1, tensorboard_dir=str(options.out / "tensorboard")),
-        "tokenizer": TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=32000),
-        "checkpoint": bridge.CheckpointConfig(),
-        "rng": bridge.RNGConfig(seed=1),
-        "profiling": bridge.ProfilingConfig(
-            use_pytorch_profiler=options.profiler == "torch", use_nsys_profiler=options.profiler == "nsys",
-            record_memory_history=options.memory, profile_step_start=options.start, profile_step_end=options.end,
-            profile_ranks=list(range(WORLD_SIZE)),
-        ),
+    profiling = {
+        "use_pytorch_profiler": options.profiler == "torch", "use_nsys_profiler": options.profiler == "nsys",
+        "record_memory_history": options.memory, "profile_step_start": options.start, "profile_step_end": options.end,
+        "profile_ranks": list(range(WORLD_SIZE)),
     }  # fmt: skip
-    if hasattr(bridge, "ValidationConfig"):
-        sections["validation"] = bridge.ValidationConfig()
-    config = bridge.ConfigContainer(**sections, mixed_precision=options.settings["mixed_precision"])
-    for name, value in options.settings.items():
-        section, _, field = name.partition(".")
-        if field and section != "model":
-            # Bridge 0.3 has the validation's fields in its section `train`.
-            owner = getattr(config, section if hasattr(config, section) else "train")
-            assert hasattr(owner, field), f"{type(owner).__name__} has no field {field}"
-            setattr(owner, field, value)
-    return config
+    asked = {f"profiling.{name}": value for name, value in profiling.items()}
+    asked |= {name: value for name, value in options.settings.items() if name not in of_model}
+    return configuration(options.out, model, asked)
 
 
 def _restart_under_nsys(options: argparse.Namespace) -> None:
@@ -162,7 +124,7 @@ def main() -> None:
     if options.profiler == "nsys":
         _restart_under_nsys(options)
     pretrain, forward_step = import_bridge()
-    config = configuration(options)
+    config = _configuration(options)
     options.out.mkdir(parents=True, exist_ok=True)
     callbacks: list[Any] = [Losses(options.out / "losses.jsonl")] if RANK == 0 else []
     profiling: Any = nullcontext()

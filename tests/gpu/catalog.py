@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.gpu.jobs import NO_MULTICAST, BridgeSpec, JobSpec, devices
+from tests.gpu.jobs import BridgeSpec, JobSpec, devices
 
 #: GPUs of a job that runs on one as well as on two: data parallelism is not what its tests are about.
 _ONE_OR_TWO = 1 if len(devices()) == 1 else 2
@@ -13,16 +13,9 @@ _ONE_OR_TWO = 1 if len(devices()) == 1 else 2
 _LOCAL = "model.transformer_impl=local"
 #: 20 iterations with a window of 4 in their midst, and layers enough for every stage.
 _GPT = (_LOCAL, "train.train_iters=20", "model.num_layers=4", "model.seq_length=1024", "train.micro_batch_size=2")
-_TP2_DP2 = (*_GPT, "model.tensor_model_parallel_size=2", "train.global_batch_size=8")
-_PP2_DP2 = (*_GPT, "model.pipeline_model_parallel_size=2", "train.global_batch_size=16", "ddp.overlap_param_gather=true")
 _DP2 = (*_GPT, "train.global_batch_size=8")
 _TP2 = (*_DP2, "model.tensor_model_parallel_size=2")
 _PP2 = (*_DP2, "model.pipeline_model_parallel_size=2")
-#: Two layers of Llama 3 8B, and a quarter of its vocabulary. Megatron-core's own layers know no sequence parallelism.
-_LLAMA = (
-    _LOCAL, "train.train_iters=20", "model.num_layers=2", "model.seq_length=2048", "model.vocab_size=32064",
-    "model.sequence_parallel=false", "train.global_batch_size=8",
-)  # fmt: skip
 #: One layer on one GPU: what a layer's execution changes shows in full.
 _LAYER = (_LOCAL, "train.train_iters=20", "model.num_layers=1", "model.seq_length=1024", "train.global_batch_size=4")
 #: More than can be done before the signal comes, and few enough that data for them are indexed at once.
@@ -66,7 +59,6 @@ _DETERMINISTIC = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "TORCHINDUCTOR_DETERMINISTIC": "1",
 }
-_TE_ENVIRONMENT = {**_DETERMINISTIC, NO_MULTICAST: "1"}
 
 
 def _transformer_engine() -> dict[str, JobSpec]:
@@ -74,7 +66,7 @@ def _transformer_engine() -> dict[str, JobSpec]:
     found = {}
     for name, (gpus, settings) in TRANSFORMER_ENGINE.items():
         # Userbuffers' kernels wait for the peer's, which another job on the GPU would keep from running.
-        options = {"environment": _TE_ENVIRONMENT, "alone": name == "te_comm_overlap"}
+        options = {"environment": _DETERMINISTIC, "alone": name == "te_comm_overlap"}
         everyone = {"selected": tuple(range(gpus)), **options}
         memory = ("--memory",) if name == TE_WITH_MEMORY else ()
         found[name] = JobSpec("gpt_125m", gpus, (*_TE, *settings), **options)
@@ -96,11 +88,8 @@ def _gpt(
     return JobSpec("gpt_125m", gpus, settings, profiler, selected=selected, **known)
 
 
-_EVERY_4, _EVERY_2 = (0, 1, 2, 3), (0, 1)
-_SAVED, _LOADED = (
-    ("checkpoint.save={folder}/checkpoints", "checkpoint.save_interval=10"),
-    ("checkpoint.load={folder}/checkpoints",),
-)
+_BOTH = (0, 1)
+_SAVED, _LOADED = ("checkpoint.save={folder}/saved", "checkpoint.save_interval=10"), ("checkpoint.load={folder}/saved",)
 _SHAPES, _MEMORY, _SHAPES_AND_MEMORY = ("--record-shapes",), ("--memory",), ("--record-shapes", "--memory")
 _UNTIL_SIGTERM = {"window": _ENDLESS_WINDOW, "terminate_at": 8}
 
@@ -110,49 +99,33 @@ def _fault(text: str) -> dict[str, str]:
 
 
 JOBS: dict[str, JobSpec] = {
-    # -- four GPUs ---------------------------------------------------------------------------------------------------
-    "tp2_dp2": _gpt(4, (*_TP2_DP2, *_SAVED)),
-    "tp2_dp2-nsys": _gpt(4, _TP2_DP2, "nsys", (0, 3)),
-    "tp2_dp2-torch-shapes-memory": _gpt(4, _TP2_DP2, "torch", _EVERY_4, options=_SHAPES_AND_MEMORY),
-    "tp2_dp2-torch-resumed": _gpt(4, (*_TP2_DP2, *_LOADED), "torch", (1, 2), needs="tp2_dp2", resumes_at=10),
-    "pp2_dp2": _gpt(4, _PP2_DP2),
-    "pp2_dp2-torch-memory": _gpt(4, _PP2_DP2, "torch", (0, 2), ranks="pp", options=_MEMORY),
-    "pp2_dp2-nsys-shapes": _gpt(4, _PP2_DP2, "nsys", _EVERY_4, options=_SHAPES),
-    "llama-tp4-torch": JobSpec("llama3_8b", 4, (*_LLAMA, "model.tensor_model_parallel_size=4"), "torch", selected=(2,)),
-    "llama-tp2_dp2-nsys": JobSpec("llama3_8b", 4, _LLAMA, "nsys", selected=(1, 2)),
-    # -- two GPUs: the chain where a machine has no more -------------------------------------------------------------
+    # -- two GPUs: the chain -------------------------------------------------------------------------------------------
     "tp2": _gpt(2, (*_TP2, *_SAVED)),
-    "tp2-nsys": _gpt(2, _TP2, "nsys", _EVERY_2),
-    "tp2-torch-shapes-memory": _gpt(2, _TP2, "torch", _EVERY_2, options=_SHAPES_AND_MEMORY),
+    "tp2-nsys": _gpt(2, _TP2, "nsys", _BOTH),
+    "tp2-torch-shapes-memory": _gpt(2, _TP2, "torch", _BOTH, options=_SHAPES_AND_MEMORY),
     "tp2-torch-resumed": _gpt(2, (*_TP2, *_LOADED), "torch", (1,), needs="tp2", resumes_at=10),
     "pp2": _gpt(2, _PP2),
-    "pp2-torch-memory": _gpt(2, _PP2, "torch", _EVERY_2, ranks="pp", options=_MEMORY),
-    "pp2-nsys-shapes": _gpt(2, _PP2, "nsys", _EVERY_2, options=_SHAPES),
+    "pp2-torch-memory": _gpt(2, _PP2, "torch", _BOTH, ranks="pp", options=_MEMORY),
+    "pp2-nsys-shapes": _gpt(2, _PP2, "nsys", _BOTH, options=_SHAPES),
+    "dp2": _gpt(2, _DP2),
+    "dp2-torch": _gpt(2, _DP2, "torch", (1,)),
     # -- two GPUs, and one; the longest first, since they are started in this order ----------------------------------
-    "slow-disk": _gpt(2, _DP2, "torch", environment={"PLANTED_SLOW_DISK": "60"}, limit=240),
     **{
         f"{execution}-{profiler}": _gpt(1, (*_LAYER, *settings), profiler)
         for execution, settings in EXECUTIONS.items()
         for profiler in ("torch", "nsys")
     },
-    "dp2": _gpt(2, _DP2),
-    "failing-torch": _gpt(2, _DP2, "torch", _EVERY_2, environment=_fault("fail * 10")),
-    "one-fails-torch": _gpt(2, _DP2, "torch", _EVERY_2, environment=_fault("fail 1 10")),
-    "one-fails-nsys": _gpt(2, _DP2, "nsys", _EVERY_2, environment=_fault("fail 1 10")),
-    "terminated-in-step-torch": _gpt(
-        2, (*_DP2, *_ENDLESS), "torch", _EVERY_2, window=_ENDLESS_WINDOW, terminate_at=9, environment=_fault("hang * 10")
-    ),
-    "terminated-torch": _gpt(2, (*_DP2, *_ENDLESS), "torch", _EVERY_2, **_UNTIL_SIGTERM),
-    "terminated-nsys": _gpt(2, (*_DP2, *_ENDLESS), "nsys", _EVERY_2, **_UNTIL_SIGTERM),
+    "failing-torch": _gpt(2, _DP2, "torch", _BOTH, environment=_fault("fail * 10")),
+    "one-fails-torch": _gpt(2, _DP2, "torch", _BOTH, environment=_fault("fail 1 10")),
+    "one-fails-nsys": _gpt(2, _DP2, "nsys", _BOTH, environment=_fault("fail 1 10")),
+    "terminated-torch": _gpt(2, (*_DP2, *_ENDLESS), "torch", _BOTH, **_UNTIL_SIGTERM),
+    "terminated-nsys": _gpt(2, (*_DP2, *_ENDLESS), "nsys", _BOTH, **_UNTIL_SIGTERM),
     **_transformer_engine(),
     "bridge": _bridge(),
     "bridge-torch-memory": _bridge("torch", options=_MEMORY),
     "bridge-nsys": _bridge("nsys"),
     "bridge_tp2": _bridge("none", "model.tensor_model_parallel_size=2", gpus=2),
     "bridge_tp2-torch": _bridge("torch", "model.tensor_model_parallel_size=2", gpus=2),
-    "bridge_evaluation": _bridge("none", "validation.eval_interval=10", "validation.eval_iters=2"),
-    "bridge_evaluation-torch": _bridge("torch", "validation.eval_interval=10", "validation.eval_iters=2"),
-    "bridge_exit-torch": _bridge("torch", "train.exit_interval=10"),
     "bridge_terminated-torch": _bridge("torch", *_ENDLESS, window=_ENDLESS_WINDOW, terminate_at=9),
     "out-of-memory": _gpt(1, _LAYER, "torch", options=_MEMORY, environment=_fault("leak * 10"), alone=True),
     "terminated-alone-torch": _gpt(1, (*_LAYER, *_ENDLESS), "torch", direct=True, **_UNTIL_SIGTERM),

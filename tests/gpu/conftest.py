@@ -6,9 +6,7 @@ import pytest
 
 from tests.conftest import NEEDS
 from tests.gpu.catalog import JOBS
-from tests.gpu.jobs import Job, Jobs, devices
-
-_ENDED = pytest.StashKey[list[Job]]()
+from tests.gpu.jobs import Jobs, devices
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +22,6 @@ def jobs(request, tmp_path_factory):
     with Jobs(JOBS, tmp_path_factory.mktemp("jobs"), devices()) as running:
         running.start(fitting)
         yield running
-        request.config.stash[_ENDED] = running.ended
 
 
 _lacks = functools.cache(lambda need: NEEDS[need]() is not None)
@@ -59,15 +56,3 @@ def _why_not(spec):
     if spec.gpus > len(devices()):
         return f"it takes {spec.gpus} GPUs, and there are {len(devices())}"
     return NEEDS["nsys_on_path"]() if spec.profiler == "nsys" else None
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    """A line a job, whatever became of its tests."""
-    for job in sorted(config.stash.get(_ENDED, []), key=lambda job: list(JOBS).index(job.name)):
-        try:
-            figures = job.figures()
-        except Exception as error:
-            # A job that broke must not hide the figures of the others.
-            figures = repr(error)
-        head = f"{job.name:28} {job.spec.gpus} GPU {job.seconds:6.1f} s  exit {job.returncode!s:>4}"
-        terminalreporter.write_line(f"{head} | {figures}")

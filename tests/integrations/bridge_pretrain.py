@@ -7,8 +7,8 @@ loaded once (10 s), and each training's ranks are forked from that process. A ra
 by torchrun, the process is one of its ranks, and forks none.
 The line `{"describe": true}` is answered with what this release of Bridge offers to plugins and callbacks.
 
-What a training leaves in `out`: `rank-N.log` (everything that it printed), `rank-N.losses` (a line an iteration: its
-number, and the loss to the last bit), and `profiles`, which is what our callback captured.
+What a training leaves in `out`: `rank-N.log` (everything that it printed), `rank-N.jsonl` (each iteration's loss), and
+`profiles`, which is what our callback captured.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ _SMALL = {
     "validation.eval_iters": 0,
     # Without CUDA there are no generators of its to restore; nothing is dropped here either.
     "checkpoint.load_rng": False,
+    "dist.distributed_backend": "gloo",
+    "dist.disable_jit_fuser": True,
     "profiling.profile_step_start": 4,
     "profiling.profile_step_end": 6,
 }
@@ -80,66 +82,53 @@ class Case:
 
 
 class Losses:
-    """A callback that writes each iteration's loss, and does nothing else."""
+    """A callback that writes each iteration's loss to the last bit, and does nothing else."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def on_train_step_end(self, context: Any) -> None:
+        """Bridge counts the iteration after this event."""
         if not context.loss_dict:  # a pipeline's last stage alone has it
             return
+        record = {"iteration": context.state.train_state.step, "hex": float(context.loss_dict["lm loss"]).hex()}
         with open(self._path, "a", encoding="utf-8") as file:
-            print(context.state.train_state.step, float(context.loss_dict["lm loss"]).hex(), file=file)
+            print(json.dumps(record), file=file)
 
 
-def configuration(case: Case) -> Any:
-    """What `pretrain` is given: Bridge's own classes, with what a CPU cannot do left out."""
+def configuration(out: Path | str, model: dict[str, Any], settings: dict[str, Any]) -> Any:
+    """What `pretrain` is given: Bridge's own classes; `settings` are {"section.field": value}."""
     from megatron.bridge.models.gpt_provider import GPTModelProvider
     from megatron.bridge.training import config as bridge
     from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
-    from recipes.megatron.cpu import _WITHOUT_CUDA
-
-    model = GPTModelProvider(**MODEL)
-    for name, value in _WITHOUT_CUDA.items():
-        setattr(model, name, value)
     sections = {
-        "model": model,
+        "model": GPTModelProvider(**model),
         "train": bridge.TrainingConfig(),
         "optimizer": bridge.OptimizerConfig(optimizer="adam", lr=3e-4, min_lr=3e-5),
         "scheduler": bridge.SchedulerConfig(
-            lr_decay_style="constant",
-            lr_warmup_iters=0,
-            start_weight_decay=0.1,
-            end_weight_decay=0.1,
+            lr_decay_style="constant", lr_warmup_iters=0, start_weight_decay=0.1, end_weight_decay=0.1,
             weight_decay_incr_style="constant",
         ),
         "ddp": bridge.DistributedDataParallelConfig(),
         "dataset": bridge.GPTDatasetConfig(
-            seq_length=32,
-            random_seed=1,
-            reset_attention_mask=False,
-            reset_position_ids=False,
-            eod_mask_loss=False,
-            split="2,1,1",
-            num_dataset_builder_threads=1,
-            dataloader_type="single",
-            num_workers=0,
+            seq_length=model["seq_length"], random_seed=1, reset_attention_mask=False, reset_position_ids=False,
+            eod_mask_loss=False, split="2,1,1", num_dataset_builder_threads=1, dataloader_type="single", num_workers=0,
         ),
-        "logger": bridge.LoggerConfig(log_interval=1, tensorboard_dir=f"{case.out}/tensorboard"),
+        "logger": bridge.LoggerConfig(log_interval=1, tensorboard_dir=f"{out}/tensorboard"),
         "tokenizer": TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=127),
         "checkpoint": bridge.CheckpointConfig(),
         "rng": bridge.RNGConfig(seed=1),
-        "dist": bridge.DistributedInitConfig(distributed_backend="gloo", disable_jit_fuser=True),
+        "dist": bridge.DistributedInitConfig(),
         "profiling": bridge.ProfilingConfig(),
-    }
+    }  # fmt: skip
     if hasattr(bridge, "ValidationConfig"):
         sections["validation"] = bridge.ValidationConfig()
     config = bridge.ConfigContainer(**sections)
-    for key, value in (_SMALL | case.config).items():
-        section, name = key.split(".")
-        # Bridge 0.3 has these fields in its section `train`.
-        owner = getattr(config, section if hasattr(config, section) else "train")
+    for key, value in settings.items():
+        section, _, name = key.rpartition(".")
+        # Bridge 0.3 has the validation's fields in its section `train`.
+        owner = getattr(config, section if hasattr(config, section) else "train") if section else config
         if name not in {one.name for one in dataclasses.fields(owner)}:
             raise AttributeError(f"{type(owner).__name__} has no field {name}")
         setattr(owner, name, value)
@@ -154,6 +143,7 @@ def train(case: Case, rank: int) -> None:
     from megatron.bridge.training.state import GlobalState
 
     from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
+    from recipes.megatron.cpu import _WITHOUT_CUDA
 
     def step(state: GlobalState, data_iterator: Any, model: Any, return_schedule_plan: bool = False) -> Any:
         iteration = state.train_state.step
@@ -166,8 +156,9 @@ def train(case: Case, rank: int) -> None:
         with torch.profiler.record_function(f"forward of iteration {iteration}"):
             return forward_step(state, data_iterator, model, return_schedule_plan)
 
-    config = configuration(case)
-    callbacks: list[Any] = [Losses(Path(case.out) / f"rank-{rank}.losses")]
+    on_cpu = {f"model.{name}": value for name, value in _WITHOUT_CUDA.items()}
+    config = configuration(case.out, MODEL, on_cpu | _SMALL | case.config)
+    callbacks: list[Any] = [Losses(Path(case.out) / f"rank-{rank}.jsonl")]
     profiling: Any = nullcontext()
     if case.callback:
         profiling = ProfilingCallback(config, output_dir=f"{case.out}/profiles", **case.settings)

@@ -65,18 +65,6 @@ def test_a_loop_without_a_loader_says_itself_what_a_batch_is_and_may_count_itsel
     assert training.captured.phases() == {3: step, 4: step}
 
 
-@pytest.mark.parametrize(("worked", "interrupted"), [(True, []), (False, [4])])
-def test_a_break_counts_an_iteration_only_if_its_work_was_done(training, worked, interrupted):
-    with training.profiling() as profiling:
-        for number, batch in enumerate(profiling.batches(training.loader)):
-            if number == 4:
-                break
-            training.step(batch)
-            if number == 3 and worked:
-                break
-    assert training.ending() == ("partial", [3], interrupted)
-
-
 def test_saving_and_evaluating_in_the_loop_are_ranges(training):
     with training.profiling() as profiling:
         for number, batch in enumerate(profiling.batches(training.loader)):

@@ -10,8 +10,7 @@ import pytest
 
 from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.config import Window
-from bridge_profiling.easy import phase
-from bridge_profiling.integrations.driver import ProfilingDriver, config_from, current_hook, name_launch
+from bridge_profiling.integrations.driver import ProfilingDriver, config_from, name_launch
 from bridge_profiling.launch_env import LAUNCH_VARIABLE
 from tests.forked_ranks import run_ranks
 from tests.integrations.captured import Captured
@@ -21,18 +20,6 @@ from tests.integrations.captured import Captured
 def driver(tmp_path: Path) -> ProfilingDriver:
     window = {"use_pytorch_profiler": True, "profile_step_start": 3, "profile_step_end": 5}
     return ProfilingDriver(config_from("Test", window), tmp_path)
-
-
-def test_a_phase_of_the_easy_package_is_a_range_in_any_integrations_capture(driver: ProfilingDriver, tmp_path: Path) -> None:
-    assert current_hook() is None
-    assert driver.open()
-    for iteration in range(6):
-        with driver.step(iteration), phase("logging"):
-            pass
-    assert current_hook() is driver.hook
-    driver.close()
-    assert current_hook() is None
-    assert Captured(tmp_path, "iter-3-5").phases() == {3: ["logging"], 4: ["logging"]}
 
 
 def test_a_failure_of_an_adapter_is_logged_and_an_iteration_that_is_open_at_the_end_does_not_count(

@@ -72,19 +72,6 @@ def test_in_a_list_of_callbacks_it_sees_the_iterations_and_a_copy_of_it_shares_n
     assert training.captured.phases() == {3: WORK, 4: WORK}
 
 
-def test_a_training_that_is_told_to_stop_leaves_what_was_captured_and_the_trainer_loses_its_callback(training):
-    def stop(step):
-        trainer.control.should_training_stop = step == 3
-
-    trainer = training.trainer(stop)
-    callbacks = [*trainer.callback_handler.callbacks]
-    with training.profiling(trainer):
-        trainer.train()
-    assert training.ending() == ("partial", [3], [])
-    assert "training ended after iteration 3" in training.captured.manifest()["reason"]
-    assert trainer.callback_handler.callbacks == callbacks
-
-
 def test_what_the_trainer_does_between_two_iterations_are_ranges(training):
     every = {f"{name}_strategy": "steps" for name in ("logging", "save", "eval")}
     training.train(asked=every | {f"{name}_steps": 4 for name in ("logging", "save", "eval")})

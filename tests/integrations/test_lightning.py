@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from bridge_profiling.errors import ProfilingConfigError
-from tests.integrations.captured import Captured
 from tests.integrations.example_run import ExampleRun
 from tests.integrations.trainings import Lightning
 
@@ -69,30 +67,9 @@ def test_with_manual_optimization_the_batches_may_be_more_than_the_trainer_s_max
     assert training.ending()[1] == [3, 4]
 
 
-def test_two_callbacks_capture_two_windows(training):
-    training.fit(training.profiling(profile_step_start=6, profile_step_end=7))
-    assert training.captured.manifest()["status"] == "complete"
-    assert Captured(training.captured.root, "iter-6-7").phases() == {6: STEP}
-
-
-def test_a_search_for_a_learning_rate_is_no_iteration_of_the_training(training):
-    searching = training.package.callbacks.LearningRateFinder(num_training_steps=5)
-    profiling = training.profiling(profile_step_start=0, profile_step_end=2)
-    training.trainer(profiling, searching).fit(training.model(), training.batches())
-    assert Captured(training.captured.root, "iter-0-2").phases() == {0: STEP, 1: STEP}
-
-
 def test_a_script_is_tried_out_by_fast_dev_run_as_it_is(training):
     training.fit(fast_dev_run=True, max_steps=-1)
     assert "training ended after iteration 0" in training.captured.manifest()["reason"]
-
-
-def test_an_optimizer_that_computes_gradients_in_its_step_has_them_between_its_own_work(training):
-    training.fit(model=training.model(optimizer=torch.optim.LBFGS))
-    phases = training.captured.phases()[3]
-    rounds = len(phases) // 3
-    assert rounds > 1
-    assert phases == ["data-loading", "host-to-device", *["forward", "backward", "optimizer"] * rounds]
 
 
 def test_the_trainers_own_profiler_hears_everything_and_gets_its_methods_back(training):

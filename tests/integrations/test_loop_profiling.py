@@ -58,15 +58,6 @@ def test_epochs_count_on_and_batches_that_run_out_make_no_iteration(loop, epochs
     assert loop.iterations() == list(range(2 * epochs))
 
 
-def test_a_break_in_the_window_keeps_what_is_complete(loop):
-    with loop.profiling() as profiling:
-        for number, batch in enumerate(profiling.steps(loop.batches())):
-            loop.step(batch)
-            if number == 3:
-                break
-    assert loop.ending() == ("partial", [3], [])
-
-
 def test_torch_is_left_as_it_was(loop):
     def patched():
         return torch.autograd.backward, torch.save, torch.utils.data.dataloader._BaseDataLoaderIter.__next__

@@ -123,12 +123,6 @@ def test_the_wrapper_on_a_mesh_of_two_dimensions(mesh_of):
     assert facts["parameters"] == PARAMETERS
 
 
-def test_ddp_on_a_dimension_of_a_mesh(mesh_of):
-    found, _ = describe(DistributedDataParallel(small(), device_mesh=mesh_of((2, 2), ("dp", "tp"), rank=2)["dp"]))
-    assert found.notes == []
-    assert found.layout.coordinates(2) == {"tp": (0, 2), "cp": (0, 1), "dp": (1, 2), "pp": (0, 1), "ep": (0, 1)}
-
-
 @pytest.mark.parametrize(("shape", "names"), [((4,), ("tp",)), ((4,), None), ((2, 2), ("dp", "tp"))])
 def test_a_tensor_parallel_model_that_nothing_wraps_stands_where_its_parameters_do(shape, names, mesh_of):
     mesh = mesh_of(shape, names, rank=3)

@@ -81,14 +81,6 @@ def test_an_optimizer_that_raised_is_ended_with_the_iteration(seen, range_of, mo
     assert seen == ["optimizer", "/optimizer", *STEP]
 
 
-def test_a_forward_that_raises_is_ended(seen, range_of, model):
-    watch = watch_phases(range_of, model)
-    with pytest.raises(RuntimeError):
-        model(torch.randn(2, 5))
-    watch.detach()
-    assert seen == FORWARD
-
-
 # Hooks that were there when it was compiled are compiled as well, to nothing.
 @pytest.mark.parametrize(("watched_first", "expected"), [(False, FORWARD), (True, [])])
 def test_a_model_compiled_in_place_has_no_hook_in_its_graph(seen, range_of, watched_first, expected, monkeypatch):

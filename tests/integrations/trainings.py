@@ -180,7 +180,7 @@ class Lightning(Training):
         quiet |= {"enable_checkpointing": False, "default_root_dir": self.folder, "max_steps": 8}
         return self.package.Trainer(callbacks=list(callbacks), **quiet | asked)
 
-    def model(self, on_step=nothing, optimizers=1, optimizer=torch.optim.AdamW):
+    def model(self, on_step=nothing, optimizers=1):
         """One model; with two optimizers it is optimized by hand."""
         losses = self.losses
 
@@ -190,7 +190,6 @@ class Lightning(Training):
                 torch.manual_seed(0)
                 self.layers = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
                 self.automatic_optimization = optimizers == 1
-                self.learning_rate = 0.01
 
             def training_step(self, batch):
                 on_step(self.global_step)
@@ -207,8 +206,8 @@ class Lightning(Training):
                 self.layers(batch)
 
             def configure_optimizers(self):
-                made = [optimizer(layer.parameters(), lr=0.01) for layer in self.layers]
-                return made if optimizers == 2 else optimizer(self.parameters(), lr=0.01)
+                made = [torch.optim.AdamW(layer.parameters(), lr=0.01) for layer in self.layers]
+                return made if optimizers == 2 else torch.optim.AdamW(self.parameters(), lr=0.01)
 
         return Model()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 
@@ -11,7 +10,6 @@ import pytest
 pytest.importorskip("megatron.core")
 
 from launch.pretrain import build_config, main, pretrain
-from tests.launch.conftest import start
 
 
 def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
@@ -51,21 +49,6 @@ def test_a_training_that_fails_raises_so_that_python_exits_with_1(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
         main([f"logger.loss_file={tmp_path}/file/losses.jsonl"])
-
-
-@pytest.mark.integration
-def test_two_ranks_train_with_the_arguments_as_nemo_run_delivers_them(tmp_path):
-    window = ["profiling.use_pytorch_profiler=true", "profiling.profile_step_start=1", "profiling.profile_step_end=3"]
-    arguments = ["--recipe", "gpt_tiny", "'profiling.profile_ranks=[0,1]'", *window, "train.train_iters=4", ""]
-    ranks = start(tmp_path, *arguments, ranks=2)
-    out, err = ranks.communicate(timeout=240)
-    assert ranks.returncode == 0, out + err
-    assert "iteration 3/4 | loss 4." in out
-    for rank in (0, 1):
-        assert f"rank {rank}: capturing iterations 1 to 2" in out
-        assert f"profiles/torch/iter-1-3/rank-{rank}.pt.trace.json.gz" in out
-        manifest = json.loads((tmp_path / f"profiles/manifest/iter-1-3/rank-{rank}.json").read_text())
-        assert manifest["coordinates"]["dp"] == [rank, 2]
 
 
 def test_sigterm_unwinds_the_training_and_ends_it_with_143(monkeypatch):

@@ -101,15 +101,6 @@ def test_a_lost_gpu_is_unavailable_as_a_whole_and_the_others_are_read(driver, ca
     assert found.read()[1].values["temperature_celsius"] == 50
 
 
-def test_a_gpu_lost_before_the_start_is_listed_and_does_not_hide_the_others(driver):
-    driver.add(handle=LOST)
-    driver.add(nvmlDeviceGetUUID="GPU-bbbbbbbb")
-    gone, well = Gpus().read()
-    assert gone.identity == {"gpu": "0", "uuid": None, "name": None}
-    assert gone.unavailable["power_watts"] == "the GPU does not respond: GPU is lost"
-    assert well.values["power_watts"] == 512.0
-
-
 def test_mig_devices_are_listed_after_their_gpu_with_their_own_memory(driver):
     refused = {"nvmlDeviceGetUtilizationRates": REFUSED}
     parts = [driver.add(nvmlDeviceGetUUID=f"MIG-{part}", nvmlDeviceGetPowerUsage=REFUSED, **refused) for part in "ab"]

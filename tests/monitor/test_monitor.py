@@ -1,7 +1,6 @@
 """The whole monitor in real loops: it logs, raises alerts, and never harms the training."""
 
 import json
-import logging
 import runpy
 import sys
 from itertools import count
@@ -14,7 +13,7 @@ import pytest
 
 from bridge_profiling import ProfilingConfig, ProfilingConfigError
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.monitor import Alert, GPUMonitor, LeakAlert, Monitor, TrainingMonitor, sampler
+from bridge_profiling.monitor import Alert, GPUMonitor, Monitor, TrainingMonitor, sampler
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "monitor_loop.py"
 
@@ -66,20 +65,6 @@ def test_the_example_of_the_documentation_monitors_a_plain_loop_in_a_few_lines(p
         assert last["training"]["allocated_bytes"] is None
 
 
-def test_a_loop_that_leaks_memory_raises_an_alert(path, caplog):
-    leak = LeakAlert("host", warm_up=2, window=24, bytes_per_iteration=1 << 20)
-    kept = []
-    with caplog.at_level(logging.WARNING), Monitor(jsonl=path, interval=0.005, gpus=[], leaks=[leak]) as monitor:
-        while not monitor.alerts["host_memory_leak"]:
-            kept.append(bytearray(b"x" * (4 << 20)))
-            monitor.training.end_step()
-            sampled = monitor.sample
-            wait_for(lambda before=sampled: monitor.sample is not before)
-    (alert,) = [alert for alert in records(path, "alert") if alert["alert"] == "host_memory_leak"]
-    assert alert["evidence"]["bytes_per_iteration"] == pytest.approx(4 << 20, rel=0.2)
-    assert "host memory grows by" in caplog.text
-
-
 def test_alerts_of_one_kind_are_reported_once_a_minute_and_all_are_counted(monkeypatch):
     reported = []
     sink = SimpleNamespace(
@@ -110,15 +95,6 @@ def test_an_output_that_cannot_be_opened_is_logged_and_the_training_continues(tm
     assert monitor.sample.training.values["loss"] == 1.0
 
 
-def test_a_failing_output_is_logged_once_and_the_others_get_every_sample(path, caplog):
-    def fail(sample=None):
-        raise OSError(28, "No space left on device")
-
-    with Monitor(sinks=[SimpleNamespace(write=fail, close=fail)], jsonl=path, interval=0.01, gpus=[]):
-        wait_for(lambda: path.exists() and len(records(path)) >= 3)
-    assert caplog.text.count("No space left on device") == 1
-
-
 def test_a_reading_that_fails_does_not_end_the_monitor(path, monkeypatch, caplog):
     def broken(self):
         raise RuntimeError("injected")
@@ -131,21 +107,6 @@ def test_a_reading_that_fails_does_not_end_the_monitor(path, monkeypatch, caplog
         seen = len(records(path))
         wait_for(lambda: len(records(path)) > seen)
     assert caplog.text.count("injected") == 1
-
-
-def test_an_exception_in_the_loop_is_passed_on_and_the_log_is_complete(path, monkeypatch):
-    """The rank in it is the launcher's."""
-    monkeypatch.setenv("RANK", "5")
-
-    def train() -> None:
-        with Monitor(jsonl=path, interval=60, gpus=[]) as monitor:
-            monitor.training.end_step()
-            raise ValueError("theirs")
-
-    with pytest.raises(ValueError, match="theirs"):
-        train()
-    last = records(path)[-1]
-    assert (last["training"]["iteration"], last["rank"]) == (0, 5)
 
 
 @pytest.mark.parametrize(("monitor", "interval"), [(Monitor, 0), (Monitor, float("inf")), (GPUMonitor, float("nan"))])

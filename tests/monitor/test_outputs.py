@@ -8,7 +8,6 @@ import re
 import socket
 import sys
 from importlib.resources import files
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
@@ -16,7 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.monitor import Alert, JsonLines, Monitor, Prometheus, Readings, Sample, TensorBoard
+from bridge_profiling.monitor import Alert, JsonLines, Prometheus, Readings, Sample, TensorBoard
 from bridge_profiling.monitor.alerts import ALERTS, Limits
 from bridge_profiling.monitor.metrics import GPU_METRICS, MACHINE_METRICS, PROCESS_METRICS, TRAINING_METRICS
 from bridge_profiling.monitor.outputs import Terminal
@@ -148,25 +147,6 @@ def test_every_value_is_served_with_host_rank_and_gpu_until_it_is_gone(server):
     server.write(Sample(1_700_000_001.0, "node1", unavailable={"gpus": "no driver"}))
     gpus = {name: samples for name, samples in scrape(server.port).items() if name.startswith("gpu")}
     assert gpus == {"gpu_available": [({"host": "node1", "rank": ""}, 0)]}
-
-
-def test_a_running_training_is_served(no_driver):
-    server = Prometheus(0)
-    with Monitor(sinks=[server], interval=0.05, rank=0) as monitor:
-        for _ in range(5):
-            monitor.training.end_step(tokens=100)
-        found = {}
-        while "training_iteration" not in found:
-            found = scrape(server.port)
-        values = {name: samples[0][1] for name, samples in found.items()}
-        assert values["training_iteration"] == 4
-        assert values["training_tokens_per_second"] > 0
-        assert values["process_resident_memory_bytes"] > 1 << 20
-        # Without a GPU no idle GPU is reported.
-        assert values["gpu_available"] == 0
-        assert not {"gpu_utilization_ratio", "training_allocated_bytes"} & values.keys()
-    with pytest.raises(URLError):
-        scrape(server.port)
 
 
 def test_only_the_loopback_address_is_served_by_default_and_a_port_in_use_is_refused(server):

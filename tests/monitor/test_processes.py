@@ -5,7 +5,6 @@ import subprocess
 import sys
 from time import sleep
 
-import psutil
 import pytest
 
 from bridge_profiling.monitor import Monitor, processes
@@ -94,12 +93,6 @@ def test_a_process_forked_in_the_block_leaves_the_outputs_to_its_parent(tmp_path
 @pytest.mark.integration
 def test_monitoring_imports_neither_torch_nor_the_packages_of_unused_outputs(start):
     assert start(IMPORTS).said == "[]"
-
-
-def test_a_process_name_that_is_not_valid_text_can_be_written(monkeypatch):
-    monkeypatch.setattr(psutil.Process, "name", lambda self: b"tr\xe4in".decode(errors="surrogateescape"))
-    own, *_ = Processes().read()
-    assert own.identity["name"] == "tr?in"
 
 
 def test_without_psutil_the_reason_says_what_to_install(monkeypatch):

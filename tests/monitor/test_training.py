@@ -2,12 +2,11 @@
 
 import json
 import sys
-from threading import Thread
 from types import SimpleNamespace
 
 import pytest
 
-from bridge_profiling.monitor import Counters, TrainingMonitor, training
+from bridge_profiling.monitor import Counters, TrainingMonitor
 from bridge_profiling.monitor.metrics import TRAINING_METRICS
 from bridge_profiling.monitor.training import device_memory
 
@@ -75,16 +74,6 @@ def test_waiting_for_data_is_part_of_a_step_that_is_a_block(clock):
     assert (got, monitor.read().values["data_loading_ratio"]) == (["a", "b", "c"], 2 / 11)
     # Nobody knows when the first step began to wait.
     assert [seconds for _, seconds in monitor.new_iterations()] == [3.0, 4.0, 4.0]
-
-
-def test_rates_cover_the_recent_iterations_and_the_summary_covers_all(clock):
-    with TrainingMonitor(window=2, tokens_per_iteration=12) as monitor:
-        for seconds, tokens in ((10.0, None), (1.0, 16), (1.0, None)):
-            clock(seconds)
-            monitor.end_step(tokens=tokens)
-    assert monitor.throughput.tokens_per_second == 14.0
-    summary = monitor.get_summary()
-    assert (summary["tokens"], summary["tokens_per_second"]) == (40, 40 / 12)
 
 
 def test_a_hook_times_the_iterations_so_the_loop_need_not_report_them(clock):
@@ -169,34 +158,6 @@ def test_memory_is_summed_over_all_devices_of_a_process_that_uses_some(monkeypat
     assert found == dict(
         zip(("allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "reserved_peak_bytes"), memory, strict=True)
     )
-
-
-def test_memory_is_read_at_the_end_of_a_step_once_per_sample(monkeypatch):
-    asked = []
-    monkeypatch.setattr(training, "device_memory", lambda: asked.append(1) or {"allocated_bytes": len(asked)})
-    monitor = TrainingMonitor()
-    monitor.read()
-    for _ in range(5):
-        monitor.end_step()
-    assert len(asked) == 2
-    assert monitor.read().values["allocated_bytes"] == 2
-
-
-def test_threads_count_and_record_without_losing_updates():
-    monitor, counters = TrainingMonitor(), Counters()
-
-    def work() -> None:
-        for _ in range(5_000):
-            counters.add("bytes", 3)
-            monitor.end_step(tokens=2)
-
-    threads = [Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    summary = monitor.get_summary()
-    assert (counters.snapshot(), summary["iterations"], summary["tokens"]) == ({"bytes": 60_000}, 20_000, 40_000)
 
 
 def test_a_counter_only_grows_and_says_so_once(caplog):

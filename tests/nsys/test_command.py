@@ -14,9 +14,7 @@ from bridge_profiling.nsys import command as nsys_command
 from bridge_profiling.nsys import launch as nsys_launch
 from bridge_profiling.nsys.command import (
     DIRECTIVES_VARIABLE,
-    TRACE_WORDS,
     NsysVersion,
-    check_trace,
     directives,
     find_nsys,
     prefix_command,
@@ -210,11 +208,3 @@ def test_the_prefix_fits_options_and_drops_the_empty_argument(gpu_metrics, sampl
 def test_payloads_are_exported_if_nsys_knows_how(known, monkeypatch):
     monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: known)
     assert ("--include-blobs=true" in nsys_command.export_command("nsys", Path("a"), Path("b"))) == bool(known)
-
-
-def test_a_misspelled_api_is_refused_with_the_nearest_and_an_unknown_one_with_all():
-    check_trace(list(TRACE_WORDS))
-    with pytest.raises(ProfilingConfigError, match=r"holds 'cudn', which nsys cannot trace.*Type cudnn"):
-        check_trace(["nvtx", "cudn"])
-    with pytest.raises(ProfilingConfigError, match=r"holds 'foo'.*Type one of cuda, .*go into nsys_extra_args as --trace="):
-        check_trace(["foo"])

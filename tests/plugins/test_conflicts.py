@@ -78,15 +78,6 @@ def test_fault_tolerance_switches_nsys_off_everywhere_in_either_order(launcher, 
     assert ended[0][0].profiling.use_nsys_profiler is False
 
 
-@pytest.mark.parametrize("launcher", ["ft", run.FaultTolerance(nsys_profile=True)])
-def test_a_fault_tolerance_launcher_set_by_hand_counts(launcher, task, built, caplog):
-    executor = run.LocalExecutor(launcher=copy.deepcopy(launcher))
-    nsys().setup(task, executor)
-    assert WARNING in caplog.text
-    assert executor.get_launcher().nsys_profile is False
-    assert built(task).profiling.use_nsys_profiler is False
-
-
 @pytest.mark.parametrize("by_hand", [True, False])
 def test_fault_tolerance_switches_nsys_off_that_was_set_by_hand_and_warns_of_nothing_else(by_hand, task, built, caplog):
     if by_hand:

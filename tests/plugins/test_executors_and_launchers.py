@@ -130,30 +130,6 @@ def test_profiles_go_to_the_jobs_directory_unless_the_user_names_another(contain
         assert executor.env_vars == set_here | variables
 
 
-@pytest.mark.parametrize("launcher", [run.Torchrun, run.FaultTolerance])
-@pytest.mark.parametrize("module", [False, True])
-def test_list_overrides_reach_a_process_without_quotes(launcher, module, tmp_path):
-    executor = run.LocalExecutor(ntasks_per_node=2, launcher=launcher(), job_dir=str(tmp_path))
-    script = run.Script(path="pkg.train" if module else "my train.py", entrypoint="python", m=module, args=["a=[1, 2]"])
-    pytorch(profile_ranks=[0, 1]).setup(script, executor)
-    command = package("t", script, executor)
-    assert command[command.index("a=[1, 2]") - 1] == script.path
-    assert "profiling.profile_ranks=[0,1]" in command
-    assert not any("'" in argument for argument in command)
-
-
-@pytest.mark.parametrize("make", ["partial", run.Script(inline="echo hi")])
-def test_a_partial_and_an_inline_script_are_packaged_as_before(make, request, torchrun, tmp_path):
-    task = request.getfixturevalue(make) if make == "partial" else make
-    torchrun.job_dir = str(tmp_path)
-    packaged = []
-    for _ in range(2):
-        packaged.append([argument for argument in package("t", task, torchrun) if not argument.isdigit()])
-        pytorch().setup(task, torchrun)
-    # A partial's last argument is the task itself.
-    assert packaged[0][: -1 if make == "partial" else None] == packaged[1][: -1 if make == "partial" else None]
-
-
 @pytest.mark.parametrize("launcher", [None, "torchrun"])
 def test_nsys_starts_through_a_script_that_knows_where_its_options_end(launcher, tmp_path):
     executor = run.LocalExecutor(launcher=launcher, job_dir=str(tmp_path))

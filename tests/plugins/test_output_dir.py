@@ -95,6 +95,7 @@ def assigned(executor):
 
 @pytest.fixture(autouse=True)
 def nemorun_home(tmp_path, monkeypatch):
+    monkeypatch.delenv("LOGLEVEL", raising=False)  # NeMo-Run passes it on
     monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
     for module in ("nemo_run.config", "nemo_run.core.execution.dgxcloud", "nemo_run.core.execution.lepton"):
         monkeypatch.setattr(importlib.import_module(module), "get_nemorun_home", lambda: str(tmp_path))
@@ -117,43 +118,6 @@ def test_what_nemo_run_starts_is_what_the_golden_file_says(kind, launcher, profi
     assert str(tmp_path) not in text, "a directory of the client"
     text = re.sub(r'("--rdzv-id",\s*)"\d+"', r'\1"<random>"', text)
     check_golden(GOLDEN / f"{kind}-{launcher}-{profiler}.json", text)
-
-
-def dryrun(scheduler, executor):
-    """What NeMo-Run would submit of a training under nsys."""
-    script = run.Script(path="train.py", entrypoint="python")
-    PLUGINS["nsys"].setup(script, executor)
-    return scheduler._submit_dryrun(package(script, executor), executor).request
-
-
-@pytest.mark.parametrize(
-    ("kind", "scheduler", "directory", "file"),
-    [
-        # pull_results(job) copies code_dir back into the job's directory at the client.
-        ("kubeflow", "KubeflowScheduler", "{executor.code_dir}", "{executor.job_dir}/launch.sh"),
-        # Its copy of the job leaves empty directories out.
-        ("dgxcloud", "DGXCloudScheduler", "/nemo_run", "{executor.experiment_dir}/torchrun_job.sh"),
-    ],
-)
-def test_a_launch_script_makes_the_reports_directory_where_the_job_runs(kind, scheduler, directory, file, executors):
-    executor = assigned(executors[kind]())
-    os.makedirs(executor.experiment_dir)
-    module = importlib.import_module(f"nemo_run.run.torchx_backend.schedulers.{kind}")
-    request = dryrun(getattr(module, scheduler)("session"), executor)
-    path, directory = (text.format(executor=executor) for text in (file, directory))
-    launched = Path(path).read_text()
-    assert f"export BRIDGE_PROFILING_DIR={directory}/profiles\n" in launched
-    assert f"\nmkdir -p {directory}/nsys_profile && nsys profile " in launched
-    if kind == "kubeflow":
-        assert request.cmd == ["/bin/bash", f"{directory}/launch.sh"]
-
-
-def test_dockers_container_gets_the_command_as_shell_text(executors):
-    module = importlib.import_module("nemo_run.run.torchx_backend.schedulers.docker")
-    scheduler = module.PersistentDockerScheduler.__new__(module.PersistentDockerScheduler)
-    (container,) = dryrun(scheduler, assigned(executors["docker"]())).containers
-    assert " ".join(container.command).startswith("mkdir -p /nemo_run/nsys_profile && nsys profile -s none ")
-    assert container.executor.env_vars["BRIDGE_PROFILING_DIR"] == "/nemo_run/profiles"
 
 
 @pytest.mark.parametrize(

@@ -12,95 +12,48 @@ import nemo_run as run
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.plugins import PreemptionPlugin, PreemptionPluginScriptArgs
+from bridge_profiling.plugins import PreemptionPlugin
 from bridge_profiling.plugins.preemption import time_limit_seconds
-from tests.plugins import conftest
+from tests.plugins.conftest import pretrain
 
 
-@dataclass(kw_only=True)
-class Train:
-    train_iters: int = 100
-    exit_signal_handler: bool = False
-    exit_signal_handler_for_dataloader: bool = False
-    exit_signal: str = "SIGTERM"
-
-
-@dataclass(kw_only=True)
-class TrainWithoutLoader:
+@dataclass
+class WithoutLoader:
     exit_signal_handler: bool = False
 
 
-def partial_of(train_class, **more):
-    @dataclass(kw_only=True)
-    class Container:
-        train: train_class = field(default_factory=train_class)
-
-    def pretrain(config: Container) -> None: ...
-
-    return run.Partial(pretrain, config=run.Config(Container, **more))
+@dataclass
+class Container:
+    train: WithoutLoader = field(default_factory=WithoutLoader)
 
 
-@pytest.fixture(params=["script", "partial", "partial with a train section"])
-def task(request, script):
-    if request.param == "script":
-        return script
-    return partial_of(Train, **({"train": run.Config(Train)} if "section" in request.param else {}))
+def handlers(config) -> tuple[bool, bool]:
+    return config.train.exit_signal_handler, config.train.exit_signal_handler_for_dataloader
 
 
-def settings(task):
-    if isinstance(task, run.Script):
-        return dict(argument.split("=", 1) for argument in task.args)
-    train = fdl.build(task.config).train
-    names = ("exit_signal_handler", "exit_signal_handler_for_dataloader")
-    return {f"train.{name}": str(getattr(train, name)).lower() for name in names if hasattr(train, name)}
-
-
-@pytest.mark.parametrize(("asked", "loader"), [({}, "false"), ({"enable_exit_handler_for_data_loader": True}, "true")])
-def test_the_signal_and_the_handlers_are_set_once(task, slurm, asked, loader):
+@pytest.mark.parametrize(("asked", "loader"), [({}, False), ({"enable_exit_handler_for_data_loader": True}, True)])
+def test_the_signal_and_the_handlers_are_set_once(task, slurm, built, asked, loader):
     for _ in range(2):
         PreemptionPlugin(**asked).setup(task, slurm)
     assert slurm.signal == "TERM@60"
-    assert settings(task) == {"train.exit_signal_handler": "true", "train.exit_signal_handler_for_dataloader": loader}
+    assert handlers(built(task)) == (True, loader)
 
 
-def test_a_config_without_the_loaders_field_needs_none_where_it_is_off(slurm):
-    task = partial_of(TrainWithoutLoader)
-    PreemptionPlugin().setup(task, slurm)
-    assert settings(task) == {"train.exit_signal_handler": "true"}
-
-
-@pytest.mark.parametrize(
-    ("train_class", "asked", "missing", "section"),
-    [
-        (TrainWithoutLoader, {"enable_exit_handler_for_data_loader": True}, "exit_signal_handler_for_dataloader", {}),
-        (conftest.Train, {}, "exit_signal_handler", {"train": run.Config(conftest.Train)}),
-    ],
-)
-def test_a_config_that_cannot_hold_the_settings_is_refused(train_class, asked, missing, section, slurm):
-    task = partial_of(train_class, **section)
+def test_a_config_without_the_loaders_field_is_refused_only_where_it_is_asked_for(slurm):
+    task = run.Partial(pretrain, config=run.Config(Container))
     before = copy.deepcopy((task, slurm))
-    with pytest.raises(ProfilingConfigError, match=f"'{missing}' in {train_class.__name__}"):
-        PreemptionPlugin(**asked).setup(task, slurm)
+    with pytest.raises(ProfilingConfigError, match="'exit_signal_handler_for_dataloader' in WithoutLoader"):
+        PreemptionPlugin(enable_exit_handler_for_data_loader=True).setup(task, slurm)
     assert (task, slurm) == before
-
-
-def test_a_converter_replaces_the_overrides(script, slurm):
-    def convert(args):
-        assert args == PreemptionPluginScriptArgs(enable_exit_handler=True, enable_exit_handler_for_data_loader=True)
-        return ["--exit-handler", "on"]
-
-    plugin = PreemptionPlugin(enable_exit_handler_for_data_loader=True, script_args_converter_fn=convert)
-    for _ in range(2):
-        plugin.setup(script, slurm)
-    assert script.args == ["--exit-handler", "on"]
-    assert slurm.signal == "TERM@60"
+    PreemptionPlugin().setup(task, slurm)
+    assert fdl.build(task.config).train.exit_signal_handler
 
 
 @pytest.mark.parametrize("executor", [run.LocalExecutor(), MagicMock()])
-def test_where_nothing_sends_the_signal_a_warning_says_so(script, executor, caplog):
+def test_where_nothing_sends_the_signal_a_warning_says_so(script, built, executor, caplog):
     PreemptionPlugin().setup(script, executor)
     assert "nothing sends a signal 60 seconds before the end of this job" in caplog.text
-    assert settings(script)["train.exit_signal_handler"] == "true"
+    assert handlers(built(script)) == (True, False)
 
 
 def test_torchrun_leaves_its_ranks_the_whole_time(script, slurm):

@@ -14,15 +14,6 @@ def write(root, iteration):
     return files.publish(root, iteration, {"iteration": iteration})
 
 
-def test_the_newest_checkpoint_is_resumed_from(tmp_path):
-    assert files.latest_iteration(tmp_path / "nothing yet") is None
-    write(tmp_path, 5)
-    assert write(tmp_path, 10) == tmp_path / "iter_0000010"
-    assert files.latest_iteration(tmp_path) == 10
-    assert files.read_description(tmp_path / "iter_0000010") == {"iteration": 10}
-    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10"
-
-
 def test_a_checkpoint_that_was_never_finished_has_no_name_and_is_begun_anew(tmp_path):
     write(tmp_path, 5)
     files.prepare(tmp_path, 10)

@@ -119,13 +119,6 @@ def test_torch_is_as_it_was_afterwards_also_after_an_error():
     assert torch.zeros(1).type() == "torch.FloatTensor"
 
 
-def test_nothing_is_changed_where_cuda_is_available(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    before = torch.cuda.current_device
-    with megatron_on_cpu() as mode:
-        assert (mode, torch.cuda.current_device, torch.zeros(1).type()) == (None, before, "torch.FloatTensor")
-
-
 def test_cuda_only_settings_are_changed_and_named():
     config = recipe("gpt_125m", "model.tensor_model_parallel_size=2 model.hidden_dropout=0.1")
     fusions = "model.bias_activation_fusion=false model.bias_dropout_fusion=false"

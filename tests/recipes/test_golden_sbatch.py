@@ -17,6 +17,8 @@ pytestmark = pytest.mark.integration
 
 GOLDEN = Path(__file__).with_name("golden_sbatch")
 WINDOW = {"profile_step_start": 10, "profile_step_end": 12, "profile_ranks": [0, 3]}
+OPTIONS = {"nsys_trace": ["nvtx", "osrt"], "nsys_extra_args": ["--env-var=A=1,B=2"]}
+OPTIONS |= {"nsys_gpu_metrics": True, "export_sqlite": True}
 OURS, THEIRS = "launch/pretrain.py", "train.py"
 
 LAYOUTS = {
@@ -27,7 +29,7 @@ LAUNCHERS = {"none": (None, []), "torchrun": ("torchrun", []), "ft": ("torchrun"
 PROFILERS = {
     "unprofiled": (OURS, []),
     "torch": (OURS, [PyTorchProfilerPlugin(**WINDOW)]),
-    "nsys": (OURS, [NsysPlugin(**WINDOW)]),
+    "nsys": (OURS, [NsysPlugin(**WINDOW, **OPTIONS)]),
     "nsys_on_another_script": (THEIRS, [NsysPlugin(**WINDOW)]),
 }
 #: Every launcher with every profiler, in one layout after the other.

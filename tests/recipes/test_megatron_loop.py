@@ -6,7 +6,7 @@ import pytest
 
 from bridge_profiling import ProfilingConfigError
 from tests.integrations.captured import Captured
-from tests.recipes.trainings import FROZEN, run_cases, window
+from tests.recipes.trainings import run_cases, window
 from tests.system.jobs import manifests, trace_iterations
 
 pytestmark = pytest.mark.integration
@@ -30,10 +30,6 @@ ONE_RANK = {
     "plain": "",
     "evaluated": "train.eval_interval=2",
     "watched": f"train.eval_interval=2 {WATCHED}",
-    "frozen": FROZEN,
-    "frozen_from_3": f"{FROZEN} train.start_iteration=3 train.eval_interval=1",
-    "warm_up": "scheduler.lr_warmup_iters=4",
-    "warm_up_from_3": "scheduler.lr_warmup_iters=4 train.start_iteration=3",
     "bf16": "model.bf16=true ddp.use_distributed_optimizer=true",
     "masked": "dataset.reset_attention_mask=true dataset.reset_position_ids=true dataset.eod_mask_loss=true",
     "llama": LLAMA,
@@ -41,9 +37,7 @@ ONE_RANK = {
 
 #: Windows and the run: overrides, iterations in the trace, status.
 WINDOWS = {
-    "from_the_start": (window(0, 3), [0, 1, 2], "complete"),
     "around_an_evaluation": (f"{window(2, 4)} train.eval_interval=3", [2, 3], "complete"),
-    "to_the_end": (window(4, 6), [4, 5], "complete"),
     "started_inside": (f"{window(2, 5)} train.start_iteration=4", [4], "partial"),
     "started_past_it": (f"{window(1, 3)} train.start_iteration=4", [], "missed"),
 }
@@ -112,22 +106,6 @@ def test_a_monitored_rank_logs_its_iterations_tokens_and_waiting_for_data(one_ra
     assert training["tokens_per_second"] > 0 < training["data_loading_ratio"] < 1
     assert [file.stat().st_size > 0 for file in (folder / "tensorboard" / "rank-0").iterdir()] == [True]
     assert not (one_rank[0] / "plain" / "monitor").exists()
-
-
-def test_starting_at_a_later_iteration_trains_on_that_iterations_data(one):
-    losses = one["frozen"].train
-    assert len(set(losses.values())) == 6
-    assert one["frozen_from_3"].train == {iteration: losses[iteration] for iteration in (3, 4, 5)}
-    # An evaluation sees the same data every time.
-    assert len(set(one["frozen_from_3"].evaluation.values())) == 1
-
-
-def test_starting_at_a_later_iteration_goes_on_with_the_learning_rate(one):
-    """With warm-up the first step's rate is 0, so the second loss differs only through its data; from 3 on it does not."""
-    warm, later, frozen = one["warm_up"].values, one["warm_up_from_3"].values, one["frozen"].values
-    assert warm[1] == frozen[1]
-    assert warm[2] < frozen[2]
-    assert later[1] < frozen[4] - 0.05
 
 
 def test_bf16_with_the_distributed_optimizer_trains_like_fp32(one):

@@ -77,15 +77,6 @@ def test_every_answer_shows_as_a_plotly_figure(real):
             run.figure(name, **options)
 
 
-def test_memory_is_drawn_by_site_whose_areas_are_what_was_allocated(real):
-    pytest.importorskip("plotly.graph_objects")
-    run = real("memory/tp2_dp2")
-    areas = [trace for trace in run.figure("memory").data if trace.stackgroup]
-    top = max(sum(values) for values in zip(*(trace.y for trace in areas), strict=True))
-    assert top * 2**20 == pytest.approx(run.memory()["peak_bytes"][0].as_py(), rel=1e-4)
-    assert any("/core/optimizer/" in trace.name for trace in areas)
-
-
 def test_a_waterfall_shows_small_changes():
     """From zero, a change of 1% would be invisible."""
     parts = {"compute_us": Change(900.0, 905.0), "idle_us": Change(100.0, 105.0)}

@@ -1,8 +1,6 @@
 """The first screen after a profile: what each rank captured, and which operators took the host's time."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from rich.console import Console
@@ -56,22 +54,6 @@ def test_mfu_is_shown_where_it_is_known_and_nothing_where_it_is_not(screen, mfu,
     text = screen(iteration=[0, 1, 2, 4, 7], duration_ns=[9, 2, 2, 4, 2], mfu=mfu)
     # The profiled iteration, and the median of the others but the run's first: the profiler's own cost is no share.
     assert ["MFU" in text, "20.0%" in text, "41.0%" in text] == [shown] * 3
-
-
-@pytest.mark.integration
-def test_a_submit_host_without_the_analysis_extra_shows_the_rest_and_says_what_to_install(screen, tmp_path):
-    screen()
-    script = f"""
-import sys
-sys.modules |= dict.fromkeys(("isal", "msgspec", "numpy", "pyarrow"))  # as where they are not installed
-from pathlib import Path
-from rich.console import Console
-from bridge_profiling.report.terminal import print_captures
-from bridge_profiling.manifest import find_captures
-print_captures(find_captures(Path({str(tmp_path)!r})), Console(width=160))
-"""
-    text = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert [each for each in ("window 4-5", "complete", "pip install '.[analysis]'") if each not in text] == []
 
 
 def test_a_damaged_trace_is_named_with_its_rank(screen, tmp_path):

@@ -13,23 +13,18 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.ports import free_ports
-from tests.system.jobs import end_tree
+from tests.system.jobs import end_tree, ended_well, wait_until
 
 PACKAGES = ("slurm-wlm", "munge", "slurmdbd", "mariadb-server")
 
 #: Cores that each virtual node claims to have; jobs of these tests wait for each other on two real ones.
 _CPUS = 8
 _TIMEOUT_S = 60
-
-
-class SlurmError(RuntimeError):
-    """A server that did not start, or a command of Slurm's that failed."""
 
 
 @dataclass
@@ -54,15 +49,8 @@ class SlurmCluster:
         return {"SLURM_CONF": str(self.directory / "slurm.conf")}
 
     def run(self, *command: str) -> str:
-        """Run one of Slurm's commands against this cluster; its standard output, stripped.
-
-        Raises:
-            SlurmError: it failed; holds what it printed.
-        """
-        done = subprocess.run(command, env=os.environ | self.environment, capture_output=True, text=True, timeout=60)
-        if done.returncode:
-            raise SlurmError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        return done.stdout.strip()
+        """Run one of Slurm's commands against this cluster, which must succeed; its standard output, stripped."""
+        return ended_well(command, env=os.environ | self.environment, timeout=60).stdout.strip()
 
     def job_ids(self) -> list[str]:
         """Jobs that wait or run, oldest first."""
@@ -82,19 +70,12 @@ class SlurmCluster:
 
 @contextlib.contextmanager
 def started() -> Iterator[SlurmCluster]:
-    """Start the servers, wait until both nodes take jobs, and stop them however the block is left.
-
-    Raises:
-        SlurmError: a server did not come up; holds the servers' logs.
-    """
+    """Start the servers, wait until both nodes take jobs, and stop them however the block is left."""
     # Not in the checkout's own temporary directory: a socket's path may have 107 characters.
     cluster = SlurmCluster(Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp")))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, cluster.directory, ignore_errors=True)
-        try:
-            _start(cluster, stack)
-        except SlurmError as error:
-            raise SlurmError(f"{error}\n{cluster.logs()}") from None
+        _start(cluster, stack)
         stack.callback(_end_jobs, cluster)
         yield cluster
 
@@ -107,39 +88,29 @@ def _start(cluster: SlurmCluster, stack: contextlib.ExitStack) -> None:
     _write_configuration(cluster)
 
     serve = functools.partial(_serve, cluster, stack)
-    munge_socket, database_socket = directory / "munge.socket", directory / "database.socket"
-    serve(
-        "munged",
-        # --force: it runs as root and in a directory for temporary files, which it would rather not.
-        ["munged", "--foreground", "--force", "--num-threads=4"],
-        {"key-file": directory / "munge.key", "seed-file": directory / "munge.seed", "socket": munge_socket}
-        | {"pid-file": directory / "munged.pid", "log-file": directory / "log" / "munged.log"},
-        ready=["munge", "--no-input", f"--socket={munge_socket}"],
-    )
-    data = f"--datadir={directory / 'database'}"
+    munge_socket, database_socket = f"--socket={directory}/munge.socket", f"--socket={directory}/database.socket"
+    # --force: it runs as root and in a directory for temporary files, which it would rather not.
+    munged = ["munged", "--foreground", "--force", "--num-threads=4", munge_socket]
+    files = {"key-file": "munge.key", "seed-file": "munge.seed", "pid-file": "munged.pid", "log-file": "log/munged.log"}
+    munged += [f"--{option}={directory}/{name}" for option, name in files.items()]
+    serve("munged", munged, ready=["munge", "--no-input", munge_socket])
     as_root = ["--no-defaults", "--user=root"]
-    _succeed(["mariadb-install-db", *as_root, data, "--skip-test-db", "--auth-root-authentication-method=normal"])
-    client = ["mariadb", *as_root, f"--socket={database_socket}"]
-    serve(
-        "mariadbd",
-        ["mariadbd", *as_root, data, "--skip-networking", "--innodb-buffer-pool-size=64M"],
-        {"socket": database_socket, "pid-file": directory / "mariadbd.pid"},
-        ready=[*client, "--execute=select 1"],
-    )
-    _succeed([*client, "--execute=create database slurm_acct_db"])
-    serve(
-        "slurmdbd",
-        ["slurmdbd", "-D"],
-        environment={"MYSQL_UNIX_PORT": str(database_socket)},
-        ready=["sacctmgr", "--noheader", "show", "cluster"],
-    )
+    data = [*as_root, f"--datadir={directory}/database"]
+    ended_well(["mariadb-install-db", *data, "--skip-test-db", "--auth-root-authentication-method=normal"])
+    client = ["mariadb", *as_root, database_socket]
+    server = ["mariadbd", *data, database_socket, "--skip-networking", "--innodb-buffer-pool-size=64M"]
+    serve("mariadbd", [*server, f"--pid-file={directory}/mariadbd.pid"], ready=[*client, "--execute=select 1"])
+    ended_well([*client, "--execute=create database slurm_acct_db"])
+    socket_of_database = {"MYSQL_UNIX_PORT": f"{directory}/database.socket"}
+    serve("slurmdbd", ["slurmdbd", "-D"], ready=["sacctmgr", "--noheader", "show", "cluster"], environment=socket_of_database)
     account = cluster.account
     for what in ("cluster tests", f"account {account} Cluster=tests", f"user root Account={account}"):
         cluster.run("sacctmgr", "--immediate", "add", *what.split())
     serve("slurmctld", ["slurmctld", "-D"], ready=["scontrol", "ping"])
     for node in cluster.nodes:
         serve(f"slurmd-{node}", ["slurmd", "-D", "-N", node])
-    _wait("both nodes to be idle", lambda: _busy_nodes(cluster))
+    idle = ("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N")
+    wait_until(lambda: set(cluster.run(*idle).split()) == set(cluster.nodes), _TIMEOUT_S, cluster.logs)
 
 
 def _serve(
@@ -147,25 +118,22 @@ def _serve(
     stack: contextlib.ExitStack,
     name: str,
     command: Sequence[str],
-    options: Mapping[str, object] | None = None,
-    *,
     ready: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
+    environment: dict[str, str] | None = None,
 ) -> None:
     """Start a server in the foreground with its output in a log, to be stopped with the stack; wait until it answers."""
+    variables = os.environ | cluster.environment | (environment or {})
     with open(cluster.directory / "log" / f"{name}.out", "wb") as log:
-        process = subprocess.Popen(
-            [*command, *(f"--{option}={value}" for option, value in (options or {}).items())],
-            env=os.environ | cluster.environment | dict(environment or {}),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            # Ctrl-C is for the tests; the servers are stopped in their order afterwards.
-            start_new_session=True,
-        )
+        streams = {"stdout": log, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+        # Ctrl-C is for the tests; the servers are stopped in their order afterwards.
+        process = subprocess.Popen(command, env=variables, start_new_session=True, **streams)
     stack.callback(_stop, process)
-    if ready:
-        _wait(f"{name} to answer", lambda: _answer(ready, cluster.environment), process)
+
+    def answers() -> bool:
+        assert process.poll() is None, f"{name} ended with {process.returncode}: {cluster.logs()}"
+        return not ready or subprocess.run(ready, env=variables, capture_output=True).returncode == 0
+
+    wait_until(answers, _TIMEOUT_S, cluster.logs)
 
 
 def _stop(process: subprocess.Popen) -> None:
@@ -237,37 +205,9 @@ PartitionName={cluster.partition} Nodes=ALL Default=YES MaxTime=INFINITE State=U
     (directory / "plugstack.conf").touch()
 
 
-def _busy_nodes(cluster: SlurmCluster) -> str | None:
-    idle = set(cluster.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split())
-    return None if idle == set(cluster.nodes) else cluster.run("sinfo", "--Node", "--long")
-
-
 def _end_jobs(cluster: SlurmCluster) -> None:
     """No process of a job may outlive the cluster, whatever a test left behind."""
-    jobs = cluster.job_ids()
-    if jobs:
-        cluster.run("scancel", "--signal=KILL", "--full", *jobs)
-        cluster.run("scancel", *jobs)
-        _wait("the jobs to end", lambda: " ".join(cluster.job_ids()) or None)
-
-
-def _wait(what: str, trouble: Callable[[], str | None], process: subprocess.Popen | None = None) -> None:
-    """Wait until there is no trouble any more; the last one is part of the error."""
-    end = time.monotonic() + _TIMEOUT_S
-    while (last := trouble()) is not None:
-        if process is not None and process.poll() is not None:
-            raise SlurmError(f"waited for {what}, and it ended with {process.returncode}")
-        if time.monotonic() > end:
-            raise SlurmError(f"waited {_TIMEOUT_S} s for {what}: {last}")
-        time.sleep(0.1)
-
-
-def _answer(command: Sequence[str], environment: dict[str, str] | None = None) -> str | None:
-    """What a command that fails says, or None when it succeeds."""
-    done = subprocess.run(command, env=os.environ | (environment or {}), capture_output=True, text=True)
-    return f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}" if done.returncode else None
-
-
-def _succeed(command: Sequence[str]) -> None:
-    if failure := _answer(command):
-        raise SlurmError(failure)
+    for options in (["--signal=KILL", "--full"], []) if (jobs := cluster.job_ids()) else ():
+        # One that has ended by now is an error to it.
+        subprocess.run(["scancel", *options, *jobs], env=os.environ | cluster.environment, capture_output=True)
+    wait_until(lambda: not cluster.job_ids(), _TIMEOUT_S, cluster.logs)

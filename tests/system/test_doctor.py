@@ -57,16 +57,6 @@ def test_a_directory_that_only_this_process_sees_fails(cluster, tmp_path):
     assert "0 of 2 nodes read a file written here, and this machine sees 0 of theirs" in line(done, "shared by the nodes")
 
 
-@pytest.mark.needs("slurm")
-def test_started_by_srun_it_speaks_of_the_node(cluster, tmp_path):
-    run = ("profiling.use_nsys_profiler=true", "train.train_iters=50", "--elsewhere", "--output-dir", str(tmp_path))
-    submit_host = doctor(*run, PATH="/usr/bin:/bin")
-    # Whether this machine has an nsys or not: on the submit host that is unknown, on the node it is known.
-    assert line(submit_host, "nsys").startswith("unknown")
-    on_node = doctor(*run[:2], *run[3:], around=("srun", "--chdir=/"), **cluster)
-    assert not line(on_node, "nsys").startswith("unknown")
-
-
 @pytest.mark.needs("nsys")
 def test_an_nsys_is_named_with_its_version_and_what_it_does_not_know(nsys, tmp_path):
     run = ("profiling.use_nsys_profiler=true", "train.train_iters=50", "--nodes", "1", "--output-dir", str(tmp_path))

@@ -26,16 +26,8 @@ def why_no_python(version: str) -> str | None:
 
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment of somebody who has not built this project yet."""
-    ours = [
-        "VIRTUAL_ENV",
-        "PYTHONPATH",
-        "NEMORUN_HOME",
-        "UV_CACHE_DIR",
-        "MAKEFLAGS",
-        "MAKELEVEL",
-        "TMPDIR",
-        "TORCHDYNAMO_DISABLE",
-    ]
+    ours = ["VIRTUAL_ENV", "PYTHONPATH", "NEMORUN_HOME", "UV_CACHE_DIR", "MAKEFLAGS", "MAKELEVEL", "TMPDIR"]
+    ours.append("TORCHDYNAMO_DISABLE")
     return {name: value for name, value in os.environ.items() if name not in ours} | more
 
 

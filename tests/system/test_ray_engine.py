@@ -21,10 +21,6 @@ __all__ = ["captures"]
 pytestmark = [pytest.mark.system, pytest.mark.needs("ray")]
 
 
-def double(value: int) -> int:
-    return 2 * value
-
-
 def refuse_three(value: int) -> int:
     if value == 3:
         raise ValueError("three is not accepted")
@@ -52,11 +48,6 @@ def test_the_command_finds_a_running_cluster_by_its_address(ray_cluster: Any, ca
     where = ["--engine", "ray", "--ray-address", address, "--parquet", tmp_path]
     done = cli("analyze", captures / "kineto" / "pp2_dp2", "--json", *where)
     assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2, 3]
-
-
-def test_every_task_is_answered_once_with_few_at_a_time(ray_cluster: Any) -> None:
-    outcomes = list(RayEngine(workers=1).map(double, list(range(9))))
-    assert sorted((outcome.task, outcome.answer) for outcome in outcomes) == [(place, 2 * place) for place in range(9)]
 
 
 def test_a_task_that_fails_or_dies_says_so_and_costs_no_other(ray_cluster: Any) -> None:

@@ -34,11 +34,9 @@ class Group:
                 self.torch = torch
                 self.profiling = WorkerProfiling(name, rank=rank, world_size=size)
 
-            def train(self, step: int, fails: bool = False) -> int:
+            def train(self, step: int) -> int:
                 with self.profiling.step(step), self.profiling.range("forward"):
                     self.torch.ones(8, 8) @ self.torch.ones(8, 8)
-                    if fails:
-                        raise ValueError("this step fails")
                 return step
 
             def close(self) -> int:
@@ -79,30 +77,25 @@ def iterations(folder: Path) -> dict[int, list[int]]:
 
 
 def test_torch_traces_of_two_groups_hold_exactly_their_steps(ray_cluster, tmp_path, monkeypatch):
-    """Policy: one worker complete, one that fails in step 4. vLLM: resumed at 3, and terminated after it."""
+    """Policy: complete. vLLM: resumed at 3, and terminated after it."""
     ask(monkeypatch, "2:5", tmp_path, "torch")
     policy, vllm, reward = (
         Group(ray_cluster, "policy", 2),
         Group(ray_cluster, "vllm_generation", 1),
         Group(ray_cluster, "reward", 1),
     )
-    policy.train(1, 2, 3)
+    policy.train(1, 2, 3, 4)
+    policy.close()
     vllm.train(3)
     reward.train(1, 2, 3)
-    with pytest.raises(ValueError, match="this step fails"):
-        ray_cluster.get(policy.workers[1].train.remote(4, fails=True))
-    # The failed one is not closed: what it has captured is there all the same, and it works on.
-    ray_cluster.get([policy.workers[0].train.remote(4), policy.workers[1].train.remote(5), policy.workers[0].close.remote()])
     vllm.workers[0].__ray_terminate__.remote()
     vllm_manifest = tmp_path / "vllm_generation" / "manifest" / "iter-2-5" / "rank-0.json"
     wait_until(lambda: json.loads(vllm_manifest.read_text())["status"] != "failed")
 
-    assert iterations(tmp_path / "policy")[0] == [2, 3, 4]
+    assert iterations(tmp_path / "policy") == {0: [2, 3, 4], 1: [2, 3, 4]}
     assert iterations(tmp_path / "vllm_generation") == {0: [3]}
     found = manifests(tmp_path / "policy")
-    assert [found[0].status, found[1].status] == ["complete", "partial"]
-    assert (found[1].captured_iterations, found[1].interrupted) == ([2, 3], [4])
-    assert "this step fails" in found[1].reason
+    assert [found[0].status, found[1].status] == ["complete", "complete"]
     framework = {"name": "ray", "worker": "policy", "version": ray_cluster.__version__}
     assert framework.items() <= (found[1].framework or {}).items()
     assert manifests(tmp_path / "vllm_generation")[0].status == "partial"

@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.cache import load
-from bridge_profiling.traces.discover import WHICH_WINDOW, find_run
+from bridge_profiling.traces.discover import find_run
 from tests.traces.kineto_files import document, kernel
 
 
@@ -98,36 +97,13 @@ def test_files_that_nothing_names_are_numbered_in_order_and_that_is_said(tmp_pat
     assert [each.code for each in find_run(tmp_path).caveats] == ["ranks_guessed"]
 
 
-def test_a_damaged_file_named_like_a_capture_is_one_whose_error_is_shown(tmp_path):
-    _trace(tmp_path / "rank-0.json.gz", 0)
-    for name, content in {"rank-1.json.gz": b"", "rank-2.json": b"", "rank-3.pt.trace.json.xz": b"not compressed"}.items():
-        (tmp_path / name).write_bytes(content)
-    captures = find_run(tmp_path).captures
-    assert [capture.rank for capture in captures] == [0, 1, 2, 3]
-    for capture in captures[1:]:
-        with pytest.raises(TraceError, match=str(capture.path)):
-            load(capture, cached=False)
-
-
-def test_of_several_attempts_the_one_written_last_counts_and_that_is_said(tmp_path):
-    for attempt, time in (("iter-2-4", 200), ("iter-2-4.1", 300), ("iter-8-9", 100)):
-        for rank in (0, 1):
-            _trace(tmp_path / "torch" / attempt / f"rank-{rank}.pt.trace.json.gz", rank, time)
-    run = find_run(tmp_path)
-    assert {capture.path.parent.name for capture in run.captures} == {"iter-2-4.1"}
-    [caveat] = run.caveats
-    assert caveat.code in WHICH_WINDOW
-    assert "showing torch/iter-2-4.1, the newest; 4 older kineto captures skipped" in caveat.text
-    assert {capture.path.parent.name for capture in find_run(tmp_path / "torch" / "iter-8-9").captures} == {"iter-8-9"}
-
-
 def test_two_runs_with_the_same_window_are_not_shown_as_one(tmp_path):
     for rank, name in enumerate(("first", "second")):
         path = _trace(tmp_path / name / "torch" / "iter-2-4" / f"rank-{rank}.pt.trace.json.gz", rank, time=rank + 1)
         _manifest(tmp_path / name, "iter-2-4", rank, path)
     run = find_run(tmp_path)
     assert [capture.rank for capture in run.captures] == [1]
-    assert "showing second/torch/iter-2-4" in run.caveats[0].text
+    assert "showing second/torch/iter-2-4, the newest; 1 older kineto capture skipped" in run.caveats[0].text
     snapshot = tmp_path / "first" / "memory" / "rank-1.pickle"
     snapshot.parent.mkdir()
     snapshot.write_bytes(b"x")
@@ -144,15 +120,6 @@ def test_several_cycles_of_one_rank_give_the_last(tmp_path):
     for cycle in (1, 2):
         _trace(tmp_path / f"node1_4711.{cycle}.pt.trace.json.gz", 0, time=cycle)
     assert [name for *_, name in _found(tmp_path)] == ["node1_4711.2.pt.trace.json.gz"]
-
-
-def test_a_place_without_a_capture_is_one_error_that_names_it(tmp_path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "junk.txt").write_text("x")
-    (tmp_path / "data.json").write_text("{}")
-    for name, why in {"": "holds no capture", "empty": "holds no capture", "no": "does not exist"}.items():
-        with pytest.raises(TraceError, match=f"^{tmp_path / name} {why}"):
-            find_run(tmp_path / name)
 
 
 def test_a_copy_named_after_another_rank_does_not_replace_the_rank_it_claims(tmp_path):

@@ -89,32 +89,15 @@ def test_a_pickle_that_asks_for_more_memory_than_it_has_is_refused_without_it():
         tracemalloc.stop()
 
 
-def test_nesting_costs_no_memory_or_time():
-    """Sixty levels of a list that holds the one before twice, and 300,000 of lists with one item."""
-    value = []
-    for _ in range(60):
-        value = [value, value]
-    found, depth = load_plain(pickle.dumps(value, 4)), 0
-    while found:
-        assert found[0] is found[1]
-        found, depth = found[0], depth + 1
-    assert depth == 60
-    assert len(load_plain(HEAD + b"]" * 300_000 + b"a" * 299_999 + b".")) == 1
-
-
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
         (b"(dp0\n.", "does not begin as a pickle"),
-        (b"\x80\x63N.", "does not begin as a pickle"),
-        (HEAD, "cut off"),
-        (HEAD + b".", "damaged"),
         (HEAD + b"j\x05", "damaged"),
         (HEAD + b"\x8c\x05abc", "cut off"),
         (HEAD + b"K\x00\x86.", "TUPLE2 at byte 4"),
         (HEAD + b"K\x00K\x00\x86K\x00\x86.", "TUPLE2 at byte 9"),  # the hash of nested ones takes exponential time
         (HEAD + b"}]Ns.", "damaged: TypeError"),
-        (HEAD + b"\x8c\x02\xff\xfe.", "damaged"),
         # Longer integers as keys can be made to collide: 280 kB of them take 1.9 s.
         *((pickle.dumps([number], 4), "LONG1") for number in (1 << 64, -(1 << 63) - 1)),
     ],

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.analysis.attribution.kernel_groups import group_of
 from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.traces.tables import fields, to_int64
@@ -275,8 +276,11 @@ _KERNELS = """
 
 
 def kernels(connection: duckdb.DuckDBPyConnection, *, by_rank: bool = True) -> pa.Table:
-    """One row per kind, backend and name of kernel (and rank), most time first."""
-    return connection.sql(_KERNELS.format(rank="rank," if by_rank else "")).to_arrow_table()
+    """One row per kind, backend and name of kernel (and rank), with its group (`kernel_groups`), most time first."""
+    found = connection.sql(_KERNELS.format(rank="rank," if by_rank else "")).to_arrow_table()
+    kinds, names = (found[column].cast(pa.string()).to_pylist() for column in ("kind", "name"))
+    groups = [group_of(name or "", kind) for kind, name in zip(kinds, names, strict=True)]
+    return found.append_column("group", pa.array(groups, pa.string()))
 
 
 def ranks_without_work(breakdown: pa.Table, source: str) -> list[int]:

@@ -51,15 +51,18 @@ SYNCHRONIZING = tuple(
     for name in names
 )
 
-#: Calls that get memory from the driver or give it back. Those that free it wait for the device.
-ALLOCATING = tuple(
-    prefix + name
-    for prefix, names in (
-        ("cuda", ("Malloc", "Free", "HostAlloc", "MallocHost", "FreeHost", "HostRegister", "HostUnregister")),
-        ("cu", ("MemAlloc_v2", "MemFree_v2", "MemCreate", "MemRelease", "MemMap", "MemUnmap", "MemSetAccess")),
-        ("hip", ("Malloc", "Free", "HostMalloc", "HostFree")),
-    )
-    for name in names
+#: Calls that give memory back to the driver, and wait for the device.
+FREEING = (
+    *("cudaFree", "cudaFreeHost", "cudaHostUnregister", "cuMemFree_v2", "cuMemRelease", "cuMemUnmap"),
+    *("hipFree", "hipHostFree"),
+)
+
+#: Calls that get memory from the driver or give it back.
+ALLOCATING = (
+    *FREEING,
+    *("cudaMalloc", "cudaHostAlloc", "cudaMallocHost", "cudaHostRegister"),
+    *("cuMemAlloc_v2", "cuMemCreate", "cuMemMap", "cuMemSetAccess"),
+    *("hipMalloc", "hipHostMalloc"),
 )
 
 #: Columns of host events that this module reads.

@@ -25,6 +25,8 @@ the host made some stream wait after it launched the one and before it launched 
   added up, others are not: the one that reaches farthest counts. Time goes to the last call before it. A host that then records
   nothing for long does something else: that time does not belong to the call. After a call that waits for the device, the next
   launch takes its time however short the wait was: host_sync also has up to `_GET_GOING_NS` of a gap in which such a call ends.
+  Calls to the allocator, and waits that come `OFTEN`, also have the time that would not be lost if the host had not made them:
+  `profiler_cost.Replay` shows how far ahead it would be.
 - small_kernels: the kernel that ends the gap is in a run of kernels that on average take the device less time than launching
   one takes the host. Dependency-stalled time before such a kernel belongs here too.
 - host_pause: the host recorded nothing for at least `host.SILENT_NS`.
@@ -37,7 +39,7 @@ device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -79,8 +81,14 @@ HELD_NS = 20_000
 #: Calls that follow one another after at most so long are one stop of the host.
 _IN_A_ROW_NS = 200_000
 
+#: A host that waits for its device so many times in an iteration never gets far ahead of it.
+OFTEN = 10
+
 #: The most time from the end of a host's wait to its next launch: Python, an operator or two and the launch.
 _GET_GOING_NS = 200_000
+
+#: A call for memory that keeps an idle device waiting for so long initializes the driver or a library.
+_INITIALIZES_NS = 100_000_000
 
 #: Names per cause and iteration that get a row each; the others share one row without a name.
 _NAMES = 5
@@ -185,12 +193,14 @@ def idle_causes(
     Columns: iteration; between: whether the row is about the time from the end of that iteration's window to the start of the
     next one; cause; name: of the range or call, else "before" the operator that launched the next kernel, null for the names
     that cost less than others; count: gaps, or pieces of them; start_ns: of the longest; lost_us: time without compute; calls
-    and host_us: ranges or calls of that name that started in the window (of those that wait for the device, only those of at
-    least `HELD_NS`) and the launching threads' time in them, null if only gaps show the cause; lost_each_us: of data loading
+    and host_us: ranges or calls of that name that started in the window (of those that wait for the device, only `_stalling`
+    ones) and the launching threads' time in them, null if only gaps show the cause; lost_each_us: of data loading
     and saving, on the first of the cause's rows, the loss in each range, in order; profiler_us: likewise, the part of all of
     them that the cost of recording explains.
     """
     host = host_activity(host_events, device_events, data_loading=data_loading, checkpoint=checkpoint)
+    initializing = gaps.gaps.within_ns(host.allocating.start_ns, host.allocating.end_ns) >= _INITIALIZES_NS
+    host = replace(host, allocating=host.allocating[~initializing])
     evidence = {
         Cause.data_loading: host.data_loading,
         Cause.checkpoint_stall: host.checkpoint,
@@ -198,7 +208,7 @@ def idle_causes(
         Cause.garbage_collection: host.collecting,
         Cause.recompilation: host.compiling,
         Cause.allocator_churn: host.allocating,
-        Cause.host_sync: host.synchronizing.lasting(HELD_NS),
+        Cause.host_sync: _stalling(host.synchronizing, gaps.gaps),
         Cause.pageable_copy: host.pageable,
     }
     numbers, begins, ends = spans.numbers.to_pylist(), spans.start_ns.tolist(), spans.end_ns.tolist()
@@ -206,7 +216,8 @@ def idle_causes(
     windows += [(number, True, end, begin) for number, end, begin in zip(numbers[:-1], ends[:-1], begins[1:], strict=True)]
     names, launched_by = _launchers(gaps, device_events, host_events)
     rows: list[dict[str, object]] = []
-    for cause, time in _times_by_cause(gaps, device_events, host).items():
+    often = len(evidence[Cause.host_sync].name) >= OFTEN * len(spans.start_ns)
+    for cause, time in _times_by_cause(gaps, device_events, host, profiler, often=often).items():
         ranges = evidence.get(cause)
         if ranges is None:
             pieces = _Pieces(names, time, launched_by[np.searchsorted(gaps.gaps.end_ns, time.end_ns)])
@@ -343,8 +354,14 @@ def _unrecorded_waits_ns(host_events: pa.Table, waits: pa.Table) -> Nanoseconds:
     return np.sort(calls["start_ns"].to_numpy()[~recorded])
 
 
-def _times_by_cause(gaps: IdleGaps, device_events: pa.Table, host: HostActivity) -> dict[Cause, Intervals]:
-    """The time of every cause; the sets are disjoint and together are the gaps."""
+def _times_by_cause(
+    gaps: IdleGaps, device_events: pa.Table, host: HostActivity, profiler: ProfilerCost, *, often: bool
+) -> dict[Cause, Intervals]:
+    """The time of every cause; the sets are disjoint and together are the gaps.
+
+    Args:
+        often: the host waits for the device so often that it never gets ahead.
+    """
     start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
     communicates, copies = rows_of(device_events["kind"], "communication"), rows_of(device_events["kind"], "memcpy")
     ended_in_gap = communicates & (gaps.gaps.within_ns(end - 1, end) > 0)
@@ -369,6 +386,9 @@ def _times_by_cause(gaps: IdleGaps, device_events: pa.Table, host: HostActivity)
     small = np.append(_in_small_runs(device_events), False)[gaps.next_kernel]
     before_small = Intervals(gaps.gaps.start_ns[small], gaps.gaps.end_ns[small])
     take(Cause.host_sync, _opened_by(gaps.gaps, host.synchronizing.end_ns) - host.silent)
+    for cause, calls in ((Cause.allocator_churn, host.allocating), (Cause.host_sync, host.synchronizing)):
+        if len(calls.name) and (cause is not Cause.host_sync or often):
+            take(cause, profiler.replay.explained(calls.time) - profiler.explained - host.silent)
     take(Cause.small_kernels, before_small)
     stops = {
         Cause.host_sync: host.synchronizing.lasting(HELD_NS),
@@ -418,6 +438,16 @@ def _opened_by(gaps: Intervals, ends_ns: Nanoseconds) -> Intervals:
     inside = (last >= 0) & (ascending[np.maximum(last, 0)] >= gaps.start_ns) if len(ascending) else np.zeros(len(gaps), bool)
     begin = ascending[last[inside]]
     return union(begin, np.minimum(gaps.end_ns[inside], begin + _GET_GOING_NS))
+
+
+def _stalling(calls: Ranges, gaps: Intervals) -> Ranges:
+    """Calls that held the host for `HELD_NS`, and the last one in each gap if the device then idles for so long."""
+    if not len(calls.name) or not len(gaps):
+        return calls.lasting(HELD_NS)
+    gap = np.minimum(np.searchsorted(gaps.end_ns, calls.end_ns, side="right"), len(gaps) - 1)
+    opens = (gaps.start_ns[gap] <= calls.end_ns) & (gaps.end_ns[gap] - calls.end_ns >= HELD_NS)
+    last = opens & np.append((gap[1:] != gap[:-1]) | ~opens[1:], True)
+    return calls[last | (calls.end_ns - calls.start_ns >= HELD_NS)]
 
 
 def _delayed_by(stops: Mapping[Cause, Ranges], starved: Intervals, inside: Intervals) -> dict[Cause, Intervals]:

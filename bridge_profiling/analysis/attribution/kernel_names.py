@@ -27,9 +27,9 @@ _FP32 = re.compile(
 
 _REDUCED = re.compile(r"bf16|f16|half|bfloat|e4m3|e5m2|fp8|nvjet_(?:sm\d+_)?[thqo]|s16816|h1688|h16816|hgemm", re.IGNORECASE)
 
-_SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
+SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 #: Of log_softmax, which a loss takes; the fifth argument of torch's own kernels says whether they are it.
-_LOG_SOFTMAX = re.compile(
+LOG_SOFTMAX = re.compile(
     r"log_?softmax|cross_?entropy|softmax_warp_\w+<[^<>]*?, *(?:\(int\))?\d+, *(?:true|\(bool\)1)", re.IGNORECASE
 )
 
@@ -63,7 +63,7 @@ def product_precision(name: str) -> str | None:
 
 def is_softmax(name: str) -> bool:
     """Whether it computes a softmax by itself: not that of a loss, and not inside fused attention."""
-    return bool(_SOFTMAX.search(name)) and not (_LOG_SOFTMAX.search(name) or FUSED_ATTENTION.search(name))
+    return bool(SOFTMAX.search(name)) and not (LOG_SOFTMAX.search(name) or FUSED_ATTENTION.search(name))
 
 
 def converts_layout(name: str) -> bool:

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.analysis.attribution.launches import launched_inside
 from bridge_profiling.analysis.intervals import parents, rows_of, self_times_ns
-from bridge_profiling.traces.tables import NULL, to_int64
 
 #: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.
 #: With several parameter groups in a module, fully_shard appends the group's size.
@@ -23,8 +23,8 @@ def operators(
     """One row per name (and input shapes, and call stack; null if not recorded), most own time first.
 
     `total_us` adds up the calls' durations, `self_us` is without the ranges of the same category directly inside.
-    `device_total_us` adds up the device events launched inside on the same thread, and `device_us` those of them launched in no
-    operator or annotation further in.
+    `device_total_us` adds up the device events launched inside on the same thread, and `device_self_us` those of them launched
+    in no operator or annotation further in: torch's `device_time_total` and `self_device_time_total`.
     """
     keys = ["name", *(["shapes"] if shapes else []), *(["stack"] if stacks else [])]
     events = host_events.filter(pa.array(rows_of(host_events["category"], category)))
@@ -37,7 +37,7 @@ def operators(
             "self_ns": self_times_ns(parents(thread, start, end), start, end),
             "device_ns": device_ns,
             # What an operator launched counts even if the time of the launch was not recorded.
-            "device_total_ns": np.maximum(device_ns, _launched_inside(thread, start, end, device_events)[1]),
+            "device_total_ns": np.maximum(device_ns, launched_inside(thread, start, end, device_events)[1]),
         }
     )
     wanted = [("duration_ns", "count"), *((name, "sum") for name in ("self_ns", "duration_ns", "device_ns", "device_total_ns"))]
@@ -53,7 +53,7 @@ def operators(
             "total_us": _microseconds(found["duration_ns_sum"]),
             "mean_us": pc.divide(_microseconds(found["duration_ns_sum"]), count.cast(pa.float64())),
             "max_us": _microseconds(found["duration_ns_max"]),
-            "device_us": _microseconds(found["device_ns_sum"]),
+            "device_self_us": _microseconds(found["device_ns_sum"]),
             "device_total_us": _microseconds(found["device_total_ns_sum"]),
         }
     )
@@ -72,7 +72,7 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
     chosen = annotations.filter(pa.array(rows_of(annotations["name"], *steps)))
     thread, start, end = (chosen[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     communication = device_events.filter(pa.array(rows_of(device_events["kind"], "communication")))
-    launched, device_ns = _launched_inside(thread, start, end, communication)
+    launched, device_ns = launched_inside(thread, start, end, communication)
     matches = [steps[name] for name in chosen["name"].to_pylist()]
     table = pa.table(
         {
@@ -117,19 +117,3 @@ def _device_ns(operator: pa.ChunkedArray, device_events: pa.Table) -> NDArray[np
     duration = launched["end_ns"].to_numpy() - launched["start_ns"].to_numpy()
     np.add.at(spent, place[mine], duration[mine])
     return spent
-
-
-def _launched_inside(
-    thread: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64], device_events: pa.Table
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many device events were launched in each range on its thread, and how long they took."""
-    count, spent = np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
-    launched_on, launched_at = to_int64(device_events["launch_thread"]), to_int64(device_events["launch_start_ns"])
-    duration = device_events["end_ns"].to_numpy() - device_events["start_ns"].to_numpy()
-    for one in np.unique(thread):
-        rows, mine = np.flatnonzero(thread == one), np.flatnonzero((launched_on == one) & (launched_at != NULL))
-        mine = mine[np.argsort(launched_at[mine], kind="stable")]
-        before = np.concatenate(([0], np.cumsum(duration[mine])))
-        first, last = (np.searchsorted(launched_at[mine], bound[rows]) for bound in (start, end))
-        count[rows], spent[rows] = last - first, before[last] - before[first]
-    return count, spent

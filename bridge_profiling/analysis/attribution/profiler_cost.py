@@ -8,8 +8,10 @@ follows as far as it was idle for want of that launch. `replay` moves the launch
 - The device's lead grows only in launch-starved gaps in which it is idle, and is at most the lead of the host at the launch
   that ends the gap. Compute, copies and communication take as long as they took.
 
-Communication counts as work here, so a rank's own lead is computed without the others. The additional gain of waiting ranks is
-known only across ranks: `findings.evidence` limits it by the slowest rank.
+Communication counts as work, so a rank's own lead is computed without the others. The exception is a stream whose communication
+mostly runs beside kernels that were launched later, such as reductions of gradients in a backward pass: the next kernel does
+not wait for it. The additional gain of waiting ranks is known only across ranks: `findings.evidence` limits it by the slowest
+rank.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.device import DeviceWork, IdleGaps, Windows
-from bridge_profiling.analysis.attribution.host import SYNCHRONIZING, on_launching_threads
+from bridge_profiling.analysis.attribution.host import FREEING, SYNCHRONIZING, on_launching_threads
 from bridge_profiling.analysis.caveats import texts
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union
-from bridge_profiling.traces.tables import to_int64
+from bridge_profiling.traces.tables import NULL, to_int64
 
 #: Categories of host events that cost time, and the names of their columns in `recorded`.
 _RECORDED = {"operator": "operators", "runtime": "runtime_calls", "annotation": "annotations", "python": "python_frames"}
@@ -38,6 +40,10 @@ _LAUNCHES, _QUARTER, _ENOUGH, _SLOWEST = ("cudaLaunchKernel", "hipLaunchKernel")
 
 #: Launches and copies that take longer wait for the device: its queue is full.
 _MAY_WAIT, _MAY_WAIT_NS = re.compile("Launch|Memcpy"), 100_000
+
+#: A stream's communication runs beside compute if more than this share of it does: of gradients 70% and more, while a reduction
+#: that the next kernel needs never does.
+_MOST = 0.6
 
 _Float = NDArray[np.float64]
 
@@ -70,22 +76,63 @@ def rates() -> Rates:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """What is needed to launch one rank's work earlier.
+
+    Args:
+        start_ns: of events that cost the host time, ascending.
+        cost_ns: of each.
+        waits: when the host waited for the device.
+        ends_ns: of the device's events, ascending.
+        idle: the device's idle time for want of launches.
+        length_ns: of that, in each gap that has any.
+        end_ns: of each such gap, ascending.
+        launched_ns: when the host had launched the kernel that ends it.
+    """
+
+    start_ns: Nanoseconds
+    cost_ns: _Float
+    waits: Intervals
+    ends_ns: Nanoseconds
+    idle: Intervals
+    length_ns: Nanoseconds
+    end_ns: Nanoseconds
+    launched_ns: Nanoseconds
+
+    def explained(self, without: Intervals = EMPTY) -> Intervals:
+        """Idle time that ends earlier without the cost: at the end of each gap, as much as the device's lead grows there.
+
+        Args:
+            without: calls that the host makes no longer, and in which it waits no longer.
+        """
+        if not len(self.length_ns) or not len(self.start_ns):
+            return EMPTY
+        spent = np.concatenate(([0.0], np.cumsum(self.cost_ns)))
+
+        def spent_until(time_ns: Nanoseconds) -> _Float:
+            return spent[np.searchsorted(self.start_ns, time_ns, side="right")] + without.before_ns(time_ns)
+
+        waits = self.waits - without
+        gained = _gained(self, spent_until(self.launched_ns), waits, spent_until(waits.end_ns))
+        until = self.idle.before_ns(self.launched_ns)
+        return self.idle & union(self.idle.when(until - np.rint(gained).astype(np.int64)), self.launched_ns)
+
+
+@dataclass(frozen=True)
 class ProfilerCost:
     """The profiler's cost on one rank.
 
     Args:
+        replay: of the launches without the cost.
         explained: idle time of the device that the cost explains.
-        start_ns: of recorded events on launching threads, ascending.
-        codes: the category of each, an index of `_RECORDED`; -1 for the profiler's own work.
-        cost_ns: of each.
+        codes: the category of each event, an index of `_RECORDED`; -1 for the profiler's own work.
         with_shapes: whether operators' shapes were recorded.
         rates: of this host.
     """
 
+    replay: Replay
     explained: Intervals
-    start_ns: Nanoseconds
     codes: NDArray[np.int8]
-    cost_ns: _Float
     with_shapes: bool
     rates: Rates
 
@@ -114,18 +161,20 @@ def replay(host_events: pa.Table, shapes: pa.Table, device_events: pa.Table, gap
     cost_ns = np.where(codes < 0, end - start, 1e3 * np.array([*of_category, 0.0])[codes])
     names = [name for name in host_events["name"].unique().to_pylist() if name and _MAY_WAIT.search(name)]
     full = (end - start >= _MAY_WAIT_NS) & rows_of(host_events["name"], *names)[rows]
-    waits = (codes == 1) & (full | rows_of(host_events["name"], *SYNCHRONIZING)[rows])
-    explained = _explained(start, cost_ns, union(start[waits], end[waits]), device_events, gaps, work)
-    return ProfilerCost(explained, start, codes, cost_ns, with_shapes, each)
+    waiting = rows_of(host_events["name"], *SYNCHRONIZING, *FREEING)[rows]
+    waits = (codes == 1) & (full | waiting)
+    idle = gaps.launch_starved - (work.communication - _beside_compute(device_events)) - work.memcpy - work.memset
+    earlier = _replay(start, cost_ns, union(start[waits], end[waits]), device_events, gaps, idle)
+    return ProfilerCost(earlier, earlier.explained(), codes, with_shapes, each)
 
 
-def recorded(cost: ProfilerCost, spans: Windows) -> pa.Table:
+def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Table:
     """One row per window: events recorded on the launching threads by category, what they cost the host, and where.
 
     `host_cost_us`: of all events, and of each kind a column of its own; `explained_us`: idle time of the device that the cost
-    explains.
+    explains; `host_own_us`: time of the host in the iteration, without that cost and without waiting for the device.
     """
-    first, last = (np.searchsorted(cost.start_ns, time_ns) for time_ns in (spans.start_ns, spans.end_ns))
+    first, last = (np.searchsorted(cost.replay.start_ns, time_ns) for time_ns in (spans.start_ns, spans.end_ns))
     counts = {name: _between(cost.codes == code, first, last) for code, name in enumerate(_RECORDED.values())}
     each = cost.rates
     return pa.table(
@@ -137,52 +186,62 @@ def recorded(cost: ProfilerCost, spans: Windows) -> pa.Table:
             "cuda_calls_cost_us": counts["runtime_calls"] * each.runtime_us,
             "annotations_cost_us": counts["annotations"] * each.annotation_us,
             "python_frames_cost_us": counts["python_frames"] * each.python_us,
-            "host_cost_us": _between(cost.cost_ns, first, last) / 1e3,
+            "host_cost_us": _between(cost.replay.cost_ns, first, last) / 1e3,
             "explained_us": cost.explained.within_ns(spans.start_ns, spans.end_ns) / 1e3,
+            "host_own_us": _host_own_us(cost.replay, spans, iterations),
         }
     )
 
 
-def _explained(
-    start_ns: Nanoseconds, cost_ns: _Float, waits: Intervals, device_events: pa.Table, gaps: IdleGaps, work: DeviceWork
-) -> Intervals:
-    """Idle time that ends earlier without the cost: at the end of each gap, as much as the device's lead grows there."""
-    idle = gaps.launch_starved - work.busy
+def _host_own_us(replay: Replay, spans: Windows, iterations: pa.Table) -> pa.Array:
+    """From an iteration's begin on the host to the next one's, without waits and the cost of recording; null where unknown."""
+    start = dict(zip(iterations["iteration"].to_pylist(), iterations["start_ns"].to_pylist(), strict=True))
+    end = dict(zip(iterations["iteration"].to_pylist(), iterations["end_ns"].to_pylist(), strict=True))
+    begin = np.array([start.get(number, NULL) for number in spans.numbers.to_pylist()])
+    until = np.array([start.get(number + 1, end.get(number, NULL)) for number in spans.numbers.fill_null(-1).to_pylist()])
+    first, last = (np.searchsorted(replay.start_ns, time_ns) for time_ns in (begin, until))
+    own_ns = until - begin - replay.waits.within_ns(begin, until) - _between(replay.cost_ns, first, last)
+    return pa.array(own_ns / 1e3, mask=(begin == NULL) | (until == NULL))
+
+
+def _replay(
+    start_ns: Nanoseconds, cost_ns: _Float, waits: Intervals, device_events: pa.Table, gaps: IdleGaps, idle: Intervals
+) -> Replay:
     length = idle.within_ns(gaps.gaps.start_ns, gaps.gaps.end_ns)
     starved = np.flatnonzero(length)
-    if not len(starved) or not len(start_ns) or not device_events.num_rows:
-        return EMPTY
-    length, end = length[starved], gaps.gaps.end_ns[starved]
-    kernel = gaps.next_kernel[starved]
+    end, kernel = gaps.gaps.end_ns[starved], gaps.next_kernel[starved]
     launched = np.where(kernel >= 0, np.append(to_int64(device_events["launch_end_ns"]), 0)[kernel], end)
-    launched = np.minimum(launched, end)
-    spent = np.concatenate(([0.0], np.cumsum(cost_ns)))
-
-    def spent_until(time_ns: Nanoseconds) -> _Float:
-        return spent[np.searchsorted(start_ns, time_ns, side="right")]
-
-    gained = _gained(length, end, launched, spent_until(launched), waits, spent_until(waits.end_ns), device_events)
-    until = idle.before_ns(launched)
-    return idle & union(idle.when(until - np.rint(gained).astype(np.int64)), launched)
+    ends = np.sort(device_events["end_ns"].to_numpy())
+    return Replay(start_ns, cost_ns, waits, ends, idle, length[starved], end, np.minimum(launched, end))
 
 
-def _gained(
-    length: Nanoseconds,
-    end: Nanoseconds,
-    launched: Nanoseconds,
-    spent_at_launch: _Float,
-    waits: Intervals,
-    spent_at_wait: _Float,
-    device_events: pa.Table,
-) -> _Float:
-    """By how much the device's lead grows in each gap; arguments are of gaps, by end, and of the host's waits.
+def _beside_compute(device_events: pa.Table) -> Intervals:
+    """Communication of streams on which most of it runs beside kernels that were launched later."""
+    start, end, launched = (to_int64(device_events[name]) for name in ("start_ns", "end_ns", "launch_end_ns"))
+    computes = np.flatnonzero(rows_of(device_events["kind"], "compute"))
+    own = np.flatnonzero(rows_of(device_events["kind"], "communication") & (launched != NULL))
+    if not len(own) or not len(computes):
+        return EMPTY
+    computes = computes[np.argsort(start[computes], kind="stable")]
+    last_launched = np.maximum.accumulate(launched[computes])
+    first, until = (np.searchsorted(start[computes], time_ns[own]) for time_ns in (start, end))
+    beside = (until > first) & (last_launched[np.maximum(until - 1, 0)] > launched[own])
+    streams, place = np.unique(to_int64(device_events["stream"])[own], return_inverse=True)
+    mostly = np.bincount(place, beside) > _MOST * np.bincount(place)
+    mostly &= ~np.isin(streams, to_int64(device_events["stream"])[computes])
+    rows = own[mostly[place]]
+    return union(start[rows], end[rows])
+
+
+def _gained(replay: Replay, spent_at_launch: _Float, waits: Intervals, spent_at_wait: _Float) -> _Float:
+    """By how much the device's lead grows in each gap, from what the host had spent at its launch and at the end of each wait.
 
     Between two waits, lead[n] = min(lead[n - 1] + length[n], host's lead at launch n). With `total`, the sum of lengths, that
     is a running minimum of the host's lead minus `total`.
     """
+    length, end, launched, ends = replay.length_ns, replay.end_ns, replay.launched_ns, replay.ends_ns
     lead = np.zeros(len(length))
     total = np.concatenate(([0.0], np.cumsum(length)))
-    ends = np.sort(device_events["end_ns"].to_numpy())
     # What each wait waited for, as far as the capture shows: the last event on the device that ended before the wait did.
     # The rest of the call takes as long as it took.
     last = np.searchsorted(ends, waits.end_ns, side="right") - 1

@@ -213,7 +213,7 @@ def operators_of(side: Side) -> Events:
             for shapes in grouped(rows, "rank").values():
                 count = us = device_us = 0.0
                 for row in shapes:
-                    count, us, device_us = count + row["count"], us + row["self_us"], device_us + row["device_us"]
+                    count, us, device_us = count + row["count"], us + row["self_us"], device_us + row["device_self_us"]
                 of_ranks.append(
                     {"count": count, "us": us, "device_us": device_us, "fastest": us / count, "slowest": us / count}
                 )

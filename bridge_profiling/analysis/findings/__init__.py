@@ -17,6 +17,7 @@ from bridge_profiling.analysis.findings import (
     iterations,
     kernels,
     memory,
+    on_host,
     overhead,
     ranks,
     uneven,
@@ -24,6 +25,7 @@ from bridge_profiling.analysis.findings import (
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Occurrence, Thresholds
+from bridge_profiling.layout import name_ranks
 
 __all__ = ["ORDER", "Confidence", "Event", "Evidence", "Find", "Finding", "Ledger", "Occurrence", "Thresholds", "find_all"]
 
@@ -65,6 +67,18 @@ _FINDINGS: tuple[Find, ...] = (
     overhead.profiler_overhead,
 )
 
+# Of trainings on CPUs. A host that pauses outside of communication is a finding too.
+_ON_HOST: tuple[Find, ...] = (
+    idle.data_loading,
+    idle.recompilation,
+    idle.garbage_collection,
+    idle.checkpoint_stall,
+    on_host.straggler_host,
+    on_host.host_pause,
+    iterations.slow_iterations,
+    overhead.profiler_overhead,
+)
+
 #: Ids of findings: the names of their functions.
 ORDER = tuple(find.__name__ for find in _FINDINGS)
 
@@ -72,10 +86,20 @@ ORDER = tuple(find.__name__ for find in _FINDINGS)
 def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[Finding]:
     """Every finding about a run, largest potential saving first, findings without one last."""
     ledger, found = evidence.ledger(), []
-    for find in _FINDINGS:
+    for find in _FINDINGS if evidence.has_device or not evidence.host_iterations.num_rows else _ON_HOST:
         findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
         found += findings
-    return sorted(_within(evidence, _once(found)), key=_by_saving)
+    found = sorted(_within(evidence, _once(found)), key=_by_saving)
+    return [_doubted(each, evidence) for each in found] if evidence.unjudged else found
+
+
+def _doubted(finding: Finding, evidence: Evidence) -> Finding:
+    """A finding with less confidence: ranks that may be a part of it are not judged. Memory has captures of its own."""
+    if finding.id.startswith("memory_"):
+        return finding
+    reason = f"{name_ranks(evidence.unjudged)} lost too many device events to be judged"
+    reasons = "; ".join(filter(None, (finding.confidence_reason, reason)))
+    return replace(finding, confidence=finding.confidence.lowered, confidence_reason=reasons)
 
 
 def _once(found: list[Finding]) -> list[Finding]:

@@ -140,17 +140,19 @@ def low_overlap(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> F
     for each in chosen:
         exposed_us[each.rank] += each.exposed_us
         overlapped_us[each.rank] += each.overlapped_us
+    # Communication that runs while the device waits for its host is exposed too, and hiding it saves nothing.
+    blocked = (Cause.blocked_by_communication,)
+    blocked_us = evidence.typical_us(evidence.idle_us(*blocked))
     hideable, hidden = {}, {}
     for rank in evidence.ranks:
         exposed, overlapped = exposed_us[rank], overlapped_us[rank]
-        hideable[rank] = min(exposed, max(compute.get(rank, 0.0) - overlapped, 0.0))
+        hideable[rank] = min(exposed, max(compute.get(rank, 0.0) - overlapped, 0.0), blocked_us.get(rank, 0.0))
         hidden[rank] = overlapped / (exposed + overlapped) if exposed else 1.0
     ranks = [
         rank for rank in evidence.ranks if hidden[rank] < _MOSTLY_HIDDEN and evidence.share(hideable[rank]) > thresholds.cause
     ]
     if not ranks:
         return [], ledger
-    blocked = (Cause.blocked_by_communication,)
     lost = np.minimum(ledger.left_us(*blocked), np.array([hideable[rank] for rank in evidence.ranks]))
     saving_us, ledger = ledger.attribute(lost, blocked, waited=not evidence.waiting_is_known)
     worst = max(ranks, key=lambda rank: hideable[rank])

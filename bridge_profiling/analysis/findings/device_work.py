@@ -2,7 +2,8 @@
 
 Each knows from `device_roles` how long the kernels of one role take, and which part of that a change saves at most. A kernel
 counts for one role, so their potential savings add up. They are compute, and the ledger holds time without compute: only idle
-time between a role's kernels is attributed there.
+time between a role's kernels is attributed there. An iteration does not get shorter than its hosts need, which bounds them
+together.
 """
 
 from __future__ import annotations
@@ -54,10 +55,13 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
     if evidence.share(_saving_us(evidence, products_us)) < thresholds.device_work:
         return [], ledger
     part = slow_us / np.maximum(slow_us + own["reduced"], 1e-9)
-    saving_us = _saving_us(evidence, products_us + own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE))
+    saving_us, ledger = ledger.of_device_work(
+        _saving_us(evidence, products_us + own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE))
+    )
     by_precision = {role.upper(): max(evidence.mean_us(own[role]).values(), default=0.0) for role in ("fp32", "tf32")}
     main = max(by_precision, key=lambda name: by_precision[name])
     device, known = _device(evidence), bool(peaks(_device(evidence)))
+    half = _half(evidence)
     compute = evidence.mean_us(evidence.compute_us)
     slow = evidence.mean_us(slow_us)
     share = {rank: time / compute[rank] for rank, time in slow.items() if compute.get(rank)}
@@ -70,14 +74,14 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
         saving_us,
         slow,
         title=f"Matrix products of {{ranks}} run in {main} and take {max(share.values(), default=0.0):.0%} of the compute: "
-        f"{{time}} of each {{per}}, in bf16 about {ms(max(least.values()))}",
+        f"{{time}} of each {{per}}, in {half} about {ms(max(least.values()))}",
         numbers={
             "matrix_products_us": {name: round(time, 3) for name, time in by_precision.items() if time},
             "share_of_compute": by_rank(share, 4),
             "in_bf16_us": by_rank(least),
             "peak_ratio_to_bf16": {name: round(1 / of_bf16[name], 2) for name in ("fp32", "tf32")},
         },
-        case="fp32" if main == "FP32" else "tf32",
+        case="fp16" if half == "fp16" else main.lower(),
         reason=unknown,
     )
     return [finding], ledger
@@ -90,6 +94,7 @@ def unfused_attention(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     saving_us = _saving_us(evidence, other_us + products_us * (1 - _OF_ATTENTION_PRODUCTS))
     if evidence.share(saving_us) < thresholds.device_work:
         return [], ledger
+    saving_us, ledger = ledger.of_device_work(saving_us)
     attention = evidence.mean_us(other_us + _grid(evidence, products, "device_us"))
     compute = evidence.mean_us(evidence.compute_us)
     share = {rank: time / compute[rank] for rank, time in attention.items() if compute.get(rank)}
@@ -121,6 +126,7 @@ def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     of_idle, attributed = ledger.attribute(between_us, _BETWEEN)
     if evidence.share(of_kernels + of_idle) < thresholds.device_work:
         return [], ledger
+    of_kernels, attributed = attributed.of_device_work(of_kernels)
     time = evidence.mean_us(own_us + idle_us)
     count = _per_iteration(evidence, rows)
     names = {row["name"]: row["own_us_sum"] for row in rows.group_by("name").aggregate([("own_us", "sum")]).to_pylist()}
@@ -152,6 +158,7 @@ def layout_conversion(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     saving_us = _saving_us(evidence, own_us + norms_us * (1 - _OF_NORMS))
     if evidence.share(_saving_us(evidence, own_us)) < thresholds.device_work:
         return [], ledger
+    saving_us, ledger = ledger.of_device_work(saving_us)
     count = _per_iteration(evidence, rows)
     finding = _finding(
         evidence,
@@ -180,6 +187,7 @@ def recomputation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
     saving_us = _saving_us(evidence, own_us)
     if evidence.share(saving_us) < thresholds.device_work:
         return [], ledger
+    saving_us, ledger = ledger.of_device_work(saving_us)
     memory = "" if free is None else f", with {free:.0%} of the memory free at the peak"
     finding = _finding(
         evidence,
@@ -228,12 +236,18 @@ def _device(evidence: Evidence) -> str:
     return next((name for info in evidence.infos for name in info.devices.values()), "")
 
 
+def _half(evidence: Evidence) -> str:
+    """The 16-bit precision of the device: `fp16` on those before Ampere, whose tensor cores have no bf16."""
+    known = peaks(_device(evidence))
+    return "fp16" if known and "bf16" not in known else "bf16"
+
+
 def _of_bf16(evidence: Evidence) -> dict[str, float]:
-    """The time of bf16 as a share of that of fp32 and TF32, by the device's peaks."""
+    """The time of bf16, or fp16, as a share of that of fp32 and TF32, by the device's peaks."""
     known = peaks(_device(evidence))
     if not known:
         return {"fp32": _OF_FP32, "tf32": _OF_TF32}
-    return {name: known[name] / known["bf16"] for name in ("fp32", "tf32")}
+    return {name: known.get(name, known["fp32"]) / known[_half(evidence)] for name in ("fp32", "tf32")}
 
 
 def _free_memory(evidence: Evidence) -> float | None:

@@ -18,7 +18,7 @@ from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.findings.ledger import Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event
-from bridge_profiling.analysis.findings.unprofiled import ProfilerTime, TimedIterations, timed_iterations, total_us
+from bridge_profiling.analysis.findings.unprofiled import LAUNCHING, ProfilerTime, TimedIterations, timed_iterations, total_us
 from bridge_profiling.analysis.ranks.ranks import steady_iterations
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
@@ -42,6 +42,7 @@ class Evidence:
     iterations: pa.Table
     idle_gaps: pa.Table
     idle_causes: pa.Table
+    host_iterations: pa.Table  # of ranks without device work
     launch_statistics: pa.Table
     profiler_cost: pa.Table
     kernels: pa.Table
@@ -60,6 +61,7 @@ class Evidence:
     memory_sites: pa.Table
     out_of_memory: pa.Table
     alone: pa.Table | None  # communication of Run.against_bench
+    unjudged: tuple[int, ...] = ()  # ranks that lost too much of their device work, and that no other field has
 
     # Rows and columns of grids.
 
@@ -162,14 +164,16 @@ class Evidence:
         """Non-compute time in which a rank waits for others; where that is unknown, all communication as an upper bound."""
         if len(self.ranks) < 2:
             return self.communicating_us
+        if not self.has_device:
+            return self._zero + np.nan_to_num(self.grid(self.host_iterations, "waiting_us"))
         known = self.grid(self.rank_iterations, "waiting_us")
         return np.where(np.isnan(known), self.communicating_us, np.minimum(known, self.communicating_us))
 
     @cached_property
     def waiting_is_known(self) -> bool:
         """Whether waiting is known apart from transfers, for every rank."""
-        if len(self.ranks) < 2:
-            return False
+        if len(self.ranks) < 2 or not self.has_device:
+            return len(self.ranks) > 1 and bool(self.host_iterations.num_rows)
         known = self.grid(self.rank_iterations, "waiting_us")
         return not bool((np.isnan(known) & ~np.isnan(self.duration_us)).any())
 
@@ -220,12 +224,17 @@ class Evidence:
         """The profiler's part of each rank's idle time. Hosts pay differently for the same records: ranks can differ by it."""
         return self.typical_us(total_us(self.profiler.explained_us))
 
-    def doubt_us(self, *causes: Cause) -> float:
-        """How much of the remaining time of some causes can still be the profiler's, a mean iteration of the worst rank."""
+    def is_doubtful(self, *causes: Cause) -> bool:
+        """Whether the remaining time of some causes can still be the profiler's, in a mean iteration of the worst rank.
+
+        How much of a gap in which the host launches on is due to which cause is uncertain. So these are judged together.
+        """
         if not self.numbers:
-            return 0.0
+            return False
+        causes = (*causes, *(cause for cause in LAUNCHING if cause not in causes)) if set(causes) & set(LAUNCHING) else causes
         explained = sum((self.profiler.explained_us[cause] for cause in causes), self._zero)
-        return _DOUBT * float(np.mean(np.nanmax(explained, axis=1)))
+        left_us, explained_us = (float(np.mean(np.nanmax(grid, axis=1))) for grid in (self.idle_us(*causes), explained))
+        return left_us < _DOUBT * explained_us
 
     def confidence(self, *, of_host: bool = False) -> tuple[Confidence, str]:
         """How certain a finding about lost time can be, and why not more; the profiler's cost matters to times of the host."""
@@ -294,7 +303,14 @@ class Evidence:
         of the rank that computes least, so that ranks which compute more in turns can lose all of that.
         """
         free_us = self.waiting_us + total_us(self.profiler.explained_us)
-        return Ledger.empty(free_us, self._idle_us, most_us=max(self.iteration_us - self._least_compute_us, 0.0))
+        most_us = max(self.iteration_us - self._least_compute_us, 0.0)
+        room_us = max(self.iteration_us - self.host_own_us, 0.0)
+        return Ledger.empty(free_us, self._idle_us, most_us=most_us, room_us=room_us)
+
+    @cached_property
+    def host_own_us(self) -> float:
+        """What the slowest host needs for an iteration if it never waits for its device, without the profiler; 0 if unknown."""
+        return max(self.typical_us(self.grid(self.profiler_cost, "host_own_us")).values(), default=0.0)
 
     @cached_property
     def _zero(self) -> Grid:
@@ -308,7 +324,12 @@ class Evidence:
 
     @cached_property
     def _captured_us(self) -> Mapping[Cause, Grid]:
-        return {cause: self.of_cause(cause, "lost_us") for cause in Cause}
+        found = {cause: self.of_cause(cause, "lost_us") for cause in Cause}
+        if not self.has_device and self.host_iterations.num_rows:
+            # Nothing is recorded on the loop's thread while a collective on a CPU blocks it.
+            blocked = sum(np.nan_to_num(self.grid(self.host_iterations, f"{part}_us")) for part in ("communication", "waiting"))
+            found[Cause.host_pause] = np.maximum(found[Cause.host_pause] - blocked, 0.0)
+        return found
 
     @cached_property
     def _idle_us(self) -> Mapping[Cause, Grid]:

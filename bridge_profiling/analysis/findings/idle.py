@@ -29,9 +29,9 @@ from bridge_profiling.analysis.findings.types import (
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5
 
-#: Many synchronizations are a finding at a fifth of the threshold; the few that every loop has for its loss, gradient norm and
-#: log at twice the threshold.
-_OF_MANY, _OF_FEW, _FEW = 0.2, 2.0, 4
+#: Many synchronizations are a finding at a fifth of the threshold; fewer than five, as every loop has for its loss, its log and
+#: the norm of its gradients, at twice the threshold.
+_OF_MANY, _OF_FEW, _FEW = 0.2, 2.0, 5
 
 #: Advice for certain calls: a part of the event's name, and the entry in advice.toml.
 _CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "aten::nonzero": "nonzero"}
@@ -85,12 +85,19 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
     cause = Cause.host_sync
     calls = evidence.mean_us(evidence.of_cause(cause, "calls"))
     number = max(calls.values(), default=0.0)
-    factor = _OF_MANY if number >= thresholds.synchronizations else _OF_FEW if number <= _FEW else 1.0
-    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause * factor)
+    factor = _OF_MANY if number >= thresholds.synchronizations else _OF_FEW if number < _FEW else 1.0
+    lost_us, causes = ledger.left_us(cause), [cause]
+    if number >= thresholds.synchronizations:
+        # A host that waits so often starts again each time. Where it takes longer than in its fastest iteration to launch the
+        # same, it would have been ahead without the waits.
+        launching_us = ledger.left_us(Cause.host_launch)
+        fastest_us = np.nan_to_num(launching_us, nan=np.inf).min(axis=0)
+        lost_us, causes = lost_us + launching_us - fastest_us, [cause, Cause.host_launch]
+    loss, ledger = _attributed(evidence, ledger, lost_us, causes, thresholds.cause * factor)
     if loss is None:
         return [], ledger
     # Ranks that synchronize as often are as responsible, also those that lose less because they wait for others.
-    ranks = responsible(calls) if number > _FEW else loss.ranks
+    ranks = responsible(calls) or loss.ranks
     names = {event.name for event in evidence.events(cause, ranks=ranks)}
     hints = [advice("host_sync", entry) for call, entry in _CALLS.items() if any(call in name for name in names)]
     numbers = {
@@ -100,7 +107,7 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
     }
     often = f"{number:.0f} times" if round(number) != 1 else "once"
     title = f"{{ranks}}: the host waits for the device {often} per {evidence.per}, and the late launches cost {{cost}}"
-    action = " ".join([*([advice("host_sync", "few")] if number <= _FEW else []), advice("host_sync"), *hints])
+    action = " ".join([*([advice("host_sync", "few")] if number < _FEW else []), advice("host_sync"), *hints])
     return [_finding(evidence, cause, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
 
 
@@ -189,6 +196,8 @@ def allocator_churn(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
 
 def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """The host launches and calls nothing for a while, and the capture does not show what it does instead."""
+    if not evidence.has_device:
+        return [], ledger
     cause = Cause.host_pause
     loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
     if loss is None:
@@ -317,10 +326,9 @@ def _attributed(
     """
     # Ranges can contain a part of the profiler's cost that cannot be separated from theirs.
     whole_us = evidence.iteration_us if host_us is None else evidence.captured_iteration_us
-    if not np.nansum(lost_us) > 0 or not whole_us:
+    if not np.nansum(lost_us) > 0 or not whole_us or evidence.is_doubtful(*causes):
         return None, ledger
-    at_least_us = max(at_least * whole_us, evidence.doubt_us(*causes), 1.0)
-    saving_us, ledger = ledger.attribute(lost_us, causes, at_least_us, cost_us=cost_us)
+    saving_us, ledger = ledger.attribute(lost_us, causes, max(at_least * whole_us, 1.0), cost_us=cost_us)
     if not saving_us:
         return None, ledger
     lost = evidence.mean_us(lost_us)

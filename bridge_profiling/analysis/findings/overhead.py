@@ -33,6 +33,7 @@ def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     worst = max(costly, key=lambda rank: costly[rank])
     cost_us = {rank: overhead.profiled_us[rank] - overhead.unprofiled_us[rank] for rank in overhead.unprofiled_us}
     about, confidence, reason = "", Confidence.high, ""
+    unit = "an iteration" if evidence.per == "iteration" else "the capture"
     if overhead.compared is None:
         about, confidence, reason = "about ", Confidence.medium, "the cost is estimated from the number of recorded events"
     elif min(overhead.compared.values()) < 3:
@@ -43,7 +44,7 @@ def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     profiled_us, unprofiled_us = overhead.profiled_us[worst], overhead.unprofiled_us[worst]
     finding = Finding(
         id="profiler_overhead",
-        title=f"Profiling makes an iteration {about}{ms(cost_us[worst])} ({costly[worst]:.0%}) longer: "
+        title=f"Profiling makes {unit} {about}{ms(cost_us[worst])} ({costly[worst]:.0%}) longer: "
         f"{ms(profiled_us)} profiled, {about}{ms(unprofiled_us)} without the profiler",
         ranks=list(costly),
         evidence={
@@ -55,7 +56,9 @@ def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         },
         confidence=confidence,
         confidence_reason=reason,
-        action=" ".join([*([advice("profiler_overhead", most)] if most else []), advice("profiler_overhead")]),
+        action=" ".join([*([advice("profiler_overhead", most)] if most else []), advice("profiler_overhead")])
+        if evidence.has_device
+        else advice("profiler_overhead", "on_host"),
         events=[
             Event(rank, f"profiled iterations of rank {rank}", duration_us=cost_us[rank])
             for rank in responsible({rank: cost_us[rank] for rank in costly})[:5]

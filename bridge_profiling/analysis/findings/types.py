@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from bridge_profiling.analysis.attribution.host import CHECKPOINT, DATA_LOADING
+from bridge_profiling.analysis.attribution.idle import OFTEN
 from bridge_profiling.analysis.caveats import texts
 from bridge_profiling.layout import name_ranks
 
@@ -18,6 +19,11 @@ class Confidence(StrEnum):
     high = "high"
     medium = "medium"
     low = "low"
+
+    @property
+    def lowered(self) -> Confidence:
+        """The next lower one."""
+        return Confidence.medium if self is Confidence.high else Confidence.low
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class Thresholds:
     small_collectives: float = 1 / 3
     """Share of them that must be small."""
 
-    synchronizations: int = 10
+    synchronizations: int = OFTEN
     """From this many waits of a host for its device per iteration, a fifth of `cause` is enough: the host never gets ahead."""
 
     slow_iteration: float = 1.5

@@ -20,6 +20,15 @@ from bridge_profiling.manifest import RankCapture
 #: Causes that profiling inflates, most inflated first: a profiler slows operators and launches, hardly waits for storage.
 _INFLATED = (Cause.host_launch, Cause.small_kernels, Cause.host_sync, Cause.pageable_copy, Cause.data_loading)
 
+#: Causes of gaps in which the host launches on, one after the other.
+LAUNCHING = (Cause.host_sync, Cause.small_kernels, Cause.host_launch)
+
+#: With fewer iterations, the first one is not known to differ from the others.
+_ENOUGH_TO_START = 3
+
+#: Hosts pay at most so many times the estimate for the same records.
+_MOST_SCALE = 2.5
+
 #: The median of fewer unprofiled iterations is not reliable.
 _ENOUGH_UNPROFILED = 2
 
@@ -123,22 +132,40 @@ class ProfilerTime:
             measured_us: the cost by rank, as far as manifests show it.
         """
         # The profiler's recorded own work is gone without it, whether it delayed a launch or not.
-        explained = dict(explained_us) | {Cause.profiler: captured_us[Cause.profiler]}
+        explained = _with_start(captured_us, explained_us) | {Cause.profiler: captured_us[Cause.profiler]}
         estimated = _shortening_us(total_us(explained), waiting_us)
         estimated_us = float(estimated.mean()) if len(estimated) else 0.0
         zero = np.where(np.isnan(waiting_us), np.nan, 0.0)
         if not measured_us:
             return cls("estimate", zero + estimated[:, None], estimated_us, explained)
+        # The manifest says how much a usual iteration costs, the events in which iterations more is spent, and where.
         usual_us = float(np.median(list(measured_us.values())))
-        cost_us = zero + np.array([max(measured_us.get(rank, usual_us), 0.0) for rank in ranks])
-        scale = min(max(usual_us, 0.0) / estimated_us, 1.0) if estimated_us else 0.0
-        explained = {cause: time_us * scale for cause, time_us in explained.items()}
+        typical_us = float(np.median(estimated)) if len(estimated) else 0.0
+        scale = min(max(usual_us, 0.0) / typical_us, _MOST_SCALE) if typical_us > 0 else 0.0
+        own = np.array([measured_us.get(rank, usual_us) - usual_us for rank in ranks])
+        cost_us = np.maximum(zero + usual_us + scale * (estimated - typical_us)[:, None] + own, 0.0)
+        explained = {cause: np.minimum(time_us * scale, captured_us[cause]) for cause, time_us in explained.items()}
         # What the recorded events do not explain. Profiling does not prolong saving.
         left = np.maximum(cost_us - total_us(explained) - captured_us[Cause.checkpoint_stall], 0.0)
         for cause in _INFLATED:
             taken = np.minimum(captured_us[cause] - explained[cause], left)
             explained[cause], left = explained[cause] + taken, left - taken
         return cls("manifest", cost_us, estimated_us, explained)
+
+
+def _with_start(captured_us: Mapping[Cause, Grid], explained_us: Mapping[Cause, Grid]) -> dict[Cause, Grid]:
+    """Explained time with that of the profiler's start: launching is slower while its buffers are new.
+
+    In the first iteration that is what launching takes beyond the most that it takes in any other one.
+    """
+    explained = dict(explained_us)
+    for cause in LAUNCHING:
+        left = captured_us[cause] - explained[cause]
+        if len(left) >= _ENOUGH_TO_START:
+            others = np.nan_to_num(left[1:]).max(axis=0)
+            explained[cause] = explained[cause].copy()
+            explained[cause][0] += np.maximum(left[0] - others, 0.0)
+    return explained
 
 
 def total_us(by_cause: Mapping[Cause, Grid]) -> Grid:

@@ -94,6 +94,9 @@ with of_size as (
         sum(end_ns - start_ns) / 1e3 as duration_us, any_value("group") as "group", any_value(group_name) as group_name,
         any_value(group_ranks) as group_ranks
     from operations group by all
+), of_exposure as (
+    select group_id, operation, rank, sum(exposed_us) as exposed_us, sum(overlapped_us) as overlapped_us
+    from exposure group by all
 ), waits as (
     select group_id, operation, rank, count(*) as matched_count, sum(transfer_ns) / 1e3 as transfer_us,
         sum(wait_ns) / 1e3 as wait_us
@@ -102,7 +105,7 @@ with of_size as (
 select operation, "group", group_name, group_ranks, rank, count, coalesce(matched_count, 0)::bigint as matched_count, bytes,
     duration_us, shortest_us, transfer_us, wait_us, exposed_us, overlapped_us
 from rows left join shortest using (group_id, operation, rank) left join waits using (group_id, operation, rank)
-left join exposure using (group_id, operation, rank)
+left join of_exposure using (group_id, operation, rank)
 order by "group", group_name, group_ranks, operation, rank
 """
 
@@ -132,20 +135,21 @@ def communication(connection: duckdb.DuckDBPyConnection) -> Answer:
     """
     found = connection.sql(_BY_GROUP).to_arrow_table()
     columns = (found[name].to_pylist() for name in ("operation", "group_size", "algorithm_bandwidth_gbs"))
-    bus_gbs = [_bus_bandwidth(*row) for row in zip(*columns, strict=True)]
+    bus_gbs = [bus_bandwidth(*row) for row in zip(*columns, strict=True)]
     found = found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64()))
     unmatched = found["matched_count"].to_pylist().count(0)
     return Answer(found, (caveat("waiting_unknown", unmatched=unmatched, total=len(found)),) if unmatched else ())
 
 
-def _bus_bandwidth(operation: str, size: int | None, algorithm_gbs: float | None) -> float | None:
+def bus_bandwidth(operation: str, size: int | None, algorithm_gbs: float | None) -> float | None:
+    """Bus bandwidth of an operation among `size` ranks, from its algorithm bandwidth; None where it is not defined."""
     if algorithm_gbs is None or operation not in BUS_OPERATIONS or (size is None and BUS_OPERATIONS[operation]):
         return None
     return algorithm_gbs * bus_factor(operation, size or 1)
 
 
 def communication_by_rank(connection: duckdb.DuckDBPyConnection) -> pa.Table:
-    """Time of each rank in each group's operations. Needs `measure_waiting`.
+    """Time of each rank in each group's operations. Needs `measure_waiting` and `measure_exposure`.
 
     Returns:
         A row per operation, group and rank: operation, group, group_name, group_ranks, rank, count, matched_count, bytes,
@@ -154,10 +158,18 @@ def communication_by_rank(connection: duckdb.DuckDBPyConnection) -> pa.Table:
         wait_us (of matched operations, null without any), exposed_us (only communication ran) and overlapped_us (compute ran
         too). If groups communicate at the same time, their exposed times overlap and add up to more than the rank's.
     """
-    connection.register("exposure", _exposure(connection))
-    found = connection.sql(_BY_RANK).to_arrow_table()
-    connection.unregister("exposure")
-    return found
+    return connection.sql(_BY_RANK).to_arrow_table()
+
+
+def measure_exposure(connection: duckdb.DuckDBPyConnection) -> tuple[Caveat, ...]:
+    """Create the table `exposure`: time of each group's communication that nothing else hides. Needs `matching.match`.
+
+    Columns: group_id, operation, message_bytes, rank, exposed_us, overlapped_us.
+    """
+    connection.register("exposure_rows", _exposure(connection))
+    connection.execute("create or replace temp table exposure as select * from exposure_rows")
+    connection.unregister("exposure_rows")
+    return ()
 
 
 def rank_by_rank(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[tuple[int, pa.Table]]:
@@ -186,10 +198,12 @@ def rank_by_rank(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[
 
 
 def _exposure(connection: duckdb.DuckDBPyConnection) -> pa.Table:
-    """Time of each group's communication that nothing else hides: group_id, operation, rank, exposed_us, overlapped_us."""
-    operations = rank_by_rank(connection.cursor(), "select rank, collective, group_id, operation from operations")
+    """The rows of `exposure`."""
+    operations = rank_by_rank(
+        connection.cursor(), "select rank, collective, group_id, operation, message_bytes from operations"
+    )
     work = rank_by_rank(connection.cursor(), "select rank, kind, start_ns, end_ns, collective from device_events")
-    rows: list[tuple[int, str, int, float, float]] = []
+    rows: list[tuple[int, str, int | None, int, float, float]] = []
     current = next(operations, None)
     for rank, events in work:
         while current is not None and current[0] != rank:
@@ -197,28 +211,28 @@ def _exposure(connection: duckdb.DuckDBPyConnection) -> pa.Table:
         if current is None:
             break
         rows += _exposed(rank, events, current[1])
-    names = ("group_id", "operation", "rank", "exposed_us", "overlapped_us")
-    kinds = (pa.uint64(), pa.string(), pa.int32(), pa.float64(), pa.float64())
+    names = ("group_id", "operation", "message_bytes", "rank", "exposed_us", "overlapped_us")
+    kinds = (pa.uint64(), pa.string(), pa.int64(), pa.int32(), pa.float64(), pa.float64())
     columns = list(zip(*rows, strict=True)) or [()] * len(names)
     return pa.table({name: pa.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)})
 
 
-def _exposed(rank: int, events: pa.Table, operations: pa.Table) -> list[tuple[int, str, int, float, float]]:
+def _exposed(rank: int, events: pa.Table, operations: pa.Table) -> list[tuple[int, str, int | None, int, float, float]]:
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     communicates = rows_of(events["kind"], "communication")
     computes = rows_of(events["kind"], "compute")
     compute = union(start[computes], end[computes])
     other = union(start[~communicates], end[~communicates])
     collective = events["collective"].fill_null(-1).to_numpy()
-    keys = list(zip(operations["group_id"].to_pylist(), operations["operation"].to_pylist(), strict=True))
-    codes: dict[tuple[int, str], int] = {}
+    keys = list(zip(*(operations[name].to_pylist() for name in ("group_id", "operation", "message_bytes")), strict=True))
+    codes: dict[tuple[int, str, int | None], int] = {}
     code = np.array([codes.setdefault(key, len(codes)) for key in keys], np.int64)
     of_collective = np.full(max(int(collective.max(initial=-1)), max(operations["collective"].to_pylist(), default=-1)) + 2, -1)
     of_collective[operations["collective"].to_numpy()] = code
     mine = of_collective[collective]
     found = []
-    for (group, operation), number in codes.items():
+    for key, number in codes.items():
         rows = mine == number
         time = union(start[rows], end[rows])
-        found.append((group, operation, rank, (time - other).total_ns / 1e3, (time & compute).total_ns / 1e3))
+        found.append((*key, rank, (time - other).total_ns / 1e3, (time & compute).total_ns / 1e3))
     return found

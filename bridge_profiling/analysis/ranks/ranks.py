@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from bridge_profiling.traces.tables import fields
 if TYPE_CHECKING:
     import duckdb
     from numpy.typing import NDArray
+
+    from bridge_profiling.traces.types import RankInfo
 
 #: A rank is slow in an iteration if its own time exceeds the median rank's by more than this share of the iteration.
 SLOW = 0.02
@@ -95,7 +98,7 @@ def waits(connection: duckdb.DuckDBPyConnection) -> pa.Table:
     return connection.sql(_WAITS).to_arrow_table()
 
 
-def ranks(connection: duckdb.DuckDBPyConnection) -> Answer:
+def ranks(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> Answer:
     """Each rank's iterations, with the slowest and the fastest rank of each. Needs `measure_waiting`.
 
     Returns:
@@ -103,7 +106,7 @@ def ranks(connection: duckdb.DuckDBPyConnection) -> Answer:
         duration_us (of the iteration's window on the device), compute_us (union of kernels that do not communicate),
         waiting_us (waiting for other ranks without compute), own_us (duration without waiting), waited_for_us (sum of what
         other ranks waited for it), place: `slowest`, `fastest` or null. The last four are null for a rank whose communication
-        could not be matched.
+        could not be matched, or whose capture lost too much to be judged.
     """
     windows = dict(rank_by_rank(connection, _MARKED))
     waited_for = {(row[0], row[1]): row[2] for row in connection.execute(_WAITED_FOR).fetchall()}
@@ -114,12 +117,13 @@ def ranks(connection: duckdb.DuckDBPyConnection) -> Answer:
             f"select iteration, start_ns, start_ns + wait_ns as end_ns from waiting where rank = {rank} and waits_for <> rank"
         ).to_arrow_table()
         rows += _iterations(rank, windows.pop(rank, None), events, waiting)
+    unjudged = {info.rank for info in infos if not info.judged}
     incomparable = {row[0] for row in connection.execute(_INCOMPARABLE).fetchall()}
     rows.sort(key=lambda row: (-1 if row["iteration"] is None else row["iteration"], row["rank"]))
     for row in rows:
         row["waited_for_us"] = waited_for.get((row["iteration"], row["rank"]), 0.0)
         row["place"] = None
-        if row["rank"] in incomparable:
+        if row["rank"] in incomparable or row["rank"] in unjudged:
             row["waiting_us"] = row["own_us"] = row["waited_for_us"] = None
     _place(rows)
     caveats = []
@@ -146,8 +150,8 @@ def start_skew(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Table) -
     return found
 
 
-def stragglers(ranks: pa.Table) -> Answer:
-    """Slow ranks, and whether they are always slow, from the answer of `ranks`.
+def stragglers(ranks: pa.Table, infos: Sequence[RankInfo]) -> Answer:
+    """Slow ranks, and whether they are always slow, from the answer of `ranks`. Confidence is lower if some rank is not judged.
 
     Returns:
         A row per rank, the slowest first: rank; verdict: `stable` (slow in more than half of the iterations), `sometimes` or
@@ -157,6 +161,7 @@ def stragglers(ranks: pa.Table) -> Answer:
         Empty for a single rank.
     """
     grid = _Grid(ranks)
+    all_judged = all(info.judged for info in infos)
     caveats = [caveat("boundary_iterations_count", captured=grid.captured)] if grid.with_boundary else []
     if len(grid.ranks) < 2 or not len(grid.numbers):
         return Answer(_STRAGGLERS.empty_table(), (*caveats, caveat("ranks_not_comparable")))
@@ -177,7 +182,7 @@ def stragglers(ranks: pa.Table) -> Answer:
             {
                 "rank": rank,
                 "verdict": verdict,
-                "confidence": None if verdict == "no" else _confidence(chance, captured),
+                "confidence": None if verdict == "no" else _confidence(chance, captured, all_judged=all_judged),
                 "chance": chance,
                 "iterations": captured,
                 "times_slow": times,
@@ -286,7 +291,8 @@ def _chance(times: int, iterations: int, share: float, ranks: int) -> float:
     return 1.0 - (1.0 - min(tail, 1.0)) ** ranks
 
 
-def _confidence(chance: float, iterations: int) -> str:
+def _confidence(chance: float, iterations: int, *, all_judged: bool) -> str:
     if iterations < ENOUGH_ITERATIONS or chance > _DOUBTFUL:
         return "low"
-    return "high" if chance <= _UNLIKELY else "medium"
+    likely = chance <= _UNLIKELY
+    return ("medium" if likely else "low") if not all_judged else "high" if likely else "medium"

@@ -14,6 +14,7 @@ from bridge_profiling.report.schemas.units import (
     Rank,
     RankKey,
     Share,
+    Teraflops,
     doc,
 )
 
@@ -41,10 +42,11 @@ class Verdict(TypedDict):
     """The answer in short, as `bridge-profiling report` prints it, with the numbers in its sentences."""
 
     outcome: Annotated[
-        Literal["finding", "nothing_found", "no_device_work", "memory_only", "too_little"],
+        Literal["finding", "nothing_found", "no_device_work", "memory_only", "too_little", "not_judged"],
         doc(
             "`finding`: there is at least one. `nothing_found`: no number exceeds its threshold. Else nothing can be judged: "
-            "`no_device_work`, `memory_only` (no trace), or `too_little` (no iteration is marked, or nothing was captured)"
+            "`no_device_work` (of a job with devices), `memory_only` (no trace), `too_little` (no iteration is marked, or "
+            "nothing was captured), or `not_judged` (every trace lost more than 1% of its device events)"
         ),
     ]
     headline: Annotated[str, doc("The most important sentence: the first finding's title if there is one")]
@@ -123,12 +125,35 @@ class Budget(TypedDict):
     """Where the time of the typical iteration goes, by cause; from ranks with device work, by the main profiler."""
 
     source: Annotated[Profiler, doc("The profiler that captured the most ranks")]
-    iteration_us: Annotated[Microseconds | None, doc("The same as `verdict.iteration_us`")]
+    iteration_us: Annotated[Microseconds | None, doc("The same as `verdict.iteration_us`; null without device work")]
     waiting_known: Annotated[
         bool, doc("Whether waiting for other ranks is known on every rank; else `communication` contains it")
     ]
     parts: Annotated[list[Part], doc("Every cause, in a fixed order; empty without iterations")]
     ranks: Annotated[list[RankBudget], doc("The same for each rank that has iterations and device work")]
+
+
+class Check(TypedDict):
+    """One question of the checklist of a fast training."""
+
+    check: Annotated[
+        Literal[
+            "device_busy",
+            "memory_headroom",
+            "data_loading",
+            "mixed_precision",
+            "fused_attention",
+            "fused_optimizer",
+            "compiled_or_graphed",
+            "overlapped_communication",
+        ],
+        doc("The question. docs/concepts/scorecard.md defines each; of a training on CPUs there is `data_loading` alone"),
+    ]
+    answer: Annotated[Literal["yes", "no", "unknown"], doc("`yes` is good")]
+    value: Annotated[Share | None, doc("The number behind the answer, of the rank that does worst; null if unknown")]
+    limit: Annotated[Share, doc("What it is compared with")]
+    rank: Annotated[Rank | None, doc("That rank; null if unknown, and of a share of the whole run")]
+    reason: Annotated[str, doc("Why the answer is unknown; empty if it is known")]
 
 
 class Device(TypedDict):
@@ -167,11 +192,114 @@ class Kernel(TypedDict):
 
     name: Annotated[str | None, doc("Demangled name; null if the capture does not record it")]
     kind: Annotated[Literal["compute", "communication"], doc("What the kernel does")]
+    group: Annotated[str, doc("What it does in more detail, by its name: see `kernel_groups`")]
     count: Annotated[Count, doc("Number of calls")]
     total_us: Annotated[Microseconds, doc("Time of all calls; concurrent calls count twice")]
     mean_us: Annotated[Microseconds, doc("Mean time of a call")]
     min_us: Annotated[Microseconds, doc("Shortest call")]
     max_us: Annotated[Microseconds, doc("Longest call")]
+
+
+class HostIteration(TypedDict):
+    """An iteration of a training on CPUs, by the thread of its loop. The parts up to `other_us` add up to the duration."""
+
+    iteration: Annotated[int, doc("Number of the iteration")]
+    boundary: Annotated[bool, doc("Whether it is at the profiler's start, stop or flush")]
+    duration_us: Annotated[Microseconds, doc("Duration, to the start of the next iteration")]
+    data_loading_us: Annotated[Microseconds, doc("In ranges of data loading")]
+    checkpoint_us: Annotated[Microseconds, doc("In ranges of saving")]
+    communication_us: Annotated[Microseconds, doc("Blocked by a collective, without waiting")]
+    waiting_us: Annotated[
+        Microseconds | None, doc("Blocked by a collective until another rank arrived; null of one rank alone")
+    ]
+    operators_us: Annotated[Microseconds, doc("In operators")]
+    other_us: Annotated[Microseconds, doc("The rest, Python for the most part")]
+    collectives_us: Annotated[Microseconds, doc("A collective ran on any thread, whether it blocked the loop or not")]
+    own_us: Annotated[Microseconds, doc("`duration_us` without `waiting_us`")]
+
+
+class KernelGroup(TypedDict):
+    """Kernels, or copies, that do the same on one rank, over the whole capture."""
+
+    group: Annotated[
+        str,
+        doc("`matrix product`, `attention`, `communication: all_reduce`, `copy`, …; `other` if no pattern knows the name"),
+    ]
+    count: Annotated[Count, doc("Number of kernels and copies")]
+    name_count: Annotated[Count, doc("Number of different names")]
+    total_us: Annotated[Microseconds, doc("Their time, added up")]
+    share: Annotated[Share, doc("Share of the time of all kernels and copies of the rank")]
+    names: Annotated[list[str], doc("Names of the kernels with the most time, at most five")]
+
+
+class Phase(TypedDict):
+    """Ranges of one name on one rank, in a mean iteration. Ranges can be inside each other, so their times do not add up."""
+
+    name: Annotated[str, doc("Name of the range; `autograd` for all that autograd ran, on whichever thread")]
+    kind: Annotated[
+        Literal["phase", "autograd", "range", "library"],
+        doc("Opened by the hook (`phase`), by the program (`range`) or by a library; or all of autograd"),
+    ]
+    iterations: Annotated[Count, doc("Iterations that means are of; 0 if none is marked, and times are of the whole capture")]
+    present: Annotated[Count, doc("Iterations in which the range occurs")]
+    calls: Annotated[float | None, doc("Number of ranges; null if unknown")]
+    host_us: Annotated[Microseconds | None, doc("Time of the host inside; null if unknown")]
+    host_low_us: Annotated[Microseconds | None, doc("The same in the iteration with the least")]
+    host_high_us: Annotated[Microseconds | None, doc("The same in the iteration with the most")]
+    host_share: Annotated[Share | None, doc("`host_us` as a share of the iteration")]
+    device_us: Annotated[Microseconds, doc("Sum of the device events launched inside, by descendants and by autograd too")]
+    device_low_us: Annotated[Microseconds, doc("The same in the iteration with the least")]
+    device_high_us: Annotated[Microseconds, doc("The same in the iteration with the most")]
+    device_share: Annotated[Share, doc("`device_us` as a share of the iteration; above 1 if streams work at the same time")]
+    compute_us: Annotated[Microseconds, doc("The part of `device_us` in kernels that compute")]
+    communication_us: Annotated[Microseconds, doc("The part of `device_us` in kernels that communicate")]
+    kernel_count: Annotated[float, doc("Number of kernels launched inside")]
+    backward_host_us: Annotated[
+        Microseconds | None,
+        doc("Host time of the backward pass of operators that ran inside; null without sequence numbers"),
+    ]
+    backward_device_us: Annotated[Microseconds | None, doc("Device time of that backward pass")]
+
+
+class Operator(TypedDict):
+    """Host operators of one name on one rank, over the whole capture."""
+
+    name: Annotated[str | None, doc("Name of the operator; null if the capture does not record it")]
+    count: Annotated[Count, doc("Number of calls")]
+    self_us: Annotated[Microseconds, doc("Time of the host without operators inside")]
+    total_us: Annotated[Microseconds, doc("Time of the host")]
+    mean_us: Annotated[Microseconds, doc("Mean time of a call")]
+    max_us: Annotated[Microseconds, doc("Longest call")]
+    device_self_us: Annotated[Microseconds, doc("Device time launched in it, and in no operator or annotation further in")]
+    device_total_us: Annotated[Microseconds, doc("Device time launched in it, descendants included")]
+
+
+class MatrixProduct(TypedDict):
+    """Calls of an operator that computes matrix products, with inputs of the same shapes, over the whole capture."""
+
+    operator: Annotated[str, doc("`aten::mm`, `aten::convolution`, `aten::_scaled_dot_product_flash_attention`, …")]
+    shapes: Annotated[str, doc("JSON text of the dimensions of its inputs")]
+    precision: Annotated[
+        Literal["fp8", "bf16", "fp16", "tf32", "fp32"] | None, doc("By the name of `kernel`; null if that does not say")
+    ]
+    kernel: Annotated[str | None, doc("The product that it launches first; null if none is recognized")]
+    count: Annotated[Count, doc("Number of calls that launched compute")]
+    device_us: Annotated[Microseconds, doc("Time of all kernels that they launched")]
+    flops: Annotated[float | None, doc("Floating-point operations of a call; null if the shapes do not say")]
+    tflops: Annotated[Teraflops | None, doc("Operations per second of `device_us`; null if unknown")]
+    flops_per_byte: Annotated[
+        float | None, doc("Arithmetic intensity, if inputs are read once and the output is written once; null if unknown")
+    ]
+    peak_tflops: Annotated[Teraflops | None, doc("The device's dense peak for the precision; null if unknown")]
+    share_of_peak: Annotated[Share | None, doc("`tflops` as a share of that; null if unknown")]
+
+
+class LostRecords(TypedDict):
+    """Records of a capture that could not be used: damaged, without a usable time, or ambiguous."""
+
+    total: Annotated[Count, doc("Number of records of any kind")]
+    device: Annotated[Count, doc("Number of device events among them")]
+    of_device: Annotated[Count, doc("Number of device events in the capture, lost or not")]
 
 
 class RankAnswer(TypedDict):
@@ -184,9 +312,18 @@ class RankAnswer(TypedDict):
         dict[str, tuple[int, int]] | None,
         doc("By parallel dimension (`tp`, `pp`, …): the rank in it, and its size; null if unknown"),
     ]
+    judged: Annotated[bool, doc("Whether at most 1% of the device events were lost; no finding is about other ranks")]
+    lost: Annotated[LostRecords, doc("Records of the capture that could not be used")]
     device: Annotated[Device, doc("Device time over the whole capture")]
     iterations: Annotated[list[Iteration], doc("Iterations in order; empty if none is marked")]
+    host_iterations: Annotated[list[HostIteration], doc("Iterations of a rank without device work; empty of others")]
+    phases: Annotated[list[Phase], doc("Phases of the step and other ranges by name; the training's own first")]
+    operators: Annotated[list[Operator], doc("Host operators by name, the most own time first; empty if not recorded")]
+    matrix_products: Annotated[
+        list[MatrixProduct], doc("By operator and shapes, the most device time first; empty if shapes are not recorded")
+    ]
     kernels: Annotated[list[Kernel], doc("Kernels by name, the most time first")]
+    kernel_groups: Annotated[list[KernelGroup], doc("Kernels and copies by what they do, the most time first")]
 
 
 class Collective(TypedDict):
@@ -207,6 +344,29 @@ class Collective(TypedDict):
     bus_bandwidth_gbs: Annotated[
         Bandwidth | None, doc("As in nccl-tests, comparable with the speed of the link; null if unknown")
     ]
+
+
+class SizedCollective(TypedDict):
+    """Communication of one operation in one group with messages of one size, over the whole capture."""
+
+    operation: Annotated[str | None, doc("As in `collectives`")]
+    group: Annotated[str | None, doc("As in `collectives`")]
+    ranks: Annotated[list[Rank] | None, doc("As in `collectives`")]
+    group_size: Annotated[Count | None, doc("Number of ranks in the group; null if unknown")]
+    captured_ranks: Annotated[Count, doc("Captured ranks that take part")]
+    message_bytes: Annotated[
+        Bytes | None, doc("Larger of input and output of one rank; of all-to-all, the sum of its splits; null if unknown")
+    ]
+    count: Annotated[Count, doc("Number of operations")]
+    matched_count: Annotated[Count, doc("Number of operations that were captured on at least two ranks")]
+    mean_us: Annotated[Microseconds, doc("Mean time of a rank's kernel, with waiting")]
+    duration_us: Annotated[Microseconds, doc("Time of the kernels of the captured ranks, added up, with waiting")]
+    transfer_us: Annotated[Microseconds | None, doc("Time of the matched operations without waiting; null if none is matched")]
+    wait_us: Annotated[Microseconds | None, doc("Waiting of the captured ranks, added up; null if none is matched")]
+    exposed_us: Annotated[Microseconds | None, doc("The part of `duration_us` in which nothing else ran on the rank's device")]
+    overlapped_us: Annotated[Microseconds | None, doc("The part of `duration_us` that compute hides")]
+    algorithm_bandwidth_gbs: Annotated[Bandwidth | None, doc("Message size over transfer time; null if unknown")]
+    bus_bandwidth_gbs: Annotated[Bandwidth | None, doc("As in nccl-tests; null if unknown")]
 
 
 class DeviceMemory(TypedDict):
@@ -383,9 +543,13 @@ class RunDocument(TypedDict):
 
     schema_version: Annotated[Literal[1], doc("Keys may be added; within a version none changes its meaning")]
     verdict: Annotated[Verdict, doc("The answer in short")]
+    scorecard: Annotated[list[Check], doc("The checklist of a fast training")]
     budget: Annotated[Budget, doc("Where the time of the typical iteration goes")]
     ranks: Annotated[list[RankAnswer], doc("One for each rank and profiler")]
     collectives: Annotated[list[Collective], doc("Communication by operation and group")]
+    collectives_by_size: Annotated[
+        list[SizedCollective], doc("The same by size of message, with what compute hides; the most time first")
+    ]
     memory: Annotated[list[DeviceMemory], doc("Memory by rank and device; empty if none was recorded")]
     pipeline: Annotated[list[Stage], doc("Pipeline stages; empty without a pipeline, or if its messages are not recorded")]
     gpu_metrics: Annotated[list[GpuMetric], doc("Hardware counters; empty unless nsys sampled them")]

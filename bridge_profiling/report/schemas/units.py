@@ -13,6 +13,8 @@ Bytes = Annotated[int, Meta(extra_json_schema={"x-unit": "bytes"})]
 MeanBytes = Annotated[float, Meta(extra_json_schema={"x-unit": "bytes"})]
 #: 10⁹ bytes per second.
 Bandwidth = Annotated[float, Meta(extra_json_schema={"x-unit": "1e9 bytes/s"})]
+#: 10¹² floating-point operations per second.
+Teraflops = Annotated[float, Meta(extra_json_schema={"x-unit": "1e12 FLOP/s"})]
 #: 1 is the whole.
 Share = Annotated[float, Meta(extra_json_schema={"x-unit": "share"})]
 Count = Annotated[int, Meta(ge=0)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Hashable, Sequence
 from decimal import Decimal, DecimalException
 from operator import attrgetter
@@ -20,6 +21,7 @@ _EXACT_BELOW_US = float(1 << 43)
 #: Longer ones, with a base, would overflow 64 bits of nanoseconds; they are the year 2096, and 31 years.
 _MAX_START_US, _MAX_DURATION_US = 4e15, 1e15
 _MAX_INTEGER = (1 << 63) - 1
+_MAX_EXPONENT = 18
 
 _FIRST_ROWS = 1 << 12
 
@@ -31,10 +33,11 @@ class InexactTimes(Exception):
 
 
 class Codes:
-    """Values numbered in order of appearance: `values` has each value's number."""
+    """Values numbered in order of appearance: `values` has each value's number. Texts are cut to `longest` characters."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = sys.maxsize) -> None:
         self.values: dict[Any, int] = {}
+        self._longest = longest
 
     def encode(self, values: Sequence[Hashable]) -> NDArray[np.int32]:
         """The number of each value."""
@@ -42,6 +45,7 @@ class Codes:
         try:
             return np.fromiter(map(known.__getitem__, values), np.int32, len(values))
         except KeyError:
+            values = [value[: self._longest] if isinstance(value, str) else value for value in values]
             for value in values:
                 known.setdefault(value, len(known))
             return np.fromiter(map(known.__getitem__, values), np.int32, len(values))
@@ -99,8 +103,8 @@ class Identifiers:
         text = str(value)
         if text not in self._known:
             found = _DIGITS.search(text)
-            number = int(found[0]) if found else -1 - len(self._known)
-            self._known[text] = number if number <= _MAX_INTEGER else -1 - len(self._known)
+            number = integer(found[0]) if found else NULL
+            self._known[text] = -1 - len(self._known) if number == NULL else number
         return self._known[text]
 
 
@@ -114,7 +118,9 @@ def arguments(args: Sequence[Any], name: str) -> Integers:
 
 
 def integer(value: Any) -> int:
-    """The integer that a value is or spells; NULL for anything else, and beyond 64 bits."""
+    """The integer that a value is or spells; NULL for anything else, booleans too, and beyond 64 bits."""
+    if isinstance(value, bool):
+        return NULL
     try:
         number = int(value, 0) if isinstance(value, str) else int(value)
     except (TypeError, ValueError, OverflowError):
@@ -181,9 +187,12 @@ def exact_ns(microseconds: object) -> int:
         return microseconds * 1000
     text = bytes(microseconds).decode() if isinstance(microseconds, (msgspec.Raw, bytes)) else str(microseconds)
     whole, _, fraction = text.partition(".")
-    if len(fraction) <= 3 and (not fraction or fraction.isdecimal()) and whole.isdecimal():
+    if len(fraction) <= 3 and (not fraction or fraction.isdecimal()) and whole.isdecimal() and len(whole) <= _MAX_EXPONENT:
         return int(whole + fraction.ljust(3, "0"))
     try:
-        return int((Decimal(text.strip('"')) * 1000).to_integral_value())
+        number = Decimal(text.strip('"'))
+        if number.adjusted() > _MAX_EXPONENT:  # 1e999990 as an integer takes 25 s
+            raise ValueError(f"{text[:50]} is not a time")
+        return int((number * 1000).to_integral_value())
     except (DecimalException, ValueError, OverflowError) as error:
-        raise ValueError(f"{text} is not a time") from error
+        raise ValueError(f"{text[:50]} is not a time") from error

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from bridge_profiling.traces.bounds import MAX_NAME
 from bridge_profiling.traces.joins import Operation, ranks_of
 from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.kineto.columns import (
@@ -45,6 +46,7 @@ class Args(msgspec.Struct, gc=False):
 
     external_id: Number = msgspec.field(default=ABSENT, name="External id")
     old_external_id: Number = msgspec.field(default=ABSENT, name="external id")
+    sequence: Number = msgspec.field(default=ABSENT, name="Sequence number")
     input_dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input Dims")
     old_input_dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input dims")
     call_stack: str | None = msgspec.field(default=None, name="Call stack")
@@ -105,7 +107,15 @@ AnyEvent = Event | ExactEvent
 
 _FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_QUOTED_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?\b(?:Infinity|inf|NaN|nan)\b(?:\(ind\))?', re.DOTALL)
+#: A string that is cut off counts to its end: looking for it again at each of its quotes would take quadratic time.
+_QUOTED_OR_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|-?\b(?:Infinity|inf|NaN|nan)\b(?:\(ind\))?', re.DOTALL)
+_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
+
+#: What is left of events that cannot be decoded.
+_PHASE = re.compile(rb'"ph"\s*:')
+_CATEGORY = re.compile(rb'"cat"\s*:\s*"[^"]*"')
+_LOST_DEVICE = re.compile(rb'"cat"\s*:\s*"(?:kernel|(?:gpu_)?mem(?:cpy|set))"', re.IGNORECASE)
+
 _BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})(.?)', re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 
@@ -115,7 +125,10 @@ class EventReader:
 
     def __init__(self, path: Path, *, exact: bool) -> None:
         self.keys: dict[str, Any] = {}  # the document's other keys; complete when reading has ended
-        self.left_out = 0  # events that could not be decoded
+        self.left_out = 0  # events that could not be decoded, as far as they can be counted
+        self.lost_device = 0  # device events among them
+        self.damaged = False  # whether text between whole events is not JSON
+        self.hole_bytes = 0  # of damaged text that does not show how many events it held
         self._error: str | None = None
         self._path, self._stream = path, Stream(path)
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[ExactEvent] if exact else list[Event])
@@ -127,13 +140,17 @@ class EventReader:
         if not stream.bare:
             self._add_keys(stream.head + b"]}", "before the events")
         for text in stream.pieces():
-            yield self._of_piece(text)
+            try:
+                events = self._decode(text)
+            except _FAILURES:
+                events = self._one_by_one()
+            yield events
         if stream.tail is None:
-            events = self._of_end() if not stream.bare and stream.error is None else None
-            if events is not None:
-                yield events
+            end = self._of_end() if not stream.bare and stream.error is None else None
+            if end is not None:
+                yield end
                 return
-            yield self._one_by_one(stream.recut())
+            yield self._one_by_one(last=True)
         if stream.tail is None:
             if not stream.bare or stream.rest.strip(b" \t\r\n,"):
                 self._error = self.error or f"{self._path} is cut off: the JSON ends inside the events"
@@ -141,13 +158,14 @@ class EventReader:
             self._add_keys(b'{"traceEvents":[]' + stream.tail, "after the events")
 
     @property
+    def bytes_read(self) -> int:
+        """Size of the file's text so far."""
+        return self._stream.bytes_read
+
+    @property
     def error(self) -> str | None:
         """Why the file could not be read to its end, naming it."""
         return self._stream.error or self._error
-
-    def _of_piece(self, text: bytearray) -> list[AnyEvent]:
-        events = self._together(text)
-        return self._one_by_one(self._stream.recut()) if events is None else events
 
     def _of_end(self) -> list[AnyEvent] | None:
         """The last events, and the keys after them; None when they are not quite JSON, or an event is unlike the others."""
@@ -159,31 +177,50 @@ class EventReader:
             return None
         return events
 
-    def _together(self, text: bytes | bytearray) -> list[AnyEvent] | None:
-        """Events of `[event, …]`, repaired if need be; None when it still is not JSON, or an event is unlike the others."""
-        try:
-            return self._decode(text)
-        except _FAILURES:
-            pass
-        try:
-            return self._decode(_repaired(bytes(text)))
-        except _FAILURES:
-            return None
+    def _one_by_one(self, *, last: bool = False) -> list[AnyEvent]:
+        """Events of a piece that holds one which is damaged, or unlike the others."""
+        found: list[AnyEvent] = []
 
-    def _one_by_one(self, texts: list[bytes]) -> list[AnyEvent]:
-        """Events that are known to be whole; together if possible."""
-        events = self._together(b"[" + b",".join(texts) + b"]")
-        if events is not None:
-            return events
-        events = []
-        for text in texts:
-            if (found := self._together(b"[" + text + b"]")) is not None:
-                events += found
-            elif (event := _coerced(text)) is not None:
-                events.append(event)
+        def take(text: bytes) -> bool:
+            try:
+                found.extend(self._decode(b"[%b]" % text))
+            except _FAILURES:
+                pass
             else:
-                self.left_out += 1
-        return events
+                return True
+            try:
+                texts = [bytes(raw) for raw in _ELEMENTS.decode(b"[%b]" % _repaired(text))]
+            except _FAILURES:
+                return False
+            for each in texts:
+                event = self._alone(each)
+                if event is None:
+                    lose(each)
+                else:
+                    found.append(event)
+            return True
+
+        def lose(text: bytes) -> None:
+            self.left_out += max(len(_PHASE.findall(text)), 1)
+            of_device = _LOST_DEVICE.findall(text)
+            # Device work names a stream, should its category be what is damaged.
+            self.lost_device += len(of_device) or int(b'"stream"' in text and _CATEGORY.search(text) is None)
+
+        def lose_damaged(text: bytes) -> None:
+            lose(text)
+            self.damaged = True
+            if b"\0" in text:  # as in a file system's hole
+                self.hole_bytes += len(text)
+
+        self._stream.recut(take, lose_damaged, last=last)
+        return found
+
+    def _alone(self, text: bytes) -> AnyEvent | None:
+        """One repaired event; None when it is not an event at all."""
+        try:
+            return self._decode(b"[%b]" % text)[0]
+        except _FAILURES:
+            return _coerced(text)
 
     def _add_keys(self, text: bytes | bytearray, where: str) -> None:
         """All keys of a document but its events."""
@@ -216,10 +253,10 @@ def _repaired_token(token: re.Match[bytes]) -> bytes:
 def _coerced(text: bytes) -> AnyEvent | None:
     """An event whose fields have types that no other writer gives them; None when it is not an event at all."""
     try:
-        found = json.loads(_repaired(text), strict=False)
+        found = json.loads(text, strict=False)
         args = found.get("args")
         fields: dict[str, Any] = {
-            key: value for key in ("cat", "pid", "tid", "ts", "dur") if isinstance(value := found.get(key), int | float | str)
+            key: value for key in ("cat", "pid", "tid", "ts", "dur") if _is_number_or_text(value := found.get(key))
         }
         fields |= {key: str(found.get(key, "")) for key in ("ph", "name")}
         return Event(**fields, args=_coerced_args(args) if isinstance(args, dict) else None)
@@ -233,9 +270,14 @@ def _coerced_args(args: dict[str, Any]) -> Args:
         value = args.get(field.encode_name)
         if value is not None and field.type is msgspec.Raw:
             kept[field.name] = msgspec.Raw(json.dumps(value).encode())
-        elif isinstance(value, int | float | str):
+        elif _is_number_or_text(value):
             kept[field.name] = value if field.type == Number else str(value)
     return Args(**kept)
+
+
+def _is_number_or_text(value: object) -> bool:
+    """Python takes `True` for 1."""
+    return isinstance(value, int | float | str) and not isinstance(value, bool)
 
 
 HOST = ("operator", "runtime", "annotation", "python", "overhead")
@@ -275,6 +317,9 @@ _LEFT_OUT = {
 #: torch 1.8 writes iterations as operators.
 _ITERATION = "ProfilerStep"
 
+#: Characters of a category or phase that caveats show.
+_SHOWN = 50
+
 _MEMORY = "[memory]"
 _CALL = "record_param_comms"
 _NO_TRANSFER = ("wait", "coalesced", "init")
@@ -295,7 +340,7 @@ class Collector:
     def __init__(self, *, exact: bool, operators: bool) -> None:
         self._exact, self._operators = exact, operators
         self.host, self.device, self.synchronizations, self.memory = Columns(), Columns(), Columns(), Columns()
-        self.names, self.shapes, self.stacks = Codes(), Codes(), Codes()
+        self.names, self.shapes, self.stacks = Codes(MAX_NAME), Codes(), Codes()
         # Descriptions of communication kernels, by row of `device`.
         self.collectives: dict[int, Operation] = {}
         # Descriptions of the host's calls for them, by row of `host`: all there is for operations issued as a batch.
@@ -307,7 +352,7 @@ class Collector:
         self.events = 0  # seen
         self.negative = 0  # left out because they end before they start
         self.untimed = 0  # left out because a time is invalid, or a duration is missing
-        self.lost_device = 0  # device events among the last two
+        self.lost_device = 0  # device events among the last three
         self._categories = Codes()
         self._meaning_of: list[int] = []
         self._identifiers = Identifiers()
@@ -355,7 +400,9 @@ class Collector:
         meanings = np.array(self._meaning_of, np.int8)[codes]
         strange = codes[meanings == MEANINGS.index("unknown")]
         if len(strange):
-            self.unknown.update({str(known[code]): int(count) for code, count in enumerate(np.bincount(strange)) if count})
+            for code, count in enumerate(np.bincount(strange).tolist()):
+                if count:
+                    self.unknown[str(known[code])[:_SHOWN]] += count
         return meanings
 
     def _times(self, events: Sequence[AnyEvent]) -> tuple[NDArray[np.bool_], Integers, Integers]:
@@ -388,6 +435,7 @@ class Collector:
             end_ns=end[good],
             correlation=arguments(args, "correlation")[good],
             operator=_operators(args)[good],
+            sequence=arguments(args, "sequence")[good],
             shapes=self.shapes.encode([bytes(arg.input_dims or arg.old_input_dims) for arg in args])[good],
             stack=self.stacks.encode([arg.call_stack for arg in args])[good],
         )
@@ -439,12 +487,17 @@ class Collector:
         instants = []
         # Nearly all of them are arrows.
         for event in [event for event in events if event.ph not in _NO_EVENT]:
-            if event.ph in _INSTANT:
-                instants.append(event)
-            elif event.ph in _COMPLETE:
+            of_device = _CATEGORIES.get(str(event.cat or "").lower()) in DEVICE
+            if event.ph in _COMPLETE and (of_device or event.ph not in _INSTANT):
                 self.untimed += 1
+                self.lost_device += of_device
+            elif event.ph in _INSTANT:
+                instants.append(event)
             else:
-                self.left_out[_LEFT_OUT.get(event.ph, f"events of the phase {event.ph!r}"), str(event.cat or "")] += 1
+                self.left_out[
+                    _LEFT_OUT.get(event.ph, f"events of the phase {event.ph[:_SHOWN]!r}"), str(event.cat or "")[:_SHOWN]
+                ] += 1
+                self.lost_device += of_device and event.ph != "E"  # an end has a beginning
         # The profiler's own marks have no category. Of the others, those are counted whose category is not known.
         self._meanings([event for event in instants if event.cat])
         self._add_instants(instants)

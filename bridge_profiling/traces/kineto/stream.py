@@ -2,24 +2,22 @@
 
 Kineto's files are one document whose `traceEvents` can be gigabytes. They are cut between two events, at a raw `},{"ph"`:
 these bytes cannot be inside a JSON string, which would have to escape the quote. They can be inside an event's arguments,
-though. Such a piece does not parse, and is then cut again by counting braces, which is exact and twenty times slower.
+though. Such a piece does not parse, nor does a damaged one: `recut` then takes its events one by one.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.bounds import Bounds, DamagedError, unpack
+from bridge_profiling.traces.bounds import KINETO, DamagedError, unpack
+from bridge_profiling.traces.kineto.recut import SEPARATOR, recut
 
 #: Bytes of JSON decoded at a time. Smaller pieces cost calls; 4 MB exceed the processor's cache: a fifth slower, 15 MB more.
 PIECE_BYTES = 1 << 20
-
-#: No profiler writes more for one rank. Kineto's JSON shrinks 11- to 25-fold as gzip.
-BOUNDS = Bounds(max_bytes=64 << 30, max_ratio=200, ratio_checked_bytes=32 << 20)
 
 #: Largest size of the text before or after the events, and of one event.
 MAX_PART_BYTES = 64 << 20
@@ -28,14 +26,13 @@ _SEARCH_BYTES = 1 << 16
 
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
-_SEPARATOR = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|pid|tid|dur|args|id|bp|s)"\s*:)')
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["{}\[\]]', re.DOTALL)
 
 
 class Stream:
     """One file, read from start to end. Raises TraceError when it is not a trace or exceeds its bounds."""
 
     def __init__(self, path: Path) -> None:
+        self.bytes_read = 0  # of text
         self._path, self._chunks = path, self._unpacked()
         self.error: str | None = None  # why the file could not be read to its end, naming it
         self.tail: bytearray | None = None  # text after the events; None while their end was not found
@@ -43,10 +40,14 @@ class Stream:
         self.head, self.rest, self.bare = self._head()
 
     def pieces(self) -> Iterator[bytearray]:
-        """Texts `[event, …]`, an empty one where no cut was found. When one does not parse, call `recut` before the next."""
+        """Texts `[event, …]`, an empty one where no cut was found. When one does not parse, call `recut` before the next.
+
+        Ends early, with `error` set, where an event is larger than any profiler writes.
+        """
+        wanted = PIECE_BYTES
         for chunk in self._chunks:
             self.rest += chunk
-            if len(self.rest) < PIECE_BYTES:
+            if len(self.rest) < wanted:
                 continue
             before, cut, piece = self.rest, _last_separator(self.rest), bytearray()
             if cut is not None:
@@ -59,38 +60,28 @@ class Stream:
             if cut is not None and self.rest is before:
                 self.rest = before[cut.end() :]
             elif len(self.rest) > MAX_PART_BYTES:
-                raise TraceError(f"{self._path} is not a trace: one event is larger than {MAX_PART_BYTES >> 20} MB")
+                self.error = f"{self._path} is not a trace: one event is larger than {MAX_PART_BYTES >> 20} MB"
+                return
+            # Text that was searched in vain doubles before it is searched again, so that all searches are linear in the file.
+            wanted = max(PIECE_BYTES, 0 if self.rest is before else 2 * len(self.rest))
 
-    def recut(self) -> list[bytes]:
-        """Take the whole events from `rest`, one text each, by counting braces. Reads on to the end if the events end there."""
-        spans: list[tuple[int, int]] = []
-        depth = start = 0
-        for token in _TOKEN.finditer(self.rest):
-            first = self.rest[token.start()]
-            if first in b"{[":
-                if depth == 0:
-                    start = token.start()
-                depth += 1
-            elif first in b"}]":
-                if depth == 0:
-                    self._read_tail(token.end())
-                    break
-                depth -= 1
-                if depth == 0:
-                    spans.append((start, token.end()))
-            elif token.end() == token.start() + 1:
-                break  # a string that does not end here
-        texts = [bytes(self.rest[start:end]) for start, end in spans]
-        rest = (self.rest[spans[-1][1] :] if spans else self.rest).lstrip()
-        self.rest = rest[1:] if rest.startswith(b",") else rest
-        return texts
+    def recut(self, take: Callable[[bytes], bool], lose: Callable[[bytes], None], *, last: bool = False) -> None:
+        """Take the events of `rest`, whose last one can stay in it. Reads the file to its end if the events end there.
 
-    def _read_tail(self, start: int) -> None:
-        self.tail = self.rest[start:]
-        for chunk in self._chunks:
-            self.tail += chunk
-            if len(self.tail) > MAX_PART_BYTES:
-                raise TraceError(f"{self._path} is not a trace: more than {MAX_PART_BYTES >> 20} MB follow its events")
+        Args:
+            take: reads elements of the array, given without brackets; false when they are not JSON.
+            lose: called with text of events that cannot be read.
+            last: all pieces were yielded.
+        """
+        text = bytes(self.rest)
+        begin, end = recut(text, take, lose, last=last, loose=len(text) > PIECE_BYTES)
+        self.rest = bytearray(text[begin:] if end is None else b"")
+        if end is not None:
+            self.tail = bytearray(text[end:])
+            for chunk in self._chunks:
+                self.tail += chunk
+                if len(self.tail) > MAX_PART_BYTES:
+                    raise TraceError(f"{self._path} is not a trace: more than {MAX_PART_BYTES >> 20} MB follow its events")
 
     def _head(self) -> tuple[bytes, bytearray, bool]:
         head = bytearray()
@@ -112,7 +103,9 @@ class Stream:
     def _unpacked(self) -> Iterator[bytes]:
         """The file's bytes. Ends early, with `error` set, where it is damaged."""
         try:
-            yield from unpack(self._path, BOUNDS, PIECE_BYTES)
+            for piece in unpack(self._path, KINETO, PIECE_BYTES):
+                self.bytes_read += len(piece)
+                yield piece
         except DamagedError as error:
             self.error = str(error)
         except OSError as error:
@@ -123,7 +116,7 @@ def _last_separator(text: bytearray) -> re.Match[bytes] | None:
     """The last place between two events, searched from the end."""
     low = max(len(text) - _SEARCH_BYTES, 0)
     while True:
-        found = deque(_SEPARATOR.finditer(text, low), maxlen=1)
+        found = deque(SEPARATOR.finditer(text, low), maxlen=1)
         if found or low == 0:
             return found[0] if found else None
         low = max(low - 16 * _SEARCH_BYTES, 0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.joins import (
     Iterations,
     Operation,
+    add_lost,
     batch,
     carried_out_by,
     collective_columns,
     iterations_from_names,
     launch_of,
+    launches_one,
     trace_caveats,
     wait_columns,
 )
@@ -45,7 +49,7 @@ _NO_STREAM = (1 << 32) - 1
 #: Categories that caveats name one by one; the others are added up.
 _NAMED = 3
 
-_ITERATION = re.compile(r"(?:ProfilerStep\s*#|iteration[_ #])(\d+)$")
+_ITERATION = re.compile(r"(?:ProfilerStep\s*#|iteration[_ #])(\d{1,18})$")
 _FLUSH = re.compile(r"flush", re.IGNORECASE)
 
 _KINDS = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET)
@@ -83,24 +87,37 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, operators: bool, ex
     if not len(collected.host) and not len(collected.device) and not len(collected.memory):
         raise TraceError(reader.error or _nothing_in(path, collected, reader))
     info = _info(path, reader.keys, rank, rank_source)
-    unusable = reader.left_out + collected.untimed
-    of_device = len(collected.device) + collected.lost_device
-    info.lost = LostRecords(unusable + collected.negative, collected.lost_device, of_device)
+    recorded = len(collected.device)
     try:
-        tables, caveats = _tables(collected, info)
+        tables, caveats, ambiguous = _tables(collected, info)
     except ValueError as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
     info.clock = "unix" if _first_ns(tables) > _UNIX_SINCE_NS else "unknown"
     info.caveats += caveats
-    if unusable:
-        info.add_caveat("events_undecodable", f"{unusable} events could not be decoded and are left out")
+    lost = _lost(reader, collected, recorded)
+    if unusable := lost.total - collected.negative:
+        least = "at least " if reader.damaged else ""
+        info.add_caveat("events_undecodable", f"{least}{unusable} events could not be decoded and are left out")
     info.caveats += [*_events_left_out(collected), *trace_caveats(info, tables, "ProfilerStep#N")]
     if reader.error is not None:
         info.error = f"{reader.error}; everything before it was read"
+    elif reader.damaged:
+        info.error = f"{path} is damaged: at least {reader.left_out} events could not be read; the others were"
     elif collected.negative:
         info.error = f"{path} holds {collected.negative} events that end before they start; the others were read"
+    add_lost(info, replace(lost, total=lost.total + ambiguous, device=lost.device + ambiguous), ambiguous)
     info.partial = info.error is not None
     return RankTables(info, tables)
+
+
+def _lost(reader: EventReader, collected: Collector, recorded: int) -> LostRecords:
+    """What could not be used, with an estimate for text that does not show how many events it held."""
+    device = reader.lost_device + collected.lost_device
+    hole = reader.hole_bytes / max(reader.bytes_read - reader.hole_bytes, 1)
+    in_hole, of_device = math.ceil(hole * collected.events), math.ceil(hole * recorded)
+    total = max(reader.left_out, in_hole) + collected.untimed + collected.negative
+    device = max(device, of_device)
+    return LostRecords(total, device, recorded + device)
 
 
 def _nothing_in(path: Path, collected: Collector, reader: EventReader) -> str:
@@ -132,7 +149,7 @@ def _first_ns(tables: Mapping[str, pa.Table]) -> int:
     return min((column[0].as_py() for column in columns if len(column)), default=0)
 
 
-def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], list[Caveat]]:
+def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], list[Caveat], int]:
     names, base_ns = _Names(list(collected.names.values)), info.clock_base_ns
     host = _Host(collected, names, base_ns)
     iterations, caveats = iterations_from_names(_iteration_numbers(host, names), host.start_ns, host.end_ns)
@@ -154,7 +171,7 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
         tables["synchronizations"] = build("synchronizations", info.rank, _wait_columns(collected, names, base_ns))
     if len(collected.memory):
         tables["memory_events"] = build("memory_events", info.rank, _memory_columns(collected.memory, base_ns))
-    return tables, caveats
+    return tables, caveats, device.launch.ambiguous
 
 
 class _Names:
@@ -202,6 +219,7 @@ class _Host:
             "end_ns": pa.array(self.end_ns),
             "correlation": integer_column(self.correlation),
             "operator": integer_column(_without_correlations(columns.take("operator", self.order), self.correlation)),
+            "sequence": integer_column(_sequences(columns.take("sequence", self.order))),
             "shapes": coded_column(columns.take("shapes", self.order), shapes),
             "stack": coded_column(columns.take("stack", self.order), list(collected.stacks.values)),
         }
@@ -226,13 +244,16 @@ class _Device:
             for each in ("category", "device", "stream", "correlation", "operator", "graph", "bytes")
         )
         self._operator = _without_correlations(operator, self._correlation)
+        one, place = names.say(host.name[calls], launches_one)
         self.launch = launch_of(
             self._correlation,
             self.start_ns,
+            kernel=self._category == MEANINGS.index("kernel"),
             calls=host.correlation[calls],
             call_start_ns=host.start_ns[calls],
             call_end_ns=host.end_ns[calls],
             call_thread=host.thread[calls],
+            launches_one=np.array(one, bool)[place],
         )
         self._iteration = iterations.containing(self.launch.issued_ns)
         self._classify(collected, names)
@@ -371,6 +392,11 @@ def _without_correlations(operator: Integers, correlation: Integers) -> Integers
     return np.where(same, NULL, operator) if same.sum() * 2 > known.sum() else operator
 
 
+def _sequences(written: Integers) -> Integers:
+    """Autograd's sequence numbers; NULL where torch writes -1, or its unsigned form, for none."""
+    return np.where(written < 0, NULL, written)
+
+
 def _info(path: Path, keys: dict[str, Any], rank: int, rank_source: RankSource) -> RankInfo:
     """What the header says."""
     distributed, ours = _section(keys, "distributedInfo"), _section(keys, "bridge_profiling")
@@ -434,7 +460,7 @@ def _versions(keys: Mapping[str, Any], distributed: Mapping[str, Any]) -> dict[s
 
 def _group(group: Mapping[str, Any]) -> ProcessGroup:
     ranks = group.get("ranks")
-    known = isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks)
+    known = isinstance(ranks, list) and all(type(rank) is int for rank in ranks)
     return ProcessGroup(
         name=str(group["pg_name"]),
         description=str(group.get("pg_desc") or ""),

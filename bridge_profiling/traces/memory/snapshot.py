@@ -18,16 +18,16 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.bounds import Bounds, unpack
+from bridge_profiling.traces.bounds import MAX_DEVICES, SNAPSHOT, unpack
 from bridge_profiling.traces.memory.replay import ROUNDING_BYTES, Replay, dictionaries, integer, replay, text, time_of
 from bridge_profiling.traces.tables import SCHEMAS, build, coded_column
 from bridge_profiling.traces.types import RankInfo, RankSource, RankTables
 
-#: Real snapshots shrink 45-fold as .xz.
-_BOUNDS = Bounds(max_bytes=16 << 30, max_ratio=400)
-
 #: Entries kept by our own hook, and by torch's examples.
 _USUAL_CAP = 100_000
+
+#: Lists and dictionaries per byte. Real snapshots have 1/60; the shortest pickle has one in each byte, and each takes 64.
+_CONTAINERS_PER_BYTE, _FREE_CONTAINERS = 1 / 6, 1 << 20
 
 _UNIX_SINCE_NS = 10**18
 
@@ -80,6 +80,9 @@ def _check(data: bytes) -> None:
     """
     if data[:1] != b"\x80" or data[1:2] not in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise ValueError("it does not begin as a pickle of protocol 2 to 5")
+    # Brackets and braces in texts count too.
+    if data.count(b"]") + data.count(b"}") > _FREE_CONTAINERS + _CONTAINERS_PER_BYTE * len(data):
+        raise ValueError("it needs memory far beyond its size: it holds little but empty lists and dictionaries")
     place = 2
     while True:
         passed = _FIXED.match(data, place).end()  # type: ignore[union-attr]  # matches the empty text too
@@ -112,7 +115,7 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
         TraceError: it is not a snapshot, or more than plain data. The message names the file.
         OSError: the file does not exist.
     """
-    data = b"".join(unpack(path, _BOUNDS))
+    data = b"".join(unpack(path, SNAPSHOT))
     try:
         snapshot = load_plain(data)
     except ValueError as error:
@@ -146,6 +149,10 @@ class _Budget:
     def __init__(self, path: Path, size: int) -> None:
         self._path, self._entries, self._characters = path, size, 1 << 20 | _STACK_TEXT_PER_BYTE * size
 
+    def spend_devices(self, count: int) -> None:
+        if count > MAX_DEVICES:
+            raise TraceError(f"{self._path} is not a memory snapshot of one process: it lists {count} devices")
+
     def spend_entries(self, count: int) -> None:
         self._entries -= count
         if self._entries < 0:
@@ -160,6 +167,7 @@ class _Budget:
 def _replays(snapshot: Mapping[str, Any], budget: _Budget) -> list[Replay]:
     histories = snapshot.get("device_traces")
     traces = {}
+    budget.spend_devices(len(histories) if type(histories) is list else 0)
     for device, history in enumerate(histories if type(histories) is list else []):
         traces[device] = dictionaries(history)
         budget.spend_entries(len(traces[device]))
@@ -168,6 +176,7 @@ def _replays(snapshot: Mapping[str, Any], budget: _Budget) -> list[Replay]:
         budget.spend_entries(1 + len(dictionaries(segment.get("blocks"))))
         segments.setdefault(integer(segment.get("device")) or 0, []).append(segment)
     devices = sorted(traces | segments)
+    budget.spend_devices(len(devices))
     replays = [replay(device, traces.get(device, []), segments.get(device, [])) for device in devices]
     return [each for each in replays if each.entries or each.segments]
 

@@ -9,18 +9,20 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import struct
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from bridge_profiling.errors import CaptureError, TraceError
 from bridge_profiling.nsys.command import export_command, find_nsys, without_injection
-from bridge_profiling.traces.bounds import Bounds, open_regular, unpack
+from bridge_profiling.traces.bounds import MAX_NAME, NSYS, open_regular, unpack
 from bridge_profiling.traces.tables import NULL, Integers
 
 #: Rows that SQLite joins at a time: a few MB of text.
@@ -31,10 +33,16 @@ _MAGIC = b"SQLite format 3\0"
 #: Separates the texts of one piece; replaced by a space in texts that contain it.
 SEPARATOR = "\x1f"
 
-#: Real reports shrink 6-fold as .xz; the largest known have about 10 GB.
-_BOUNDS = Bounds(max_bytes=64 << 30, max_ratio=200)
-
 _EXPORT_SECONDS = 3600
+
+#: Bytes of a value in SQLite, such as the texts of 65,536 rows.
+_MAX_VALUE_BYTES = 1 << 28
+
+#: SQLite's steps per byte of the file and query; a real report takes 2. Damaged pages can list each other in circles.
+_STEPS_PER_BYTE, _FREE_STEPS, _STEPS_AT_A_TIME = 200, 10_000_000, 1_000_000
+
+#: Where SQLite locks a file that is written: the pending and the reserved byte.
+_LOCKED_BYTES = (0x40000000, 2)
 
 
 class Database:
@@ -49,11 +57,15 @@ class Database:
         with open_regular(path) as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 raise TraceError(f"{name} is not an SQLite file")
+            self.pending = _pending(path, file)  # why the report may not be whole; None if it is
+            self._steps = _FREE_STEPS + _STEPS_PER_BYTE * os.fstat(file.fileno()).st_size
         # Immutable: no lock, and no search for a journal next to a report on a read-only file system.
         self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
         try:
             self.rows("PRAGMA trusted_schema = OFF")  # the file's own definitions call no functions
+            self._views = {name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'view'")}
             tables = [name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
             self._tables = {table: [row[1] for row in self.rows(f"PRAGMA table_info({quoted(table)})")] for table in tables}
         except TraceError:
@@ -65,11 +77,19 @@ class Database:
         self._connection.close()
 
     def has(self, table: str, *columns: str) -> bool:
-        """Whether there is such a table with these columns."""
+        """Whether there is such a table with these columns.
+
+        Raises:
+            TraceError: it is a view, which computes its rows and need not end.
+        """
+        if table in self._views:
+            raise TraceError(f"{self.name} cannot be read: {table} is a view, and nsys writes tables")
         return table in self._tables and set(columns) <= set(self._tables[table])
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The result of a query; for small tables."""
+        steps = iter(range(0, self._steps, _STEPS_AT_A_TIME))
+        self._connection.set_progress_handler(lambda: next(steps, None) is None, _STEPS_AT_A_TIME)
         try:
             return self._connection.execute(query, parameters).fetchall()
         except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:  # the last: SQLite names the damaged part
@@ -95,7 +115,7 @@ class Database:
 
     def texts(self, table: str, expression: str, where: str = "1") -> Iterator[list[str]]:
         """Pieces of one column of texts, in the order of `columns`; "" where it is null."""
-        expressions = [f"replace(ifnull({expression}, ''), char(31), ' ')"]
+        expressions = [f"replace(substr(ifnull({expression}, ''), 1, {MAX_NAME}), char(31), ' ')"]
         for count, (text,) in self._pieces(table, expressions, where, separator=SEPARATOR):
             found = str(text).split(SEPARATOR)
             if len(found) != count:
@@ -132,14 +152,40 @@ class Database:
         return found
 
     def strings(self, ids: Integers) -> dict[int, str]:
-        """Some texts of `StringIds`, which can hold millions."""
-        wanted = np.unique(ids[ids != NULL]).tolist() if self.has("StringIds", "id", "value") else []
+        """Some texts of `StringIds`, which can hold millions.
+
+        Raises:
+            TraceError: the report has no such table.
+        """
+        wanted = np.unique(ids[ids != NULL]).tolist()
+        if wanted and not self.has("StringIds", "id", "value"):
+            raise TraceError(f"{self.name} cannot be read: its table StringIds, which holds all names, is missing")
         found: dict[int, str] = {}
         for begin in range(0, len(wanted), 500):
             some = wanted[begin : begin + 500]
-            rows = self.rows(f"SELECT id, value FROM StringIds WHERE id IN ({','.join('?' * len(some))})", some)
-            found |= {number: str(text) for number, text in rows}
+            rows = self.rows(
+                f"SELECT id, substr(value, 1, {MAX_NAME}) FROM StringIds WHERE id IN ({','.join('?' * len(some))})", some
+            )
+            found |= {number: str(text) for number, text in rows if text is not None}
         return found
+
+
+def _pending(path: Path, file: BinaryIO) -> str | None:
+    """What says that a database is not whole: a journal of changes next to it, or a process that writes it."""
+    for suffix in ("-wal", "-journal"):
+        journal = path.with_name(path.name + suffix)
+        with contextlib.suppress(OSError):
+            if journal.stat().st_size:
+                return f"changes are pending in {journal.name}, which are not read"
+    if sys.platform == "linux":
+        import fcntl
+
+        asked = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, *_LOCKED_BYTES, 0)
+        with contextlib.suppress(OSError):
+            lock, *_, process = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, asked))
+            if lock != fcntl.F_UNLCK:
+                return f"process {process} is writing it"
+    return None
 
 
 def quoted(name: str) -> str:
@@ -150,12 +196,13 @@ def quoted(name: str) -> str:
 @contextlib.contextmanager
 def open_report(path: Path) -> Iterator[Database]:
     """The database of a report: an SQLite export, or an `.nsys-rep` that is exported first; either may be packed as `.xz`."""
+    open_regular(path).close()
     with tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True) as temporary:
         plain = path
         if path.suffix == ".xz":
             plain = Path(temporary, path.name.removesuffix(".xz"))
             with plain.open("wb") as target:
-                target.writelines(unpack(path, _BOUNDS))
+                target.writelines(unpack(path, NSYS))
         if plain.suffix == ".nsys-rep":
             plain = _export(path, plain, Path(temporary, "report.sqlite"))
         with contextlib.closing(Database(plain, path)) as database:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.joins import rows_by_key, taken
 from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET, Copy, kernel_kind, memory_kind
 from bridge_profiling.traces.nsys.database import Database
@@ -31,6 +32,8 @@ _GRAPH_SHIFT = 32
 
 #: "cudaLaunchKernel_v7000", "cuMemcpyAsync_ptsz": the version and the kind of default stream are left out of names.
 _VERSION = re.compile(r"(?:_v\d{4,})?(?:_ptsz|_ptds)?$")
+
+_UNNAMED = "unnamed kernel"
 
 _WAITS, _RECORDS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 WAIT_KINDS = ("stream_wait_event", "event", "stream", "context")
@@ -65,6 +68,7 @@ class DeviceWork:
     names: list[DeviceName]
     whole_graphs: int  # events that are executions of a CUDA graph as a whole
     negative: int  # events left out because they end before they start
+    unnamed: int  # kernels whose name is missing or damaged: they can be communication
 
 
 def read_device_work(process: Process) -> DeviceWork:
@@ -87,7 +91,13 @@ def read_device_work(process: Process) -> DeviceWork:
         names=names,
         whole_graphs=len(pieces[1]["start"]),
         negative=negative,
+        unnamed=int(np.array([_is_unnamed(name.text) for name in names], bool)[columns["name"]].sum()),
     )
+
+
+def _is_unnamed(name: str) -> bool:
+    """Whether a kernel's name is missing, or not UTF-8."""
+    return name == _UNNAMED or "\N{REPLACEMENT CHARACTER}" in name
 
 
 def _usable(columns: dict[str, Integers]) -> tuple[Integers, int]:
@@ -97,6 +107,8 @@ def _usable(columns: dict[str, Integers]) -> tuple[Integers, int]:
 
 
 def _columns(process: Process, table: str, *more: str) -> dict[str, Integers]:
+    if missing := [name for name in ("start", "end") if process.database.has(table) and not process.database.has(table, name)]:
+        raise TraceError(f"{process.database.name} cannot be read: {table} has no column {missing[0]}")
     return process.columns(table, "start", "end", "deviceId", "streamId", "correlationId", "bytes", "graphNodeId", *more)
 
 
@@ -113,11 +125,13 @@ def _piece(
 
 def _kernels(process: Process, names: list[DeviceName]) -> dict[str, Integers]:
     columns = _columns(process, KERNEL, "demangledName", "shortName", "graphId")
+    if len(columns["start"]) and not any(process.database.has(KERNEL, name) for name in ("demangledName", "shortName")):
+        raise TraceError(f"{process.database.name} cannot be read: {KERNEL} has neither demangledName nor shortName")
     ids = np.where(columns["demangledName"] != NULL, columns["demangledName"], columns["shortName"])
     texts = process.database.strings(ids)
 
     def name(number: int) -> DeviceName:
-        text = texts.get(number, "unnamed kernel")
+        text = texts.get(number, _UNNAMED)
         kernel = kernel_kind(text)
         return DeviceName(text, kernel.kind, kernel.backend, kernel.operation)
 

@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.joins import (
     Iterations,
+    add_lost,
     collective_columns,
     iterations_from_names,
     launch_of,
+    launches_one,
     shifted,
     trace_caveats,
     wait_columns,
 )
-from bridge_profiling.traces.kinds import COMMUNICATION
+from bridge_profiling.traces.kinds import COMMUNICATION, MEMCPY, MEMSET
 from bridge_profiling.traces.nsys.database import Database, open_report
 from bridge_profiling.traces.nsys.events import (
     WAIT_KINDS,
@@ -45,7 +47,7 @@ from bridge_profiling.traces.nsys.report import (
     processes,
 )
 from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
-from bridge_profiling.traces.types import RankInfo, RankSource, RankTables
+from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, RankTables
 
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
 _FLUSH = re.compile(r"flush|initialization|cudaProfilerSt", re.IGNORECASE)
@@ -108,10 +110,11 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     flushes = np.array([_FLUSH.search(name) is not None for name in overhead.names], bool)[overhead.name]
     boundary = iterations.overlapping(overhead.start_ns[flushes], overhead.end_ns[flushes]) | ranges.open[iterations.rows]
     base = info.clock_base_ns
+    device_tables, ambiguous = _device_tables(process, info, work, calls, ranges, iterations)
     tables = {
         "iterations": iterations.table(info.rank, boundary, base),
         "host_events": build("host_events", info.rank, _host_columns(ranges, calls, overhead, base)),
-        **_device_tables(process, info, work, calls, ranges, iterations),
+        **device_tables,
     }
     if len(waits["start_ns"]):
         tables["synchronizations"] = build("synchronizations", info.rank, wait_columns(waits, WAIT_KINDS, base))
@@ -119,12 +122,16 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         tables["gpu_metrics"] = build("gpu_metrics", info.rank, metrics)
     info.caveats += [*wait_caveats, *iteration_caveats, *trace_caveats(info, tables, "NVTX iteration_N")]
     _add_caveats(database, info, work, calls, ranges)
+    lost, of_device = work.negative + work.unnamed + ambiguous, len(work.start_ns) + work.negative
+    add_lost(info, LostRecords(lost + calls.negative, lost, of_device), ambiguous)
+    info.partial = info.error is not None
     return RankTables(info, tables)
 
 
 def _device_tables(
     process: Process, info: RankInfo, work: DeviceWork, calls: Calls, ranges: Ranges, iterations: Iterations
-) -> dict[str, pa.Table]:
+) -> tuple[dict[str, pa.Table], int]:
+    """The tables of device work, and the number of events whose launch is ambiguous."""
     launches = launch_of(
         work.correlation,
         work.start_ns,
@@ -132,6 +139,8 @@ def _device_tables(
         call_start_ns=calls.start_ns,
         call_end_ns=calls.end_ns,
         call_thread=calls.thread,
+        kernel=np.array([name.kind not in (MEMCPY, MEMSET) for name in work.names], bool)[work.name],
+        launches_one=np.array([launches_one(name) for name in calls.names], bool)[calls.name],
     )
     is_communication = np.array([name.kind == COMMUNICATION for name in work.names], bool)[work.name]
     communication = np.flatnonzero(is_communication)
@@ -173,10 +182,11 @@ def _device_tables(
         known_since = "NCCL's payloads are in reports since nsys 2024.6, exported with --include-blobs=true"
         text = f"the message size of {unknown} of {len(communication)} communication kernels is unknown: {known_since}"
         info.add_caveat("message_size_unknown", text)
-    return {
+    tables = {
         "device_events": build("device_events", info.rank, device),
         "collectives": build("collectives", info.rank, collective_columns(found, device, communication, issued_ns)),
     }
+    return tables, launches.ambiguous
 
 
 def _operator_of(ranges: Ranges, thread: Integers, issued_ns: Integers) -> Integers:
@@ -252,7 +262,11 @@ def _add_caveats(database: Database, info: RankInfo, work: DeviceWork, calls: Ca
         info.add_caveat("unread_tables", f"the report also holds {names}, which only Nsight Systems and nsys stats show")
     if negative := work.negative + calls.negative:
         info.error = f"{database.name} holds {negative} events that end before they start; the others were read"
-        info.partial = True
+    if database.pending:
+        info.error = f"{database.name} is not complete: {database.pending}" + (f"; {info.error}" if info.error else "")
+    if work.unnamed:
+        text = f"{work.unnamed} kernels have no readable name in StringIds: whether they communicate is unknown"
+        info.add_caveat("kernels_unnamed", text)
     if work.whole_graphs:
         text = f"{work.whole_graphs} executions of CUDA graphs were recorded as a whole and count as compute"
         info.add_caveat("graphs_whole", f"{text}, communication included; --cuda-graph-trace=node records their kernels")

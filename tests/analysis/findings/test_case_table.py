@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.findings import Confidence
 from tests.analysis.findings.simulated_jobs import Here
 from tests.planted.cases import CASES
 
@@ -43,13 +42,8 @@ def judge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             durations: dict[int, list[float]] = {}
             for row in run.iterations().to_pylist():
                 durations.setdefault(row["rank"], []).append(row["duration_us"])
-            return SimpleNamespace(
-                findings=run.findings(),
-                by_id={finding.id: finding for finding in run.findings()},
-                iteration_ms=median(median(each) for each in durations.values()) / 1e3,
-                non_compute_us=max(row["non_compute_us"] for row in run.idle_gaps().to_pylist()),
-                **{name: getattr(run, name)().to_pylist() for name in ("ranks", "breakdown", "pipeline")},
-            )
+            iteration_ms = median(median(each) for each in durations.values()) / 1e3
+            return SimpleNamespace(findings=run.findings(), iteration_ms=iteration_ms)
 
     return judged
 
@@ -80,45 +74,6 @@ def test_a_capture_has_the_findings_of_its_row_and_no_others(judge: Judge, name:
         assert row.confidence == str(cause.confidence)
         assert cause.recoverable_us_per_iteration is None or cause.recoverable_us_per_iteration / 1e3 == _about(row.saving_ms)
         assert cause.events
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_savings_in_a_real_capture_are_no_more_than_its_time_without_compute(judge: Judge, name: str) -> None:
-    # Faster kernels for the same work save compute.
-    others = [finding for finding in judge(name).findings if finding.id != "unfused_attention"]
-    savings = [finding.recoverable_us_per_iteration or 0.0 for finding in others]
-    assert min(savings) >= 0
-    assert sum(savings) <= judge(name).non_compute_us
-
-
-def test_real_causes_have_their_evidence(judge: Judge) -> None:
-    loading = judge("kineto/plant_data").by_id["data_loading"]
-    assert loading.recoverable_us_per_iteration == pytest.approx(121_000, rel=0.01)
-    assert {event.name for event in loading.events} == {"dataloader"}
-    products = judge("kineto/plant_straggler").by_id["straggler_compute"]
-    assert products.evidence["of_matrix_products_us"] == pytest.approx(27_400, rel=0.02)
-    assert [(event.rank, event.count, event.name[:5]) for event in products.events] == [(2, 160, "nvjet")]
-    # Other hosts are late in other captures of the same training, by less than the profiler costs: no rank is named for it.
-    for name in ("kineto/tp2_dp2", "kineto/tp2_dp2_overlap", "nsys/tp2_dp2"):
-        found = judge(name).by_id
-        assert "straggler_host" not in found
-        assert found["profiler_overhead"].ranks == [0, 1, 2, 3]
-        unprofiled_us = found["profiler_overhead"].evidence["unprofiled_iteration_us"]["0"]
-        assert 110_000 < unprofiled_us < 155_000
-    late = judge("kineto/tp2_dp2").by_id["host_launch_bound"]
-    assert (late.ranks, late.confidence) == ([0, 1, 2, 3], Confidence.low)
-    assert "profiler" in late.confidence_reason
-
-
-def test_real_stages_of_a_pipeline_differ_without_a_finding_about_the_longer(judge: Judge) -> None:
-    judged = judge("kineto/pp2_dp2")
-    assert any("cudaDeviceSynchronize" in event.name for event in judged.by_id["host_sync"].events)
-    assert "batch_p2p_sync" in judged.by_id["host_sync"].action
-    # Four layers each, and the output layer is less than one of them: moving a layer would make it worse.
-    first, last = judged.pipeline
-    assert (first["ranks"], last["ranks"]) == ([0, 1], [2, 3])
-    assert last["compute_us"] > 1.1 * first["compute_us"]
-    assert last["bubble_us"] < first["bubble_us"]
 
 
 @pytest.mark.parametrize("name", ["kineto/plant_data", "kineto/plant_straggler", "kineto/tp2_dp2"])

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from tests.analysis.findings.conftest import Findings
-from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
+from tests.analysis.findings.simulated_jobs import US, SimulatedJob
 
 approx = pytest.approx
 
@@ -67,10 +67,3 @@ def test_many_small_units_cost_their_transfers_and_their_launches(find: Findings
 @pytest.mark.parametrize(("units", "size"), [(30, 1 << 25), (10, 1 << 18)])
 def test_few_or_large_collectives_are_none(find: Findings, units: int, size: int) -> None:
     assert "small_collectives" not in find(SimulatedJob(partial(_sharded, units=units, size=size), 2))
-
-
-def test_a_loop_without_collectives_has_neither(find: Findings) -> None:
-    assert not find(SimulatedJob(lambda job, _: job.launch(0, 1 * MS, count=10))).keys() & {
-        "accumulation_sync",
-        "small_collectives",
-    }

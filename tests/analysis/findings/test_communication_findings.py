@@ -110,18 +110,6 @@ def test_a_rank_captured_alone_gives_an_estimate_at_most(communication: Findings
     assert finding.evidence["exposed_transfer_us"]["0"] == approx(12_000, rel=0.05)
 
 
-def test_the_shortest_collective_of_a_rank_captured_alone_shows_that_it_waits_in_the_others(communication: Findings) -> None:
-    lateness = iter([5, 9, 0, 8] * 4)
-
-    def step(job: SimulatedJob, _: int) -> None:
-        for _ in range(4):
-            job.launch(0, 1 * MS)
-            job.launch(1, (1 + next(lateness)) * MS)
-            job.meet()
-
-    assert communication(step, ranks=[0]) == {}
-
-
 def test_without_groups_and_sizes_nothing_is_found(find: Findings) -> None:
     assert find(SimulatedJob(_slow_link, 2).without_groups(), exposed_communication, low_overlap) == {}
 

@@ -6,7 +6,7 @@ import pytest
 
 from bridge_profiling.analysis.findings import Confidence
 from tests.analysis.findings.conftest import Findings
-from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
+from tests.analysis.findings.simulated_jobs import MS, SimulatedJob
 
 approx = pytest.approx
 
@@ -66,16 +66,6 @@ def test_a_compilation_in_an_iteration_that_does_not_count_is_still_named(find: 
     assert "30 ms in 1 of 5 captured iterations" in found.title
 
 
-def test_a_stop_while_the_device_works_costs_nothing(find: Findings) -> None:
-    def step(job: SimulatedJob, _: int) -> None:
-        job.busy(kernels=80)
-        job.be_in(0, "garbage-collection 2", 20 * MS)
-        job.be_in(0, "_compile.compile_inner (dynamo_timed)", 10 * MS)
-        job.busy()
-
-    assert not find(SimulatedJob(step)).keys() & {"garbage_collection", "recompilation", "host_pause"}
-
-
 @pytest.mark.parametrize(
     ("call", "operator", "advice"),
     [("cudaFree", "aten::empty", "expandable_segments"), ("cudaHostAlloc", "aten::pin_memory", "Pin buffers once")],
@@ -92,28 +82,3 @@ def test_memory_from_the_driver_holds_the_host(find: Findings, call: str, operat
     # The device has 2 ms of work left each time, and 0.1 ms is what the next launches take.
     assert churn.recoverable_us_per_iteration == approx(4 * 1_000, rel=0.1)
     assert advice in churn.action
-
-
-def test_items_after_a_long_wait_cost_the_lead_that_it_took(find: Findings) -> None:
-    """Clipping reads a norm for each parameter: the first read waits for the backward pass, and no later launch catches up."""
-
-    def step(job: SimulatedJob, _: int) -> None:
-        job.busy()
-        for _ in range(60):
-            job.launch(0, 30 * US, "aten::linalg_vector_norm", name="reduce")
-            job.wait(0, operator="aten::_local_scalar_dense")
-            job.be_in(0, "clip", 50 * US)
-
-    found = find(SimulatedJob(step))
-    assert found.keys() - {"low_device_busy", "dominant_kernel"} == {"host_sync"}
-    assert found["host_sync"].recoverable_us_per_iteration == approx(60 * 57, rel=0.05)
-
-
-def test_items_between_small_kernels_are_synchronizations(find: Findings) -> None:
-    def step(job: SimulatedJob, _: int) -> None:
-        job.busy()
-        for _ in range(100):
-            job.launch(0, 2 * US, "aten::linalg_vector_norm", name="reduce")
-            job.wait(0, operator="aten::_local_scalar_dense")
-
-    assert find(SimulatedJob(step, pause_ns=20 * US)).keys() - {"low_device_busy", "dominant_kernel"} == {"host_sync"}

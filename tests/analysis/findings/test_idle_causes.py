@@ -89,16 +89,3 @@ def test_what_a_wait_took_from_the_hosts_lead_is_attributed_to_it_and_no_more(tm
     lost = _lost(tables, _by_cause)
     assert lost["host_sync"] == pytest.approx(300, rel=0.05)
     assert lost["host_launch"] == pytest.approx(100 * 5 + 10 - 300, rel=0.1)
-
-
-def test_a_host_that_does_something_else_after_a_wait_is_late_for_that(tmp_path: Path) -> None:
-    def step(job: SimulatedJob, _: int) -> None:
-        job.launch(0, 20 * MS)
-        job.wait(0)
-        job.be_in(0, "thinking", 10 * MS)
-        job.launch(0, 20 * MS)
-
-    (tables,) = _tables(SimulatedJob(step, iterations=1), tmp_path)
-    lost = _lost(tables, _by_cause)
-    assert lost["host_pause"] == pytest.approx(10_000, rel=0.01)
-    assert lost.get("host_sync", 0.0) < 20

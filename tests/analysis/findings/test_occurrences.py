@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from bridge_profiling.analysis.findings import Occurrence
 from bridge_profiling.analysis.findings.occurrences import occurrence
 from tests.analysis.findings.conftest import Findings
 from tests.analysis.findings.simulated_jobs import MS, SimulatedJob
@@ -20,14 +19,6 @@ def _pausing(pauses_ms: dict[int, int], ranks: int = 2, iterations: int = 6) -> 
         job.meet()
 
     return SimulatedJob(step, ranks, iterations)
-
-
-def test_a_pause_in_some_iterations_says_in_how_many_and_how_long_each(find: Findings) -> None:
-    finding = find(_pausing({11: 60, 14: 60}))["host_pause"]
-    assert finding.occurrence == Occurrence((11, 14), 6, approx(60_000, rel=0.02))
-    assert finding.recoverable_us_per_iteration == approx(20_000, rel=0.02)
-    assert finding.ranks == [1]
-    assert "60 ms in 2 of 6 iterations (mean 20" in finding.title.replace("60.1", "60")
 
 
 def test_a_cause_of_every_iteration_strikes_all_of_them(find: Findings) -> None:
@@ -64,14 +55,3 @@ def test_a_captured_iteration_that_medians_leave_out_is_named(find: Findings) ->
     assert slow.recoverable_us_per_iteration == approx(900_000 / 6, rel=0.02)
     assert slow.title.startswith("Iteration 12 takes 920 ms, 45")
     assert "host_pause" not in found
-
-
-def test_the_profilers_own_recorded_work_makes_no_iteration_slow(find: Findings) -> None:
-    def step(job: SimulatedJob, number: int) -> None:
-        if number == 12:
-            job.be_in(0, "Buffer Flush", 900 * MS, category="overhead")
-        job.busy()
-
-    job = SimulatedJob(step, iterations=6)
-    job.rows[0]["iterations"][2]["boundary"] = True
-    assert "slow_iterations" not in find(job)

@@ -99,18 +99,6 @@ def test_a_late_host_is_named_and_not_the_ranks_that_wait_for_it(find: Findings)
     assert "manual_gc" in finding.action
 
 
-@pytest.mark.parametrize(
-    ("extra", "ranks"),
-    [
-        (lambda job, number: None, 4),
-        (lambda job, number: None, 1),
-        (lambda job, number: _late(3)(job, number) if number == 12 else None, 4),  # in one iteration of five
-    ],
-)
-def test_ranks_that_do_the_same_or_are_late_once_are_no_stragglers(find: Findings, extra: Any, ranks: int) -> None:
-    assert find(_job(extra, ranks, iterations=5), *_FINDS) == {}
-
-
 def test_equal_kernels_that_differ_as_much_as_clocks_do_are_no_straggler(find: Findings) -> None:
     def step(job: SimulatedJob, _: int) -> None:
         for rank in job.all:

@@ -48,14 +48,6 @@ def test_a_request_is_carried_out_after_the_window_of_the_config(run, monkeypatc
     assert [run.outcome(folder) for folder in (first, second)] == [("complete", [2, 3]), ("complete", [start, start + 1])]
 
 
-def test_a_training_that_ends_before_the_iterations_asked_for_says_so(run):
-    run.listen(range(12), at(10, lambda: run.request(start=10**6)))
-    [folder] = run.folders()
-    assert run.outcome(folder) == ("missed", None)
-    assert "training ended after iteration" in run.manifest(folder)["reason"]
-    assert "training ended" in run.done()[0]["ended"]
-
-
 def test_requests_of_an_earlier_run_are_closed(run):
     run.requests.write(*accepted(id="old", ranks=[0], start=50, end=52))
     run.requests.submit(requested(start=60, id="unread"))

@@ -105,5 +105,5 @@ def test_texts_that_are_not_a_request_are_refused(text):
 
 
 def test_one_rank_or_profiler_needs_no_list():
-    request = parse_request('{"iterations": 1, "ranks": 3, "profilers": "memory"}')
-    assert (request.ranks, request.profilers) == ([3], ["memory"])
+    request = parse_request('{"iterations": 1, "ranks": 3, "profilers": "memory", "kind": "slow_iteration"}')
+    assert (request.ranks, request.profilers, request.kind) == ([3], ["memory"], "slow_iteration")

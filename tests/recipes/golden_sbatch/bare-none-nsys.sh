@@ -38,7 +38,7 @@ export PATH='/VENV/bin':"$PATH"
 
 # Command 1
 
-srun --output /HOME/experiments/golden/golden_TIME/train/log-team-team.train_%j_${SLURM_RESTART_COUNT:-0}.out --chdir /HOME/experiments/golden/golden_TIME/train/code --wait=60 --kill-on-bad-exit=1 python launch/pretrain.py train.train_iters=20 profiling.use_nsys_profiler=true profiling.profile_step_start=10 profiling.profile_step_end=12 profiling.profile_ranks=[0,3] profiling.record_shapes=false
+srun --output /HOME/experiments/golden/golden_TIME/train/log-team-team.train_%j_${SLURM_RESTART_COUNT:-0}.out --chdir /HOME/experiments/golden/golden_TIME/train/code --wait=60 --kill-on-bad-exit=1 python launch/pretrain.py train.train_iters=20 profiling.nsys_trace=[nvtx,osrt] 'profiling.nsys_extra_args=["--env-var=A=1,B=2"]' profiling.nsys_gpu_metrics=true profiling.nsys_export_sqlite=true profiling.use_nsys_profiler=true profiling.profile_step_start=10 profiling.profile_step_end=12 profiling.profile_ranks=[0,3] profiling.record_shapes=false
 
 exitcode=$?
 

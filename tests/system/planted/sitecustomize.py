@@ -1,13 +1,12 @@
 """On PYTHONPATH, plants the fault that PLANTED_FAULT names (`kill 1 5`: what, on which rank, in which iteration) in a rank.
 
-`*` is every rank. PLANTED_SLOW_DISK=60 has the torch profiler take so many seconds more to write a trace. PLANTED_LOCAL_RANK=0
-gives all ranks that local rank, and so the same GPU. The command that a user types stays as it is: Python imports this module
-when a rank starts. Only a job's first attempt is struck, so that the one which a launcher starts after it can finish.
+`*` is every rank. PLANTED_LOCAL_RANK=0 gives all ranks that local rank, and so the same GPU. The command that a user types
+stays as it is: Python imports this module when a rank starts. Only a job's first attempt is struck, so that the one which a
+launcher starts after it can finish.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -55,25 +54,10 @@ def plant(fault: str) -> None:
     Loop._step = struck
 
 
-def slow_down_the_disk(seconds: int) -> None:
-    """Have every trace take so much longer, with the interpreter's lock held all the while, as Kineto's own export does."""
-    from torch.profiler import profile
-
-    export = profile.export_chrome_trace
-
-    def slow(self: profile, path: str) -> None:
-        ctypes.PyDLL(None).sleep(seconds)
-        export(self, path)
-
-    profile.export_chrome_trace = slow
-
-
 if "RANK" in os.environ and "PLANTED_LOCAL_RANK" in os.environ:
     os.environ["LOCAL_RANK"] = os.environ["PLANTED_LOCAL_RANK"]
 
 # A rank; not the one that submits it, and not what a rank starts itself (`python -c …`).
-if "RANK" in os.environ or any(argument.endswith("pretrain.py") for argument in sys.orig_argv[1:2]):
-    if "PLANTED_FAULT" in os.environ and "-c" not in sys.orig_argv:
-        plant(os.environ["PLANTED_FAULT"])
-    if "PLANTED_SLOW_DISK" in os.environ and "-c" not in sys.orig_argv:
-        slow_down_the_disk(int(os.environ["PLANTED_SLOW_DISK"]))
+is_rank = "RANK" in os.environ or any(argument.endswith("pretrain.py") for argument in sys.orig_argv[1:2])
+if is_rank and "PLANTED_FAULT" in os.environ and "-c" not in sys.orig_argv:
+    plant(os.environ["PLANTED_FAULT"])

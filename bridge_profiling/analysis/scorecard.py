@@ -1,0 +1,181 @@
+"""The checklist of a fast training: eight questions, each answered with yes, no or unknown, and the number that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bridge_profiling.analysis.attribution.kernel_names import FUSED_ATTENTION
+from bridge_profiling.traces.tables import fields
+from bridge_profiling.traces.types import RankInfo
+
+Rows = Sequence[dict[str, Any]]
+
+#: Of each check: the limit of its value, and whether the value must be at least or at most that.
+LIMITS: dict[str, tuple[float, bool]] = {
+    "device_busy": (0.80, True),
+    "memory_headroom": (0.10, True),
+    "data_loading": (0.10, False),
+    "mixed_precision": (0.80, True),
+    "fused_attention": (0.50, True),
+    "fused_optimizer": (0.50, True),
+    "compiled_or_graphed": (0.10, True),
+    "overlapped_communication": (0.50, True),
+}
+
+#: Why the answer is unknown.
+_UNKNOWN = {
+    "device_busy": "no iteration with device work is marked",
+    "memory_headroom": "no memory was recorded, or the size of the device is unknown",
+    "data_loading": "no iteration is marked",
+    "mixed_precision": "no matrix product was recognized",
+    "fused_attention": "no attention was recognized",
+    "fused_optimizer": "no optimizer was recognized",
+    "compiled_or_graphed": "no kernel was captured",
+    "overlapped_communication": "no communication on a device was captured",
+}
+
+#: Exposed communication that is a smaller share of an iteration counts as hidden.
+_NEGLIGIBLE = 0.01
+
+_SCHEMA = pa.schema(
+    [
+        *fields(pa.string(), "check", "answer"),
+        *fields(pa.float64(), "value", "limit"),
+        ("rank", pa.int32()),
+        ("reason", pa.string()),
+    ]
+)
+
+
+def scorecard(
+    attribution: pa.Table,
+    host_iterations: pa.Table,
+    iterations: pa.Table,
+    roles: pa.Table,
+    kernels: pa.Table,
+    launches: pa.Table,
+    memory: pa.Table,
+    infos: list[RankInfo],
+) -> pa.Table:
+    """One row per check of `LIMITS`; of a training on CPUs, data loading alone.
+
+    Returns:
+        `answer`: yes, no or unknown. `value`: a share, of the rank that does worst; `limit`: what it is compared with. `rank`:
+        that rank; null for a share of the whole run. `reason`: why the answer is unknown; empty if it is known.
+    """
+    source, judged = infos[0].source if infos else "kineto", {info.rank for info in infos if info.judged}
+    mine = {
+        name: [row for row in table.filter(pc.equal(table["source"], source)).to_pylist() if row["rank"] in judged]
+        for name, table in (
+            ("attribution", attribution),
+            ("iterations", iterations),
+            ("kernels", kernels),
+            ("launches", launches),
+        )
+    }
+    of_roles = roles.filter(pc.equal(roles["source"], source)).group_by("role").aggregate([("device_us", "sum")]).to_pylist()
+    role_us = {row["role"]: row["device_us_sum"] for row in of_roles}
+    hosts = host_iterations.to_pylist()
+    if hosts and not mine["kernels"]:
+        return pa.Table.from_pylist([_row("data_loading", *_most(_shares(hosts, "data_loading_us")))], schema=_SCHEMA)
+    working = [row for row in mine["attribution"] if row["idle_us"] < row["duration_us"]]
+    compute = [row for row in mine["kernels"] if row["kind"] == "compute"]
+    answers = {
+        "device_busy": _least({row["rank"]: 1 - row["idle_us"] / row["duration_us"] for row in working if row["duration_us"]}),
+        "memory_headroom": _least(_free(memory.to_pylist(), infos)),
+        "data_loading": _most(_shares(working, "data_loading_us")),
+        "mixed_precision": (_part(role_us.get("reduced", 0.0), role_us.get("fp32", 0.0) + role_us.get("tf32", 0.0)), None),
+        "fused_attention": (
+            _part(
+                _time(compute, lambda row: bool(FUSED_ATTENTION.search(row["name"] or ""))),
+                role_us.get("attention_other", 0.0) + role_us.get("attention_product", 0.0),
+            ),
+            None,
+        ),
+        "fused_optimizer": (
+            _part(_time(compute, lambda row: row["group"] == "optimizer"), role_us.get("optimizer_sweep", 0.0)),
+            None,
+        ),
+        "compiled_or_graphed": (_compiled(compute, mine["launches"]), None),
+        "overlapped_communication": _least(dict(_overlapped(working, mine["iterations"]))),
+    }
+    return pa.Table.from_pylist([_row(check, *answers[check]) for check in LIMITS], schema=_SCHEMA)
+
+
+def _row(check: str, value: float | None, rank: int | None) -> dict[str, Any]:
+    limit, at_least = LIMITS[check]
+    known = {
+        "check": check,
+        "value": value,
+        "limit": limit,
+        "rank": rank,
+        "reason": "" if value is not None else _UNKNOWN[check],
+    }
+    if value is None:
+        return known | {"answer": "unknown"}
+    return known | {"answer": "yes" if (value >= limit if at_least else value < limit) else "no"}
+
+
+def _least(by_rank: dict[int, float]) -> tuple[float | None, int | None]:
+    rank = min(by_rank, key=lambda rank: (by_rank[rank], rank), default=None)
+    return (None, None) if rank is None else (by_rank[rank], rank)
+
+
+def _most(by_rank: dict[int, float]) -> tuple[float | None, int | None]:
+    rank = max(by_rank, key=lambda rank: (by_rank[rank], -rank), default=None)
+    return (None, None) if rank is None else (by_rank[rank], rank)
+
+
+def _part(wanted: float, other: float) -> float | None:
+    return wanted / (wanted + other) if wanted + other else None
+
+
+def _time(kernels: Rows, judge: Callable[[dict[str, Any]], bool]) -> float:
+    return sum(row["total_us"] for row in kernels if judge(row))
+
+
+def _shares(rows: Rows, column: str) -> dict[int, float]:
+    """A time as a share of the duration, by rank, over all its rows."""
+    times: dict[int, list[float]] = {}
+    for row in rows:
+        sums = times.setdefault(row["rank"], [0.0, 0.0])
+        sums[0] += row[column]
+        sums[1] += row["duration_us"]
+    return {rank: time / whole for rank, (time, whole) in times.items() if whole}
+
+
+def _free(memory: Rows, infos: Sequence[RankInfo]) -> dict[int, float]:
+    """The share of each rank's device that is free at the peak."""
+    sizes = {info.rank: info.device_bytes for info in infos}
+    found: dict[int, float] = {}
+    for row in memory:
+        size, peak = sizes.get(row["rank"], {}).get(row["device"]), row["peak_reserved_bytes"] or row["peak_bytes"]
+        if size and peak:
+            found[row["rank"]] = min(found.get(row["rank"], 1.0), max(1 - peak / size, 0.0))
+    return found
+
+
+def _compiled(compute: Rows, launches: Rows) -> float | None:
+    """The larger of two shares: kernels that CUDA graphs launch, and compute time in kernels that torch.compile generates."""
+    count, graphed = (sum(row[name] for row in launches) for name in ("kernel_count", "graph_kernel_count"))
+    whole_us = _time(compute, lambda row: True)
+    if not whole_us:
+        return None
+    generated = _time(compute, lambda row: (row["name"] or "").startswith("triton_")) / whole_us
+    return max(generated, graphed / count if count else 0.0)
+
+
+def _overlapped(working: Rows, iterations: Rows) -> Iterator[tuple[int, float]]:
+    """The share of communication that compute hides, by rank; waiting for other ranks is not communication."""
+    hidden = _shares(iterations, "overlapped_communication_us")
+    for row in working:
+        if row["duration_us"] and row["rank"] in hidden:
+            exposed = row["communication_us"] / row["duration_us"]
+            if exposed < _NEGLIGIBLE:
+                exposed = 0.0
+            if exposed + hidden[row["rank"]]:
+                yield row["rank"], hidden[row["rank"]] / (exposed + hidden[row["rank"]])

@@ -1,0 +1,63 @@
+"""The table of communication by size of message, from rows of `Run.communication(by_size=True)`; groups of a kind together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
+from bridge_profiling.report import words
+from bridge_profiling.report.figures import group_name
+from bridge_profiling.report.tables import most
+from bridge_profiling.report.views import Row, TableView, ms, of, table
+
+#: Added up over the groups of one kind.
+_SUMS = ("count", "matched_count", "captured_ranks", "duration_us", "transfer_us", "wait_us", "exposed_us", "overlapped_us")
+
+
+def communication_by_size(rows: Sequence[Row], iterations: int, count: int) -> TableView:
+    """One row per operation, kind of group, its size and that of the message; times are of a rank in an iteration."""
+    kinds: dict[tuple[str | None, str, int | None, int | None], list[Row]] = defaultdict(list)
+    for row in rows:
+        kinds[row["operation"], group_name(row["group"]), row["group_size"], row["message_bytes"]].append(row)
+    merged = [_merged(mine, group, iterations) for (_, group, _, _), mine in kinds.items()]
+    shown, note = most(sorted(merged, key=lambda row: -row["duration_us"]), count)
+    columns = {
+        "operation": lambda row: row["operation"],
+        "message": of("message_bytes", words.size),
+        "calls": of("calls"),
+        "ms": ms("duration_us"),
+        "waiting, ms": ms("wait_us"),
+        "exposed, ms": ms("exposed_us"),
+        "hidden": of("hidden", words.percent),
+        "algorithm GB/s": of("algorithm_gbs", words.bandwidth),
+        "bus GB/s": of("bus_gbs", words.bandwidth),
+        "group": lambda row: row["group"],
+    }
+    operations = sorted({row["operation"] for row in shown})
+    title = "Communication by size of message, of a rank in an iteration"
+    return table("message-sizes", title, shown, columns, name_last=True, filters=operations, sorted_by=3, note=note)
+
+
+def _merged(rows: Sequence[Row], group: str, iterations: int) -> dict[str, Any]:
+    operation, size, message_bytes = (rows[0][name] for name in ("operation", "group_size", "message_bytes"))
+    sums = {name: sum(row[name] or 0 for row in rows) for name in _SUMS}
+    # Of each group, the captured ranks have a kernel of each operation.
+    by = max(sums["captured_ranks"], 1) * iterations
+    speed = None
+    if sums["transfer_us"] and message_bytes:
+        speed = sums["matched_count"] * message_bytes / sums["transfer_us"] / 1e3
+    hidden = sums["overlapped_us"] / sums["duration_us"] if sums["duration_us"] else None
+    return {
+        "operation": operation or "?",
+        "group": f"{group} of {size or '?'}" + (f", {len(rows)} groups" if len(rows) > 1 else ""),
+        "message_bytes": message_bytes,
+        "calls": sums["count"] / len(rows) / iterations,
+        "duration_us": sums["duration_us"] / by,
+        "wait_us": sums["wait_us"] / by if sums["matched_count"] else None,
+        "exposed_us": sums["exposed_us"] / by,
+        "hidden": hidden,
+        "algorithm_gbs": speed,
+        "bus_gbs": speed * bus_factor(operation, size) if speed and size and operation in BUS_OPERATIONS else None,
+    }

@@ -1,0 +1,103 @@
+"""The seal of a cache entry: which file it was made of, by which engine, and what its own files hold.
+
+Checksums guard against damage and mix-ups, not against an attacker: whoever can write the cache can write the capture. ISA-L's
+CRC does 23 GB/s where SHA-256 does 1.7. For a trace of 2 MB, which takes 230 ms to read, both checks take 0.14 ms, and the CRC
+of all of it 0.1 ms.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from isal import isal_zlib
+
+from bridge_profiling.errors import TraceError
+from bridge_profiling.regular_files import open_regular, read_regular
+
+#: The seal's file.
+SEAL = "seal.json"
+
+#: Bytes at each end of a capture that are compared whenever its entry is used. A packed file ends with a checksum of all of it.
+_END_BYTES = 1 << 16
+
+#: A seal names ten files.
+_MAX_SEAL_BYTES = 1 << 20
+
+_PIECE_BYTES = 1 << 22
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """A capture file at the time when it was read.
+
+    Equal sizes, times of modification and ends are not enough: a file can be rewritten and get its old time back. The time of
+    its last change (`ctime_ns`) cannot be set, so the whole content is compared where that differs.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    ends: int  # CRC of both ends
+    content: int | None = None  # CRC of everything
+
+    @classmethod
+    def of(cls, path: Path) -> Origin:
+        """A file without its content's checksum. Raises OSError or TraceError if it cannot be read."""
+        with open_regular(path) as file:
+            stat = os.fstat(file.fileno())
+            head = file.read(_END_BYTES)
+            file.seek(max(stat.st_size - _END_BYTES, 0))
+            ends = isal_zlib.crc32(file.read(_END_BYTES), isal_zlib.crc32(head))
+        return cls(str(path.absolute()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, ends)
+
+    def with_content(self) -> Origin:
+        """The same with the checksum of the content."""
+        return msgspec.structs.replace(self, content=_checksum(Path(self.path)))
+
+    def is_of(self, now: Origin) -> bool:
+        """Whether this recorded origin is the file as it is `now`."""
+        same = (self.path, self.size, self.mtime_ns, self.ends) == (now.path, now.size, now.mtime_ns, now.ends)
+        untouched = (self.ctime_ns, self.inode) == (now.ctime_ns, now.inode)
+        return same and (untouched or self.content == _checksum(Path(now.path)))
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """What an entry holds: sizes and CRCs of its files by name, and where it comes from."""
+
+    engine: str
+    files: dict[str, tuple[int, int]]
+    capture: str = ""  # the rank and its source
+    origin: Origin | None = None  # None in an entry that is no cache
+
+
+def write_seal(entry: Path, names: Sequence[str], *, engine: str, capture: str, origin: Origin | None) -> None:
+    """Seal the files of an entry. Raises OSError."""
+    files = {name: ((entry / name).stat().st_size, _checksum(entry / name)) for name in names}
+    (entry / SEAL).write_bytes(msgspec.json.encode(Seal(engine, files, capture, origin)))
+
+
+def read_seal(entry: Path) -> Seal | None:
+    """The seal of an entry whose files are as they were written; None if there is none."""
+    try:
+        seal = msgspec.json.decode(read_regular(entry / SEAL, _MAX_SEAL_BYTES), type=Seal)
+        if set(os.listdir(entry)) != {SEAL, *seal.files}:
+            return None
+        for name, (size, checksum) in seal.files.items():
+            path = entry / name
+            if path.stat().st_size != size or _checksum(path) != checksum:
+                return None
+    except (OSError, TraceError, msgspec.DecodeError):
+        return None
+    return seal
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with open_regular(path) as file:
+        while piece := file.read(_PIECE_BYTES):
+            checksum = isal_zlib.crc32(piece, checksum)
+    return checksum

@@ -1,0 +1,180 @@
+"""The cache is only a shortcut: an entry that is damaged, stale or foreign is rebuilt, never an error and never an answer."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from bridge_profiling.analysis.session import connect
+from bridge_profiling.traces import cache, kineto
+from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.discover import Capture
+from bridge_profiling.traces.seal import SEAL
+from tests.cli.conftest import folder, typed
+from tests.traces.conftest import contents, values, write_trace
+from tests.traces.kineto_files import kernel
+
+__all__ = ["folder", "typed", "write_trace"]
+
+
+@pytest.fixture
+def capture(write_trace):
+    return Capture(write_trace([kernel("k", 1, 1)], "rank-3.json"), "kineto", 3, "file name")
+
+
+@pytest.fixture
+def entry(capture, tmp_path):
+    """The entry of the capture."""
+    return load(capture, directory=tmp_path / "cache").entry
+
+
+def _edit(name, change):
+    def edit(entry):
+        path = entry / name
+        path.write_bytes(change(path.read_bytes()))
+
+    return edit
+
+
+def _edit_seal(**changed):
+    return _edit(SEAL, lambda text: json.dumps(json.loads(text) | changed).encode())
+
+
+def _other_rows(entry):
+    """Other rows, whole Parquet."""
+    table = cache.ParquetTables(entry)["device_events"]
+    cache.write_table(table.slice(0, 0), entry / "device_events.parquet")
+
+
+def _replaced(make):
+    def replace(entry):
+        (entry / "device_events.parquet").unlink()
+        make(entry / "device_events.parquet")
+
+    return replace
+
+
+def _foreign(entry):
+    """The entry of another capture under this one's name, its seal and all."""
+    path = entry.parent.parent / "other" / "rank-3.json"
+    path.parent.mkdir()
+    path.write_text((entry.parent.parent / "rank-3.json").read_text().replace('"k"', '"x"'))
+    other = load(Capture(path, "kineto", 3, "file name"), directory=entry.parent.parent / "others").entry
+    shutil.rmtree(entry)
+    shutil.copytree(other, entry)
+
+
+DAMAGE = {
+    "no seal": lambda entry: (entry / SEAL).unlink(),
+    "empty seal": _edit(SEAL, lambda text: b""),
+    "cut seal": _edit(SEAL, lambda text: text[:-20]),
+    "seal of another type": _edit(SEAL, lambda text: b"[]"),
+    "seal of another engine": _edit_seal(engine="0"),
+    "seal of another rank": _edit_seal(capture="7 order"),
+    "seal without origin": _edit_seal(origin=None),
+    "seal without files": _edit_seal(files={}),
+    "no info": lambda entry: (entry / cache.INFO).unlink(),
+    "empty info": _edit(cache.INFO, lambda text: b""),
+    "edited info": _edit(cache.INFO, lambda text: text.replace(b'"rank":3', b'"rank":4')),
+    "info with zeros": _edit(cache.INFO, lambda text: bytes(len(text))),
+    "no table": lambda entry: (entry / "device_events.parquet").unlink(),
+    "empty table": _edit("device_events.parquet", lambda raw: b""),
+    "cut table": _edit("device_events.parquet", lambda raw: raw[: len(raw) // 2]),
+    "one bit of a table": _edit("device_events.parquet", lambda raw: raw[:60] + bytes([raw[60] ^ 1]) + raw[61:]),
+    "other rows": _other_rows,
+    "another table": lambda entry: shutil.copy(entry / "device_events.parquet", entry / "collectives.parquet"),
+    "table that is a folder": _replaced(os.mkdir),
+    "table that is a pipe": _replaced(os.mkfifo),
+    "table that is a device": _replaced(lambda path: path.symlink_to("/dev/zero")),
+    "entry that is a file": lambda entry: (shutil.rmtree(entry), entry.write_text("x")),
+    "entry that is a link": lambda entry: (shutil.rmtree(entry), entry.symlink_to("nowhere")),
+    "entry that is a pipe": lambda entry: (shutil.rmtree(entry), os.mkfifo(entry)),
+    "foreign": _foreign,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_an_entry_that_does_not_fit_is_rebuilt(capture, entry, damage, monkeypatch):
+    expected = contents(load(capture, cached=False))
+    damage(entry)
+    rebuilt = load(capture, directory=entry.parent)
+    assert (contents(rebuilt), rebuilt.info.rank, rebuilt.entry) == (expected, 3, entry)
+    with monkeypatch.context() as patch:
+        patch.setattr(kineto, "read", None)
+        assert contents(load(capture, directory=entry.parent)) == expected
+    assert [path.name for path in entry.parent.iterdir()] == [entry.name]
+
+
+@pytest.mark.parametrize("size", [100, 300_000], ids=["short", "long"])
+@pytest.mark.parametrize("rename", [False, True], ids=["in place", "renamed over"])
+def test_a_file_with_its_old_size_and_time_and_other_content_is_read_again(write_trace, tmp_path, size, rename):
+    name = "rank-3.json"
+    path = write_trace([kernel("first", 1, 1, text=" " * size), kernel("a", 3, 1), kernel("last", 5, 1, text=" " * size)], name)
+    capture, before = Capture(path, "kineto", 3, "order"), path.stat()
+    assert values(load(capture, directory=tmp_path / "cache").device_events, "name") == ["first", "a", "last"]
+    other = path.read_text().replace('"a"', '"b"')
+    (tmp_path / "other" if rename else path).write_text(other)
+    if rename:
+        (tmp_path / "other").rename(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert values(load(capture, directory=tmp_path / "cache").device_events, "name") == ["first", "b", "last"]
+
+
+def test_a_file_that_is_only_touched_in_its_attributes_is_not_read_again(capture, entry, monkeypatch):
+    capture.path.chmod(0o600)
+    monkeypatch.setattr(kineto, "read", None)
+    assert load(capture, directory=entry.parent).entry == entry
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_kept(capture, tmp_path, monkeypatch):
+    read = kineto.read
+
+    def changed(path, **rank):
+        tables = read(path, **rank)
+        path.write_text(path.read_text().replace('"k"', '"x"'))
+        return tables
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kineto, "read", changed)
+        assert load(capture, directory=tmp_path / "cache").entry is None
+    assert values(load(capture, directory=tmp_path / "cache").device_events, "name") == ["x"]
+
+
+def test_an_entry_in_use_is_not_replaced_by_one_of_the_same_file(capture, entry):
+    database = connect([entry])
+    inode = entry.stat().st_ino
+    tables = load(capture, cached=False)
+    origin = cache.Origin.of(capture.path)
+    cache.write(tables, entry, capture, origin)
+    assert entry.stat().st_ino == inode
+    assert database.sql("select name from device_events").fetchall() == [("k",)]
+
+
+def test_two_ranks_of_one_file_keep_an_entry_each(write_trace, tmp_path):
+    path = write_trace({"traceEvents": [kernel("k", 1, 1)]}, "all.json")
+    entries = [load(Capture(path, "kineto", rank, "order"), directory=tmp_path / "cache").entry for rank in (0, 1)]
+    assert len({*entries}) == 2
+    assert all(entry.is_dir() for entry in entries)
+
+
+@pytest.mark.parametrize("command", ["report", "analyze", "merge", "flamegraph"])
+def test_no_command_answers_from_a_damaged_entry_or_calls_it_an_error(typed, folder, command):
+    arguments = (command, "run", *(["--no-page"] if command == "report" else []))
+    expected = typed(*arguments, BRIDGE_PROFILING_CACHE="cache")
+    for damage in (_other_rows, DAMAGE["one bit of a table"], DAMAGE["edited info"]):
+        [entry] = (folder / "cache").iterdir()
+        damage(entry)
+        done = typed(*arguments, BRIDGE_PROFILING_CACHE="cache")
+        assert (done.returncode, done.stdout, done.stderr) == (expected.returncode, expected.stdout, expected.stderr)
+
+
+@pytest.mark.parametrize("damage", [_other_rows, DAMAGE["no seal"], DAMAGE["cut table"]])
+def test_tables_that_a_user_names_are_refused_where_they_are_damaged(typed, folder, damage):
+    assert typed("analyze", "run", "--parquet", "tables").returncode == 0
+    [entry] = (folder / "tables").iterdir()
+    assert typed("analyze", "tables").returncode == 0
+    damage(entry)
+    done = typed("analyze", "tables")
+    assert (done.returncode, f"error: tables/{entry.name} holds no tables" in done.stderr) == (1, True)

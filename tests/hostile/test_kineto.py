@@ -1,0 +1,222 @@
+"""Kineto traces with damaged events or damaged text: each loss is counted, and the rank is not judged as if whole."""
+
+import gzip
+import json
+
+import pytest
+
+from bridge_profiling.analysis.findings import Confidence
+from bridge_profiling.traces import kineto
+from bridge_profiling.traces.kineto.recut import recut
+from tests.cli.conftest import folder, typed
+from tests.traces.conftest import caveats, values, write_trace
+from tests.traces.kineto_files import call, complete, document, kernel, steps
+
+__all__ = ["folder", "typed", "write_trace"]
+
+STEPS = 15
+
+
+def unlike(**fields):
+    """An event with other fields; `...` removes one."""
+    return lambda event: {name: value for name, value in (event | fields).items() if value is not ...}
+
+
+EVENTS = {
+    "no duration": unlike(dur=...),
+    "null as duration": unlike(dur=None),
+    "a list as duration": unlike(dur=[500]),
+    "true as duration": unlike(dur=True),
+    "an object as duration": unlike(dur={"us": 500}),
+    "NaN as duration": unlike(dur=float("nan")),
+    "infinite duration": unlike(dur=float("inf")),
+    "negative duration": unlike(dur=-500),
+    "a word as duration": unlike(dur="long"),
+    "a number of a million digits as duration": unlike(dur="1e999990"),
+    "no start": unlike(ts=...),
+    "true as start": unlike(ts=True),
+    "an enormous start": unlike(ts=1e300),
+    "a start of 5,000 digits": unlike(ts="7" * 5000),
+    "neither phase nor duration": unlike(ph=..., dur=...),
+    "a phase that nobody writes": unlike(ph="Y"),
+    "deeply nested arguments": lambda event: event | {"args": {"deep": json.loads("[" * 900 + "]" * 900)}, "dur": None},
+}
+
+
+def rank(number, damage=None, count=0, size=2):
+    """A rank of 15 iterations with a kernel each, the last `count` of them damaged."""
+    events = steps(*[500] * STEPS, operators=True)
+    kernels = [place for place, event in enumerate(events) if event["cat"] == "kernel"]
+    for place in kernels[STEPS - count :]:
+        events[place] = damage(events[place])
+    return document(events, distributedInfo={"rank": number, "world_size": size})
+
+
+@pytest.mark.parametrize("count", [1, STEPS])
+@pytest.mark.parametrize("damage", EVENTS.values(), ids=EVENTS)
+def test_device_events_that_cannot_be_used_are_counted(write_trace, damage, count):
+    path = write_trace(rank(3, damage, count))
+    info = kineto.read(path).info
+    assert (info.lost.device, info.lost.of_device, info.judged) == (count, STEPS, False)
+    assert f"{path}: {count} of its 15 device events could not be used, so rank 3 is not judged" in info.error or (
+        f"{path} holds {count} events that end before they start" in info.error
+    )
+
+
+def test_entries_that_are_no_events_are_counted(write_trace):
+    strange = ["x", None, 5, True, [1], [[{"a": 1}]]]
+    info = kineto.read(write_trace([strange[0], *steps(500), *strange[1:4], kernel("k", 2000, 5), *strange[4:]])).info
+    assert (info.lost.total, info.lost.device, info.lost.of_device, info.judged) == (6, 0, 2, True)
+    assert caveats(kineto.read(write_trace([*strange, *steps(500)])))["events_undecodable"].startswith("6 events could not")
+
+
+def test_true_is_not_the_rank_nor_a_group(write_trace):
+    groups = [{"pg_name": "0", "pg_desc": "tp", "ranks": [True, False]}]
+    path = write_trace(document(steps(500), distributedInfo={"rank": True, "world_size": True, "pg_config": groups}))
+    info = kineto.read(path, rank=5).info
+    assert (info.rank, info.world_size, info.groups[0].ranks) == (5, None, ())
+
+
+@pytest.mark.parametrize("who", ["launches", "kernels"])
+def test_a_correlation_that_is_not_one_event_s_alone_says_nothing(write_trace, who):
+    events = []
+    for place in range(4):
+        shared = {"launches": (7, 7), "kernels": (place + 7, 7)}[who]
+        events += [
+            complete("user_annotation", f"ProfilerStep#{place}", 1000 * place, 900),
+            call("cudaLaunchKernel", 1000 * place + 10, 2, shared[0]),
+            kernel("gemm", 1000 * place + 100, 700, correlation=shared[1]),
+        ]
+    graph = [call("cudaGraphLaunch", 20, 2, 9), *(kernel("k", 30 + n, 1, correlation=9) for n in range(3))]
+    tables = kineto.read(write_trace([*events, *graph]))
+    assert [row for row in values(tables.device_events, "name", "iteration") if row[0] == "gemm"] == [
+        ("gemm", place) for place in range(4)
+    ]
+    assert (tables.info.lost.device, tables.info.judged) == (4, False)
+    assert "4 device events have a correlation" in caveats(tables)["correlations_repeated"]
+
+
+#: A character in the text of the middle kernel, where it stands, and how many events it costs.
+TEXTS = {
+    "a quote in a name": (b'my_gemm"_kernel', b"my_gemm_kernel", 1),
+    "a quote before a key": (b'""name": "my', b'"name": "my', 1),
+    "a quote too few": (b'"name: "my', b'"name": "my', 1),
+    "a backslash before the closing quote": (b'my_gemm_kernel\\"', b'my_gemm_kernel"', 1),
+    "an opening brace": (b'"cat": {"kernel", "name": "my', b'"cat": "kernel", "name": "my', 1),
+    "a closing brace": (b'"cat": "kernel"}, "name": "my', b'"cat": "kernel", "name": "my', 1),
+    "an opening bracket": (b'"cat": ["kernel", "name": "my', b'"cat": "kernel", "name": "my', 1),
+    "a closing bracket": (b'"cat": "kernel"], "name": "my', b'"cat": "kernel", "name": "my', 1),
+    "no quote of the category": (b'"cat: "kernel", "name": "my', b'"cat": "kernel", "name": "my', 1),
+    "a control character": (b"my_gemm\x00_kernel", b"my_gemm_kernel", 0),
+    "a bracket after an event": (b'}}], {"ph": "X", "cat": "user', b'}}, {"ph": "X", "cat": "user', 0),
+    "no comma between events": (b'}} {"ph": "X", "cat": "user', b'}}, {"ph": "X", "cat": "user', 0),
+    "two commas between events": (b'}},, {"ph": "X", "cat": "user', b'}}, {"ph": "X", "cat": "user', 0),
+    "an event too few braces": (b'}, {"ph": "X", "cat": "user', b'}}, {"ph": "X", "cat": "user', 1),
+}
+
+
+@pytest.mark.parametrize("piece_bytes", [300, 5000, 1 << 20])
+@pytest.mark.parametrize(("written", "instead_of", "lost"), TEXTS.values(), ids=TEXTS)
+def test_a_damaged_character_costs_the_event_that_it_is_in(write_trace, monkeypatch, written, instead_of, lost, piece_bytes):
+    monkeypatch.setattr("bridge_profiling.traces.kineto.stream.PIECE_BYTES", piece_bytes)
+    text = json.dumps(rank(3), separators=(", ", ": ")).encode()
+    place = text.index(instead_of, len(text) // 2)
+    text = text[:place] + written + text[place + len(instead_of) :]
+    tables = kineto.read(write_trace(text))
+    assert (tables.info.lost.device, tables.device_events.num_rows) == (lost, STEPS - lost)
+    assert tables.info.lost.total == lost
+    assert (tables.iterations.num_rows, tables.info.rank) == (STEPS, 3)
+    assert ("is damaged: at least 1 events" in (tables.info.error or "")) == bool(lost)
+
+
+def test_a_hole_of_zeros_counts_by_its_size(write_trace):
+    text = bytearray(json.dumps(rank(3)).encode())
+    text[len(text) // 3 : len(text) * 2 // 3] = bytes(len(text) * 2 // 3 - len(text) // 3)
+    lost = kineto.read(write_trace(bytes(text))).info.lost
+    assert 4 <= lost.device <= 6
+    assert lost.total > 12
+
+
+def work(text):
+    """How much of a text is read while it is cut into events, in texts of that size."""
+    read = [0]
+
+    def take(part):
+        read[0] += len(part)
+        return _is_json(part)
+
+    recut(text, take, lambda part: None, last=True, loose=False)
+    return read[0] / len(text)
+
+
+def _is_json(text):
+    try:
+        json.loads(b"[" + text + b"]")
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("damage", [b'"', b"{", b"}", b"[", b"\\", b'\\"'])
+def test_damage_in_every_event_takes_linear_time(damage):
+    events = [json.dumps(kernel(f"k{number}", number, 1)).encode() for number in range(4000)]
+    assert work(b", ".join(event.replace(b'"k', b'"k' + damage, 1) for event in events)) < 3
+
+
+def test_the_text_of_a_large_trace_with_one_bad_character_is_read_once(write_trace, monkeypatch):
+    """One quote made 28 MB take 44 s: the text after it was searched again with each piece."""
+    text = json.dumps(document([kernel(f"k{number % 9}", number, 1) for number in range(40_000)])).encode()
+    place = text.index(b'"k5"') + 2
+    searched = []
+    whole = recut
+
+    def counted(text, *arguments, **options):
+        searched.append(len(text))
+        return whole(text, *arguments, **options)
+
+    monkeypatch.setattr("bridge_profiling.traces.kineto.stream.recut", counted)
+    tables = kineto.read(write_trace(text[:place] + b'"' + text[place:], "rank-3.json"))
+    assert (tables.device_events.num_rows, tables.info.lost.device) == (39_999, 1)
+    assert sum(searched) < 3 << 20
+
+
+@pytest.mark.parametrize("first", [b'{"ph": "X', b'{"zz": 1, "ph": "X'])
+def test_events_that_never_end_are_read_up_to_the_limit(write_trace, monkeypatch, first):
+    for name, size in (("PIECE_BYTES", 1 << 10), ("MAX_PART_BYTES", 1 << 14)):
+        monkeypatch.setattr(f"bridge_profiling.traces.kineto.stream.{name}", size)
+    whole = json.dumps(document([kernel("k", 1, 1)])).encode()[:-2]
+    tables = kineto.read(write_trace(whole + b", " + first + b"x" * (1 << 18), "rank-3.json"))
+    assert tables.device_events.num_rows == 1
+    assert "one event is larger than" in tables.info.error
+
+
+# What a run says of a rank that is not judged.
+
+
+@pytest.mark.parametrize("form", ["--json", "terminal"])
+def test_a_rank_that_lost_too_much_is_not_judged(folder, typed, form):
+    for number, damage, count in ((0, EVENTS["a list as duration"], 3), (1, None, 0)):
+        (folder / "run" / f"rank-{number}.json.gz").write_bytes(gzip.compress(json.dumps(rank(number, damage, count)).encode()))
+    said = "rank-0.json.gz: 3 of its 15 device events could not be used, so rank 0 is not judged"
+    for command in (["analyze"], ["report", "-o", "page.html"]):
+        done = typed(*command, "run", *(["--json"] if form == "--json" else []))
+        assert (done.returncode, said in done.stderr) == (1, True)
+    assert said in (folder / "page.html").read_text()
+    if form == "--json":
+        answer = json.loads(done.stdout)
+        assert [(each["judged"], each["lost"]["device"]) for each in answer["ranks"]] == [(False, 3), (True, 0)]
+        assert {tuple(finding["ranks"]) for finding in answer["findings"]} == {(1,)}
+        assert {finding["confidence"] for finding in answer["findings"]} <= {Confidence.medium, Confidence.low}
+        assert all("rank 0 lost too many device events" in each["confidence_reason"] for each in answer["findings"])
+        assert [row["rank"] for row in answer["budget"]["ranks"]] == [1]
+    else:
+        assert "Rank 0 is not judged: 3 of 15 device events could not be used." in done.stdout
+
+
+def test_a_run_of_unjudged_ranks_has_no_verdict(folder, typed):
+    trace = json.dumps(rank(0, EVENTS["no duration"], STEPS, size=1)).encode()
+    (folder / "run" / "rank-0.json.gz").write_bytes(gzip.compress(trace))
+    done = typed("report", "run", "--json")
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["verdict"]["outcome"], answer["findings"]) == (1, "not_judged", [])
+    assert "lost too much" in typed("report", "run", "--no-page").stdout

@@ -1,0 +1,202 @@
+"""Files made to take time, memory or the process itself: each is refused, or read within limits."""
+
+import gzip
+import json
+import lzma
+import os
+import pickle
+import re
+import tracemalloc
+import zlib
+from random import Random
+
+import pytest
+
+from bridge_profiling.bench import results
+from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.manifest import read_manifest
+from bridge_profiling.traces import bounds, kineto
+from bridge_profiling.traces.discover import find_run
+from bridge_profiling.traces.kineto import decode
+from bridge_profiling.traces.memory import snapshot
+from bridge_profiling.traces.nsys import tables as nsys
+from tests.traces.conftest import values, write_trace
+from tests.traces.kineto_files import call, complete, document, kernel, steps
+
+__all__ = ["write_trace"]
+
+READERS = {
+    "rank-0.json": kineto.read,
+    "rank-0.json.gz": kineto.read,
+    "rank-0.json.xz": kineto.read,
+    "rank-0.sqlite": nsys.read,
+    "rank-0.sqlite.xz": nsys.read,
+    "rank-0.nsys-rep": nsys.read,
+    "rank-0.pickle": snapshot.read,
+    "rank-0.pickle.xz": snapshot.read,
+    "manifest.json": read_manifest,
+    "bench.json": results.read,
+}
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a link to a device"])
+@pytest.mark.parametrize("name", READERS)
+def test_only_regular_files_are_opened(tmp_path, name, kind):
+    path = tmp_path / name
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a link to a device":
+        path.symlink_to("/dev/zero")
+    else:
+        try:
+            os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))
+            path.open("rb").close()
+        except OSError:
+            pytest.skip("making a device needs root")
+    with pytest.raises((TraceError, ProfilingConfigError), match=f"{path}.* is not a regular file"):
+        READERS[name](path)
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name.startswith("rank-0.json")])
+def test_discovery_opens_no_pipe(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    (tmp_path / "rank-1.json").write_text(json.dumps(document(steps(500))))
+    assert tmp_path / "rank-1.json" in [capture.path for capture in find_run(tmp_path).captures]
+
+
+@pytest.mark.parametrize("name", ["rank-0.json.gz", "rank-0.json.xz", "rank-0.sqlite.xz", "rank-0.pickle", "rank-0.pickle.xz"])
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gzip", "xz"])
+def test_one_ratio_for_every_reader_and_packing(tmp_path, name, pack):
+    (tmp_path / name).write_bytes(pack(b'{"traceEvents": [' + bytes(40 << 20)))
+    with pytest.raises(TraceError, match=f"{name} is refused: it unpacks to more than 200 times its size"):
+        READERS[name](tmp_path / name)
+
+
+def test_an_xz_file_that_asks_for_gigabytes_of_memory_is_refused(tmp_path):
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 20}]
+    packed = bytearray(lzma.compress(b'{"traceEvents": [', format=lzma.FORMAT_XZ, filters=filters))
+    place = packed.index(b"\x21\x01") + 2  # the filter, the size of its properties, and the size of its dictionary
+    packed[place] = 40  # 4 GB
+    packed[20:24] = zlib.crc32(packed[12:20]).to_bytes(4, "little")
+    (tmp_path / "rank-0.json.xz").write_bytes(packed)
+    with pytest.raises(TraceError, match=r"rank-0.json.xz is damaged: Memory usage limit exceeded"):
+        kineto.read(tmp_path / "rank-0.json.xz")
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3])
+@pytest.mark.parametrize("piece_bytes", [1 << 10, 1 << 20])
+def test_xz_in_any_pieces(tmp_path, streams, piece_bytes):
+    raw = Random(0).randbytes(100_000) + bytes(100_000)
+    path = tmp_path / "x.xz"
+    path.write_bytes(b"".join(lzma.compress(raw) + bytes(4) for _ in range(streams)))
+    assert b"".join(bounds.unpack(path, bounds.KINETO, piece_bytes)) == raw * streams
+
+
+DIGITS = "7" * 5000
+#: Text in place of the kernel's marked number, and whether its event can still be used.
+NUMBERS = {
+    "a duration of a million digits": ('"dur": 4242', f'"dur": "{"7" * 1_000_000}"', False),
+    "a duration with a million zeros": ('"dur": 4242', '"dur": "1e999990"', False),
+    "a bare number with a million zeros": ('"dur": 4242', '"dur": 1e999990', False),
+    "a bare start of 5,000 digits": ('"ts": 2000', f'"ts": {DIGITS}', False),
+    "a start with a million digits after the point": ('"ts": 2000', f'"ts": "2000.{"7" * 1_000_000}"', True),
+    "a bare correlation of 5,000 digits": ('"correlation": 99', f'"correlation": {DIGITS}', False),
+    "a correlation of 5,000 digits as text": ('"correlation": 99', f'"correlation": "{DIGITS}"', True),
+    "a correlation of a million hexadecimal digits": ('"correlation": 99', f'"correlation": "0x{"f" * 1_000_000}"', True),
+    "a thread of 5,000 digits": ('"tid": 7', f'"tid": "stream {DIGITS}"', True),
+    "a process of 5,000 digits": ('"pid": 0', f'"pid": "{DIGITS}"', True),
+    "a stream of 5,000 digits": ('"stream": 7', f'"stream": "{DIGITS}"', True),
+}
+
+
+@pytest.mark.parametrize(("written", "instead", "usable"), NUMBERS.values(), ids=NUMBERS)
+def test_enormous_numbers_cost_their_event_at_most(write_trace, written, instead, usable):
+    text = json.dumps(document([kernel("k", 2000, 4242, correlation=99), *steps(500)])).replace(written, instead, 1)
+    tables = kineto.read(write_trace(text))
+    assert (tables.device_events.num_rows, tables.info.lost.device) == ((2, 0) if usable else (1, 1))
+
+
+def test_an_iteration_of_5000_digits_is_no_iteration(write_trace):
+    events = [*steps(500), complete("user_annotation", f"ProfilerStep#{DIGITS}", 2000, 10)]
+    assert values(kineto.read(write_trace(events)).iterations, "iteration") == [0]
+
+
+@pytest.mark.parametrize("name", ["ncclDev" + "x" * (1 << 20), "void " * 200_000, "(anonymous namespace)::" * 50_000])
+def test_long_names_are_cut(write_trace, name):
+    events = [*steps(500), kernel(name, 2000, 5), call(name, 1990, 1, 7), complete(name, "odd", 1, 1)]
+    tables = kineto.read(write_trace(events))
+    named = [*tables.device_events["name"].to_pylist(), *tables.host_events["name"].to_pylist()]
+    assert max(map(len, named)) == bounds.MAX_NAME
+    assert max(len(caveat.text) for caveat in tables.info.caveats) < 300
+
+
+NESTED = [(where, *pair) for where in ("event", "header", "end") for pair in (("[", "]"), ('{"a": ', "}"))]
+
+
+@pytest.mark.parametrize("depth", [1_000, 200_000])
+@pytest.mark.parametrize(("where", "opening", "closing"), [*NESTED, ("event", "[", "")])
+def test_deeply_nested_json_costs_its_event_at_most(write_trace, where, opening, closing, depth):
+    nested = opening * depth + ("1" if closing == "}" else "") + closing * depth
+    odd = kernel("odd", 2000, 5, deep="DEEP" if where == "event" else 0)
+    events = json.dumps([*steps(500), odd, kernel("k", 3000, 5)]).replace('"DEEP"', nested)
+    header, end = (f'"deep": {nested}, ' if where == place else "" for place in ("header", "end"))
+    tables = kineto.read(write_trace(f'{{{header}"traceEvents": {events}, {end}"x": 1}}'))
+    names = values(tables.device_events, "name")
+    assert names[-1] == "k"
+    assert ("odd" in names) == (tables.info.lost.device == 0)
+
+
+def test_a_cut_string_is_looked_for_once():
+    """A regular expression that starts again at each of its quotes takes quadratic time."""
+    cut = b'"' + b'\\"' * 100_000
+    assert decode._QUOTED_OR_NUMBER.findall(cut) == [cut]
+
+
+@pytest.mark.parametrize("text", ['\\"' * 500_000, '" "' * 500_000, "\\" * 500_000, "{" * 500_000], ids=repr)
+def test_a_file_that_is_cut_in_a_string_keeps_what_comes_before(write_trace, text):
+    whole = json.dumps(document(steps(500)))[:-2]
+    tables = kineto.read(write_trace(f'{whole}, {{"ph": "X", "name": "{text}', "rank-3.json"))
+    assert (tables.device_events.num_rows, tables.iterations.num_rows) == (1, 1)
+    assert tables.info.partial
+
+
+EMPTY = {
+    "traces": {"device_traces": [[] for _ in range(2_000_000)]},
+    "dictionaries": {"device_traces": [[{} for _ in range(2_000_000)]]},
+}
+
+
+@pytest.mark.parametrize("what", EMPTY.values(), ids=EMPTY)
+def test_a_snapshot_of_millions_of_empty_things_is_refused_before_it_is_loaded(tmp_path, what):
+    path = tmp_path / "rank-0.pickle"
+    path.write_bytes(pickle.dumps(what, 4))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TraceError, match=f"{path} cannot be read .* it needs memory far beyond its size"):
+            snapshot.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 5 * path.stat().st_size
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("of", ["device_traces", "segments"])
+def test_a_snapshot_of_more_devices_than_a_process_has_is_refused(tmp_path, of):
+    entry = {"action": "alloc", "addr": 1, "size": 512, "stream": 0, "time_us": 1}
+    segment = {"address": 1, "total_size": 512, "stream": 0}
+    many = {
+        "device_traces": [[entry] for _ in range(bounds.MAX_DEVICES + 1)],
+        "segments": [segment | {"device": device} for device in range(bounds.MAX_DEVICES + 1)],
+    }
+    path = tmp_path / "rank-0.pickle"
+    path.write_bytes(pickle.dumps({of: many[of]}, 4))
+    with pytest.raises(TraceError, match="it lists 1025 devices"):
+        snapshot.read(path)
+    path.write_bytes(pickle.dumps({of: many[of][:-1]}, 4))
+    assert snapshot.read(path).info.error is None
+
+
+def test_results_that_nest_deeply_are_one_error(tmp_path):
+    path = tmp_path / "bench.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ProfilingConfigError, match=re.escape(str(path))):
+        results.read(path)

@@ -1,0 +1,187 @@
+"""A manifest that is damaged, newer, or contradicts the captures is named, and the captures are read without it."""
+
+import copy
+import json
+import math
+import os
+
+import pytest
+
+from bridge_profiling.errors import TraceError
+from bridge_profiling.manifest import RankCapture, read_manifest
+from bridge_profiling.run import Run
+from bridge_profiling.traces.discover import find_run
+from tests.cli.conftest import folder, typed
+from tests.hostile.runs import FOLDER, change_manifest, manifest_of, trace_of, write_run
+
+__all__ = ["folder", "typed"]
+
+_ARTIFACT = "profilers__0__artifacts__0__path"
+
+
+@pytest.fixture
+def run(folder):
+    return write_run(folder / "two")
+
+
+def _nested(depth):
+    return json.loads("[" * depth + "]" * depth)
+
+
+@pytest.mark.parametrize(
+    ("changed", "entry"),
+    [
+        ({"status": None}, "manifest.status"),
+        ({"status": ["complete"]}, "manifest.status"),
+        ({"host": 5}, "manifest.host"),
+        ({"host": "\ud800"}, "manifest.host"),
+        ({"pid": True}, "manifest.pid"),
+        ({"pid": 10**30}, "manifest.pid"),
+        ({"pid": 10**4000}, "manifest.pid"),
+        ({"rank": "1"}, "manifest.rank"),
+        ({"rank": -1}, "rank is -1"),
+        ({"rank": 1 << 40}, "rank is"),
+        ({"world_size": 1}, "rank 1 is not one of 1 ranks"),
+        ({"window": []}, "manifest.window"),
+        ({"window": {"start": 2, "end": 2}}, "window is 2-2"),
+        ({"window__start": None}, "manifest.window.start"),
+        ({"other_windows": [[[20]]]}, "manifest.other_windows"),
+        ({"other_windows": [[20]]}, "other_windows"),
+        ({"captured__iterations": {"0": 1}}, "manifest.captured.iterations"),
+        ({"profilers": [[]]}, r"manifest.profilers\[0\]"),
+        ({_ARTIFACT: "torch\0"}, "path of an artifact"),
+        ({_ARTIFACT: ""}, "path of an artifact"),
+        ({_ARTIFACT: "\udfff"}, r"manifest.profilers\[0\].artifacts\[0\].path"),
+        ({"coordinates": {"tp": [0]}}, "coordinates.tp"),
+        ({"coordinates": {"tp": [4, 2]}}, "coordinates.tp"),
+        ({"coordinates": {"tp\ud800": [0, 1]}}, "manifest.coordinates"),
+        ({"command": "python"}, "manifest.command"),
+        ({"versions": {"torch": 2}}, "manifest.versions.torch"),
+        ({"config": _nested(100)}, "manifest.config"),
+        ({"config": {"a": _nested(100)}}, "manifest.config"),
+        ({"framework": {"a": [10**30]}}, "manifest.framework"),
+        ({"work__model_flops": math.nan}, "manifest.work.model_flops"),
+        ({"work__peak_tflops": 10**400}, "manifest.work.peak_tflops"),
+        ({"durations_ns": {"iteration": [1], "duration_ns": []}}, "durations_ns"),
+        ({"durations_ns__mfu": [1.0]}, "durations_ns"),
+        ({"durations_ns__duration_ns": [-1] * 9}, "durations_ns"),
+        ({"garbage_collection__collections": [1]}, "garbage_collection"),
+        ({"schema_version": 2}, "newer release: its schema version is 2"),
+        ({"schema_version": 0}, "schema_version is 0"),
+        ({"schema_version": "2"}, "manifest.schema_version"),
+    ],
+)
+def test_a_manifest_that_no_rank_wrote_is_refused_by_name(run, changed, entry):
+    change_manifest(run, 1, **changed)
+    with pytest.raises(TraceError, match=f"{manifest_of(run, 1)} is (not )?a manifest.*{entry}"):
+        read_manifest(manifest_of(run, 1))
+    found = find_run(run)
+    assert [capture.manifest is None for capture in found.captures] == [False, True]
+    assert ("manifest_unreadable", str(manifest_of(run, 1))) in [(each.code, each.file) for each in found.caveats]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_bytes(b"\0" * 512),
+        lambda path: path.write_bytes(path.read_bytes()[:-30]),
+        lambda path: path.write_bytes(b"[" * 100_000),
+        lambda path: path.write_bytes(b'{"rank":' + b"1" * 5000 + b"}"),
+        lambda path: (path.unlink(), path.symlink_to("nowhere")),
+        lambda path: (path.unlink(), path.symlink_to(path.name)),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+        lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+    ],
+    ids=["zeros", "cut", "nested", "digits", "dangling", "loop", "directory", "pipe", "device"],
+)
+def test_a_manifest_that_cannot_be_read_is_named_by_the_report(typed, run, make):
+    make(manifest_of(run, 1))
+    done = typed("report", "two", "--no-page")
+    assert done.returncode == 0
+    assert "two/manifest/iter-0-2/rank-1.json is not a" in done.stdout
+    assert "Both ranks" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "used"),
+    [
+        (lambda run: change_manifest(run, 1, rank=0), "it is of rank 0, by its name of rank 1", False),
+        (lambda run: trace_of(run, 1).write_bytes(trace_of(run, 0).read_bytes()), "it is of rank 1, and", False),
+        (lambda run: change_manifest(run, 1, **{_ARTIFACT: f"torch/{FOLDER}/rank-0.pt.trace.json.gz"}), "it lists", False),
+        (lambda run: change_manifest(run, 1, **{_ARTIFACT: "torch/none.json"}), "rank-1.json lists", False),
+        (lambda run: change_manifest(run, 1, profilers=[], status="failed", reason="it broke"), "failed: it broke", False),
+        (
+            lambda run: change_manifest(run, 1, captured__iterations=[7, 8]),
+            "iterations 7 to 8 were captured, not 0 to 1",
+            False,
+        ),
+        (lambda run: change_manifest(run, 1, captured__iterations=[0, 1, 2]), "iteration 2 was captured", True),
+        (lambda run: change_manifest(run, 1, world_size=4), "the job has 4 ranks, the capture 2", True),
+        (lambda run: trace_of(run, 1).unlink(), "which is not there", False),
+    ],
+)
+def test_a_manifest_that_contradicts_the_captures_is_named(typed, run, change, said, used):
+    change(run)
+    for command in (("report", "two", "--no-page"), ("analyze", "two"), ("analyze", "two", "--json")):
+        done = typed(*command)
+        assert done.returncode == 0
+        assert said in done.stdout
+        assert "two/manifest/iter-0-2/rank-1.json" in done.stdout
+    with Run(run) as read:
+        assert [manifest.rank for manifest in read.manifests] == ([0, 1] if used else [0])
+
+
+def test_a_rank_that_captured_nothing_is_named_with_its_reason(typed, run):
+    trace_of(run, 1).unlink()
+    change_manifest(run, 1, profilers=[], status="failed", reason="it broke")
+    assert "rank 1: nothing was captured: it broke" in typed("report", "two", "--no-page").stdout
+
+
+#: What an entry may hold instead.
+WRONG = [None, True, -1, 1.5, 10**9, 10**30, math.inf, "x", "\0", "\ud800", [], [[]], [None], [[1]], {}, {"a": []}]
+
+
+def test_whatever_an_entry_holds_the_manifest_is_refused_by_name_or_can_be_used(run):
+    path = manifest_of(run, 1)
+    content = json.loads(path.read_text())
+    accepted, unnamed = [], 0
+    for place in _places(content):
+        for wrong in WRONG:
+            changed = entry = copy.deepcopy(content)
+            for key in place[:-1]:
+                entry = entry[key]
+            entry[place[-1]] = wrong
+            path.write_text(json.dumps(changed))
+            try:
+                capture = RankCapture(run, FOLDER, read_manifest(path))
+            except TraceError as error:
+                unnamed += str(path) not in str(error)
+                continue
+            accepted.append(place)
+            capture.durations_ns(profiled=False)
+            capture.mfu(profiled=True)
+            assert all(len(each) == 2 for each in (*capture.manifest.coordinates.values(), *capture.manifest.other_windows))
+            assert not any(artifact.exists() for artifact in capture.artifacts if artifact != trace_of(run, 1))
+    assert unnamed == 0
+    assert 0 < len(accepted) < len(WRONG) * len(list(_places(content))) / 2
+
+
+def _places(content, place=()):
+    """The path to each entry, and to the first of each list."""
+    items = content.items() if isinstance(content, dict) else enumerate(content[:1]) if isinstance(content, list) else ()
+    for key, value in items:
+        yield (*place, key)
+        yield from _places(value, (*place, key))
+
+
+def test_windows_of_any_length_cost_nothing(run):
+    change_manifest(run, 1, other_windows=[[4, 10**15], [3, 4]])
+    capture = RankCapture(run, FOLDER, read_manifest(manifest_of(run, 1)))
+    assert list(capture.durations_by_iteration(profiled=False)) == []
+
+
+@pytest.mark.parametrize("columns", [{"phase": ["f", "g"]}, {"peak_bytes": []}, {"before_bytes": ["x"]}, {"phase": [["f"]]}])
+def test_what_a_framework_measured_is_left_out_where_it_is_not_a_table(typed, run, columns):
+    change_manifest(run, 1, **{f"framework__phase_memory__{name}": column for name, column in columns.items()})
+    assert typed("report", "two", "-o", "page.html").returncode == 0

@@ -1,0 +1,117 @@
+"""nsys reports that lack names or tables, or are not complete: an error or a caveat says what is missing."""
+
+import contextlib
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from bridge_profiling.errors import TraceError
+from bridge_profiling.traces.bounds import MAX_NAME
+from bridge_profiling.traces.nsys import database
+from bridge_profiling.traces.nsys import tables as nsys
+from tests.traces.conftest import caveats
+from tests.traces.nsys_files import KERNEL, nccl_report, small_report
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS id, 'x' AS value FROM n"
+COPIED = f"CREATE TABLE old AS SELECT * FROM {KERNEL}; DROP TABLE {KERNEL}"
+
+#: What is done to a report, and what its error says.
+REFUSED = {
+    "no names": ("DROP TABLE StringIds", "its table StringIds, which holds all names, is missing"),
+    "names under another column": ("ALTER TABLE StringIds RENAME value TO texts", "its table StringIds"),
+    "names as a view": ("ALTER TABLE StringIds RENAME TO s; CREATE VIEW StringIds AS SELECT * FROM s", "StringIds is a view"),
+    "names as a view without end": (f"DROP TABLE StringIds; CREATE VIEW StringIds AS {ENDLESS}", "StringIds is a view"),
+    "kernels as a view": (f"{COPIED}; CREATE VIEW {KERNEL} AS SELECT * FROM old", f"{KERNEL} is a view"),
+    "kernels without names": (f"ALTER TABLE {KERNEL} DROP COLUMN demangledName", "neither demangledName nor shortName"),
+    "kernels without start": (f"ALTER TABLE {KERNEL} DROP COLUMN start", f"{KERNEL} has no column start"),
+    "kernels without end": (f"ALTER TABLE {KERNEL} DROP COLUMN end", f"{KERNEL} has no column end"),
+    "texts as times": (f"UPDATE {KERNEL} SET start = 'soon'", f"{KERNEL}.start holds something other than integers"),
+    "an enormous text": (f"UPDATE {KERNEL} SET start = printf('%.*c', 1000000, 'x')", "holds something other than integers"),
+}
+
+#: What is done to a report, and how many of its 2 kernels are lost.
+LOST = {
+    "half of the names": ("DELETE FROM StringIds WHERE value LIKE '%SendRecv%'", 1),
+    "all rows of the names": ("DELETE FROM StringIds", 2),
+    "names that are not UTF-8": ("UPDATE StringIds SET value = CAST(x'fffe41' AS TEXT)", 2),
+    "null as names": ("UPDATE StringIds SET value = NULL", 2),
+    "names of another kernel's id": (f"UPDATE {KERNEL} SET demangledName = 99 WHERE correlationId = 1", 1),
+    "no name": (f"UPDATE {KERNEL} SET demangledName = NULL WHERE correlationId = 1", 1),
+    "no start": (f"UPDATE {KERNEL} SET start = NULL WHERE correlationId = 1", 1),
+    "an end before the start": (f"UPDATE {KERNEL} SET end = 0", 2),
+    "one correlation for all": (f"UPDATE {KERNEL} SET correlationId = 1", 2),
+}
+
+
+@pytest.fixture
+def report(tmp_path):
+    """Changes a report of two NCCL kernels with SQL, and gives its path."""
+
+    def change(sql=""):
+        (tmp_path / "rank-1.sqlite").unlink(missing_ok=True)
+        path = nccl_report(blobs=True).write(tmp_path / "rank-1.sqlite")
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.executescript(sql)
+        return path
+
+    return change
+
+
+@pytest.mark.parametrize(("sql", "why"), REFUSED.values(), ids=REFUSED)
+def test_a_report_without_what_names_its_work_is_an_error_that_says_so(report, sql, why):
+    path = report(sql)
+    with pytest.raises(TraceError, match=f"{path} cannot be read: .*{why}"):
+        nsys.read(path)
+
+
+@pytest.mark.parametrize(("sql", "lost"), LOST.values(), ids=LOST)
+def test_kernels_without_a_name_or_a_time_are_lost(report, sql, lost):
+    info = nsys.read(report(sql)).info
+    assert (info.lost.device, info.lost.of_device, info.judged) == (lost, 2, False)
+    assert f"{lost} of its 2 device events could not be used, so rank 0 is not judged" in info.error
+    assert info.partial
+
+
+def test_a_whole_report_loses_nothing(report):
+    info = nsys.read(report()).info
+    assert (info.lost.total, info.lost.of_device, info.judged, info.error) == (0, 2, True, None)
+    assert "kernels_unnamed" not in caveats(nsys.read(report("VACUUM")))
+
+
+@pytest.mark.parametrize("journal", ["-wal", "-journal"])
+def test_pending_changes_are_told(report, journal):
+    path = report()
+    path.with_name(path.name + journal).write_bytes(b"x" * 100)
+    assert f"{path} is not complete: changes are pending in rank-1.sqlite{journal}" in nsys.read(path).info.error
+    path.with_name(path.name + journal).write_bytes(b"")
+    assert nsys.read(path).info.error is None
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux who holds a lock")
+def test_a_report_that_is_being_written_is_told(report):
+    path = report()
+    code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('BEGIN IMMEDIATE'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code, path], stdin=-1, stdout=-1) as writer:
+        writer.stdout.readline()
+        said = nsys.read(path).info.error
+        writer.communicate(b"\n")
+    assert said == f"{path} is not complete: process {writer.pid} is writing it"
+
+
+def test_a_query_that_does_not_end_is_given_up(report, monkeypatch):
+    monkeypatch.setattr(database, "_FREE_STEPS", 2_000_000)
+    path = report(f"CREATE VIEW endless AS {ENDLESS}")
+    said = pytest.raises(TraceError, match=r"rank-1.sqlite cannot be read: .*interrupted")
+    with database.open_report(path) as found, said:
+        found.rows("SELECT max(id) FROM endless")
+
+
+def test_long_texts_are_cut(tmp_path):
+    long = "gemm_" + "x" * (1 << 20)
+    made = small_report().kernel(long, 5900, 5950, correlation=5).range("data " + long, 5100, 5200)
+    tables = nsys.read(made.write(tmp_path / "rank-1.sqlite"))
+    names = {*tables.device_events["name"].to_pylist(), *tables.host_events["name"].to_pylist()}
+    assert max(map(len, names)) == MAX_NAME

@@ -1,0 +1,146 @@
+"""Names reach a terminal and a page without characters that a terminal obeys, that reorder text, or that cannot be encoded."""
+
+import io
+import unicodedata
+
+import pytest
+from rich.console import Console
+
+from bridge_profiling.cli import common
+from bridge_profiling.errors import one_line
+from bridge_profiling.monitor import JsonLines, Readings, Sample
+from bridge_profiling.monitor.outputs import Terminal
+from bridge_profiling.printable import printable
+from bridge_profiling.report.terminal import print_tables
+from bridge_profiling.report.views import Cell, TableView
+from tests.cli.conftest import folder, typed
+from tests.hostile.runs import change_manifest, write_run
+from tests.traces.kineto_files import write_ranks_called
+
+__all__ = ["folder", "typed"]
+
+#: What a terminal would obey, and what reorders, hides or breaks a line.
+HOSTILE = {
+    "color": "\x1b[31m",
+    "title": "\x1b]0;owned\x07",
+    "clipboard": "\x1b]52;c;eA==\x1b\\",
+    "C1": "\x9b31m\x90\x9d",
+    "bell, backspace, return": "\x07\x08\r",
+    "delete": "\x7f",
+    "override": "\u202egpj\u202c",
+    "isolate": "\u2066\u2067\u2069",
+    "mark": "\u200e\u200f\u061c",
+    "invisible": "\u200b\u2060\ufeff\U000e0041",
+    "another line": "\nerror: fake\u2028\u2029\x85\x0b\x0c",
+    "half a character": "\udc9b",
+}
+
+
+def _unsafe(text, allowed="\n"):
+    return {character for character in text if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")} - set(allowed)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_name_is_escaped_in_every_place_of_a_table(hostile, terminal):
+    out = io.StringIO()
+    name = f"a{hostile}b"
+    view = TableView("t", name, [name, "n"], [[Cell(name), Cell("1")]], note=name)
+    print_tables([view], [name], Console(file=out, force_terminal=terminal, color_system=None, width=400))
+    assert not _unsafe(out.getvalue())
+    assert out.getvalue().count(printable(name)) == 5
+    assert not [line for line in out.getvalue().splitlines() if line.startswith("error")]
+
+
+def test_what_is_no_danger_stays():
+    assert printable("Größe → 矩阵 🔥 <T>\xa0\"'") == "Größe → 矩阵 🔥 <T>\xa0\"'"
+    assert (printable("a\nb"), printable("a\nb", lines=True)) == (r"a\nb", "a\nb")
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    """A run whose kernels, operators and ranges are called by everything hostile that JSON can hold."""
+    path = tmp_path_factory.mktemp("named")
+    write_ranks_called("".join(text for key, text in HOSTILE.items() if key != "half a character"), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("report", "{}", "-o", "page.html"),
+        ("report", "{}", "--json"),
+        ("analyze", "{}"),
+        ("analyze", "{}", "--json"),
+        ("compare", "{}", "run", "-o", "page.html"),
+        ("compare", "{}", "run", "--json"),
+        ("merge", "{}", "-o", "all.json"),
+        ("flamegraph", "{}", "-o", "stacks.json"),
+        ("flamegraph", "{}", "--folded", "-o", "stacks.txt"),
+    ],
+    ids=" ".join,
+)
+def test_no_command_prints_or_writes_a_hostile_name_as_it_is(typed, folder, named, command):
+    done = typed(*(part.format(named) for part in command))
+    assert done.returncode == 0, done.stderr
+    assert not _unsafe(done.stdout + done.stderr)
+    for path in folder.glob("*.*"):
+        assert not _unsafe(path.read_text(), allowed="\n\t" if path.suffix == ".html" else "\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "{}"),
+        ("analyze", "run", "{}"),
+        ("{}",),
+        ("report", "run", "--{}"),
+        ("report", "run", "--threshold", "{}=1"),
+        ("flamegraph", "run", "--ranks", "{}"),
+        ("run", "{}"),
+        ("trigger", "{}"),
+        ("doctor", "{}"),
+        ("bench", "{}"),
+    ],
+    ids=" ".join,
+)
+def test_an_argument_is_repeated_in_errors_without_its_controls(typed, capsys, monkeypatch, arguments):
+    shown = []
+    monkeypatch.setattr("typer.echo", lambda text, err=False: shown.append(text))
+    assert typed(*(part.format("x\x1b[31m\x9b\u202e\x07.py") for part in arguments)).returncode == 2
+    assert not _unsafe("".join(shown))
+    assert "\\x1b" in shown[-1]
+
+
+def test_a_manifest_cannot_type_on_the_terminal(typed, folder):
+    run = write_run(folder / "two")
+    hostile = "".join(HOSTILE.values())
+    change_manifest(run, 1, host=hostile, status="partial", reason=hostile, command=[hostile], coordinates={hostile: [0, 1]})
+    change_manifest(run, 0, rank=1, **{"window": hostile})
+    for command in (("report", "two", "-o", "page.html"), ("analyze", "two"), ("merge", "two", "-o", "all.json")):
+        done = typed(*command)
+        assert done.returncode == 0
+        assert not _unsafe(done.stdout + done.stderr)
+    assert not _unsafe((folder / "page.html").read_text(), allowed="\n\t")
+
+
+def test_a_path_cannot_type_on_the_terminal(typed, folder):
+    hostile = "run\x1b[31m\u202e\x9b"
+    (folder / "run").rename(folder / hostile)
+    for command in ("report", "analyze", "merge"):
+        done = typed(command, hostile, *(["-o", "page.html"] if command != "analyze" else []))
+        assert (done.returncode, _unsafe(done.stdout + done.stderr)) == (0, set())
+
+
+def test_logs_of_ranks_and_of_the_monitor_are_lines_of_text(capsys):
+    hostile = "".join(HOSTILE.values())
+    named = Readings({"gpu": "0", "pid": 7, "name": hostile}, {"power_watts": 500.0})
+    sample = Sample(1_700_000_000.25, hostile, 3, (named,), (named,), unavailable={"gpus": hostile})
+    out = io.StringIO()
+    Terminal(out).write(sample)
+    JsonLines("-").write(sample)
+    common.note(hostile)
+    common.print_error(hostile)
+    shown = "".join(capsys.readouterr()) + out.getvalue() + one_line(RuntimeError(hostile))
+    assert not _unsafe(shown)
+    assert len(out.getvalue().splitlines()) == 3

@@ -1,0 +1,128 @@
+"""The manifest is true when it cannot be rewritten, and when iterations do not follow one another."""
+
+import json
+import os
+import resource
+
+import pytest
+
+from bridge_profiling import atomic
+from bridge_profiling.capture import manifest_file
+from tests.capture.conftest import at, raising, run
+
+__all__ = ["run"]
+
+FULL = OSError(28, "No space left on device")
+
+
+def _left(run):
+    return sorted(path.name for path in run.root.rglob("*") if path.name.startswith("."))
+
+
+@pytest.fixture(params=["unnamed", "named"])
+def _spares(request, monkeypatch):
+    """Spare files as file systems have them: without a name, and with one as on NFS."""
+    if request.param == "named":
+        monkeypatch.setattr(os, "O_TMPFILE", os.O_WRONLY | os.O_DIRECTORY)  # EISDIR
+
+
+@pytest.mark.usefixtures("_spares")
+@pytest.mark.parametrize("full_from", [1, 2, 3, 5])
+@pytest.mark.parametrize("iterations", [4, 8])
+def test_a_disk_that_becomes_full_changes_no_word_of_the_manifest(run, monkeypatch, full_from, iterations):
+    """From an iteration on, nothing new can be written; the trace itself is written elsewhere."""
+    run.train(run.config(2, 5), range(iterations))
+    expected = run.manifest("iter-2-5")
+
+    def fill():
+        monkeypatch.setattr(atomic, "write_atomically", raising(FULL))
+        monkeypatch.setattr(manifest_file, "write_atomically", raising(FULL))
+
+    run.train(run.config(2, 5), range(iterations), on_iteration=at(full_from, fill))
+    monkeypatch.undo()
+    manifest = run.manifest("iter-2-5.1")
+    same = ("status", "reason", "final", "captured", "interrupted", "window", "rank")
+    assert [manifest[key] for key in same] == [expected[key] for key in same]
+    assert manifest["profilers"][0]["status"] == expected["status"]
+    assert _left(run) == []
+
+
+def test_a_limit_of_file_sizes_leaves_a_shorter_manifest_that_is_true(run):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(iteration, hook):
+        hook.facts["more"] = ["x" * 100] * 1000
+        if iteration == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, hard))
+
+    try:
+        run.train(run.config(2, 5), range(8), between=limit)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    manifest = run.manifest("iter-2-5")
+    assert (manifest["status"], manifest["final"], manifest["framework"]) == ("failed", True, None)
+    assert "File too large" in manifest["reason"] or "whole trace" in manifest["reason"]
+    assert _left(run) == []
+
+
+def test_a_manifest_that_cannot_be_written_at_all_says_so(run, monkeypatch):
+    def fill():
+        for module in (atomic, manifest_file):
+            monkeypatch.setattr(module, "write_atomically", raising(FULL))
+        monkeypatch.setattr(os, "pwrite", raising(FULL))
+
+    run.train(run.config(2, 5), range(8), on_iteration=at(1, fill))
+    monkeypatch.undo()
+    manifest = run.manifest("iter-2-5")
+    assert (manifest["status"], manifest["captured"]) == ("failed", None)
+    assert "could not be rewritten" in manifest["reason"]
+    assert _left(run) == []
+
+
+def test_a_disk_without_room_for_spares_is_no_error(run, monkeypatch, caplog):
+    monkeypatch.setattr(os, "posix_fallocate", raising(FULL))
+    run.train(run.config(2, 5), range(8))
+    assert run.outcome("iter-2-5") == ("complete", [2, 3, 4])
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert _left(run) == []
+
+
+def test_a_training_with_many_windows_holds_no_files(run):
+    before = len(os.listdir("/proc/self/fd"))
+    held = []
+    run.train(
+        run.config(1, 2, profile_every=2, profile_at_most=10),
+        range(24),
+        on_iteration=lambda iteration: held.append(len(os.listdir("/proc/self/fd"))),
+    )
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert max(held) < before + 16
+
+
+@pytest.mark.parametrize(
+    ("ran", "status", "reason"),
+    [
+        ([0, 1, 2, 3, 4, 5], "complete", None),
+        ([0, 2, 3, 4, 5], "complete", None),
+        ([0, 3, 4, 5], "partial", "the training skipped iterations 1 to 2"),
+        ([1, 3, 4, 5], "partial", "the training skipped iteration 2"),
+        ([3, 4, 5], "partial", "the run's first iteration was 3, inside the window 2-5"),
+        ([0, 1, 2, 4, 5], "partial", "the training skipped iteration 3"),
+        ([0, 3, 5], "partial", "iteration 5 came before the window 2-5 was complete"),
+        ([0, 1, 2, 3, 2, 3, 4, 5], "partial", "the training went back from iteration 3 to 2"),
+        ([0, 1, 2, 2, 3, 4], "partial", "the training went back from iteration 2 to 2"),
+        ([0, 1, 2, 3, 0, 1], "partial", "iteration 0 came before the window 2-5 was complete"),
+        ([0, 1, 0, 1, 2, 3, 4], "complete", None),
+        ([0, 1, 7], "missed", "the training went from iteration 1 to 7, past the window 2-5"),
+        ([0, 9], "missed", "the training went from iteration 0 to 9, past the window 2-5"),
+        ([6, 7], "missed", "training started at iteration 6, past the window 2-5"),
+        ([6, 1, 2, 3, 4], "missed", "training started at iteration 6, past the window 2-5"),
+        ([0, 1, 2, 3, 4, 1, 2, 3, 4], "complete", None),
+    ],
+    ids=str,
+)
+def test_iterations_that_jump_or_go_back_are_the_reason(run, ran, status, reason):
+    run.train(run.config(2, 5), ran)
+    manifest = run.manifest("iter-2-5")
+    assert (manifest["status"], manifest["reason"]) == (status, reason)
+    assert json.dumps(manifest["captured"]) == "null" or set(manifest["captured"]["iterations"]) <= {2, 3, 4}

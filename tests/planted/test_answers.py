@@ -1,0 +1,166 @@
+"""Answers about captures with known causes: what was injected shows to the byte, and two profilers see the same work."""
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from statistics import median
+
+import pytest
+
+from bridge_profiling.analysis.attribution.device import device_work
+from bridge_profiling.analysis.attribution.parts import BY_CAUSE
+from bridge_profiling.report import memory_view
+from bridge_profiling.report.json import dumps
+from tests.planted.cases import CASES
+from tests.planted.conftest import RunOf
+from tests.planted.witness import COMPUTE_TOLERANCE, differences
+from tests.report.published import problems
+
+pytestmark = pytest.mark.integration  # reads all captures
+
+approx = pytest.approx
+
+
+def by_rank(run, answer, value, **where):
+    """A column of an answer by rank, of the rows that have these values."""
+    found = defaultdict(list)
+    for row in getattr(run, answer)().to_pylist():
+        if where.items() <= row.items():
+            found[row["rank"]].append(row[value])
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("data_loading_2", 0),
+        ("straggler_host_2", 0),
+        ("small_kernels_2", 2400),
+        ("host_sync_2", 12),  # before `.item()`, a kernel takes the largest element
+        ("host_sync_2_nsys", 12),
+        ("straggler_compute_2", 12),
+        ("straggler_compute_4", 12),
+    ],
+)
+def test_kernels_are_counted_exactly(run_of, name, kernels):
+    found, usual = (
+        {rank: {*each} for rank, each in by_rank(run_of(case), "launch_statistics", "kernel_count").items()}
+        for case in (name, CASES[name].twin)
+    )
+    for rank in CASES[name].planted_ranks:
+        if rank in CASES[name].captured:
+            assert found[rank] == {count + kernels for count in usual[rank]}
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "kind", "more"),
+    [
+        ("pageable_copy_2", "bytes", {"direction": "HtoD", "from_memory": "pageable"}, 512 << 20),
+        ("host_sync_2", "count", {"direction": "DtoH", "from_memory": "device"}, 12),
+        ("host_sync_2_nsys", "count", {"direction": "DtoH", "from_memory": "device"}, 12),
+    ],
+)
+def test_copies_are_counted_to_the_byte(run_of, name, column, kind, more):
+    found, usual = (
+        {
+            rank: sum(each) / len(CASES[case].iterations)
+            for rank, each in by_rank(run_of(case), "copies", column, **kind).items()
+        }
+        for case in (name, CASES[name].twin)
+    )
+    assert found == {rank: usual[rank] + more for rank in CASES[name].captured}
+
+
+def test_messages_are_counted_with_their_size(run_of):
+    rows = run_of("slow_link_2").communication().to_pylist()
+    (row,) = [row for row in rows if (row["operation"], row["group"]) == ("all_reduce", "DATA_PARALLEL_GROUP_WITH_CP")]
+    sent = json.loads((CASES["slow_link_2"].folder / "planted.json").read_text())["measured"]["messages_per_iteration"]
+    # And one of the loss.
+    assert row["count"] == (sent + 1) * len(CASES["slow_link_2"].iterations)
+    assert row["largest_message_bytes"] == 4 << 20
+    assert max(run_of("slow_link_2").iterations()["overlapped_communication_us"].to_pylist()) < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "allocated", "reserved"),
+    [("memory_clean_2", 0, 0), ("memory_leak_2", 128 << 20, 0), ("memory_fragmentation_2", 2 << 20, 512 << 20)],
+)
+def test_memory_grows_by_what_is_kept_to_the_byte(run_of, name, allocated, reserved):
+    for column, growth in (("allocated_bytes", allocated), ("reserved_bytes", reserved)):
+        (values,) = by_rank(run_of(name), "memory_growth", column).values()
+        assert {after - before for before, after in pairwise(values)} == {growth}
+    assert run_of(name).memory()["growth_bytes_per_iteration"].to_pylist() == [allocated]
+
+
+def test_a_leak_has_its_line_and_fragmentation_its_size(run_of):
+    sites = run_of("memory_leak_2").memory_sites().to_pylist()
+    (site,) = [each["site"] for each in sites if each["growth_bytes_per_iteration"]]
+    assert site.startswith("before_microbatch /checkout/tests/gpu/planted/plants.py:")
+    needless, clean = (
+        run_of(name).memory()["needlessly_reserved_bytes"][0].as_py() for name in ("memory_fragmentation_2", "memory_clean_2")
+    )
+    # In each iteration from the run's first.
+    assert needless - clean == approx(CASES["memory_fragmentation_2"].window[1] * (510 << 20), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["witness_tp2_dp2", "witness_pp2_dp2", "straggler_compute_2", "host_sync_2"])
+def test_both_profilers_saw_the_same_kernels_copies_and_messages_on_every_rank(name, tables_of):
+    kineto, nsys = tables_of(name), tables_of(f"{name}_nsys")
+    assert sorted(kineto) == sorted(nsys) == CASES[name].captured
+    for rank in kineto:
+        assert list(differences(kineto[rank], nsys[rank])) == [], f"rank {rank}"
+        computed = [device_work(tables[rank].device_events).compute.total_ns for tables in (kineto, nsys)]
+        assert computed[0] == pytest.approx(computed[1], rel=COMPUTE_TOLERANCE), f"rank {rank}"
+
+
+@pytest.mark.parametrize("name", ["witness_tp2_dp2", "witness_pp2_dp2", "straggler_compute_2", "host_sync_2"])
+def test_both_profilers_say_the_same_of_each_phase(name, run_of):
+    kineto, nsys = (
+        {
+            (row["rank"], row["name"]): row
+            for row in run_of(captures).phases().to_pylist()
+            if row["kind"] in ("phase", "autograd")
+        }
+        for captures in (name, f"{name}_nsys")
+    )
+    assert (
+        kineto.keys() == nsys.keys() >= {(0, phase) for phase in ("forward-backward", "data-loading", "optimizer", "autograd")}
+    )
+    for key, row in kineto.items():
+        other = nsys[key]
+        assert (row["kernel_count"], row["present"]) == (other["kernel_count"], other["present"]), key
+        assert row["compute_us"] == pytest.approx(other["compute_us"], rel=COMPUTE_TOLERANCE), key
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_fits_the_schema_and_its_budget_adds_up(run_of, name):
+    document = json.loads(dumps(run_of(name)))
+    assert problems("analyze", document) == []
+    budget, verdict = document["budget"], document["verdict"]
+    assert [rank["rank"] for rank in budget["ranks"]] == CASES[name].captured
+    for each in (budget, *budget["ranks"]):
+        assert [f"{part['cause']}_us" for part in each["parts"]] == list(BY_CAUSE)
+        assert sum(part["time_us"] for part in each["parts"]) == pytest.approx(each["iteration_us"])
+        assert sum(part["share"] for part in each["parts"]) == pytest.approx(1)
+    assert verdict["iteration_us"] == budget["iteration_us"]
+    assert verdict["finding"] == next((finding["id"] for finding in document["findings"]), None)
+    assert (verdict["outcome"] == "finding") == bool(document["findings"])
+
+
+@pytest.mark.parametrize("pair", [["memory_leak_2"], ["memory_clean_2", "memory_leak_2"]])
+def test_memory_fits_the_schema(run_of, pair):
+    document = json.loads(memory_view.dumps(memory_view.ask(*map(run_of, pair))))
+    assert problems("memory", document) == []
+    assert bool(document["difference"]) == (len(pair) == 2)
+
+
+def test_the_estimate_is_close_to_the_unprofiled_iterations(run_of: RunOf) -> None:
+    errors = {}
+    for name in CASES:
+        run = run_of(name)
+        evidence = run.evidence()
+        profiled_us = median(median(times) for times in evidence.duration_us.tolist())
+        timed_us = median(median(manifest.durations_ns(profiled=False)) for manifest in run.manifests) / 1e3
+        errors[name] = (profiled_us - evidence.profiler.estimated_us) / timed_us - 1.0
+    assert median(abs(error) for error in errors.values()) < 0.05
+    assert {name: round(error, 2) for name, error in errors.items() if abs(error) > 0.15} == {}

@@ -1,0 +1,69 @@
+"""Trainings on CPUs: which rank is late and why, without a word about devices that they do not have."""
+
+import json
+import re
+
+import pytest
+
+from bridge_profiling.report.verdict import summarize, verdict
+from tests.traces.kineto_files import complete
+
+STEP, STEPS, LOADER = 100_000, 4, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def _rank(loading_us, computing_us, arrive_us):
+    """Iterations of 100 ms: data, operators, then a gradient all-reduce that ends when the last rank has arrived."""
+    events = []
+    for step in range(STEPS):
+        at = step * STEP
+        ready = loading_us + computing_us
+        events += [
+            complete("user_annotation", f"ProfilerStep#{step}", at, STEP),
+            complete("user_annotation", LOADER, at, loading_us),
+            complete("user_annotation", "forward", at + loading_us, computing_us),
+            complete("cpu_op", "aten::mm", at + loading_us, computing_us),
+            complete("cpu_op", "c10d::allreduce_", at + ready, 100),
+            complete("user_annotation", "gloo:all_reduce", at + ready + 50, arrive_us - ready + 4950, tid=9),
+            complete("cpu_op", "aten::add_", at + arrive_us + 5000, STEP - arrive_us - 6000),
+        ]
+    return events
+
+
+@pytest.fixture
+def run(tmp_path, write_trace, run_of):
+    """Opens a run of two ranks: how long each loads data, and computes."""
+
+    def make(*times_us):
+        arrive_us = max(sum(times) for times in times_us)
+        for rank, (loading_us, computing_us) in enumerate(times_us):
+            (tmp_path / "run").mkdir(exist_ok=True)
+            write_trace(_rank(loading_us, computing_us, arrive_us), f"run/rank-{rank}.json.gz", distributedInfo={"rank": rank})
+        return run_of(tmp_path / "run")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("times_us", "finding", "headline"),
+    [
+        (((1_000, 10_000), (70_000, 10_000)), ("data_loading", [1]), "Data loading stalls rank 1 for 70 ms"),
+        (((1_000, 70_000), (1_000, 10_000)), ("straggler_host", [0]), "Rank 0 takes 60 ms longer per iteration than the other"),
+        (((1_000, 10_000), (1_000, 10_000)), None, "Nothing to change was found."),
+    ],
+)
+def test_the_late_rank_and_its_cause_are_named(run, tmp_path, times_us, finding, headline):
+    opened = run(*times_us)
+    summary = summarize(opened)
+    said = verdict(summary)
+    assert said.headline.startswith(headline)
+    assert [(each.id, each.ranks) for each in summary.findings] == ([finding] if finding else [])
+    assert said.sentences[0] == "An iteration takes 100 ms (median of 4 on 2 ranks, profiled), on CPUs."
+    waited = abs(sum(times_us[0]) - sum(times_us[1]))
+    rows = opened.host_iterations().to_pylist()
+    assert sorted({round(row["waiting_us"]) for row in rows}) == sorted({0, waited})
+    parts = ("data_loading_us", "checkpoint_us", "communication_us", "waiting_us", "operators_us", "other_us")
+    assert all(sum(row[part] for part in parts) == pytest.approx(row["duration_us"]) for row in rows)
+    page = opened.report(tmp_path / "report.html").read_text()
+    shown = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL) + json.dumps(json.loads(opened.to_json())["caveats"])
+    assert re.findall(r"[^.<>]*(?:GPU|NUMA|CUDA|[Dd]evice(?!-width))[^.<>]*", shown) == []
+    assert all(each in shown for each in (headline, "waiting for other ranks", "Phases and ranges"))
