@@ -35,8 +35,8 @@ def test_a_disk_that_becomes_full_changes_no_word_of_the_manifest(run, monkeypat
     expected = run.manifest("iter-2-5")
 
     def fill():
-        monkeypatch.setattr(atomic, "write_atomically", raising(FULL))
-        monkeypatch.setattr(manifest_file, "write_atomically", raising(FULL))
+        monkeypatch.setattr(atomic, "write_text", raising(FULL))
+        monkeypatch.setattr(manifest_file, "write_text", raising(FULL))
 
     run.train(run.config(2, 5), range(iterations), on_iteration=at(full_from, fill))
     monkeypatch.undo()
@@ -68,7 +68,7 @@ def test_a_limit_of_file_sizes_leaves_a_shorter_manifest_that_is_true(run):
 def test_a_manifest_that_cannot_be_written_at_all_says_so(run, monkeypatch):
     def fill():
         for module in (atomic, manifest_file):
-            monkeypatch.setattr(module, "write_atomically", raising(FULL))
+            monkeypatch.setattr(module, "write_text", raising(FULL))
         monkeypatch.setattr(os, "pwrite", raising(FULL))
 
     run.train(run.config(2, 5), range(8), on_iteration=at(1, fill))
