@@ -45,8 +45,13 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
 
 def write_json(path: Path, content: object) -> Path:
     """Write a mapping or a dataclass as indented JSON; readers never see half of it. Values may be of any type (`plain`)."""
+    return write_text(path, json.dumps(plain(content), indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a text; readers never see half of it."""
     make_directory(path.parent)
-    temporary = _create(path, json.dumps(plain(content), indent=1) + "\n")
+    temporary = _create(path, text)
     try:
         os.replace(temporary, path)
     finally:

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import operator
 import os
+import unicodedata
 from collections.abc import Mapping, Set
 from contextlib import suppress
 
@@ -40,9 +41,15 @@ def whole_number(value: object) -> int:
 
 
 def safe_name(value: object) -> str:
-    """A name that every format can hold: no quotes, backslashes, control characters or halves of characters."""
-    text = value if type(value) is str else text_of(value, _MAX_NAME)
-    return text[:_MAX_NAME].translate(_UNSAFE).encode(errors="replace").decode()
+    """A name that every format can hold: ASCII without quotes, backslashes and control characters.
+
+    Accents are left out, and other characters become `U+0436`: Kineto calls a range with one of them `unknown`.
+    """
+    text = (value if type(value) is str else text_of(value, _MAX_NAME))[:_MAX_NAME].translate(_UNSAFE)
+    if text.isascii():
+        return text
+    decomposed = (one for one in unicodedata.normalize("NFKD", text) if not unicodedata.combining(one))
+    return "".join(one if one.isascii() else f"U+{ord(one):04X}" for one in decomposed)[:_MAX_NAME]
 
 
 def whole_text(value: object) -> str:

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from bridge_profiling.capture.control.listener import Listener
 from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_attempt
@@ -368,10 +368,9 @@ class _Ranges(ExitStack):
         super().__init__()
         self._rank = rank
 
-    def __exit__(self, *details: Any) -> Literal[False]:
+    def __exit__(self, *details: Any) -> None:
         with guarded("a range did not end", self._rank):
             super().__exit__(*details)
-        return False
 
 
 class _IterationTimer:

@@ -13,10 +13,9 @@ import sys
 import uuid
 from contextlib import suppress
 from dataclasses import replace
-from operator import methodcaller
 from pathlib import Path
 
-from bridge_profiling.atomic import write_atomically
+from bridge_profiling.atomic import write_text
 from bridge_profiling.manifest import Durations, Manifest, write_manifest
 from bridge_profiling.plain import plain
 
@@ -79,7 +78,7 @@ class ManifestFile:
                     fitting[0].close()
                     return True
             with suppress(OSError):
-                write_atomically(self._path, methodcaller("write_bytes", text))
+                write_text(self._path, text.decode())
                 return True
         if self._last_word is not None:
             with suppress(OSError):

@@ -54,7 +54,7 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         self._thread.join()
         self._end_connections(float("inf"))
 
-    def process_request(self, request: Any, client_address: object) -> None:
+    def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection from a thread of its own, or close it if there are too many."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
@@ -67,7 +67,7 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
             self._forget(request)
             raise
 
-    def process_request_thread(self, request: Any, client_address: object) -> None:
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a connection; runs in its thread."""
         try:
             super().process_request_thread(request, client_address)
@@ -78,7 +78,7 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         """Called every half a second: end what takes too long, however slowly the client still sends."""
         self._end_connections(time.monotonic())
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """Stay silent about a client that went away: standard error is the training's."""
 
     def _forget(self, request: socket.socket) -> None:

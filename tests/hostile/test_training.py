@@ -91,8 +91,8 @@ def test_facts_of_any_type_are_written(run):
 
 
 NAMES = [
-    ('a"b', "a'b"), ("c\\b", "c/b"), ("a\\q", "a/q"), ("a\nb", "a b"), ("\x00\x1b[0m", "  [0m"), ("\ud800", "?"),
-    ("ünï", "ünï"), ("x" * 2000, "x" * 1000), (7, "7"), (None, "None"), (["a"], "['a']"), ({}, "{}"),
+    ('a"b', "a'b"), ("c\\b", "c/b"), ("a\\q", "a/q"), ("a\nb", "a b"), ("\x00\x1b[0m", "  [0m"), ("\ud800", "U+D800"),
+    ("ünï", "uni"), ("ж", "U+0436"), ("x" * 2000, "x" * 1000), (7, "7"), (None, "None"), (["a"], "['a']"), ({}, "{}"),
     (Rude(), "<Rude, whose text raises ZeroDivisionError>"),
 ]  # fmt: skip
 

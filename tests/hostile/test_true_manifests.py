@@ -20,7 +20,7 @@ def _left(run):
 
 def _fill(monkeypatch):
     """From here on, no manifest can be written."""
-    for name in ("write_manifest", "write_atomically"):
+    for name in ("write_manifest", "write_text"):
         monkeypatch.setattr(manifest_file, name, raising(FULL))
 
 
