@@ -10,13 +10,14 @@ import difflib
 import math
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.layout import RANK_WORDS, normalize_ranks
 from bridge_profiling.manifest import Window
 from bridge_profiling.nsys.command import check_extra_args, check_trace
+from bridge_profiling.plain import setting, text_of
 
 #: The plugins set this variable in the job's environment, so training loops that know nothing of plugins find the directory.
 OUTPUT_DIR_VARIABLE = "BRIDGE_PROFILING_DIR"
@@ -28,6 +29,10 @@ PROFILERS = {"torch": "use_pytorch_profiler", "memory": "record_memory_history",
 
 #: Every window is a trace, so a larger number is a mistake.
 MAX_WINDOWS = 1000
+
+#: Iterations are below it: the manifest's readers, NumPy and pyarrow count with 64 bits.
+MAX_ITERATION = 1 << 63
+_BELOW = f"Type a number below 2^63, which is {MAX_ITERATION}"
 
 #: Settings of the torch profiler that record more about operators.
 _OF_OPERATORS = (
@@ -162,7 +167,7 @@ class ProfilingConfig:
         return self.pytorch_profiler_warmup if self.use_pytorch_profiler else 1
 
     def finalize(self, *, train_iters: int | None = None, world_size: int | None = None) -> None:
-        """Check the settings and normalize `profile_ranks` to a list of int or a word.
+        """Check the settings, and make `profile_ranks` a list of int or a word, paths text, and NumPy's numbers Python's.
 
         Args:
             train_iters: number of training iterations, if known; the window must end within them.
@@ -173,6 +178,7 @@ class ProfilingConfig:
                 past the end of training, ranks outside the world, an empty or malformed list of ranks. Bounds that depend on
                 the run are checked only when a profiler is on, so a short run without profiling may keep the default window.
         """
+        self._normalize()
         check_exclusive(use_nsys_profiler=self.use_nsys_profiler, use_pytorch_profiler=self.use_pytorch_profiler)
         check_window(self.profile_step_start, self.profile_step_end)
         self.profile_ranks = normalize_ranks(self.profile_ranks)
@@ -194,9 +200,21 @@ class ProfilingConfig:
             why="a rank that sees a slow iteration sends a request on demand",
             instead="Leave profiling.on_demand out",
         )
+        if self.profile_every is not None:
+            last = self.profile_step_end + self.profile_every * (self.profile_at_most - 1)
+            check_iteration(last, f"the end of window {self.profile_at_most} of profiling.profile_every")
         if self.enabled:
             check_window_fits(self.profile_step_end, train_iters)
             check_ranks_exist(self.profile_ranks, world_size)
+
+    def _normalize(self) -> None:
+        for each in fields(self):
+            value, name = setting(getattr(self, each.name)), f"profiling.{each.name}"
+            if isinstance(each.default, bool) or (each.name == "on_demand" and value is not None):
+                value = check_flag(value, name)
+            elif each.name in ("output_dir", "memory_snapshot_path") and value not in (None, ""):
+                check_path(value, name)
+            setattr(self, each.name, value)
 
     def _check_numbers(self) -> None:
         """Check integers against their least value, and other numbers against a bound that they must exceed."""
@@ -245,8 +263,32 @@ class FaultToleranceConfig:
 
 def resolve_output_dir(config: ProfilingConfig, output_dir: str | os.PathLike[str] | None = None) -> Path:
     """Root directory of captures: `output_dir`, else the config's, else BRIDGE_PROFILING_DIR, else ./profiles."""
-    chosen = output_dir or config.output_dir or os.environ.get(OUTPUT_DIR_VARIABLE) or DEFAULT_OUTPUT_DIR
-    return Path(chosen).expanduser().absolute()
+    chosen = setting(output_dir or config.output_dir or os.environ.get(OUTPUT_DIR_VARIABLE) or DEFAULT_OUTPUT_DIR)
+    check_path(chosen, "the output directory")
+    try:
+        return Path(str(chosen)).expanduser().absolute()
+    except RuntimeError as error:
+        raise ProfilingConfigError(f"the output directory {chosen} has no place", why=str(error)) from None
+
+
+def check_flag(value: object, name: str) -> bool:
+    """A boolean setting; ProfilingConfigError for text, of which `'false'` and `'no'` would count as true."""
+    require(
+        isinstance(value, bool) or (type(value) is int and value in (0, 1)),
+        f"{name}={text_of(value, 100)!r} is not a boolean",
+        why="any text counts as true in Python, 'false' and 'no' as well",
+        instead=f"Pass {name}=True or {name}=False, without quotes",
+    )
+    return bool(value)
+
+
+def check_path(value: object, name: str) -> None:
+    """Raise ProfilingConfigError for a path that no file can have."""
+    require(
+        isinstance(value, str) and value.strip() and "\0" not in value,
+        f"{name}={text_of(value, 1000)!r} is not a path",
+        instead="Pass a string or a Path",
+    )
 
 
 def check_exclusive(*, use_nsys_profiler: bool, use_pytorch_profiler: bool) -> None:
@@ -269,6 +311,7 @@ def check_window(start: int, end: int, *, name: str = "profiling.profile_step") 
             why="iterations are counted from 0",
             instead=f"Type {label}=0 or more",
         )
+        check_iteration(step, label)
     require(
         start < end,
         f"the window is empty: {name}_start={start}, {name}_end={end}",
@@ -276,6 +319,16 @@ def check_window(start: int, end: int, *, name: str = "profiling.profile_step") 
         instead=f"Type {name}_end={start + 1} to capture iteration {start} alone"
         if start == end
         else f"Swap them: {name}_start={end} {name}_end={start}",
+    )
+
+
+def check_iteration(iteration: int, name: str) -> None:
+    """Raise ProfilingConfigError for a number that no training reaches, and no 64-bit integer holds."""
+    require(
+        iteration < MAX_ITERATION,
+        f"{name} has {iteration.bit_length()} bits",
+        why="iterations are counted with 64 bits, of which one is the sign",
+        instead=_BELOW,
     )
 
 
@@ -316,15 +369,18 @@ def check_ranks_exist(ranks: list[int] | str, world_size: int | None, *, name: s
 
 def parse_steps(text: str) -> tuple[int, int]:
     """Parse the value of --steps: `10:12` is (10, 12). Raises ProfilingConfigError for an empty window."""
-    found = re.fullmatch(r"(\d+):(\d+)", text.replace(" ", ""))
+    found = re.fullmatch(r"(\d+):(\d+)", text.replace(" ", ""), re.ASCII)
     why = "a window is its first iteration and the first one after it"
     if found is None:
         raise ProfilingConfigError(
             f"--steps {text} is not a window", why=why, instead="Type --steps 10:12 to capture iterations 10 and 11"
         )
+    for digits in found.groups():
+        require(len(digits.lstrip("0")) < 20, f"--steps names an iteration of {len(digits)} digits", why=why, instead=_BELOW)
     start, end = int(found[1]), int(found[2])
     swapped = f"--steps {end}:{start}" if start > end else f"--steps {start}:{start + 1} to capture iteration {start} alone"
     require(start < end, f"--steps {text}: the window is empty", why=why, instead=f"Type {swapped}")
+    check_iteration(end, f"--steps {text}: its end")
     return start, end
 
 

@@ -8,7 +8,6 @@ Paths are relative to the output directory where they are inside it, times are n
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -198,7 +197,7 @@ class Manifest:
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write it; OSError if it cannot be written."""
-    write_json(path, dataclasses.asdict(manifest))
+    write_json(path, manifest)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -19,14 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from bridge_profiling.errors import ProfilingConfigError, require
-from bridge_profiling.values import Given, convert, describe, is_mapping, kind, members
+from bridge_profiling.values import Given, convert, describe, is_mapping, kind, members, notation_problem
 
 _OVERRIDE = re.compile(r"(?P<prefix>\+{0,2})(?P<key>[A-Za-z_][^\s=]*)\s*=\s*(?P<text>.*)", re.DOTALL)
+
+#: No setting is deeper, and YAML's parser calls itself for each level.
+_DEEPEST = 32
 
 #: Text that Hydra, OmegaConf and a shell all read unchanged. NeMo-Run passes the arguments of a Script to a shell on Slurm
 #: and directly to the process elsewhere, so no quoting is right in both places.
@@ -132,6 +136,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     example = "Write sections with fields under them, for example `train:` and, indented below it, `train_iters: 10`"
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except RecursionError:
+        raise ProfilingConfigError(f"{path} is nested too deeply", instead=example) from None
     except FileNotFoundError:
         raise ProfilingConfigError(
             f"{path} does not exist", why=f"the working directory is {Path.cwd()}", instead="Type the path of a YAML file"
@@ -140,7 +146,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         # OmegaConf itself raises OSError for a file with a single number or word.
         why = error.strerror or "it holds a single value instead of sections"
         raise ProfilingConfigError(f"{path} cannot be read", why=why, instead=example) from None
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+    except (YAMLError, OmegaConfBaseException, ValueError) as error:
         raise ProfilingConfigError(f"{path} is not valid YAML", why=_reason(error), instead=example) from None
     if not isinstance(content, dict):
         raise ProfilingConfigError(f"{path} holds a {kind(content)}", why="a mapping was expected", instead=example)
@@ -176,18 +182,68 @@ def _checked(argument: str) -> Override:
 
 
 def _parse(key: str, text: str) -> Given:
+    """A typed value. Text that YAML refuses, or changes, has a `problem`: a text field still accepts it as it is."""
     if not text:
         return Given("", text)
     try:
+        events = _events(text)
         parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=True)
-    except YAMLError as error:
-        # A text field still accepts it unchanged: nsys' %q{RANK} is not YAML.
-        return Given(text, text, problem=str(getattr(error, "problem", error)))
+        value = typing.cast(dict, parsed)["value"]
+        if len(events) == 1 and isinstance(events[0], yaml.ScalarEvent):
+            return _typed_scalar(value, events[0], text)
+        return _typed(value, iter(events), text) if events else Given(text, text, problem="it is a comment")
     except OmegaConfBaseException as error:
         raise ProfilingConfigError(
-            f"{key}={text} cannot be resolved", why=_reason(error), instead=f"Type {key}='${{oc.env:HOME}}' for a variable"
+            f"{key}={text[:200]} cannot be resolved",
+            why=_reason(error),
+            instead=f"Type {key}='${{oc.env:HOME}}' for a variable",
         ) from None
-    return Given(typing.cast(dict, parsed)["value"], text)
+    except (YAMLError, ValueError, RecursionError) as error:
+        # nsys' %q{RANK} is not YAML. Python reads no integer of more than 4,300 digits.
+        return Given(text, text, problem=str(getattr(error, "problem", None) or error)[:200])
+
+
+def _events(text: str) -> list[yaml.Event]:
+    """The values in a text and the ends of their collections; ValueError for what grows beyond all bounds."""
+    events, depth = [], 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested more than {_DEEPEST} deep")
+        if isinstance(event, yaml.AliasEvent) or (isinstance(event, yaml.ScalarEvent) and event.value == "<<"):
+            raise ValueError("it refers to another part of itself")
+        if isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
+            events.append(event)
+    return events
+
+
+def _typed(value: Any, events: Iterator[yaml.Event], text: str) -> Given:
+    """A parsed value, with the text of each scalar in it."""
+    event = next(events)
+    if isinstance(event, yaml.ScalarEvent):
+        return _typed_scalar(value, event, text[event.start_mark.index : event.end_mark.index])
+    parts, problem = [], ""
+    for item in value.values() if isinstance(value, Mapping) else value:
+        if isinstance(value, Mapping) and not isinstance(next(events), yaml.ScalarEvent):
+            raise ValueError("a key in it is not text")
+        parts.append(_typed(item, events, text))
+    next(events)
+    return Given(value, text, problem, tuple(parts))
+
+
+def _typed_scalar(value: Any, event: yaml.ScalarEvent, typed: str) -> Given:
+    """A scalar and its text; a problem where YAML reads something else than what is there."""
+    if "${" in typed:
+        return Given(value, typed)
+    quote = event.style if event.style in ("'", '"') else None
+    if quote is not None and typed[0] == typed[-1] == quote and "\n" in typed:
+        # YAML folds lines.
+        value = typed[1:-1].replace("''", "'") if quote == "'" else yaml.safe_load(typed.replace("\n", "\\n"))
+    whole = typed[0] == typed[-1] == quote if quote is not None else event.style is None and event.value == typed
+    if not whole or event.anchor or event.tag:
+        return Given(typed, typed, problem=f"YAML reads only {event.value[:100]!r} of it")
+    problem = "" if quote is not None else notation_problem(value, typed)
+    return Given(typed, typed, problem) if problem else Given(value, typed)
 
 
 def _apply(config: object, settings: Iterable[tuple[str, Given]]) -> None:
@@ -223,7 +279,11 @@ def _assign(root: object, owner: Any, keys: Sequence[str], given: Given, where: 
                 raise ProfilingConfigError(
                     f"{dotted} is null and has no default value", why=str(error), instead="Set it in the recipe's Python code"
                 ) from None
-        entries = [(rest, given)] if rest else [(str(key).split("."), Given(item)) for key, item in given.value.items()]
+        entries = (
+            [(rest, given)]
+            if rest
+            else [(str(key).split("."), item) for key, item in zip(given.value, given.items(), strict=True)]
+        )
         for deeper, entry in entries:
             _assign(root, value, deeper, entry, path, undo)
     elif given.value is None and type(None) in members(hint):
@@ -260,7 +320,7 @@ def _with_entries(current: Any, keys: Sequence[str], given: Given, hint: object,
     mapping = next((m for m in members(hint) if typing.get_origin(m) in (dict, collections.abc.Mapping)), dict[Any, Any])
     key_hint, value_hint = typing.get_args(mapping)
     result = dict(current or {})
-    for key, value in [(keys[0], given)] if keys else [(key, Given(value)) for key, value in given.value.items()]:
+    for key, value in [(keys[0], given)] if keys else zip(given.value, given.items(), strict=True):
         path, key = f"{dotted}.{key}", convert(Given(key, str(key)), key_hint, f"the key {dotted}.{key}")
         result[key] = _with_entries(result.get(key), keys[1:], value, value_hint, path)
     return result
@@ -309,5 +369,5 @@ def _reason(error: Exception) -> str:
     """A parser's message on one line."""
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     if problem is None:
-        return str(error).splitlines()[0]
+        return str(error).splitlines()[0][:300]
     return f"{problem} (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else str(problem)

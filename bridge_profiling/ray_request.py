@@ -24,6 +24,9 @@ EXTRA_OPTIONS_VARIABLE = "NRL_NSYS_EXTRA_OPTIONS"
 #: One of PROFILERS; ours, since NeMo RL supports only nsys.
 PROFILER_VARIABLE = "BRIDGE_PROFILING_RAY_PROFILER"
 
+#: A shell pattern of worker names.
+_PATTERN = re.compile(r"[\w.:/@=+*?\[\]!^-]+")
+
 VARIABLES = (STEP_RANGE_VARIABLE, PATTERNS_VARIABLE, PROFILER_VARIABLE, EXTRA_OPTIONS_VARIABLE)
 
 PROFILERS = ("nsys", "torch")
@@ -58,6 +61,13 @@ class RayRequest:
             f"{PATTERNS_VARIABLE}={patterns!r} holds no pattern",
             instead=f'Type for example {PATTERNS_VARIABLE}="*policy*,*vllm*", or "*" for every worker',
         )
+        for pattern in listed:
+            require(
+                _PATTERN.fullmatch(pattern),
+                f"{PATTERNS_VARIABLE}={patterns!r} holds {pattern!r}, which matches no worker's name",
+                why="a name has letters, digits and ._:/@=+-, and some executors pass the pattern to a shell",
+                instead='Use these, and * ? [ ] ! for several: "*policy*"',
+            )
         chosen = profiler.strip() or PROFILERS[0]
         require(
             chosen in PROFILERS,
@@ -100,7 +110,7 @@ class RayRequest:
 
 
 def _parse_steps(text: str) -> Window:
-    match = re.fullmatch(r"(\d+)\s*:\s*(\d+)", text, re.ASCII)
+    match = re.fullmatch(r"(\d{1,18})\s*:\s*(\d{1,18})", text, re.ASCII)
     start, stop = (int(match[1]), int(match[2])) if match else (1, 2)
     for valid, problem, why, example in (
         (match, "is not start:stop", "it takes the first step to capture and the first step after them", "2:3"),

@@ -10,6 +10,8 @@ import collections.abc
 import dataclasses
 import difflib
 import enum
+import math
+import re
 import sys
 import types
 import typing
@@ -25,24 +27,40 @@ from bridge_profiling.errors import ProfilingConfigError, require
 _SCALARS: dict[object, Any] = {bool: BooleanNode, int: IntegerNode, float: FloatNode, str: StringNode, Path: PathNode}
 _LISTS = (list, tuple, collections.abc.Sequence)
 _MAPPINGS = (dict, collections.abc.Mapping)
+_LONGEST = 200
 _NULLS = ("null", "Null", "NULL", "~")
+
+
+#: Numbers whose text means the same to everyone. YAML also reads 010 as 8, 0x10 as 16 and 1:30 as 90.
+_INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]*(?:_[0-9]+)*)")
+_FLOAT = re.compile(rf"{_INTEGER.pattern}(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|[+-]?\.[0-9]+(?:[eE][+-]?[0-9]+)?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A parsed value, its text if it was typed, and the reason why the text cannot be parsed, if any."""
+    """A parsed value, its text if it was typed, and the reason why the text cannot be parsed, if any.
+
+    `parts` are the items of a list, or the values of a mapping in its order, if they were typed.
+    """
 
     value: Any
     text: str | None = None
     problem: str = ""
+    parts: tuple[Given, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.typed} ({kind(self.value)})" if self.typed else "nothing"
 
     @property
     def typed(self) -> str:
-        """The value as typed."""
-        return str(self.value) if self.text is None else self.text
+        """The value as typed, shortened to a line's length."""
+        typed = str(self.value) if self.text is None else self.text
+        return typed if len(typed) <= _LONGEST else f"{typed[:_LONGEST]}… ({len(typed)} characters)"
+
+    def items(self) -> list[Given]:
+        """The items of a list, or the values of a mapping."""
+        values = self.value.values() if isinstance(self.value, Mapping) else self.value
+        return list(self.parts) or [Given(item) for item in values]
 
 
 def convert(given: Given, hint: object, dotted: str) -> Any:
@@ -50,11 +68,17 @@ def convert(given: Given, hint: object, dotted: str) -> Any:
     if given.value is None and (type(None) in members(hint) or hint is Any) and given.text in (None, *_NULLS):
         return None
     wanted = [member for member in members(hint) if member is not type(None)]
+    if given.problem and given.text is not None:
+        if wanted == [str]:
+            return given.text
+        for choices in map(_choices, wanted):
+            if given.text in choices:
+                return choices[given.text]
     require(
-        not given.problem or wanted == [str],
-        f"{dotted}={given.text} cannot be parsed",
+        not given.problem or hint is Any,
+        f"{dotted}={given.typed} cannot be parsed",
         why=f"{given.problem}; expected {describe(hint)}",
-        instead=f"Quote it if it is text: {dotted}='…'",
+        instead=f"Type it in another way, or quote it if it is text: {dotted}='…'",
     )
     require(
         any(map(_is_settable, wanted)),
@@ -83,25 +107,39 @@ def _convert_to(given: Given, member: Any, dotted: str) -> Any:
     if member is Any:
         return value
     if choices := _choices(member):
-        return _choose(value, choices)
+        # `no` is a boolean in YAML, and may be one of the names.
+        named = given.text is not None and any(given.text == choice for choice in choices)
+        return _choose(given.text if named else value, choices)
     if _is_dtype(member):
         dtype = getattr(sys.modules["torch"], str(value).removeprefix("torch."), None)
         if isinstance(dtype, member):
             return dtype
         raise ValidationError
     if origin in _LISTS:
-        return _convert_list(value, member, origin, dotted)
+        return _convert_list(given, member, origin, dotted)
     # A text field takes the typed text unchanged: there `007` is text, not the number 7.
-    reads_as_text = given.problem or (given.text not in _NULLS and (value is None or isinstance(value, int | float)))
+    reads_as_text = given.text not in _NULLS and (value is None or isinstance(value, int | float))
     if origin is str and given.text is not None and reads_as_text:
         return given.text
     not_boolean = origin is bool and not isinstance(value, bool | str) and value not in (0, 1)
     if not_boolean or value is None or isinstance(value, list | Mapping) or origin not in _SCALARS:
         raise ValidationError
+    if isinstance(value, str) and origin in (int, float, bool) and not value.isascii():
+        raise ValidationError  # Python reads digits of every script
     return _SCALARS[origin]().validate_and_convert(value)
 
 
-def _convert_list(value: Any, member: Any, origin: Any, dotted: str) -> Any:
+def notation_problem(value: object, text: str) -> str:
+    """Why a number's text means another number to some reader; empty for other values."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    if isinstance(value, float) and (not math.isfinite(value)):
+        return "" if not any(character.isdigit() for character in text) else "it is beyond the largest number"
+    return "" if (_INTEGER if isinstance(value, int) else _FLOAT).fullmatch(text) else f"YAML reads it as the number {value}"
+
+
+def _convert_list(given: Given, member: Any, origin: Any, dotted: str) -> Any:
+    value = given.value
     hints = typing.get_args(member) or (Any,)
     fixed = origin is tuple and Ellipsis not in hints
     if not isinstance(value, list | tuple) or (fixed and len(hints) != len(value)):
@@ -109,7 +147,7 @@ def _convert_list(value: Any, member: Any, origin: Any, dotted: str) -> Any:
     if not fixed:
         hints = (hints[0],) * len(value)
     try:
-        items = [convert(Given(item), hint, dotted) for item, hint in zip(value, hints, strict=True)]
+        items = [convert(item, hint, dotted) for item, hint in zip(given.items(), hints, strict=True)]
     except ProfilingConfigError:
         raise ValidationError from None
     return tuple(items) if origin is tuple else items

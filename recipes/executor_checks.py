@@ -5,16 +5,28 @@ Also executors made elsewhere, for example on the NeMo-Run command line. Changes
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 import nemo_run as run
 from nemo_run.config import get_nemorun_home
 
+from bridge_profiling.config import check_flag
 from bridge_profiling.errors import require
 from bridge_profiling.plugins.batch_script import RUNDIR, arrives_unchanged, exports, names_another_path
 from bridge_profiling.plugins.executors import check_launcher
 
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
+#: Text that a shell reads as one word; variables are expanded.
+_WORD = re.compile(r"(?:[\w./:@#%+,=~-]|\$\w+|\$\{\w+\})+", re.ASCII)
+
+#: Characters that run a command, or end one, in a shell.
+_RUNS = re.compile(r"[`;&|<>()\n\r\0]")
+
+_JOB_NAME = re.compile(r"[\w.+=@:-]+", re.ASCII)
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 #: Allowed characters of a directory: NeMo-Run passes it to a shell unquoted, Slurm reads % as a pattern, Pyxis : and , too.
@@ -109,6 +121,9 @@ def _check_slurm(executor: run.SlurmExecutor) -> None:
             why="NeMo-Run writes its name in capitals and its value unquoted, and replaces the text /nemo_run in it",
             instead=f"Type slurm(env={{{name!r}: {value!r}}}), which quotes it, or setup_lines={exports({name: value})[0]!r}",
         )
+    _check_fields(executor)
+    for request in (executor, *executor.resource_group):
+        _check_step(request)
     for mount in executor.container_mounts:
         _check_mount(mount, bare=bare)
     _check_tunnel(executor.tunnel, bare=bare)
@@ -117,6 +132,81 @@ def _check_slurm(executor: run.SlurmExecutor) -> None:
         for text in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
             instead = "Write it with quotes between: /''nemo_run" if name == "setup_lines" else "Use another path"
             _check_replacement(name, text, instead)
+
+
+def _check_fields(executor: run.SlurmExecutor) -> None:
+    """Check the fields that become lines `#SBATCH --name='value'`, and all switches."""
+    for field in fields(executor):
+        value = getattr(executor, field.name)
+        if isinstance(field.default, bool):
+            check_flag(value, field.name)
+        elif isinstance(value, str) and field.name != "setup_lines":
+            _check_line(field.name, value)
+    require(
+        executor.exclusive is None or isinstance(executor.exclusive, bool) or executor.exclusive in ("user", "mcs", "topo"),
+        f"exclusive={executor.exclusive!r} is not a boolean, 'user', 'mcs' or 'topo'",
+        why="any other text is passed to sbatch, and none means no",
+        instead="Type exclusive=True, or leave it out",
+    )
+    for name, value in (executor.additional_parameters or {}).items():
+        require(
+            isinstance(name, str) and _OPTION.fullmatch(name) and isinstance(value, str | int | float),
+            f"additional_parameters holds {name!r}: {value!r}",
+            why="each becomes an option of sbatch, --name=value",
+            instead="Pass a name of letters and -, and text or a number; True is an option without a value",
+        )
+        _check_line(f"additional_parameters[{name!r}]", str(value))
+    prefix = executor.job_name_prefix if executor.job_name_prefix is not None else executor.account
+    setting = "account" if executor.job_name_prefix is None else "job_name_prefix"
+    for name, text in ((setting, prefix), ("job_details.job_name", executor.job_details.job_name)):
+        require(
+            text is None or (isinstance(text, str) and _JOB_NAME.fullmatch(text)),
+            f"{name}={text!r} cannot be part of a job's name",
+            why="NeMo-Run names log files after the job, and writes their paths unquoted into the batch script",
+            instead="Choose one of letters, digits and ._+=@:-",
+        )
+
+
+def _check_step(request: Any) -> None:
+    """Check what NeMo-Run writes unquoted into the command line of srun."""
+    image = request.container_image
+    require(
+        image is None or (isinstance(image, str) and _WORD.fullmatch(image)),
+        f"container_image={image!r} cannot be written into a batch script",
+        why="NeMo-Run writes it unquoted, so a shell would split or change it",
+        instead="Type letters, digits and ._/:@#%+,=~-; a variable as $NAME. Link a file of another name",
+    )
+    for name, texts in (("container_env", request.container_env), ("srun_args", request.srun_args)):
+        require(
+            texts is None or (isinstance(texts, list) and all(isinstance(text, str) for text in texts)),
+            f"{name}={texts!r} is not a list of texts",
+            instead=f'Type for example {name}=["…"]',
+        )
+        for text in texts or ():
+            require(
+                _is_one_word(text),
+                f"{name} holds {text!r}, which is not one argument in a shell",
+                why="NeMo-Run writes it unquoted into the batch script, where a shell would split or run it",
+                instead="Give each argument as an entry of its own, in quotes where it holds a space: \"--comment='my run'\"",
+            )
+
+
+def _is_one_word(text: str) -> bool:
+    """Whether a shell reads one argument and runs nothing; variables and quotes may be in it."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return False
+    return len(words) == 1 and not _RUNS.search(text)
+
+
+def _check_line(name: str, value: str) -> None:
+    require(
+        value.isprintable(),
+        f"{name}={value!r} is not one line of text",
+        why="it becomes one line of the batch script, and a second line would be run",
+        instead="Leave line breaks and control characters out",
+    )
 
 
 def _check_replacement(name: str, text: object, instead: str) -> None:
@@ -131,6 +221,12 @@ def _check_replacement(name: str, text: object, instead: str) -> None:
 
 def _check_mount(mount: object, *, bare: bool) -> None:
     parts = mount.split(":") if isinstance(mount, str) else []
+    require(
+        not isinstance(mount, str) or _WORD.fullmatch(mount) or "," in mount,
+        f"the mount {mount!r} cannot be written into a batch script",
+        why="NeMo-Run writes it unquoted, so a shell would split or change it",
+        instead="Use a path of letters, digits and ._/:@#%+=~-, or a link to it; a variable as $NAME",
+    )
     require(
         len(parts) in (2, 3) and all(parts) and "," not in "".join(parts[:2]),
         f"the mount {mount!r} is not source:destination",

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.atomic import create_exclusively
+from bridge_profiling.atomic import create_exclusively, make_directory
 from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, Window
 from bridge_profiling.launch_env import LaunchEnv, initialized_distributed
 
@@ -93,7 +93,7 @@ def claim_attempt(root: Path, window: Window, rank: int, identity: str) -> int:
         holder = root / "manifest" / folder / "attempt.json"
         if not holder.exists() and any((root / kind / folder).exists() for kind in _CAPTURES):
             continue
-        holder.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(holder.parent)
         if create_exclusively(holder, json.dumps({"held_by": identity})) or (
             _held_by(holder) == identity and not (holder.parent / f"rank-{rank}.json").exists()
         ):

@@ -10,26 +10,37 @@ import atexit
 import logging
 import os
 import signal
+import sys
 import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
+from typing import Any, Literal
 
 from bridge_profiling.capture.control.listener import Listener
 from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_attempt
 from bridge_profiling.capture.profiler import Profiler, guarded
 from bridge_profiling.capture.ranges import standing_ranges
 from bridge_profiling.capture.record import IterationWork, Rank, WindowPlan
-from bridge_profiling.capture.signals import exit_is_pending, raise_pending_exit, signals_held, unwind_on, woken_on_exit
+from bridge_profiling.capture.signals import (
+    exit_is_pending,
+    raise_pending_exit,
+    raised_by_handler,
+    signals_held,
+    unwind_on,
+    woken_on_exit,
+)
 from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowSchedule, planned_windows
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
-from bridge_profiling.errors import one_line, require
+from bridge_profiling.errors import ProfilingConfigError, one_line, require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout, select_ranks
+from bridge_profiling.plain import safe_name, text_of, whole_number
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +96,8 @@ class ProfilingHook:
         owns_process: bool = False,
     ) -> None:
         self._config = replace(config) if config is not None else ProfilingConfig(on_demand=False)
+        rank, world_size = _count(rank, "rank"), _count(world_size, "world_size")
+        train_iters = None if train_iters is None else _count(train_iters, "train_iters")
         world_is_known = layout is not None or world_size > 1
         if not world_is_known:
             env = LaunchEnv.current()
@@ -106,6 +119,8 @@ class ProfilingHook:
         timer = self._timer = _IterationTimer(self._end_iteration)
         self._mark = timer.mark
         self._iteration_ranges = ExitStack()
+        #: Whether the loop counts with another type than int; whether every iteration had a number.
+        self._converts, self._numbered = False, True
         self._sigterm = unwind_on(signal.SIGTERM, reraise=not owns_process)
         self._listener: Listener | None = None
         #: Facts that a framework reports about itself: an integration fills it while the hook is open, for the manifests.
@@ -120,21 +135,20 @@ class ProfilingHook:
             with signals_held():
                 self._open()
         self._update()
+        # The first iteration shows with which type the loop counts.
+        self._edge = 0
         return self
 
     def iteration(self, iteration: int) -> AbstractContextManager:
         """A context manager around global iteration `iteration` (0-based, a resume counts on)."""
-        if iteration >= self._edge:
-            with self._guarded():
-                raise_pending_exit()
-                if self._schedule.is_due(iteration):
-                    # Installed first, and then held: a handler that raises while a profiler starts leaves it half started.
-                    self._sigterm.__enter__()
-                    with signals_held():
-                        for window in self._schedule.due(iteration):
-                            window.advance(iteration)
-                self._update()
-                self._begin_iteration(iteration)
+        try:
+            if iteration >= self._edge:
+                iteration = self._advance(iteration)
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            # It cannot be compared: not a number.
+            iteration = self._advance(iteration)
         mark = self._mark
         mark(iteration)
         mark(perf_counter())
@@ -145,10 +159,14 @@ class ProfilingHook:
 
         Outside the window it does nothing, unless `nvtx_ranges` asks for ranges everywhere.
         """
-        if name in _LONG_PHASES:
-            self._schedule.long_iterations.append(self._timer.running() or 0)
+        try:
+            if name in _LONG_PHASES:
+                self._schedule.long_iterations.append(self._timer.running() or 0)
+        except Exception:
+            name = safe_name(name)  # it has no hash
         if self._window is None and not self._config.nvtx_ranges:
             return _NO_RANGE
+        name = safe_name(name)
         return self._enter_ranges(name, lambda profiler: profiler.phase_range(name))
 
     @property
@@ -175,6 +193,11 @@ class ProfilingHook:
         self._root = resolve_output_dir(self._config, self._output_dir)
         rank = self._rank.number
         attempt: int | None = None
+        if self._config.enabled and "torch" not in sys.modules:
+            _say_once(
+                "the hook was opened before torch was imported: ranks cannot agree on a folder through torch.distributed yet,"
+                " and memory that is allocated meanwhile is not in a history. Import torch, and connect the ranks, before"
+            )
         if self._config.enabled:
             try:
                 attempt, self._identity = choose_attempt(self._root, self._config.window, rank)
@@ -207,10 +230,43 @@ class ProfilingHook:
         # While the hook closes, signals are held; it restores the disposition afterwards.
         if self._window is None and self._opened and not self._sigterm.received:
             self._sigterm.__exit__()
-        self._edge = 0 if self._config.nvtx_ranges else edge
+        self._edge = 0 if self._config.nvtx_ranges or self._converts else edge
         # After the assignment: this sees everything that came before it, and whatever comes later calls `wake`.
         if self._schedule.posted or exit_is_pending():
             self._edge = 0
+
+    def _advance(self, given: object) -> int:
+        """Bring the windows to an iteration, and open its ranges; returns its number, whatever type the loop counts with."""
+        with self._guarded():
+            raise_pending_exit()
+        iteration = self._number(given)
+        with self._guarded():
+            if self._schedule.is_due(iteration):
+                # Installed first, and then held: a handler that raises while a profiler starts leaves it half started.
+                self._sigterm.__enter__()
+                with signals_held():
+                    for window in self._schedule.due(iteration):
+                        window.advance(iteration)
+            self._update()
+            self._begin_iteration(iteration)
+        return iteration
+
+    def _number(self, given: object) -> int:
+        """The number of an iteration; one without is counted, and nothing is captured any more."""
+        if type(given) is not int or given >= NEVER:
+            # Every iteration of this loop comes here, so that only integers are marked.
+            self._converts = True
+            try:
+                return whole_number(given)
+            except ValueError as error:
+                reason, last = f"hook.iteration({text_of(given, 100)}): {error}", self._timer.running()
+                if self._numbered:
+                    self._numbered = False
+                    logger.error("rank %d: profiling failed: %s. Training goes on.", self._rank.number, reason)
+                    with self._guarded():
+                        self._fail(reason)
+                return 0 if last is None else last + 1
+        return given
 
     def wake(self) -> None:
         """Make the next iteration look for posted windows and a pending exit. Called from any thread or signal handler."""
@@ -293,7 +349,7 @@ class ProfilingHook:
 
     def _enter_ranges(self, name: str, of_profiler: Callable[[Profiler], AbstractContextManager | None]) -> ExitStack:
         """Enter the profilers' ranges, and that of `nvtx_ranges` unless it is of the same kind; closing the stack ends them."""
-        stack, kinds = ExitStack(), set()
+        stack, kinds = _Ranges(self._rank.number), set()
         with guarded(f"no range {name!r}", self._rank.number):
             for profiler in self._window.active if self._window is not None else ():
                 one = of_profiler(profiler)
@@ -303,6 +359,19 @@ class ProfilingHook:
             if self._config.nvtx_ranges and type(own := standing_ranges()(name)) not in kinds:
                 stack.enter_context(own)
         return stack
+
+
+class _Ranges(ExitStack):
+    """Ranges that never raise on exit: a range is not worth an error in training."""
+
+    def __init__(self, rank: int = 0) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def __exit__(self, *details: Any) -> Literal[False]:
+        with guarded("a range did not end", self._rank):
+            super().__exit__(*details)
+        return False
 
 
 class _IterationTimer:
@@ -382,6 +451,18 @@ def _watching(timer: _IterationTimer, ended: Callable[[int, BaseException | None
                 ended(timer.running() or 0, error)
 
     return Watching()
+
+
+@cache
+def _say_once(what: str) -> None:
+    logger.warning("%s", what)
+
+
+def _count(value: object, name: str) -> int:
+    try:
+        return whole_number(value)
+    except ValueError as error:
+        raise ProfilingConfigError(f"ProfilingHook got {name}={text_of(value, 100)}", why=str(error)) from None
 
 
 def _ending(error: BaseException | None) -> str:

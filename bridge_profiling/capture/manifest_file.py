@@ -9,14 +9,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import uuid
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
 
 from bridge_profiling.atomic import write_atomically
 from bridge_profiling.manifest import Durations, Manifest, write_manifest
+from bridge_profiling.plain import plain
 
 #: Manifests that may follow the first: as the window opens, while its trace is compressed, and at its end.
 _SPARES = 3
@@ -41,9 +43,12 @@ class ManifestFile:
         write_manifest(self._path, manifest)
         reason = "the manifest could not be rewritten (a full disk, a quota, or a limit of file sizes): captures are not listed"
         last_word = _text(replace(manifest, status="failed", reason=reason))
+        if sys.platform != "linux":
+            return
         with suppress(OSError):
-            self._last_word = _Spare(self._path, len(last_word))
-            self._last_word.fill(last_word)
+            spare = _Spare(self._path, len(last_word))
+            spare.fill(last_word)
+            self._last_word = spare
         for more_bytes in _MORE_BYTES:
             with suppress(OSError):
                 while len(self._spares) < _SPARES:
@@ -57,7 +62,8 @@ class ManifestFile:
         try:
             write_manifest(self._path, manifest)
         except OSError:
-            if self._last_word is None or not self._write_elsewhere(manifest):
+            reserved = self._spares or self._last_word is not None
+            if not reserved or not self._write_elsewhere(manifest):
                 raise
 
     def _write_elsewhere(self, manifest: Manifest) -> bool:
@@ -78,11 +84,12 @@ class ManifestFile:
         if self._last_word is not None:
             with suppress(OSError):
                 self._last_word.become(self._path)
-            self.release()
+            self._last_word.close()
+            self._last_word = None
         return False
 
     def release(self) -> None:
-        """Give the room back. What is written from here on is written in full or not at all."""
+        """Give the room back. Later manifests are written in full or not at all."""
         for spare in (*self._spares, *filter(None, [self._last_word])):
             spare.close()
         self._spares, self._last_word = [], None
@@ -95,12 +102,12 @@ class _Spare:
         self.room_bytes = room_bytes
         self._name = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
         try:
-            self._file = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+            self._file = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o664)
             self._is_named = False
         except OSError as error:
             if error.errno not in _NO_UNNAMED:
                 raise
-            self._file = os.open(self._name, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, 0o666)
+            self._file = os.open(self._name, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, 0o664)
             self._is_named = True
         try:
             os.posix_fallocate(self._file, 0, room_bytes)
@@ -132,4 +139,4 @@ class _Spare:
 
 
 def _text(manifest: Manifest) -> bytes:
-    return json.dumps(asdict(manifest), separators=(",", ":")).encode() + b"\n"
+    return json.dumps(plain(manifest), separators=(",", ":")).encode() + b"\n"

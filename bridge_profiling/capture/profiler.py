@@ -105,6 +105,14 @@ class Profiler:
     def release(self) -> None:
         """Free the memory of the recording after everything is written. May be called more than once."""
 
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether the thread in which it started still has to call `clean_up`."""
+        return False
+
+    def clean_up(self) -> None:
+        """Remove what other threads could not."""
+
     def leave(self) -> None:
         """Called when the hook closes, after `close`, on the last profiler of its kind: the process may exit next."""
 

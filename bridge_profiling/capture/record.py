@@ -24,6 +24,7 @@ from bridge_profiling.errors import require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.peaks import Precision, peaks
+from bridge_profiling.plain import plain
 from bridge_profiling.redaction import redact_command, redact_urls, redact_values
 
 _PACKAGES = ("bridge-profiling", "torch", "megatron-core", "nemo_run", "nvtx", "transformer-engine")
@@ -153,9 +154,9 @@ class CaptureRecord:
             pid=os.getpid(),
             command=redact_command([sys.executable, *sys.orig_argv[1:]]),
             job=manifest.Job(id=env.job_id, attempt=self.files.attempt, restarts=env.restarts),
-            config=redact_values(asdict(self.plan.config)),
+            config=redact_values(plain(dict(vars(self.plan.config)))),
             versions=_versions(),
-            framework=redact_values(rank.facts) or None,
+            framework=redact_values(plain(dict(rank.facts))) or None,
             work=work,
             durations_ns=durations,
             garbage_collection=self.garbage_collection,

@@ -13,14 +13,15 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from bridge_profiling.atomic import write_atomically
+from bridge_profiling.atomic import make_directory, private_directory, write_atomically
 from bridge_profiling.capture.profiler import Profiler
+from bridge_profiling.capture.torch_session import TorchSession
 from bridge_profiling.errors import CaptureError
+from bridge_profiling.plain import plain
 
 #: Enough of a trace's end to hold its name.
 _TAIL_BYTES = 1 << 14
@@ -30,9 +31,6 @@ _PIECE_BYTES = 1 << 20
 
 #: Kineto's traces shrink 13-fold at level 6 and 11-fold at level 1, which takes half the time (237 MB: 0.4 s, 0.84 s).
 _GZIP_LEVEL = 1
-
-#: The reason when the training profiles itself, or when two of our hooks capture the same iterations.
-_OVERTAKEN = "another profiler was started in this process, and torch allows one at a time; capture iterations without it"
 
 #: Events that the memory history keeps, as in the examples of torch's own viewer: a run of any length stays bounded.
 _MAX_ENTRIES = 100_000
@@ -53,21 +51,18 @@ class TorchProfiler(Profiler):
     name = "torch"
     needs_warm_up = True
 
-    _phase = "idle"
+    _session: TorchSession | None = None
     _observer: Any = None
     _profile: Any = None
-    _unwatch: Callable[[], None] = staticmethod(lambda: None)
+    #: Holds what is still being written, from the warm-up on.
+    _private: ExitStack
     #: Ranges of a trace without operators, for which Kineto records no annotations: name, thread, start and end in Unix ns.
     _timed: list[_TimedRange]
-    #: Our ranges that may be open, the outermost first. The loop has left those that are garbage-collected.
-    _ranges: WeakKeyDictionary[Any, None]
 
     def warm_up(self) -> None:
         """Set up Kineto and CUPTI."""
         import torch
 
-        if torch.autograd._profiler_enabled():
-            raise CaptureError("another profiler is already recording in this process, and torch allows one at a time")
         device_only = self.config.pytorch_profiler_device_only
         activities = [] if device_only else [torch.profiler.ProfilerActivity.CPU]
         # A process that has not used its GPU by now trains on the CPU.
@@ -82,12 +77,13 @@ class TorchProfiler(Profiler):
                 self.notes.append(
                     "TEARDOWN_CUPTI=0, which CUDA graphs need: CUPTI stays attached, and the rest of this run may be slower"
                 )
+        make_directory(self.files.torch_trace.parent)
+        self._private = ExitStack()
+        self._folder = self._private.enter_context(private_directory(self.files.torch_trace.parent))
         if self.config.pytorch_profiler_collect_chakra:
-            target = self.files.chakra_trace
-            target.parent.mkdir(parents=True, exist_ok=True)
             # The observer writes during the window, so the file gets its name at the end, like every other file.
-            self._chakra_temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-            self._observer = torch.profiler.ExecutionTraceObserver().register_callback(str(self._chakra_temporary))
+            self._observer = torch.profiler.ExecutionTraceObserver()
+            self._observer.register_callback(str(self._folder / self.files.chakra_trace.name))
         self._profile = torch.profiler.profile(
             activities=activities,
             record_shapes=self.config.wants_shapes,
@@ -95,87 +91,24 @@ class TorchProfiler(Profiler):
             profile_memory=self.config.pytorch_profiler_profile_memory,
             execution_trace_observer=self._observer,
         )
-        self._profile.prepare_trace()
-        self._phase, self._ranges, self._timed = "armed", WeakKeyDictionary(), []
-        self._watch_others()
-
-    def _watch_others(self) -> None:
-        """Yield to a profiler that the training starts itself: with two in one thread, ending both crashes the process."""
-        import torch
-
-        profilers: Any = torch.autograd.profiler.profile
-        thread = threading.get_ident()
-        try:
-            prepare, start = profilers._prepare_trace, profilers._start_trace
-        except AttributeError:
-            return  # Private functions of torch, which this capture can do without.
-
-        def yielded_to(profiler: Any) -> bool:
-            if self._phase == "idle" or profiler is self._profile.profiler or threading.get_ident() != thread:
-                return False
-            recording, self._phase = self._phase == "recording", "idle"
-            if recording:
-                self._stop_trace()
-            return True
-
-        def prepare_alone(profiler: Any) -> None:
-            yielded_to(profiler)
-            prepare(profiler)
-
-        def start_alone(profiler: Any) -> None:
-            if yielded_to(profiler):
-                # Our own preparation has replaced the one that it made before.
-                prepare(profiler)
-            start(profiler)
-
-        def unwatch() -> None:
-            # Other code may have replaced them since; ours then only pass calls on.
-            if profilers._prepare_trace is prepare_alone and profilers._start_trace is start_alone:
-                profilers._prepare_trace, profilers._start_trace = prepare, start
-
-        profilers._prepare_trace, profilers._start_trace = prepare_alone, start_alone
-        self._unwatch = unwatch
+        self._session, self._timed = TorchSession(self._profile), []
+        self._session.prepare()
 
     def start(self) -> None:
         """Start recording."""
-        if self._phase != "armed":
-            raise CaptureError(_OVERTAKEN)
-        self._phase = "recording"
-        self._profile.start_trace()
-        self._profile.add_metadata_json("bridge_profiling", json.dumps(self.metadata))
+        assert self._session is not None
+        self._session.start()
+        self._profile.add_metadata_json("bridge_profiling", json.dumps(plain(self.metadata)))
 
     def iteration_range(self, iteration: int) -> AbstractContextManager | None:
         """`ProfilerStep#<global iteration>`: every reader of Kineto traces looks for this name."""
         return self.phase_range(f"ProfilerStep#{iteration}")
 
     def phase_range(self, name: str) -> AbstractContextManager | None:
-        """A user annotation in the trace; None after yielding to another profiler, whose trace must not hold our ranges."""
-        from torch.profiler import record_function
-
-        if self._phase != "recording":
+        """A user annotation in the trace; None once the recording is lost."""
+        if self._session is None or self._session.phase != "recording":
             return None
-        if self.config.pytorch_profiler_device_only:
-            return _timed(name, self._timed)
-        annotation = record_function(name)
-        self._ranges[annotation] = None
-        return annotation
-
-    def _stop_trace(self) -> None:
-        """End our open ranges, and stop.
-
-        While any profiler records, torch writes a range's end to the place where its beginning was recorded. That memory is
-        freed with the recording in which the range began, so the write crashes the process sooner or later (torch 2.13).
-        """
-        # A copy of the list: another thread may enter a range meanwhile.
-        for reference in reversed(self._ranges.keyrefs()):
-            annotation = reference()
-            if annotation is None:
-                continue
-            if annotation.record is not None:
-                annotation.__exit__(None, None, None)
-            # Leaving it again later does nothing.
-            annotation.run_callbacks_on_exit = False
-        self._profile.stop_trace()
+        return _timed(name, self._timed) if self.config.pytorch_profiler_device_only else self._session.range(name)
 
     def stop(self, interrupted: list[int]) -> Callable[[], None]:
         """Stop recording and export; return the compression.
@@ -183,35 +116,28 @@ class TorchProfiler(Profiler):
         The export holds the interpreter's lock even in a thread, and compressing does not: a trace of 237 MB takes 1.8 s to
         export, and 0.4 s to compress while training goes on. torch's own `.json.gz` takes 16 s for both.
         """
-        self._unwatch()
-        if self._phase != "recording":
-            raise CaptureError(_OVERTAKEN)
-        # First: a second stop_trace after one that raised crashes the process.
-        self._phase = "idle"
-        self._stop_trace()
+        assert self._session is not None
+        self._session.stop()
         target = self.files.torch_trace
-        target.parent.mkdir(parents=True, exist_ok=True)
-        raw = target.with_name(f".{target.name}.{os.getpid()}.json")
-        try:
-            self._profile.export_chrome_trace(str(raw))
-            _check_whole(raw)
-            if self._observer is not None:
-                self._observer.unregister_callback()
-                os.replace(self._chakra_temporary, self.files.chakra_trace)
-                self.artifacts.append(self.files.chakra_trace)
-        except BaseException:
-            _remove(raw)
-            raise
-
+        raw = self._folder / target.with_suffix("").name
+        self._profile.export_chrome_trace(str(raw))
+        _check_whole(raw)
+        if self._observer is not None:
+            self._observer.unregister_callback()
+            os.replace(self._folder / self.files.chakra_trace.name, self.files.chakra_trace)
+            self.artifacts.append(self.files.chakra_trace)
         self.unpacked = raw
+        # `close` leaves the directory alone until the trace is compressed.
+        private = self._private.pop_all()
 
         def compress() -> None:
-            try:
-                write_atomically(target, lambda temporary: _compress(raw, temporary, interrupted, target.name, self._timed))
-                self.artifacts.insert(0, target)
-            finally:
-                self.unpacked = None
-                _remove(raw)
+            with private:
+                try:
+                    write_atomically(target, lambda temporary: _compress(raw, temporary, interrupted, target.name, self._timed))
+                    self.artifacts.insert(0, target)
+                finally:
+                    self.unpacked = None
+                    _free(raw)
 
         return compress
 
@@ -234,16 +160,27 @@ class TorchProfiler(Profiler):
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Leave no Kineto session behind, not even an armed one: the interpreter crashes when it exits with one."""
-        self._unwatch()
-        phase, self._phase = self._phase, "idle"
-        if phase == "armed":
-            self._profile.start_trace()
-        if phase != "idle":
-            self._stop_trace()
-        if self._observer is not None:
-            self._observer.unregister_callback()
-            self._chakra_temporary.unlink(missing_ok=True)
+        """Leave no Kineto session behind."""
+        if self._session is None:
+            return
+        try:
+            self._session.close()
+            if self._observer is not None:
+                self._observer.unregister_callback()
+        finally:
+            for left in self._folder.glob("*") if self._folder.is_dir() and self.unpacked is None else ():
+                _free(left)
+            self._private.close()
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether its thread still has to remove a recording that was lost."""
+        return self._session is not None and self._session.is_unsettled
+
+    def clean_up(self) -> None:
+        """Remove it, if this is that thread."""
+        if self._session is not None:
+            self._session.clean_up()
 
 
 def _check_whole(raw: Path) -> None:
@@ -258,12 +195,10 @@ def _check_whole(raw: Path) -> None:
         raise CaptureError(f"torch could not write the whole trace to {raw.parent}: disk full or not writable")
 
 
-def _remove(raw: Path) -> None:
-    """Remove an export, and Kineto's file of a failed one: Kineto keeps that open, so its space must be freed first."""
-    for path in (raw, raw.with_name(f"{raw.name}.tmp")):
-        with suppress(FileNotFoundError):
-            os.truncate(path, 0)
-            path.unlink()
+def _free(raw: Path) -> None:
+    """Free the space of an export that is about to be removed: Kineto keeps a failed one open."""
+    with suppress(OSError):
+        os.truncate(raw, 0)
 
 
 @contextmanager

@@ -256,6 +256,8 @@ class WindowSchedule:
         #: Windows that are not closed: the one at work first, then by their iterations.
         self._live: list[CaptureWindow] = []
         self._closed: list[CaptureWindow] = []
+        #: Profilers of closed windows that have left something in another thread.
+        self._unsettled: list[Profiler] = []
         #: Windows of the config that are built when their profilers have to prepare.
         self._plans: deque[WindowPlan] = deque()
         #: Windows that another thread adds; the training's next iteration takes them up.
@@ -301,15 +303,22 @@ class WindowSchedule:
     def next_edge(self) -> int:
         """The first iteration that needs more than timing, now that windows may have closed."""
         self._sort()
+        if self._unsettled:
+            return 0
         planned = _first_edge(self._plans[0]) if self._plans else NEVER
         return min(self._live[0].edge if self._live else NEVER, planned)
 
     def is_due(self, iteration: int) -> bool:
         """Whether `due` has work before `iteration` runs."""
-        return bool(self.posted) or self._plan_is_due(iteration) or any(window.is_due(iteration) for window in self._live[:1])
+        return (
+            bool(self.posted or self._unsettled)
+            or self._plan_is_due(iteration)
+            or any(window.is_due(iteration) for window in self._live[:1])
+        )
 
     def due(self, iteration: int) -> Iterator[CaptureWindow]:
         """Yield each window that the caller has to advance to `iteration`: a second one only where that closed the first."""
+        self._clean_up()
         while self.posted:
             self._add(self.posted.popleft())
         while self._plan_is_due(iteration):
@@ -340,8 +349,15 @@ class WindowSchedule:
         self._live.append(window)
         self._sort()
 
+    def _clean_up(self) -> None:
+        """Have this thread remove what profilers left in it."""
+        for_each(self._unsettled, "clean up", lambda profiler: profiler.clean_up())
+        self._unsettled = [profiler for profiler in self._unsettled if profiler.is_unsettled]
+
     def _sort(self) -> None:
-        self._closed += [window for window in self._live if window.state == "closed"]
+        closed = [window for window in self._live if window.state == "closed"]
+        self._closed += closed
+        self._unsettled += [profiler for window in closed for profiler in window.profilers if profiler.is_unsettled]
         live = [window for window in self._live if window.state != "closed"]
         # First the window whose profiler is armed: a second one cannot be armed at the same time.
         self._live = sorted(live, key=lambda window: (window.state == "waiting", window.window.start))
@@ -354,6 +370,7 @@ class WindowSchedule:
             where = "inside" if window.state == "capturing" else "before"
             window.close(f"{ending}, {where} the window {window.window}")
         self._sort()
+        self._clean_up()
         for window in self.windows:
             window.settle()
         last_of_a_kind = {profiler.name: profiler for window in self.windows for profiler in window.profilers}

@@ -10,6 +10,7 @@ from typing import Any
 
 from bridge_profiling.errors import require
 from bridge_profiling.monitor.training import device_memory
+from bridge_profiling.plain import whole_text
 
 #: Fewer points show no trend.
 _ENOUGH_POINTS = 10
@@ -39,12 +40,13 @@ class PerformanceCounter:
 
     def start_counter(self, name: str) -> None:
         """Begin a measurement; begun twice, it counts from the second time."""
+        name = whole_text(name)
         with self._lock:
             self._started[threading.get_ident(), name] = perf_counter()
 
     def end_counter(self, name: str) -> None:
         """End a measurement; does nothing if this thread has not begun it."""
-        now = perf_counter()
+        now, name = perf_counter(), whole_text(name)
         with self._lock:
             started = self._started.pop((threading.get_ident(), name), None)
             if started is not None:

@@ -92,7 +92,11 @@ class Request:
         values = {name: getattr(self, name) for name in OPTIONS} | {"config": self.config_file}
         options = [part for name, value in values.items() if value is not None for part in (recording.option(name), value)]
         options += [part for override in self.overrides for part in ("--set", override)]
-        return [*options, *(["-m"] if self.module else []), self.script, *self.arguments]
+        if self.module:
+            options.append("-m")
+        if self.script.startswith("-"):
+            options.append("--")
+        return [*options, self.script, *self.arguments]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -123,7 +127,7 @@ def parse(arguments: Sequence[str]) -> Request:
         typed = arguments[place]
         place += 2 if typed.startswith("--") and "=" not in typed and typed not in alone else 1
     script = place + 1 if arguments[place : place + 1] == ["--"] else place
-    found = vars(parser.parse_args([*arguments[:place], *arguments[script : script + 1]]))
+    found = vars(parser.parse_args([*arguments[:place], "--", *arguments[script : script + 1]]))
     if found["profiler"] not in (None, *PROFILERS):
         instead = did_you_mean(found["profiler"], PROFILERS, before="--profiler ")
         raise ProfilingConfigError(f"--profiler {found['profiler']} does not exist", instead=instead)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import functools
 import inspect
+import logging
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import current_thread
 from time import perf_counter_ns
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -24,10 +26,13 @@ from bridge_profiling.easy.outcome import captures_since, lines
 from bridge_profiling.errors import require
 from bridge_profiling.integrations.driver import OutputDir, ProfilingDriver, config_from, current_hook
 from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.plain import whole_text
 from bridge_profiling.printable import printable
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
 
 #: Time limit for the summary of one rank's capture.
 _SUMMARY_TIMEOUT_S = 120
@@ -117,14 +122,16 @@ class _Profile:
         self._driver = ProfilingDriver(config)
         self._summary = summary
         self._calls = 0
-        self._over = False
+        self._over = self._warned = False
+        #: The thread whose calls are iterations: the first to call.
+        self._thread: int | None = None
+        self._choosing = threading.Lock()
         self._started_ns = 0
         self.on_written: Callable[[Path], None] = lambda path: None
 
     def call(self, function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         """Make a call, which is an iteration unless it is inside one, in another thread, or after the last one."""
-        elsewhere = self._driver.hook is not None and not self._driver.in_own_thread
-        if self._over or self._driver.in_iteration or elsewhere:
+        if self._over or not self._is_own_call() or self._driver.in_iteration:
             return function(*arguments, **keywords)
         if self._driver.hook is None:
             self._started_ns = time.time_ns()
@@ -140,6 +147,19 @@ class _Profile:
             self._calls += 1
             if self._calls >= self._driver.config.window.end:
                 self._finish()
+
+    def _is_own_call(self) -> bool:
+        """Whether this is the thread that called first, in the process that did; says once that calls in others don't count."""
+        with self._choosing:
+            if self._thread is None:
+                self._thread = threading.get_ident()
+            own = self._thread == threading.get_ident()
+            warned, self._warned = self._warned, self._warned or not own
+        if not own and not warned and self._driver.in_own_process:
+            logger.warning(
+                "auto_profile profiles the thread that called first; calls in %s run unprofiled", current_thread().name
+            )
+        return own and (self._driver.hook is None or self._driver.in_own_process)
 
     def _finish(self) -> None:
         """Write the capture at the end of the window or of the process, and print its location."""
@@ -215,7 +235,7 @@ def phase(name: str, *, synchronize: bool = False) -> Iterator[None]:
         name: name of the phase.
         synchronize: wait for the CUDA device before and after, so the time includes the device's; this slows the step down.
     """
-    hook = current_hook()
+    hook, name = current_hook(), whole_text(name)
     with nullcontext() if hook is None else hook.range(name):
         if synchronize:
             _synchronize()

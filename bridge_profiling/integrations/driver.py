@@ -22,9 +22,10 @@ from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.record import IterationWork
 from bridge_profiling.capture.signals import raised_by_handler, unwind_on
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import one_line, require
+from bridge_profiling.errors import ProfilingConfigError, one_line, require
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv, initialized_distributed
 from bridge_profiling.layout import ParallelLayout, select_ranks
+from bridge_profiling.plain import text_of, whole_number, whole_text
 
 if TYPE_CHECKING:
     from bridge_profiling.integrations.phases import PhaseMemory, PhaseWatch, RangeOf
@@ -152,7 +153,7 @@ class ProfilingDriver:
             return
         _open_drivers.remove(self)
         if self.phases is not None:
-            self.phases.detach()
+            self.guard(self.phases.detach)
             self.phases = None
         hook.__exit__(type(error) if error else None, error, None)
         self.signals.close()
@@ -245,7 +246,7 @@ class ProfilingDriver:
 
     def watched_phase(self, name: str) -> AbstractContextManager:
         """A phase in the watch, in a context manager."""
-        return self.phases.phase(name) if self.phases is not None else nullcontext()
+        return self.phases.phase(whole_text(name)) if self.phases is not None else nullcontext()
 
     def range(self, name: str) -> AbstractContextManager:
         """A range inside the window."""
@@ -338,7 +339,16 @@ class LoopProfiling(Closing):
             micro_batches: batches per iteration, for gradient accumulation.
         """
         if start is not None:
-            self._next = start
+            try:
+                self._next = whole_number(start)
+            except ValueError as error:
+                raise ProfilingConfigError(f"steps() got start={text_of(start, 100)}", why=str(error)) from None
+        require(
+            isinstance(micro_batches, int) and micro_batches >= 1,
+            f"steps() got micro_batches={micro_batches!r}",
+            why="an iteration has at least one batch",
+            instead="Leave it out, or pass the number of batches of each optimizer step",
+        )
         source = iter(batches)
         batch = self._fetch(source)
         while batch is not END:

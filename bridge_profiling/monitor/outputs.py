@@ -20,6 +20,7 @@ from bridge_profiling.monitor.metrics import (
     Readings,
     Sample,
 )
+from bridge_profiling.monitor.server import MetricsServer
 from bridge_profiling.printable import printable
 
 #: Size at which a log becomes `<name>.1`, replacing an older one: a day of samples of eight GPUs, one per second.
@@ -103,7 +104,8 @@ def _open_log(path: Path) -> TextIO:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
-    return open(path, "a", encoding="utf-8")
+    # Names come from anywhere; one that is no Unicode must not cost the line.
+    return open(path, "a", encoding="utf-8", errors="backslashreplace")
 
 
 class Terminal:
@@ -147,7 +149,7 @@ def _line(title: str, readings: Readings, columns: Sequence[tuple[Any, ...]]) ->
 
 
 class Prometheus:
-    """Serves the last sample at `http://bind:port/metrics`, from its own threads and registry; port 0 selects a free one.
+    """Serves the last sample at `http://bind:port/metrics`, from its own server and registry; port 0 selects a free one.
 
     A GPU or process that is gone is also gone from the next response. An unavailable metric is left out, and the gauge
     `…_metric_available` is 0 for it. Anyone who can reach the address can read the metrics; by default only this machine can.
@@ -156,7 +158,7 @@ class Prometheus:
 
     def __init__(self, port: int, bind: str = "127.0.0.1") -> None:
         try:
-            from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry, make_wsgi_app
         except ModuleNotFoundError:
             raise _not_installed("serving Prometheus", "prometheus_client") from None
         self._sample: Sample | None = None
@@ -164,7 +166,7 @@ class Prometheus:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         try:
-            self._server, self._thread = start_http_server(port, bind, registry)
+            self._server = MetricsServer(bind, port, make_wsgi_app(registry))
         except (OSError, OverflowError) as error:
             raise ProfilingConfigError(
                 f"port {port} of {bind} cannot be served: {error}", instead="Use another port, or 0 for any free one"
@@ -181,9 +183,7 @@ class Prometheus:
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.stop()
 
     def collect(self) -> Iterator[Any]:
         """The metric families that have a value; prometheus_client calls this for each request."""

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import takewhile
-from math import inf, isfinite
+from math import isfinite
 from statistics import median
 from threading import Lock
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from bridge_profiling.errors import one_line, require
+from bridge_profiling.errors import one_line
 from bridge_profiling.monitor.metrics import TRAINING_METRICS, Readings
+from bridge_profiling.plain import text_of, whole_number, whole_text
+
+logger = logging.getLogger(__name__)
+
+#: More than any counter counts, and a number that a float holds.
+_MOST = 1e300
 
 T = TypeVar("T")
 
@@ -175,7 +182,12 @@ class TrainingMonitor:
         Args:
             metrics: numbers, or tensors on the CPU, by name. None, NaN and tensors on a GPU are unavailable, with the reason.
         """
-        values = {str(name): "it is None" if value is None else _number(name, value) for name, value in metrics.items()}
+        try:
+            given = dict(metrics)
+        except Exception as error:
+            logger.warning("monitoring: log_metrics takes numbers by name: %s. Training continues.", error)
+            return
+        values = {whole_text(name): "it is None" if value is None else _number(name, value) for name, value in given.items()}
         with self._lock:
             self._loss = values.pop("loss", self._loss)
             self._metrics |= values
@@ -272,7 +284,7 @@ class TrainingMonitor:
 
     def _report(self, name: str, amount: Any) -> None:
         """Add to the total of a quantity. An amount that is not a number is left out, and the reason is kept."""
-        number = amount if type(amount) is int else _number(name, amount)
+        number = amount if type(amount) is int and abs(amount) < 1 << 63 else _number(name, amount)
         if isinstance(number, str):
             self._refused[name] = number
         else:
@@ -280,8 +292,11 @@ class TrainingMonitor:
 
     def _end_iteration(self, iteration: int, duration: int | None) -> None:
         """Add an iteration; a duration of None is unknown."""
-        # A NumPy number or a tensor could not be written as JSON.
-        self._iteration = int(iteration)
+        try:
+            # A NumPy number or a tensor could not be written as JSON.
+            self._iteration = whole_number(iteration)
+        except ValueError:
+            self._iteration += 1
         self._totals["iterations"] += 1
         if duration is not None:
             self._totals["busy"] += duration
@@ -350,28 +365,31 @@ class Counters:
     def __init__(self) -> None:
         self._lock = Lock()
         self._counts: dict[str, float] = {}
+        self._refused: set[str] = set()
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add to a counter; the first addition creates it.
 
+        An amount that is negative, infinite or not a number is logged once for each counter, and changes nothing.
+
         Args:
             name: name of the counter.
             amount: at least 0; 0 creates the counter. A tensor's value is read, which waits for its GPU.
-
-        Raises:
-            ProfilingConfigError: `amount` is negative, infinite or not a number.
         """
+        name = whole_text(name)
         # A tensor or a NumPy number has `item`, and JSON does not support it.
-        with suppress(RuntimeError, ValueError):
+        with suppress(Exception):
             amount = getattr(amount, "item", lambda: amount)()
-        require(
-            isinstance(amount, int | float) and 0 <= amount < inf,
-            f"counter {name!r} cannot be changed by {amount!r}",
-            why="a counter only grows",
-            instead="Add a positive number, or count the opposite under another name",
-        )
+        is_valid = isinstance(amount, int | float) and 0 <= amount < _MOST
         with self._lock:
-            self._counts[name] = self._counts.get(name, 0) + amount
+            if is_valid:
+                self._counts[name] = self._counts.get(name, 0) + amount
+            warned, self._refused = name in self._refused, self._refused | (set() if is_valid else {name})
+        if not is_valid and not warned:
+            logger.warning(
+                "counter %r cannot be changed by %s: a counter only grows. Count the opposite under another name.",
+                name, text_of(amount, 100),
+            )  # fmt: skip
 
     def __getitem__(self, name: str) -> float:
         """Value of a counter, 0 if nothing was added to it."""
@@ -407,11 +425,11 @@ def device_memory() -> dict[str, float | str]:
 
 def _number(name: str, reported: Any) -> float | str:
     """A reported value as a number, or the reason why it cannot be."""
-    if getattr(getattr(reported, "device", None), "type", "cpu") != "cpu":
-        when = " now and then" if name == "loss" else ""
-        return f"it is on the GPU, and reading it would wait for the GPU: report {name}.item(){when}"
     try:
+        if getattr(getattr(reported, "device", None), "type", "cpu") != "cpu":
+            when = " now and then" if name == "loss" else ""
+            return f"it is on the GPU, and reading it would wait for the GPU: report {name}.item(){when}"
         value = float(reported.detach() if hasattr(reported, "detach") else reported)
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # of any class that a loop may report
         return f"a {type(reported).__name__} is not a number"
     return value if isfinite(value) else f"it is {value}"

@@ -40,6 +40,9 @@ RENAMED_OPTIONS = (("--gpu-metrics-devices", "--gpu-metrics-device"),)
 #: Samples the GPU's metrics, under its newest name.
 GPU_METRICS = RENAMED_OPTIONS[0][0]
 
+#: Characters that a shell splits at, expands or runs; nsys reads variables as %q{NAME}.
+_CHANGED_BY_A_SHELL = re.compile(r"[^\x21-\x7e]|['\"$`;&|<>()\\!]")
+
 #: Options that we write for the user, and how to set them instead.
 _RESERVED = {
     "--trace": 'Pass nsys_trace=["nvtx", "cuda"]',
@@ -122,8 +125,8 @@ def check_extra_args(extra_args: object, *, name: str = "nsys_extra_args") -> No
         raise ProfilingConfigError(f"{name}={extra_args!r} is not a list of options", instead=example)
     for arg in extra_args:
         require(
-            not re.search(r"[\s'\"]", arg),
-            f"{name} holds {arg!r}, with a space or a quote",
+            not _CHANGED_BY_A_SHELL.search(arg),
+            f"{name} holds {arg!r}, with a space, a quote or another character that a shell reads",
             why="NeMo-Run gives it to a shell on Slurm and to nsys itself elsewhere, which read it differently",
             instead="Give an option and its value as two entries, without quotes",
         )

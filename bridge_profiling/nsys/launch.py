@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bridge_profiling.atomic import make_directory
 from bridge_profiling.errors import CaptureError, one_line
 from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, REFUSED_VARIABLE, Channel, Exit, Spec
 from bridge_profiling.nsys.command import (
@@ -95,8 +96,9 @@ def _supervisor_command(request: NsysRequest) -> list[str]:
     if not sys.orig_argv[1:]:
         raise CaptureError("an interactive interpreter cannot be started again under nsys")
     version = find_nsys()
-    staging = request.output_dir / "nsys" / f".rank-{request.rank}.{os.uname().nodename}.{os.getpid()}"
-    staging.mkdir(parents=True, exist_ok=True)
+    make_directory(request.output_dir / "nsys")
+    # nsys follows links, so nobody else may write there.
+    staging = Path(tempfile.mkdtemp(prefix=f".rank-{request.rank}-", dir=request.output_dir / "nsys"))
     nsys, warnings = profile_command(request, version, report=staging / "report")
     for warning in warnings:
         logger.warning("rank %d: %s", request.rank, warning)
@@ -198,7 +200,7 @@ class ExternalNsys:
 def link_report(report: Path, target: Path) -> Path:
     """Give a report its rank's name as well, next to the other captures, if possible; the path it has then."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(target.parent)
         os.link(report, target)
     except OSError:
         return report

@@ -13,14 +13,16 @@ import fcntl
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
+from bridge_profiling.atomic import make_directory
 from bridge_profiling.errors import CaptureError, TraceError
 from bridge_profiling.manifest import amend_manifest
 from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, REFUSED_VARIABLE, Capture, Channel, Delivery, Exit, Training
@@ -36,6 +38,8 @@ _STARTS = 3
 #: nsys' agents that start at the same moment lose each other: 1 report in 10 with four at once, none of 56 at this distance.
 _SECONDS_BETWEEN_STARTS = 0.3
 _START_SECONDS = 60.0
+#: A start that hangs holds the lock for _START_SECONDS, and more than one may come first.
+_LOCK_SECONDS = 180.0
 _EXPORT_SECONDS = 3600.0
 #: How long nsys may take before it begins to write its report; once it writes, it may take any time.
 _REPORT_SECONDS = 600.0
@@ -178,7 +182,7 @@ class Supervisor:
         target, artifacts, error = Path(capture.report), [], None
         try:
             self._await_whole_report()
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(target.parent)
             os.replace(written, target)
             artifacts.append(str(target))
             if self._spec.export_sqlite:
@@ -233,14 +237,32 @@ class Supervisor:
 
 @contextlib.contextmanager
 def one_start_at_a_time() -> Iterator[None]:
-    """Keep the starts of this user's ranks on this machine apart."""
-    path = Path(tempfile.gettempdir()) / f"bridge_profiling-nsys-{os.getuid()}.lock"
-    try:
-        lock = open(path, "a")  # noqa: SIM115 - held until the block is left
-    except OSError:
-        yield
-        return
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """Keep the starts of this user's ranks on this machine apart; without a lock, or when one does not come, start anyway."""
+    with contextlib.ExitStack() as held:
+        try:
+            _lock(held.enter_context(open(_lock_descriptor(), "r+b")), time.monotonic() + _LOCK_SECONDS)
+        except OSError as error:
+            print(f"bridge_profiling: nsys starts without waiting for other ranks: {error}", file=sys.stderr, flush=True)
         yield
         time.sleep(_SECONDS_BETWEEN_STARTS)
+
+
+def _lock_descriptor() -> int:
+    """Open the lock, in a folder of this user's alone: everyone can hold a lock on a file that they can open."""
+    folder = Path(tempfile.gettempdir()) / f"bridge_profiling-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise OSError(f"{folder} is not a folder that only this user can enter")
+    return os.open(folder / "nsys.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _lock(file: IO[bytes], deadline: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise OSError(f"{file.name} was locked for {_LOCK_SECONDS:.0f} s") from None
+        time.sleep(_POLL_SECONDS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import nemo_run as run
 
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE, check_ranks_exist, check_window, check_window_fits
+from bridge_profiling.config import OUTPUT_DIR_VARIABLE, check_flag, check_ranks_exist, check_window, check_window_fits
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.layout import normalize_ranks
 from bridge_profiling.plugins.executors import SKYPILOT, check_launcher, current_launcher, known_world_size, loses_its_disks
@@ -26,6 +27,8 @@ def check_request(plugin: Any, task: Task, executor: Any, fields: Sequence[str],
     `fields` are the fields of the `profiling` section that the plugin writes; with `nsys`, NeMo-Run runs the task under nsys.
     """
     check_task(task, type(plugin).__name__, {"profiling": fields})
+    check_flags(plugin)
+    check_executor(plugin, executor)
     check_window(plugin.profile_step_start, plugin.profile_step_end, name="profile_step")
     ranks = normalize_ranks([0] if plugin.profile_ranks is None else plugin.profile_ranks, name="profile_ranks")
     check_launcher(executor)
@@ -33,6 +36,23 @@ def check_request(plugin: Any, task: Task, executor: Any, fields: Sequence[str],
     check_window_fits(plugin.profile_step_end, read_integer(task, "train", "train_iters"), name="profile_step_end")
     check_ranks_exist(ranks, known_world_size(task, executor), name="profile_ranks")
     return ranks
+
+
+def check_flags(plugin: Any) -> None:
+    """Check the booleans among a plugin's arguments: any text would count as true, and reach a shell on Slurm."""
+    for field in dataclasses.fields(plugin):
+        if isinstance(field.default, bool):
+            check_flag(getattr(plugin, field.name), field.name)
+
+
+def check_executor(plugin: Any, executor: Any) -> None:
+    """Check that there is an executor."""
+    require(
+        hasattr(executor, "launcher"),
+        f"{type(plugin).__name__}.setup got {executor!r} instead of an executor",
+        why="it edits the executor's launcher and environment, and asks it for the number of ranks",
+        instead="Pass the executor that the task is submitted with: plugin.setup(task, run.LocalExecutor())",
+    )
 
 
 def check_output_dir(task: Task, executor: Any, *, nsys: bool = False) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Optional
 import nemo_run as run
 
 from bridge_profiling.errors import require
+from bridge_profiling.plugins.checks import check_executor, check_flags
 from bridge_profiling.plugins.task import Task, check_task, has_field, read_setting, script_arguments, write_settings
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ class PreemptionPlugin(run.Plugin):
         executor.env_vars.setdefault(TORCHRUN_GRACE_VARIABLE, str(self.preempt_time))
 
     def _check(self, task: Task, executor: Any) -> None:
+        check_flags(self)
+        check_executor(self, executor)
         fields = ["exit_signal_handler"] if self.enable_exit_handler else []
         if fields and self.enable_exit_handler_for_data_loader:
             fields.append("exit_signal_handler_for_dataloader")

@@ -74,6 +74,7 @@ class NsysPlugin(run.Plugin):
 
         With fault tolerance nsys is turned off everywhere, with a warning; the window is still written.
         """
+        checks.check_executor(self, executor)
         # A user who turned the launcher's nsys on by hand keeps it.
         prefixed = not starts_nsys(task) or checks.nsys_launched(executor)
         fields = ("use_nsys_profiler", *NsysPluginScriptArgs.__dataclass_fields__)

@@ -16,7 +16,7 @@ import nemo_run as run
 from bridge_profiling.config import Window, check_window
 from bridge_profiling.errors import require
 from bridge_profiling.plugins.batch_script import exports
-from bridge_profiling.plugins.checks import check_output_dir
+from bridge_profiling.plugins.checks import check_executor, check_output_dir
 from bridge_profiling.plugins.executors import check_launcher, current_launcher, set_output_dir
 from bridge_profiling.plugins.nemo_run_patches import patch_executor
 from bridge_profiling.plugins.task import Task
@@ -45,6 +45,7 @@ class RayWorkersPlugin(run.Plugin):
 
     def setup(self, task: Task, executor: Any) -> None:
         """Set the variables in the job's environment, or raise ProfilingConfigError and change nothing."""
+        check_executor(self, executor)
         check_window(self.profile_step_start, self.profile_step_end, name="profile_step")
         require(
             self.profile_step_start >= 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -18,6 +19,9 @@ from bridge_profiling.overrides import Override, format_override, parse_override
 logger = logging.getLogger(__name__)
 
 Task: TypeAlias = run.Partial | run.Script
+
+#: An override that a shell reads unchanged.
+_UNQUOTED = re.compile(r"[\w./:@%+,=\[\]-]*", re.ASCII)
 
 #: In the metadata of a `run.Script`: True if the script starts nsys itself on the profiled ranks.
 STARTS_NSYS_KEY = "bridge_profiling.starts_nsys_itself"
@@ -107,7 +111,13 @@ def _write_override(task: run.Script, key: str, value: object) -> str:
     given = _overrides(task, key)
     text = next((override.prefix for override in given.values()), "") + format_override(key, value)
     # Slurm's shell removes these quotes; elsewhere our entry point does.
-    argument = f"'{text}'" if '"' in text else text
+    argument = text if _UNQUOTED.fullmatch(text) else f"'{text}'"
+    require(
+        argument == text or "'" not in text,
+        f"{key}={value!r} cannot be passed to a run.Script as an override",
+        why="a shell would read its quotes",
+        instead="Leave out the quotes, or write the arguments yourself in script_args_converter_fn",
+    )
     first, *others = [*given, len(task.args)]
     args = [*task.args[:first], argument, *task.args[first + 1 :]]
     task.args = [arg for i, arg in enumerate(args) if i not in others]

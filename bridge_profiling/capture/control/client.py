@@ -11,7 +11,7 @@ from pathlib import Path
 from bridge_profiling.capture.control.planning import plan_capture
 from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, JobStatus, RankAnswer, RequestDirectory
 from bridge_profiling.config import DEFAULT_OUTPUT_DIR
-from bridge_profiling.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.errors import CaptureError, ProfilingConfigError, TraceError, require
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.processes import is_running, pid_space
 
@@ -55,6 +55,10 @@ def find_requests(run: Path) -> RequestDirectory:
     for root in (run, run / DEFAULT_OUTPUT_DIR):
         directory = RequestDirectory(root.absolute())
         if (directory.path / "progress.json").is_file():
+            try:
+                directory.check()
+            except CaptureError as error:
+                raise ProfilingConfigError("this job takes no requests", why=str(error)) from None
             return directory
     raise ProfilingConfigError(
         f"no job listens in {run}" if run.is_dir() else f"the directory {run} does not exist",

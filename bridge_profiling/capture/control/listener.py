@@ -33,6 +33,7 @@ from bridge_profiling.errors import CaptureError, ProfilingConfigError, one_line
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.manifest import Trigger
 from bridge_profiling.nsys.launch import runs_under_nsys
+from bridge_profiling.printable import printable
 from bridge_profiling.processes import pid_space
 from bridge_profiling.slow_iterations import COOL_DOWN, SlowWatch
 
@@ -70,6 +71,14 @@ class Listener(threading.Thread):
     def run(self) -> None:
         """Poll until `stop`."""
         with self._guarded():
+            if self._coordinator is not None:
+                self._requests.open()
+                group, root = self._requests.writing_group(), self._requests.root
+                if group is not None:
+                    logger.warning(
+                        "captures on demand: every member of %s can request one in %s, unless you chmod g-w", group, root
+                    )
+                self._requests.check()
             self._first_status = self._requests.status()
             if self._coordinator is not None:
                 self._coordinator.begin()
@@ -79,6 +88,7 @@ class Listener(threading.Thread):
             self._stopping.wait(self._config.on_demand_seconds)
         with self._guarded():
             if self._coordinator is not None:
+                self._requests.check()
                 self._coordinator.poll(self._ending)
 
     def _guarded(self) -> AbstractContextManager[None]:
@@ -86,6 +96,10 @@ class Listener(threading.Thread):
         return guarded("no captures on demand", self._rank.number, seen=self._seen_errors)
 
     def _poll(self) -> None:
+        if self._coordinator is None and not self._requests.path.exists():
+            return  # Rank 0 has not created it yet.
+        # Every time: someone may open it to everyone while the job runs.
+        self._requests.check()
         if self._coordinator is not None:
             self._coordinator.poll()
         accepted = self._requests.accepted()
@@ -130,8 +144,10 @@ class Listener(threading.Thread):
             profile_step_start=accepted.start,
             profile_step_end=accepted.end,
             profile_ranks=accepted.ranks,
+            profile_every=None,
             **{**switches, **accepted.settings},
         )
+        config.finalize(world_size=self._rank.layout.world_size)
         trigger = Trigger(
             kind=accepted.kind,
             reason=accepted.reason,
@@ -208,15 +224,16 @@ class Coordinator:
 
     def _decide(self) -> None:
         """Take the pending request, and accept it or write down why not."""
-        text = self._requests.take()
-        if text is None:
+        taken = self._requests.take()
+        if taken is None:
             return
-        request = None
+        (text, problem), request = taken, None
         try:
+            require(not problem, f"the request cannot be taken: {problem}", instead="Send it as the user who runs the job")
             request = protocol.parse_request(text)
             self._accept(request)
         except ProfilingConfigError as error:
-            logger.warning("refused a capture request: %s", error)
+            logger.warning("refused a capture request: %s", printable(str(error)))
             # The client looks for the answer under the request's name, unless that is another request's.
             request_id = protocol.new_id() if request is None or self._requests.knows(request.id) else request.id
             refused = protocol.RefusedRequest(refused=str(error), request=request or text[:1000])
@@ -234,9 +251,10 @@ class Coordinator:
         self._requests.write("accepted.json", accepted)
         self._status = replace(self._status, open=accepted)
         self._accepted.append(accepted)
+        reason = printable(accepted.reason or "no reason given")
         logger.info(
             "accepted request %s (%s): iterations %d to %d of rank(s) %s with %s", accepted.id,
-            accepted.reason or "no reason given", accepted.start, accepted.window.last, accepted.ranks, accepted.profilers,
+            reason, accepted.start, accepted.window.last, accepted.ranks, accepted.profilers,
         )  # fmt: skip
 
     def _update_status(self, ended: str | None) -> None:

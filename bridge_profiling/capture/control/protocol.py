@@ -9,15 +9,19 @@ Each is a small JSON file that is either complete or missing:
     on-demand/refused/ID.json          rank 0: a request that was refused, and why
     on-demand/done/ID.json             rank 0: a capture that is over, with the ranks' answers
 
-Only rank 0 writes, moves and removes files that all ranks read, so ranks cannot disagree. Imports no torch.
+Only rank 0 writes, moves and removes files that all ranks read, so ranks cannot disagree. A message counts only if the rank's
+user, the directory's owner or root wrote it, and if its values are those that we would write. Imports no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import grp
 import json
 import os
+import pwd
 import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -27,10 +31,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from bridge_profiling.atomic import create_exclusively, write_json
+from bridge_profiling.atomic import create_exclusively, make_directory, read_trusted, trusted_users, write_json
 from bridge_profiling.capture.files import folder_name
 from bridge_profiling.config import PROFILERS, ProfilingConfig, Window, check_exclusive
-from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
+from bridge_profiling.errors import CaptureError, ProfilingConfigError, did_you_mean, require
 from bridge_profiling.layout import normalize_ranks
 from bridge_profiling.typed_json import read_typed
 
@@ -48,6 +52,8 @@ MAX_ITERATIONS = 1000
 _MAX_REQUEST_BYTES, _MAX_BYTES = 1 << 16, 1 << 26
 
 _EXAMPLE = 'Write for example {"iterations": 3, "start": 120, "ranks": [0, 1], "profilers": ["torch"]}'
+#: A folder's number, and a job's size.
+_MAX_ATTEMPT, _MAX_RANKS = 1_000_000, 10_000_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _Message = TypeVar("_Message")
@@ -136,6 +142,15 @@ class AcceptedCapture(CaptureRequest):
     attempt: int
     accepted_at_iteration: int
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.end == self.start + self.iterations, f"the window {self.start}:{self.end} has not {self.iterations} iterations"
+        )
+        require(0 <= self.attempt < _MAX_ATTEMPT, f"attempt={self.attempt} is not the number of a folder")
+        require(self.ranks and self.profilers, "it names no rank or no profiler")
+        require(max(len(self.run), len(self.launch)) <= 1000, "run or launch is longer than 1000 characters")
+
     @property
     def window(self) -> Window:
         """The iterations to capture."""
@@ -204,6 +219,22 @@ class JobStatus:
     open: AcceptedCapture | None = None  # the accepted capture that is not over
     ended: str | None = None  # how the training ended
 
+    def __post_init__(self) -> None:
+        for name in ("run", "launch", "job_id", "host", "pid_space"):
+            require(len(getattr(self, name) or "") <= 1000, f"{name} is longer than 1000 characters")
+        for name, least, most in (
+            ("pid", 1, 1 << 31), ("world_size", 1, _MAX_RANKS), ("iteration", 0, 1 << 63), ("completed", 0, 1 << 63),
+            ("fastest_ns", 0, 1 << 63), ("median_ns", 0, 1 << 63), ("train_iters", 0, 1 << 63), ("warm_up", 1, 1001),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            require(value is None or least <= value < most, f"{name}={value} is out of bounds")
+        require(0 < self.poll_seconds <= 3600, f"poll_seconds={self.poll_seconds} is out of bounds")
+        require(all(0 <= rank < self.world_size for rank in self.pipeline_ranks), "pipeline_ranks are outside the world")
+        normalize_ranks(self.profile_ranks)
+        require(self.profilers and PROFILERS.keys() >= set(self.profilers), f"profilers={self.profilers} are not known")
+        for window in self.windows:
+            require(len(window) == 2 and 0 <= window[0] < window[1] < 1 << 63, f"{window} is not a window")
+
 
 @dataclass(frozen=True)
 class RequestDirectory:
@@ -215,6 +246,40 @@ class RequestDirectory:
     def path(self) -> Path:
         """`<output_dir>/on-demand`."""
         return self.root / "on-demand"
+
+    def check(self) -> None:
+        """Raise CaptureError where everyone could send messages, or replace them."""
+        for place in (self.root, *self.root.parents):
+            mode = place.stat().st_mode
+            # In other directories with the sticky bit, such as /tmp, nobody can replace what belongs to another user.
+            if mode & stat.S_IWOTH and (place == self.root or not mode & stat.S_ISVTX):
+                raise CaptureError(
+                    f"every user of the machine can write to {place}; type `chmod o-w {shlex.quote(str(place))}`"
+                )
+        found, users = self.path.lstat(), trusted_users(self.root)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in users or found.st_mode & stat.S_IWOTH:
+            raise CaptureError(
+                f"{self.path} is a link, belongs to user {found.st_uid}, or can be written by everyone; remove it"
+            )
+
+    def open(self) -> None:
+        """Create the directory."""
+        make_directory(self.path)
+
+    def writing_group(self) -> str | None:
+        """The group whose members can send messages, too; None if there is none but the owner's own."""
+        for place in (self.root, self.path):
+            found = place.stat()
+            if found.st_mode & stat.S_IWGRP:
+                user, group = _user_name(found.st_uid), _group_name(found.st_gid)
+                if user != group:
+                    return group
+        return None
+
+    @property
+    def _users(self) -> set[int]:
+        """The users whose messages count. `check` makes sure of the owner of the directory itself."""
+        return trusted_users(self.root) | trusted_users(self.path)
 
     def status(self) -> JobStatus | None:
         """The job's status; None if it cannot be read."""
@@ -240,7 +305,8 @@ class RequestDirectory:
     def answers(self, request_id: str) -> dict[int, RankAnswer]:
         """The ranks' answers to a capture, by rank."""
         folder = self.path / "answers" / request_id
-        answers = [_message(folder / name, RankAnswer) for name in _names(folder) if name.startswith("rank-")]
+        users = self._users
+        answers = [_message(folder / name, RankAnswer, users) for name in _names(folder) if name.startswith("rank-")]
         # After them: when a capture is over, rank 0 moves the answers there.
         done = self.done(request_id)
         found = done.answers.values() if done is not None else filter(None, answers)
@@ -276,20 +342,20 @@ class RequestDirectory:
     def pending(self) -> str | None:
         """Text of the request that rank 0 has not taken; None if there is none."""
         path = self.path / "request.json"
-        return _text(path, _MAX_REQUEST_BYTES) if path.name in _names(self.path) else None
+        return _text(path, _MAX_REQUEST_BYTES, self._users)[0] if path.name in _names(self.path) else None
 
-    def take(self) -> str | None:
-        """Remove the pending request, so that it is neither withdrawn nor read again; its text."""
-        taken = self.path / ".taken.json"
+    def take(self) -> tuple[str, str] | None:
+        """Remove the pending request, so that it is neither withdrawn nor read again; its text, and why there is none."""
+        taken = self.path / f".taken-{uuid.uuid4().hex}.json"
         try:
             os.replace(self.path / "request.json", taken)
         except OSError:
             return None
-        text = _text(taken, _MAX_REQUEST_BYTES)
+        text, problem = _text(taken, _MAX_REQUEST_BYTES, self._users)
         with contextlib.suppress(IsADirectoryError):
             taken.unlink()
         shutil.rmtree(taken, ignore_errors=True)  # only now: it would open a pipe, and block
-        return text
+        return text, problem.replace(taken.name, "request.json")
 
     def knows(self, request_id: str) -> bool:
         """Whether an earlier request has this name."""
@@ -304,7 +370,7 @@ class RequestDirectory:
 
     def _read(self, name: str, as_type: type[_Message]) -> _Message | None:
         path = self.path / name
-        return _message(path, as_type) if path.name in _names(path.parent) else None
+        return _message(path, as_type, self._users) if path.name in _names(path.parent) else None
 
 
 def parse_request(text: str) -> CaptureRequest:
@@ -328,20 +394,35 @@ def parse_request(text: str) -> CaptureRequest:
         raise ProfilingConfigError("the request cannot be read", why=str(error), instead=_EXAMPLE) from error
 
 
-def _message(path: Path, as_type: type[_Message]) -> _Message | None:
-    """The message in a file; None if it is missing or damaged."""
+def _message(path: Path, as_type: type[_Message], users: set[int]) -> _Message | None:
+    """The message in a file; None if it is missing or damaged, or a stranger wrote it."""
     with contextlib.suppress(ValueError, RecursionError):
-        return read_typed(json.loads(_text(path, _MAX_BYTES)), as_type, path.name)
+        return read_typed(json.loads(_text(path, _MAX_BYTES, users)[0]), as_type, path.name)
     return None
 
 
-def _text(path: Path, max_bytes: int) -> str:
-    """A file's text; empty if it is longer, not text, or not a regular file (reading a pipe could block forever)."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        found = path.stat(follow_symlinks=False)
-        if stat.S_ISREG(found.st_mode) and found.st_size <= max_bytes:
-            return path.read_text(encoding="utf-8")
-    return ""
+def _text(path: Path, max_bytes: int, users: set[int]) -> tuple[str, str]:
+    """A file's text, and the reason why there is none."""
+    try:
+        return read_trusted(path, max_bytes, users).decode(), ""
+    except UnicodeDecodeError as error:
+        return "", f"{path.name} is not a regular text file: {error}"
+    except OSError as error:
+        return "", str(error)
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+def _group_name(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return f"group {number}"
 
 
 def _names(folder: Path) -> list[str]:

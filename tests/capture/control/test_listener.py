@@ -24,7 +24,8 @@ from tests.capture.control.conftest import STATUS, requested
 
 def accepted(**more):
     planned = plan_capture(requested(id="one", ranks=[1], start=200), replace(STATUS, run="r"))
-    return "accepted.json", replace(planned, **{"start": 30, "end": 32} | more)
+    window = {"start": 30, "end": 32} | more
+    return "accepted.json", replace(planned, **window, iterations=window["end"] - window["start"])
 
 
 def running(iteration=20):

@@ -1,0 +1,256 @@
+"""The recording that torch makes for a window, next to profilers and threads of the training's own.
+
+torch has one Kineto per process, and one profiler state per thread. A recording crashes the process if it ends in another
+thread than it began in, or is exported after another profiler has replaced it. So it is given up instead, with a reason, and
+what is left of it in its thread is removed when that thread comes back.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from bridge_profiling.errors import CaptureError
+
+#: The reason when the training profiles itself, or when two of our hooks capture the same iterations.
+_OVERTAKEN = "another profiler was started in this process, and torch allows one at a time; capture iterations without it"
+
+_ALREADY = "another profiler is already recording in this process, and torch allows one at a time"
+
+#: torch's functions that begin and end a profiler, by the modules that hold them under their own names.
+_MODULES = ("torch.autograd", "torch.autograd.profiler", "torch.autograd.profiler_legacy")
+_PREPARES, _DISABLES = "_prepare_profiler", "_disable_profiler"
+_BEGINS = (_PREPARES, "_enable_profiler", "_enable_profiler_legacy")
+
+#: The profilers of our recordings: what is left of one that was lost keeps no later window from recording.
+_own_profilers: WeakSet[Any] = WeakSet()
+
+
+class TorchSession:
+    """One recording: `prepare`, `start` and `stop` in one thread. Its phase is `idle`, `armed`, `recording` or `lost`.
+
+    Args:
+        profile: the `torch.profiler.profile` that records.
+    """
+
+    def __init__(self, profile: Any) -> None:
+        self._profile = profile
+        self.phase, self._reason = "idle", _OVERTAKEN
+        self._thread, self._name = threading.get_ident(), threading.current_thread().name
+        #: Threads whose own profilers have replaced this recording in Kineto, and have not ended.
+        self._others: set[int] = set()
+        #: The thread in which this session itself calls torch.
+        self._calling: int | None = None
+        self._unwatch: Callable[[], None] = lambda: None
+        #: Our ranges that may be open, the outermost first. The loop has left those that are garbage-collected.
+        self._ranges: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
+
+    def prepare(self) -> None:
+        """Set up Kineto; CaptureError if another profiler records, in any thread."""
+        import torch
+
+        if torch.autograd._profiler_enabled() or _records_elsewhere():
+            raise CaptureError(_ALREADY)
+        self._unwatch = _watch(self._begins, self._ended)
+        with self._own_call():
+            self._profile.prepare_trace()
+        _own_profilers.add(self._profile.profiler)
+        self.phase = "armed"
+
+    def start(self) -> None:
+        """Start recording; CaptureError in another thread than `prepare`."""
+        self._check_thread("started")
+        if self.phase != "armed":
+            raise CaptureError(self._reason)
+        self.phase = "recording"
+        with self._own_call():
+            self._profile.start_trace()
+
+    def range(self, name: str) -> Any:
+        """A range in the recording; None if it is lost, since another profiler's trace must not hold our ranges."""
+        from torch.profiler import record_function
+
+        if self.phase != "recording":
+            return None
+        annotation = record_function(name)
+        self._ranges[annotation] = None
+        return annotation
+
+    def stop(self) -> None:
+        """Stop recording; CaptureError if there is nothing to export."""
+        import torch
+
+        self._check_thread("ended")
+        if self.phase != "recording":
+            raise CaptureError(self._reason)
+        if not torch.autograd._profiler_enabled():
+            self.phase = "idle"
+            raise CaptureError("other code of this process has ended the recording")
+        self.phase = "idle"
+        self._end()
+        results = self._profile.profiler.kineto_results
+        if results is None or not results.trace_start_ns():
+            raise CaptureError("torch returned an empty recording: other code of this process has ended it")
+
+    def close(self) -> None:
+        """Leave nothing in Kineto, not even an armed recording: the interpreter crashes when it exits with one."""
+        own = threading.get_ident() == self._thread
+        if self.phase == "armed" and own:
+            with self._own_call():
+                self._profile.start_trace()
+        if self.phase in ("armed", "recording"):
+            if own:
+                self._end()
+            else:
+                self._replace()
+        self.phase = "lost" if self.phase == "lost" or (self.phase == "recording" and not own) else "idle"
+        self.clean_up()
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether something is left in its thread, which that thread has to remove."""
+        return self.phase == "lost"
+
+    def clean_up(self) -> None:
+        """Remove what is left, if this is its thread and no other profiler's recording would end with it."""
+        import torch
+
+        alive = {thread.ident for thread in threading.enumerate()}
+        if self.phase == "lost" and self._thread in alive:
+            if threading.get_ident() != self._thread or self._others & alive:
+                return
+            if torch.autograd._profiler_enabled():
+                self._end()
+        self.phase = "idle"
+        self._unwatch()
+
+    # -- private -------------------------------------------------------------------------------------------------------
+
+    def _check_thread(self, action: str) -> None:
+        thread = threading.current_thread()
+        if thread.ident != self._thread:
+            raise CaptureError(
+                f"torch records one thread: the window was opened in {self._name} and {action} in {thread.name};"
+                " call the hook from one thread"
+            )
+
+    def _end(self) -> None:
+        """End our open ranges, and stop.
+
+        While any profiler records, torch writes a range's end to the place where its beginning was recorded. That memory is
+        freed with the recording in which the range began, so the write crashes the process sooner or later (torch 2.13).
+        """
+        import torch
+
+        # A copy of the list: another thread may enter a range meanwhile.
+        for reference in reversed(self._ranges.keyrefs()):
+            annotation = reference()
+            if annotation is None:
+                continue
+            if annotation.record is not None:
+                annotation.__exit__(None, None, None)
+            # Leaving it again later does nothing.
+            annotation.run_callbacks_on_exit = False
+        try:
+            with self._own_call():
+                self._profile.stop_trace()
+        finally:
+            # A second stop crashes the process, and so does an exit without any.
+            if torch.autograd._profiler_enabled():
+                with suppress(Exception), self._own_call():
+                    torch.autograd._disable_profiler()
+
+    def _replace(self) -> None:
+        """End a recording in Kineto from a thread that cannot stop it, with a short one of its own."""
+        import torch
+
+        if self._others or torch.autograd._profiler_enabled():
+            return
+        short = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        with self._own_call():
+            short.prepare_trace()
+            short.start_trace()
+            short.stop_trace()
+
+    @contextmanager
+    def _own_call(self) -> Iterator[None]:
+        self._calling = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._calling = None
+
+    def _begins(self, function: str) -> None:
+        """Another profiler begins: in our thread, end ours, since ending both crashes; in another one, Kineto drops ours."""
+        thread = threading.get_ident()
+        if thread == self._calling or self.phase == "idle":
+            return
+        if thread != self._thread:
+            if function == _PREPARES:
+                self._others.add(thread)
+                self.phase = "idle" if self.phase == "armed" else "lost"
+        elif self.phase != "armed":
+            self.phase = "idle"
+            # Whatever goes wrong here, the training's own call goes on.
+            with suppress(Exception):
+                self._end()
+        else:
+            self.phase = "idle"
+
+    def _ended(self, function: str) -> None:
+        if threading.get_ident() != self._calling:
+            self._others.discard(threading.get_ident())
+
+
+def _records_elsewhere() -> bool:
+    """Whether a profiler of the training's own records in any thread: starting ours would end it in Kineto."""
+    import torch
+
+    # torch's own flag is per thread, and leaves out an armed one. Objects refer to their class, and the collector finds them in
+    # 50 ms among 300,000 objects.
+    profilers = torch.autograd.profiler.profile
+    return any(
+        isinstance(one, profilers) and one.entered and one.kineto_results is None and one not in _own_profilers
+        for one in gc.get_referrers(profilers)
+    )
+
+
+def _watch(begins: Callable[[str], None], ended: Callable[[str], None]) -> Callable[[], None]:
+    """Call `begins` before torch begins a profiler, and `ended` after it has ended one; returns what undoes it."""
+    replaced: list[tuple[Any, str, Any, Any]] = []
+    for module in filter(None, map(sys.modules.get, _MODULES)):
+        for name in (*_BEGINS, _DISABLES):
+            original = getattr(module, name, None)
+            if original is not None:
+                watched = _watched(original, name, begins, ended)
+                setattr(module, name, watched)
+                replaced.append((module, name, watched, original))
+
+    def unwatch() -> None:
+        # Other code may have replaced them since; ours then only pass calls on.
+        for module, name, watched, original in replaced:
+            if getattr(module, name, None) is watched:
+                setattr(module, name, original)
+        replaced.clear()
+
+    return unwatch
+
+
+def _watched(original: Any, name: str, begins: Callable[[str], None], ended: Callable[[str], None]) -> Any:
+    @wraps(original)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if name != _DISABLES:
+            begins(name)
+        try:
+            return original(*arguments, **keywords)
+        finally:
+            if name == _DISABLES:
+                ended(name)
+
+    return call

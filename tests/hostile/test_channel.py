@@ -1,0 +1,337 @@
+"""Nobody else gets in: run directories that others can write to, messages of others, forged messages, and locks."""
+
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from bridge_profiling.atomic import create_exclusively, make_directory, write_atomically, write_json
+from bridge_profiling.capture.control import client
+from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, RequestDirectory
+from bridge_profiling.errors import CaptureError, ProfilingConfigError
+from bridge_profiling.nsys import supervisor
+from tests.capture.conftest import run
+from tests.capture.control.conftest import STATUS
+
+__all__ = ["run"]
+
+#: Another user of the machine, and a group that it is in.
+STRANGER, TEAM = 54321, 54322
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
+
+REQUEST = CaptureRequest(iterations=2)
+ACCEPTED = AcceptedCapture(
+    **asdict(REQUEST) | {"start": 120, "ranks": [0], "profilers": ["torch"], "run": "run-1"},
+    end=122, launch="", attempt=0, accepted_at_iteration=1,
+)  # fmt: skip
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "profiles").mkdir(mode=0o755)
+    return tmp_path / "profiles"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file that nobody may change."""
+    (tmp_path / "secret").write_text("secret")
+    return tmp_path / "secret"
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "write_json": lambda path: write_json(path, {"a": 1}),
+    "write_atomically": lambda path: write_atomically(path, lambda temporary: temporary.write_text("ours")),
+    "create_exclusively": lambda path: create_exclusively(path, "ours"),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_a_link_under_any_name_that_was_used_before_is_not_followed(root, secret, write, monkeypatch):
+    """The names that a first write used, and those of earlier releases, lead to the secret in a second one."""
+    names, create, mkdir = set(), os.open, os.mkdir
+    monkeypatch.setattr(os, "open", lambda path, *a, **k: (names.add(Path(path).name), create(path, *a, **k))[1])
+    monkeypatch.setattr(os, "mkdir", lambda path, *a, **k: (names.add(Path(path).name), mkdir(path, *a, **k))[1])
+    write(root / "file")
+    monkeypatch.undo()
+    (root / "file").unlink()
+    assert names
+    for name in {*names, ".file.tmp", f".file.{os.getpid()}.tmp", "file.tmp", f".file.{os.getpid()}.json"} - {"file"}:
+        assert not (root / name).exists()
+        (root / name).symlink_to(secret)
+    write(root / "file")
+    assert secret.read_text() == "secret"
+    assert not (root / "file").is_symlink()
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("to", ["secret", "missing"])
+def test_a_link_in_place_of_a_file_is_replaced_or_kept_and_never_followed(root, secret, write, to):
+    (root / "file").symlink_to(secret.with_name(to))
+    write(root / "file")
+    assert secret.read_text() == "secret"
+    assert not secret.with_name("missing").exists()
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_nothing_is_left_behind_and_nothing_is_open_to_everyone_whatever_the_umask(root, write):
+    before = os.umask(0)
+    try:
+        make_directory(root / "new" / "deep")
+        write(root / "new" / "deep" / "file")
+        with pytest.raises((OSError, ZeroDivisionError)):
+            write_atomically(root / "new" / "other", lambda temporary: 1 / 0)
+    finally:
+        os.umask(before)
+    paths = list(root.rglob("*"))
+    assert sorted(path.name for path in paths) == ["deep", "file", "new"]
+    assert not [path for path in paths if path.stat().st_mode & 0o002]
+
+
+@as_root
+@pytest.mark.parametrize(("owner", "allowed"), [(0, True), (STRANGER, False)])
+@pytest.mark.parametrize("place", ["torch", "torch/iter-10-12"])
+def test_a_link_of_a_stranger_in_place_of_a_directory_is_refused(root, tmp_path, owner, allowed, place):
+    (tmp_path / "elsewhere").mkdir()
+    (root / place).parent.mkdir(exist_ok=True)
+    (root / place).symlink_to(tmp_path / "elsewhere")
+    os.chown(root / place, owner, owner, follow_symlinks=False)
+    if allowed:
+        make_directory(root / "torch" / "iter-10-12")
+        return
+    with pytest.raises(PermissionError, match=f"a link that user {STRANGER} made"):
+        write_json(root / "torch" / "iter-10-12" / "file", {})
+    assert not list((tmp_path / "elsewhere").rglob("file"))
+
+
+# -- what is read --------------------------------------------------------------------------------------------------------
+
+FORGED_ACCEPTED = {
+    "end": 10**9, "iterations": 10**9, "start": -1, "attempt": -1, "ranks": [], "profilers": [], "settings": {"output_dir": 1},
+    "id": "../../x", "run": "x" * 2000, "kind": "x", "reason": 5,
+}  # fmt: skip
+FORGED_STATUS = {
+    "pid": 0, "poll_seconds": float("nan"), "world_size": 1 << 60, "iteration": -1, "windows": [[1]], "profile_ranks": "some",
+    "profilers": ["x"], "pipeline_ranks": [99], "fastest_ns": -1, "warm_up": 10**9, "train_iters": 1 << 70, "completed": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "key", "value"),
+    [
+        *(("accepted", ACCEPTED, key, value) for key, value in FORGED_ACCEPTED.items()),
+        *(("progress", STATUS, key, value) for key, value in FORGED_STATUS.items()),
+        ("progress", STATUS, "poll_seconds", float("inf")), ("progress", STATUS, "windows", [[5, 5]]),
+        ("progress", STATUS, "open", asdict(ACCEPTED) | {"end": 10**9}), ("accepted", ACCEPTED, "attempt", 10**400),
+    ],
+)  # fmt: skip
+def test_a_forged_message_is_no_message(root, name, message, key, value):
+    requests = RequestDirectory(root)
+    read = requests.accepted if name == "accepted" else requests.status
+    write_json(requests.path / f"{name}.json", message)
+    assert read() == message
+    (requests.path / f"{name}.json").write_text(json.dumps(asdict(message) | {key: value}))
+    assert read() is None
+
+
+def _make(requests: RequestDirectory, how: str, content: dict, secret: Path) -> None:
+    path = requests.path / "request.json"
+    if how == "link":
+        secret.write_text(json.dumps(content))
+        path.symlink_to(secret)
+        return
+    if how == "pipe":
+        os.mkfifo(path)
+        return
+    path.write_text(json.dumps(content))
+    if how == "everyone":
+        path.chmod(0o666)
+    elif how == "stranger":
+        os.chown(path, STRANGER, STRANGER)
+    elif how == "owner":
+        os.chown(requests.root, STRANGER, STRANGER)
+        os.chown(path, STRANGER, STRANGER)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("own", ""), ("link", "symbolic link"), ("pipe", "not a regular file"), ("everyone", "can be written by every user"),
+        pytest.param("stranger", f"belongs to user {STRANGER}", marks=as_root), pytest.param("owner", "", marks=as_root),
+    ],
+)  # fmt: skip
+def test_a_request_counts_from_its_job_s_user_the_directory_s_owner_and_root(root, secret, how, reason):
+    requests = RequestDirectory(root)
+    requests.open()
+    _make(requests, how, asdict(REQUEST), secret)
+    text, problem = requests.take()
+    assert (bool(text), reason in problem, bool(problem)) == (not reason, True, bool(reason))
+    assert os.listdir(requests.path) == []
+
+
+@as_root
+@pytest.mark.integration
+def test_a_job_of_another_user_takes_requests_of_its_own_and_of_the_owner(root):
+    """In a process that has become that user, who shares the directory with its group."""
+    os.chown(root, 0, TEAM)
+    root.chmod(0o775)
+    outcomes = []
+    for owner in (STRANGER, 0, STRANGER + 1):
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            code = 2
+            try:
+                # Relative paths: that user cannot pass the folders above.
+                os.chdir(root)
+                os.setgroups([TEAM])
+                os.setgid(TEAM)
+                os.setuid(STRANGER)
+                requests = RequestDirectory(Path("."))
+                requests.open()
+                os.write(write, b"1")
+                # The parent gives the file to its owner meanwhile.
+                while not Path("on-demand/ready").exists():
+                    time.sleep(0.01)
+                code = bool(requests.take()[1])
+            finally:
+                os.write(write, b"2")
+                os._exit(code)
+        assert os.read(read, 1) == b"1"
+        path = root / "on-demand" / "request.json"
+        path.write_text(json.dumps(asdict(REQUEST)))
+        os.chown(path, owner, TEAM)
+        (root / "on-demand" / "ready").touch()
+        outcomes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        (root / "on-demand" / "ready").unlink()
+        os.close(read), os.close(write)
+    assert outcomes == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda root: None, None), (lambda root: root.chmod(0o777), "every user"),
+        (lambda root: root.chmod(0o1777), "every user"),
+        (lambda root: (root / "on-demand").chmod(0o777), "by everyone"), (lambda root: root.parent.chmod(0o777), "every user"),
+        (lambda root: root.parent.chmod(0o1777), None), (lambda root: _as_link(root / "on-demand"), "is a link"),
+        pytest.param(lambda root: os.chown(root / "on-demand", STRANGER, 0), f"user {STRANGER}", marks=as_root),
+        pytest.param(lambda root: os.chown(root, STRANGER, 0), None, marks=as_root),
+    ],
+)  # fmt: skip
+def test_a_directory_that_everyone_can_write_to_takes_no_requests(root, change, reason):
+    requests = RequestDirectory(root)
+    requests.write("progress.json", STATUS)
+    change(root)
+    try:
+        if reason is None:
+            requests.check()
+            assert client.find_requests(root) == requests
+        else:
+            with pytest.raises(CaptureError, match=reason):
+                requests.check()
+            with pytest.raises(ProfilingConfigError, match=reason):
+                client.find_requests(root)
+    finally:
+        root.parent.chmod(0o755)
+
+
+def _as_link(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+    path.symlink_to("moved")
+
+
+@pytest.mark.parametrize(
+    ("mode", "listens", "said"), [(0o777, False, "every user of the machine can write"), (0o755, True, "")]
+)
+def test_a_training_in_such_a_directory_says_why_it_does_not_listen(run, caplog, mode, listens, said):
+    run.root.mkdir()
+    run.root.chmod(mode)
+    run.listen(range(60))
+    assert said in caplog.text
+    assert caplog.text.count("no captures on demand") == (not listens)
+    assert (run.root / "on-demand" / "progress.json").exists() == listens
+
+
+@as_root
+@pytest.mark.parametrize(("group", "warned"), [(TEAM, True), (0, False)])
+def test_a_directory_that_a_group_can_write_to_gets_a_warning(run, caplog, group, warned):
+    run.root.mkdir()
+    os.chown(run.root, 0, group)
+    run.root.chmod(0o775)
+    run.listen(range(60))
+    assert caplog.text.count(f"every member of group {TEAM} can request") == warned
+    assert (run.root / "on-demand" / "progress.json").exists()
+
+
+def test_a_forged_acceptance_in_a_running_training_arms_nothing(run):
+    def forge(iteration: int) -> None:
+        if iteration == 20:
+            status = run.requests.status()
+            content = asdict(ACCEPTED) | {
+                "run": status.run,
+                "launch": status.launch,
+                "start": 40,
+                "end": 10**9,
+                "iterations": 10**9,
+            }
+            (run.requests.path / "accepted.json").write_text(json.dumps(content))
+
+    run.listen(range(80), forge)
+    assert not (run.root / "manifest").exists()
+
+
+# -- the lock of nsys --------------------------------------------------------------------------------------------------
+
+
+def _squat(folder: Path, how: str) -> None:
+    if how == "file":
+        folder.write_text("")
+    elif how == "link":
+        (folder.parent / "theirs").mkdir()
+        folder.symlink_to(folder.parent / "theirs")
+    elif how == "open":
+        folder.mkdir()
+        folder.chmod(0o777)
+    elif how == "stranger":
+        folder.mkdir(mode=0o700)
+        os.chown(folder, STRANGER, STRANGER)
+    elif how == "lock is a link":
+        folder.mkdir(mode=0o700)
+        (folder / "nsys.lock").symlink_to(folder.parent / "secret")
+
+
+@pytest.mark.parametrize("how", ["nothing", "file", "link", "open", pytest.param("stranger", marks=as_root), "lock is a link"])
+def test_the_lock_is_in_a_folder_of_this_user_alone_or_there_is_none(tmp_path, monkeypatch, capsys, how):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / f"bridge_profiling-{os.getuid()}"
+    _squat(folder, how)
+    with supervisor.one_start_at_a_time():
+        pass
+    assert ("without waiting for other ranks" in capsys.readouterr().err) == (how != "nothing")
+    assert not (tmp_path / "secret").exists()
+    if how == "nothing":
+        assert (folder.stat().st_mode & 0o777, (folder / "nsys.lock").stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+def test_a_lock_that_is_held_keeps_others_waiting_but_not_forever(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with supervisor.one_start_at_a_time():
+        pass
+    with open(tmp_path / f"bridge_profiling-{os.getuid()}" / "nsys.lock") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        release = threading.Timer(0.5, fcntl.flock, (held, fcntl.LOCK_UN))
+        release.start()
+        with supervisor.one_start_at_a_time():
+            assert not capsys.readouterr().err
+        release.join()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        monkeypatch.setattr(supervisor, "_LOCK_SECONDS", 0.3)
+        with supervisor.one_start_at_a_time():
+            assert "was locked for 0 s" in capsys.readouterr().err

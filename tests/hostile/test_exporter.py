@@ -1,0 +1,79 @@
+"""Clients of the metrics server take a bounded number of the training's descriptors and threads, for a bounded time."""
+
+import os
+import socket
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from bridge_profiling.monitor import server
+from bridge_profiling.monitor.outputs import Prometheus
+
+
+@pytest.fixture
+def port(monkeypatch):
+    monkeypatch.setattr(server, "MAX_SECONDS", 1.0)
+    monkeypatch.setattr(server._Handler, "timeout", 0.5)
+    sink = Prometheus(0)
+    yield sink.port
+    sink.close()
+    assert not [thread for thread in threading.enumerate() if "metrics" in thread.name]
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _until(condition, what: str) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError(what)
+
+
+def _send_slowly(client: socket.socket, ended: threading.Event) -> None:
+    while not ended.wait(0.1):
+        try:
+            client.send(b"x")
+        except OSError:
+            return
+
+
+@pytest.mark.parametrize(
+    ("first", "slowly"),
+    [(b"", False), (b"GET /metrics HT", True), (b"GET / HTTP/1.1\r\nA: b\r\n", False), (b"\x16\x03\x01\xff" * 5000, False)],
+)
+def test_300_clients_that_stay_take_few_descriptors_and_are_gone_soon(port, first, slowly):
+    before, threads, ended = _descriptors(), threading.active_count(), threading.Event()
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
+    senders = [threading.Thread(target=_send_slowly, args=(client, ended)) for client in clients[: 20 if slowly else 0]]
+    for client in clients:
+        try:
+            client.send(first)
+        except OSError:
+            continue  # closed already
+    for sender in senders:
+        sender.start()
+    few = server.MAX_CONNECTIONS + server.MetricsServer.request_queue_size
+    _until(lambda: _descriptors() - before - len(clients) <= few, "connections are unbounded")
+    assert threading.active_count() - threads - len(senders) <= server.MAX_CONNECTIONS
+    _until(lambda: _descriptors() - before - len(clients) <= 0, "connections stay open")
+    ended.set()
+    for one in (*clients, *senders):
+        one.close() if isinstance(one, socket.socket) else one.join()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "localhost", "::1", ""])
+def test_it_serves_on_addresses_of_both_families(bind):
+    if bind == "::1" and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    sink = Prometheus(0, bind)
+    host = {"::1": "[::1]", "": "127.0.0.1"}.get(bind, bind)
+    with urllib.request.urlopen(f"http://{host}:{sink.port}/metrics", timeout=30) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+    sink.close()

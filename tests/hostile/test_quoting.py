@@ -1,0 +1,249 @@
+"""What is typed arrives in the job, as one argument each, or is refused; nothing of it is run by a shell on the way."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nemo_run as run
+import pytest
+
+from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.overrides import apply_overrides
+from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PreemptionPlugin, PyTorchProfilerPlugin, RayWorkersPlugin
+from bridge_profiling.plugins.task import STARTS_NSYS_KEY
+from recipes.executors import slurm
+from tests.batch_scripts import batch_script
+from tests.plugins.conftest import Container, pretrain
+
+#: Each writes a file named `ran` if a shell runs it, or splits into words.
+RUN_BY_A_SHELL = ["$(touch ran)", "`touch ran`", "a;touch ran", "a\ntouch ran", "a|touch ran", "a&touch ran", "a>ran"]
+SPLIT = ["a b", "a\tb", "a\u00a0b", "'a b", 'a"b', "a\\"]
+
+WINDOW = {"profile_step_start": 4, "profile_step_end": 6}
+NSYS_EXTRA = ["--cuda-graph-trace=graph", "--duration", "30", "-y", "2", "--env-var=A=%q{HOME},B=1", "--nvtx-capture=range@*"]
+
+#: A program of every name in a job: prints its arguments as JSON to a file, and answers as that program would.
+FAKE = r"""
+import json, os, sys
+name, arguments = os.path.basename(sys.argv[0]), sys.argv[1:]
+with open(os.environ["ARGUMENTS"], "a") as file:
+    file.write(json.dumps([name, *arguments]) + "\n")
+if name == "hostname":
+    print("127.0.0.1")
+elif name == "scontrol":
+    print("node1")
+elif name == "nsys" and "--help" in arguments:
+    print("--gpu-metrics-devices= --trace --output --export --cuda-graph-trace --duration --env-var --nvtx-capture --sample")
+elif name == "nsys" and "--gpu-metrics-devices=help" in arguments:
+    print("devices:\n  0: a GPU")
+elif name == "srun":
+    # As srun does: its own options come first, some with a value of their own.
+    while arguments and arguments[0].startswith("-"):
+        option = arguments.pop(0)
+        takes_value = "=" not in option and (option == "-w" or option.startswith(("--output", "--error", "--c")))
+        arguments = arguments[takes_value:]
+    os.environ |= {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_JOB_ID": "7"}
+    os.execvp(arguments[0], arguments)
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch):
+    """Runs a command where srun, nsys and the applications are fakes; returns the arguments of each call by name."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("srun", "nsys", "scontrol", "hostname", "python", "torchrun", "ft_launcher"):
+        (folder / name).write_text(f"#!{sys.executable}\n{FAKE}")
+        (folder / name).chmod(0o755)
+
+    def call(*command: str) -> dict[str, list[list[str]]]:
+        log, calls = tmp_path / "arguments", {}
+        log.write_text("")
+        environ = {
+            "PATH": f"{folder}:/usr/bin:/bin",
+            "ARGUMENTS": str(log),
+            "SLURM_JOB_NODELIST": "node1",
+            "HOME": str(tmp_path),
+        }
+        subprocess.run(command, env=environ, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=120)
+        for line in log.read_text().splitlines():
+            name, *arguments = json.loads(line)
+            calls.setdefault(name, []).append(arguments)
+        return calls
+
+    return call
+
+
+def _case(number: int) -> dict[str, object]:
+    """A row of a table in which most pairs of values occur together."""
+    columns = {
+        "task": ("script", "module", "partial", "own nsys"),
+        "launcher": (None, "torchrun", "ft"),
+        "image": (None, "docker://nvcr.io#nvidia/nemo:25.04"),
+        "nsys_gpu_metrics": (True, False, True),
+        "export_sqlite": (False, True),
+        "nsys_extra_args": (None, NSYS_EXTRA, ["--sample=cpu"]),
+        "nsys_trace": (None, ["nvtx", "cuda", "nccl"]),
+        "profile_ranks": (None, [0, 1], "all", "pp"),
+        "record_shapes": (True, False),
+    }
+    places = {name: number * (2 * place + 1) + number // 4 + place for place, name in enumerate(columns)}
+    return {name: values[places[name] % len(values)] for name, values in columns.items()}
+
+
+def _plugin(case: dict[str, object]) -> NsysPlugin:
+    return NsysPlugin(**WINDOW, **{name: value for name, value in case.items() if name not in ("task", "launcher", "image")})
+
+
+def _task(kind: str) -> run.Partial | run.Script:
+    if kind == "partial":
+        return run.Partial(pretrain, config=run.Config(Container))
+    metadata = {STARTS_NSYS_KEY: True} if kind == "own nsys" else {}
+    module = kind == "module"
+    return run.Script(path="a.b" if module else "train.py", entrypoint="python", m=module, args=["--x"], metadata=metadata)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("number", range(12))
+def test_every_argument_of_nsys_and_of_the_script_arrives_as_one(programs, tmp_path, number):
+    case = _case(number)
+    executor = slurm("me", ntasks_per_node=2, launcher=case["launcher"], container_image=case["image"], venv="/venv")
+    asked = {
+        name: case[name] for name in ("nsys_gpu_metrics", "export_sqlite", "nsys_extra_args", "nsys_trace", "profile_ranks")
+    }
+    plugin = NsysPlugin(**WINDOW, record_shapes=case["record_shapes"], **asked)
+    script = batch_script(tmp_path / "home", executor, _task(case["task"]), [plugin])
+    calls = programs("bash", str(script))
+    _check_calls(calls, case, prefixed=case["task"] != "own nsys" and case["launcher"] != "ft")
+    (container,) = {one for arguments in calls["srun"] for one in arguments if "nvcr.io" in one} or {None}
+    assert container == case["image"]
+
+
+def _check_calls(calls: dict[str, list[list[str]]], case: dict[str, object], *, prefixed: bool, local: bool = False) -> None:
+    profiled = [arguments for arguments in calls.get("nsys", []) if "--help" not in arguments and arguments[-1] != "true"]
+    assert len(profiled) == prefixed
+    launched = {"torchrun": "torchrun", "ft": "ft_launcher"}.get(case["launcher"], "python")
+    arguments = profiled[0] if prefixed else calls[launched][0]
+    if prefixed:
+        application = next(place for place, one in enumerate(arguments) if os.path.basename(one) == launched)
+        options, arguments = arguments[:application], arguments[application + 1 :]
+        assert not [one for one in options if "FLAG" in one or one == ""]
+        gpus = {"all"} if case["launcher"] or local else {"1"}
+        sampled = {one.partition("=")[2] for one in options if one.startswith("--gpu-metrics-device")}
+        assert sampled == (gpus if case["nsys_gpu_metrics"] else set())
+        assert options.count("--export=sqlite") == case["export_sqlite"]
+        assert options[options.index("-t") + 1] == ",".join(case["nsys_trace"] or ["nvtx", "cuda"])
+        # A long option and its value become one argument, so that the script can rename the option.
+        extra = " ".join(case["nsys_extra_args"] or ()).replace("--duration ", "--duration=").split()
+        assert " ".join(extra) in " ".join(options)
+        assert set(extra) <= set(options)
+    if case["task"] != "partial":
+        given = [one for one in arguments if one.startswith(("profiling.", "'profiling."))]
+        settings = Container()
+        apply_overrides(settings, given)
+        found = settings.profiling
+        assert found.profile_ranks == ([0] if case["profile_ranks"] is None else case["profile_ranks"])
+        assert (found.use_nsys_profiler, found.record_shapes) == (case["launcher"] != "ft", case["record_shapes"])
+        if case["task"] == "own nsys" and case["launcher"] != "ft":
+            wanted = (case["nsys_extra_args"] or [], case["nsys_trace"], case["nsys_gpu_metrics"], case["export_sqlite"])
+            assert (found.nsys_extra_args, found.nsys_trace, found.nsys_gpu_metrics, found.nsys_export_sqlite) == wanted
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("number", range(4))
+def test_the_prefix_of_a_local_job_reaches_nsys_word_by_word(programs, tmp_path, number):
+    case = _case(number) | {"task": "script", "launcher": None, "image": None}
+    executor, task = run.LocalExecutor(), _task("script")
+    executor.job_dir = str(tmp_path)
+    asked = {
+        name: case[name] for name in ("nsys_gpu_metrics", "export_sqlite", "nsys_extra_args", "nsys_trace", "profile_ranks")
+    }
+    NsysPlugin(**WINDOW, record_shapes=case["record_shapes"], **asked).setup(task, executor)
+    calls = programs("bash", *executor.get_launcher_prefix(), "python", task.path, *task.args)
+    _check_calls(calls, case, prefixed=True, local=True)
+
+
+PLUGIN_VALUES = [
+    *((PyTorchProfilerPlugin, WINDOW | {name: value}) for name in ("record_memory_history", "record_shapes")
+      for value in ("no", "false", "true", "", 2, None, *RUN_BY_A_SHELL)),
+    *((PyTorchProfilerPlugin, WINDOW | {"memory_snapshot_path": value})
+      for value in ("", 3, None, "a'b", *RUN_BY_A_SHELL, *SPLIT)),
+    *((PyTorchProfilerPlugin, WINDOW | {"profile_ranks": value}) for value in ("$(touch ran)", [0, "1"], ["$(touch ran)"])),
+    *((PyTorchProfilerPlugin, WINDOW | {"profile_step_end": value}) for value in ("6; touch ran", 6.5, True, 1 << 63)),
+    *((NsysPlugin, WINDOW | {name: value}) for name in ("record_shapes", "nsys_gpu_metrics", "export_sqlite")
+      for value in ("no", "False", "$(touch ran)")),
+    *((NsysPlugin, WINDOW | {"nsys_extra_args": [f"--stats={value}"]}) for value in (*RUN_BY_A_SHELL, *SPLIT, "$HOME")),
+    *((NsysPlugin, WINDOW | {"nsys_trace": [value]}) for value in RUN_BY_A_SHELL),
+    *((FaultTolerancePlugin, {name: "no"}) for name in ("enable_ft_package", "calc_ft_timeouts")),
+    (FaultTolerancePlugin, {"num_in_job_restarts": "$(touch ran)"}),
+    *((PreemptionPlugin, {name: "false"}) for name in ("enable_exit_handler", "enable_exit_handler_for_data_loader")),
+    (PreemptionPlugin, {"preempt_time": "60 touch"}),
+    *((RayWorkersPlugin, {"profile_step_start": 1, "profile_step_end": 2, "worker_patterns": value})
+      for value in RUN_BY_A_SHELL),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("plugin", "values"), PLUGIN_VALUES, ids=lambda one: getattr(one, "__name__", None) or repr(one)[-60:])
+def test_a_plugin_refuses_a_value_of_another_type_or_with_a_command_in_it(plugin, values):
+    task, executor = _task("script"), run.SlurmExecutor(account="me", tunnel=run.LocalTunnel(job_dir=""))
+    with pytest.raises(ProfilingConfigError):
+        plugin(**values).setup(task, executor)
+    assert task.args == ["--x"]
+
+
+PLUGINS = [NsysPlugin(**WINDOW), PyTorchProfilerPlugin(**WINDOW), FaultTolerancePlugin(), PreemptionPlugin()]
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("task", ["script", "partial", "own nsys"])
+@pytest.mark.parametrize("executor", [None, "slurm", {}])
+def test_a_plugin_without_an_executor_says_what_is_missing(plugin, task, executor):
+    with pytest.raises(ProfilingConfigError, match="instead of an executor"):
+        plugin.setup(_task(task), executor)
+
+
+IMAGE = {"container_image": "image.sqsh"}
+SLURM_VALUES = [
+    *({"container_image": value} for value in (*RUN_BY_A_SHELL, *SPLIT, "", 5)),
+    *(IMAGE | {"mounts": [f"/a:{value}"]} for value in ("$(touch /ran)", "/a b", "/a\n:/b", "/a;b", "/'a")),
+    IMAGE | {"mounts": ["/$(touch ran):/b"]},
+    *({name: value} for name in ("job_name_prefix", "account") for value in (*RUN_BY_A_SHELL, *SPLIT, "a/b", "../a", 5)),
+    *({name: "a\ntouch ran"} for name in ("partition", "comment", "qos", "mem", "gres", "constraint", "exclude", "array")),
+    *({"srun_args": [value]} for value in (*RUN_BY_A_SHELL, "a b", "a\tb", "'a b", 'a"b', "a\\", "", 5)),
+    {"srun_args": "--mpi=pmix"},
+    *({"container_env": [value]} | IMAGE for value in RUN_BY_A_SHELL),
+    *({"additional_parameters": value} for value in ({"a": "b\ntouch ran"}, {"a b": 1}, {"a": None}, {"a": ["b"]})),
+    *({name: value} for name in ("heterogeneous", "memory_measure", "exclusive") for value in ("no", "false")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", SLURM_VALUES, ids=lambda one: repr(one)[-60:])
+def test_an_executor_refuses_a_value_that_a_shell_would_run_or_split(options):
+    with pytest.raises(ProfilingConfigError):
+        slurm(**{"account": "me", "venv": "/venv"} | options)
+
+
+@pytest.mark.integration
+def test_values_of_an_executor_that_are_accepted_arrive_unchanged(programs, tmp_path):
+    executor = slurm(
+        "me_project", "gpu", container_image="/img/a~b+c@1%.sqsh", mounts=["/data:/data", "/x:/y:ro"], launcher=None,
+        env={"A": "$(touch ran) `touch ran` 'x' \"y\" \\ ünï", "B": "a b"}, srun_args=["--mpi=pmix", "--comment='my run'"],
+        additional_parameters={"mail-user": "me@x.org"}, job_name_prefix="me.run:", constraint="[a|b]*2&c",
+        container_env=["A", "B"], comment="my 'run' $(touch ran)",
+    )  # fmt: skip
+    plugins = [PyTorchProfilerPlugin(**WINDOW, record_memory_history=True, memory_snapshot_path="/a/b%c.pickle")]
+    script = batch_script(tmp_path / "home", executor, _task("script"), plugins)
+    calls = programs("bash", str(script))
+    srun = calls["srun"][-1]
+    assert {"/img/a~b+c@1%.sqsh", "--mpi=pmix", "--comment=my run", "A,B"} <= set(srun)
+    assert any(one.startswith("/data:/data,/x:/y:ro,") for one in srun)
+    (arguments,) = calls["python"]
+    settings = Container()
+    apply_overrides(settings, arguments[2:])
+    assert settings.profiling == ProfilingConfig(
+        use_pytorch_profiler=True, record_memory_history=True, memory_snapshot_path="/a/b%c.pickle", **WINDOW
+    )
+    assert not list(tmp_path.rglob("ran"))

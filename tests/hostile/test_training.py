@@ -1,0 +1,215 @@
+"""The training comes first: whatever a loop passes, and whichever thread it calls from, nothing of ours raises into it."""
+
+import json
+import subprocess
+import sys
+import threading
+import tracemalloc
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client import CollectorRegistry, generate_latest
+
+from bridge_profiling import ProfilingConfig, ProfilingConfigError
+from bridge_profiling.capture import ProfilingHook
+from bridge_profiling.config import parse_steps
+from bridge_profiling.easy import PerformanceCounter, phase
+from bridge_profiling.integrations.ddp_fsdp import Profiling
+from bridge_profiling.monitor import Counters, TrainingMonitor
+from bridge_profiling.monitor.metrics import Readings, Sample
+from bridge_profiling.monitor.outputs import JsonLines, Prometheus, TensorBoard
+from bridge_profiling.ray_request import RayRequest
+from tests.capture.conftest import run
+from tests.hostile.threads import CASES
+
+__all__ = ["run"]
+
+
+class Rude:
+    """An object whose every method raises."""
+
+    def _raise(self, *others: object) -> None:
+        raise ZeroDivisionError
+
+    __str__ = __repr__ = __hash__ = __eq__ = __ge__ = __int__ = __index__ = __float__ = __bool__ = __iter__ = _raise
+
+
+CYCLE: list = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("count", "outcome"),
+    [
+        *((of, ("complete", [2, 3])) for of in (np.int64, np.uint8, np.float64, np.array, torch.tensor, float)),
+        (lambda number: torch.tensor([number]), ("complete", [2, 3])),
+        # It changes on the way; None, text, fractions and numbers beyond 64 bits end the capture.
+        (lambda number: np.int32(number) if number % 2 else number, ("complete", [2, 3])),
+        *(
+            (lambda number, of=of: of, ("failed", None))
+            for of in (None, 1.5, 10**400, 1 << 63, float("inf"), Rude(), [1], b"3")
+        ),
+        (str, ("failed", None)),
+        (lambda number: number if number < 3 else None, ("failed", None)),
+        (lambda number: float("nan"), ("missed", None)),
+        (lambda number: -5, ("missed", None)),
+    ],
+)
+def test_a_loop_may_count_with_anything(run, caplog, count, outcome):
+    with ProfilingHook(run.config(2, 4), rank=np.int64(0), world_size=np.int8(1), output_dir=run.root) as hook:
+        for number in range(6):
+            with hook.iteration(count(number)):
+                torch.ones(2)
+    assert run.outcome("iter-2-4") == outcome
+    assert all(type(iteration) is int for iteration, _ in hook.durations)
+    assert caplog.text.count("is not a whole number") == (outcome[0] == "failed"), "once, not in every iteration"
+
+
+FACTS = [
+    (np.float32(1), 1.0), (np.int64(3), 3), (np.bool_(True), True), (torch.tensor(2), 2), (torch.ones(2), [1.0, 1.0]),
+    (np.arange(3), [0, 1, 2]), (Path("a"), "a"), ({"b"}, ["b"]), ({1: {None: (1,)}}, {"1": {"None": [1]}}),
+    (float("nan"), "nan"), (float("-inf"), "-inf"), (10**4000, "an integer of 13288 bits"), (b"x", "b'x'"),
+    (torch.float16, "torch.float16"), (threading.Lock, "<built-in function allocate_lock>"), ("\ud800", "\ud800"),
+    (ProfilingConfigError("no"), "no."), (Rude(), "<Rude, whose text raises ZeroDivisionError>"),
+]  # fmt: skip
+
+
+def test_facts_of_any_type_are_written(run):
+    with ProfilingHook(run.config(1, 2), rank=0, output_dir=run.root) as hook:
+        hook.facts |= {"cycle": CYCLE, "large": torch.zeros(100_000), "lock": threading.Lock()}
+        hook.facts |= {str(number): fact for number, (fact, _) in enumerate(FACTS)}
+        for iteration in range(3):
+            with hook.iteration(iteration):
+                pass
+    found = run.manifest("iter-1-2")
+    assert found["status"] == "complete"
+    assert [found["framework"][str(number)] for number in range(len(FACTS))] == [written for _, written in FACTS]
+    assert json.dumps(found, allow_nan=False)
+
+
+NAMES = [
+    ('a"b', "a'b"), ("c\\b", "c/b"), ("a\\q", "a/q"), ("a\nb", "a b"), ("\x00\x1b[0m", "  [0m"), ("\ud800", "?"),
+    ("ünï", "ünï"), ("x" * 2000, "x" * 1000), (7, "7"), (None, "None"), (["a"], "['a']"), ({}, "{}"),
+    (Rude(), "<Rude, whose text raises ZeroDivisionError>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_ranges_of_any_name_leave_a_trace_that_can_be_read(run, everywhere):
+    with ProfilingHook(run.config(1, 2, nvtx_ranges=everywhere), rank=0, output_dir=run.root) as hook:
+        for iteration in range(3):
+            with hook.iteration(iteration):
+                for name, _ in NAMES:
+                    with hook.range(name):
+                        torch.ones(2) + 1
+    assert run.outcome("iter-1-2") == ("complete", [1])
+    found = {event["name"] for event in run.trace("iter-1-2") if event.get("cat") == "user_annotation"}
+    assert found >= {written for _, written in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("settings", "normalized"),
+    [
+        ({"output_dir": Path("a")}, "a"), ({"memory_snapshot_path": Path("a.pickle")}, "a.pickle"),
+        ({"profile_step_start": np.int64(2)}, 2), ({"profile_ranks": np.array([0, 1])}, [0, 1]),
+        ({"profile_ranks": (np.int8(0),)}, [0]), ({"profile_ranks": [torch.tensor(0)]}, [0]),
+        ({"peak_tflops": np.float32(3)}, 3.0), ({"record_shapes": np.bool_(True)}, True), ({"nvtx_ranges": 1}, True),
+        ({"on_demand": np.False_}, False), ({"slow_iteration_factor": torch.tensor(2.0)}, 2.0),
+        *(({"record_shapes": value}, None) for value in ("no", "false", "", 2, None, [], b"x", Rude())),
+        *(({"output_dir": value}, None) for value in (5, b"x\0", "a\0b", ["a"])),
+        *(({"profile_step_end": value}, None) for value in (1 << 63, 10**30, 3.5, True, "5", np.float64(9.5))),
+        ({"profile_every": 1 << 62, "profile_at_most": 9}, None), ({"memory_snapshot_path": ""}, ""),
+    ],
+)  # fmt: skip
+def test_settings_are_normalized_or_refused_before_the_first_iteration(settings, normalized):
+    config = ProfilingConfig(use_pytorch_profiler=True, **settings)
+    if normalized is None:
+        with pytest.raises(ProfilingConfigError):
+            config.finalize()
+    else:
+        config.finalize()
+        assert (value := getattr(config, next(iter(settings)))) == normalized
+        assert type(value) is type(normalized)
+
+
+@pytest.mark.parametrize("amount", [1, np.float32(2), torch.tensor(3), 10**400, -1, "many", None, Rude()])
+def test_no_call_of_the_loop_raises_and_every_output_takes_what_it_reports(tmp_path, amount):
+    counters, monitor, timers = Counters(), TrainingMonitor(), PerformanceCounter()
+    monitor.log_metrics(amount)
+    for name in ("\ud800", 'a"b\\', "a\nb", Rude(), None, ["x"]):
+        counters.add(name)
+        counters.add(name, amount)
+        monitor.log_metrics({"loss": amount, **({name: amount} if isinstance(name, str) else {})})
+        monitor.end_step(tokens=amount, samples=amount, loss=amount, iteration=amount)
+        with monitor.record_step(tokens=amount, iteration=amount), monitor.data_loading(), phase(name):
+            timers.start_counter(name)
+            timers.end_counter(name)
+    sample, registry = _sample(monitor, counters), CollectorRegistry()
+    for sink in (JsonLines(tmp_path / "log.jsonl"), Prometheus(0), TensorBoard(tmp_path)):
+        sink.write(sample)
+        if isinstance(sink, Prometheus):
+            registry.register(sink)
+            assert b"bridge_profiling_counter" in generate_latest(registry)
+        sink.close()
+    assert len(json.loads((tmp_path / "log.jsonl").read_text())["counters"]) == 6
+
+
+def _sample(monitor, counters):
+    return Sample(
+        unix_seconds=1.0, host="h", rank=0, gpus=(), processes=(), machine=Readings.of({}, {}), training=monitor.read(),
+        metrics=monitor.logged(), counters=counters.snapshot(), unavailable={},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "refused"),
+    [
+        ({"start": np.int64(3)}, None), ({"start": torch.tensor(3)}, None), ({"start": 3.0}, None),
+        ({"start": "3"}, "start=3"), ({"start": 1 << 70}, "start="), ({"micro_batches": 0}, "micro_batches=0"),
+        ({"micro_batches": "2"}, "micro_batches='2'"),
+    ],
+)  # fmt: skip
+def test_a_loop_that_we_drive_counts_on_from_any_number(tmp_path, steps, refused):
+    loop = Profiling(
+        torch.nn.Linear(2, 2), profile_step_start=4, profile_step_end=5, output_dir=tmp_path, use_pytorch_profiler=True
+    )
+    with loop, pytest.raises(ProfilingConfigError, match=refused) if refused else nullcontext():
+        for _ in loop.steps(range(4), **steps):
+            with loop.phase(["evaluation"]):
+                pass
+
+
+@pytest.mark.parametrize("text", ["3:1000000000", f"0:{(1 << 63) - 1}"])
+def test_a_window_costs_no_memory_for_the_iterations_in_it(run, text):
+    start, end = parse_steps(text)
+    tracemalloc.start()
+    try:
+        run.train(run.config(start, end), range(start, start + 2))
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+    assert run.outcome(f"iter-{start}-{end}") == ("partial", [start, start + 1])
+
+
+@pytest.mark.parametrize("text", [f"0:{1 << 63}", f"{1 << 63}:{1 << 64}", "3:" + "9" * 5000, "3:٣٠", "-1:3", "1e3:2e3", "3:3"])
+def test_a_window_beyond_64_bits_is_refused(text):
+    with pytest.raises(ProfilingConfigError):
+        parse_steps(text)
+    with pytest.raises(ProfilingConfigError):
+        RayRequest.from_environment({"NRL_NSYS_PROFILE_STEP_RANGE": text, "NRL_NSYS_WORKER_PATTERNS": "*"})
+
+
+@pytest.mark.integration
+def test_threads_and_profilers_of_the_training_end_as_without_us(tmp_path):
+    """Each process ends with 0, and its manifest says what became of the window; some crash at the exit otherwise."""
+    script = Path(__file__).with_name("threads.py")
+    environ = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2]), "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=environ, check=True, capture_output=True, timeout=500)
+    outcomes = json.loads((tmp_path / "outcomes.json").read_text())
+    for case, (status, reason) in CASES.items():
+        code, *manifests = outcomes[case.__name__]
+        assert (case.__name__, code, [found for found, _ in manifests]) == (case.__name__, 0, [status])
+        assert reason in (manifests[0][1] or "")
