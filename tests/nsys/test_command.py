@@ -15,9 +15,11 @@ from bridge_profiling.nsys import launch as nsys_launch
 from bridge_profiling.nsys.command import (
     DIRECTIVES_VARIABLE,
     NsysVersion,
+    captures_of,
     directives,
     find_nsys,
     prefix_command,
+    reports_with_range,
 )
 
 ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait --capture-range"
@@ -202,6 +204,15 @@ def test_the_prefix_fits_options_and_drops_the_empty_argument(gpu_metrics, sampl
     assert "this nsys does not know --cuda-event-trace: left out --cuda-event-trace=false" in done.stderr
     assert "nsys left no report under" in done.stderr
     assert list((tmp_path / "reports").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "captures", "at_the_end_of_a_range"),
+    [("", 1, True), ("-end=repeat:3", 3, True), ("-end=stop", 1, True), ("-end=none", 1, False)],
+)
+def test_options_say_how_many_ranges_are_captured_and_when_the_report_is_written(options, captures, at_the_end_of_a_range):
+    arguments = ["--capture-range=nvtx", *([f"--capture-range{options}"] if options else [])]
+    assert (captures_of(arguments), reports_with_range(arguments)) == (captures, at_the_end_of_a_range)
 
 
 @pytest.mark.parametrize("known", ["--include-blobs", ""])
