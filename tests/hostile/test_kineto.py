@@ -138,6 +138,14 @@ def test_damage_in_the_last_event_costs_no_more_and_the_keys_after_it_are_read(w
     assert (tables.info.rank, tables.info.versions["world"]) == (4, "7")
 
 
+def test_a_bracket_that_makes_later_events_arguments_costs_its_event(write_trace):
+    """`make fuzz` found it: one event held all that followed."""
+    whole = json.dumps(rank(3))
+    before, _, after = whole.partition('"args": {}}, {"ph"')
+    tables = kineto.read(write_trace(f'{before}"args": [{{"ph"{after}'))
+    assert (tables.info.lost.total, tables.device_events.num_rows) == (1, STEPS)
+
+
 def test_a_hole_of_zeros_counts_by_its_size(write_trace):
     text = bytearray(json.dumps(rank(3)).encode())
     text[len(text) // 3 : len(text) * 2 // 3] = bytes(len(text) * 2 // 3 - len(text) // 3)

@@ -76,9 +76,12 @@ def recut(
         if found.unfinished and found.reached == len(text) and not last:
             return begin, None
         stop = found.end or begin
-        # What else is between this event and the next one, if there is an event, decides whether it is a part of one.
         ended = _END_OF_EVENTS.match(text, stop)
-        whole = found.end is not None and (ended is not None or _STRAY.match(text, stop, max(end, stop)).end() >= end)  # type: ignore[union-attr]
+        # Anything else between this event and the next one may be a part of it. An event with others inside is followed by one.
+        if stop > end:
+            whole = ended is not None or text[stop : stop + 64].lstrip().startswith(b",")
+        else:
+            whole = found.end is not None and (ended is not None or _STRAY.match(text, stop, end).end() >= end)  # type: ignore[union-attr]
         if not (whole and take(text[begin:stop])):
             lose(text[begin:end])
             done = end
