@@ -29,7 +29,7 @@ from bridge_profiling.values import Given, convert, describe, is_mapping, kind, 
 
 _OVERRIDE = re.compile(r"(?P<prefix>\+{0,2})(?P<key>[A-Za-z_][^\s=]*)\s*=\s*(?P<text>.*)", re.DOTALL)
 
-#: Deeper values are no setting, and YAML's parser calls itself for each level.
+#: No setting is deeper, and YAML's parser calls itself for each level.
 _DEEPEST = 32
 
 #: Text that Hydra, OmegaConf and a shell all read unchanged. NeMo-Run passes the arguments of a Script to a shell on Slurm

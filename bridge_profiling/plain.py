@@ -17,7 +17,7 @@ from contextlib import suppress
 #: Longer names are cut: no viewer shows them, and Kineto copies a range's name into every event.
 _MAX_NAME = 1000
 
-#: Longer texts of objects, and larger arrays, are no facts for a manifest.
+#: Longer texts of objects, and larger arrays, do not belong in a manifest.
 _MAX_TEXT, _MAX_ITEMS = 10_000, 10_000
 
 #: Deeper structures contain themselves, or JSON readers refuse them.

@@ -56,7 +56,7 @@ def redact_command(command: Sequence[str]) -> list[str]:
 
 
 def _redact_argument(argument: str) -> str:
-    """Without everything from the first secret on: there is no delimiter that a secret cannot contain."""
+    """Without everything from the first secret on: a secret can contain every delimiter."""
     for found in _ASSIGNMENT.finditer(argument):
         if is_secret(found[1] or found[2]):
             argument = argument[: found.end()] + REDACTED

@@ -28,6 +28,7 @@ from bridge_profiling.config import check_ranks_exist, check_window_fits, parse_
 from bridge_profiling.easy.outcome import own_command, shortest_path
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import find_captures
+from bridge_profiling.printable import printable
 from bridge_profiling.recording import to_overrides
 from bridge_profiling.report.terminal import print_captures
 from launch import request
@@ -123,7 +124,7 @@ def main(
             if finished.report is None and any(capture.artifacts for capture in captures):
                 print(f"type: {own_command('report', shortest_path(finished.captures))}")
         except TraceError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(printable(f"error: {error}"), file=sys.stderr)
     if finished.report is not None:
         # Without line breaks, so that it can be copied.
         print(finished.report)

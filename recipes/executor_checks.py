@@ -22,7 +22,7 @@ _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
 #: Text that a shell reads as one word; variables are expanded.
 _WORD = re.compile(r"(?:[\w./:@#%+,=~-]|\$\w+|\$\{\w+\})+", re.ASCII)
 
-#: What runs a command, or ends one, in a shell.
+#: Characters that run a command, or end one, in a shell.
 _RUNS = re.compile(r"[`;&|<>()\n\r\0]")
 
 _JOB_NAME = re.compile(r"[\w.+=@:-]+", re.ASCII)

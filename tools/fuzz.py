@@ -81,6 +81,8 @@ def run_one(name: str, minutes: float, only: int | None) -> int:
 
             def example(drawn: Any) -> None:
                 nonlocal examples
+                if only is None and time.monotonic() > until:
+                    return
                 examples += 1
                 with bounded():
                     target(Path(folder), drawn)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import uuid
 from contextlib import suppress
 from dataclasses import replace
@@ -41,9 +42,12 @@ class ManifestFile:
         write_manifest(self._path, manifest)
         reason = "the manifest could not be rewritten (a full disk, a quota, or a limit of file sizes): captures are not listed"
         last_word = _text(replace(manifest, status="failed", reason=reason))
+        if sys.platform != "linux":
+            return
         with suppress(OSError):
-            self._last_word = _Spare(self._path, len(last_word))
-            self._last_word.fill(last_word)
+            spare = _Spare(self._path, len(last_word))
+            spare.fill(last_word)
+            self._last_word = spare
         for more_bytes in _MORE_BYTES:
             with suppress(OSError):
                 while len(self._spares) < _SPARES:
@@ -57,7 +61,8 @@ class ManifestFile:
         try:
             write_manifest(self._path, manifest)
         except OSError:
-            if self._last_word is None or not self._write_elsewhere(manifest):
+            reserved = self._spares or self._last_word is not None
+            if not reserved or not self._write_elsewhere(manifest):
                 raise
 
     def _write_elsewhere(self, manifest: Manifest) -> bool:
@@ -78,11 +83,12 @@ class ManifestFile:
         if self._last_word is not None:
             with suppress(OSError):
                 self._last_word.become(self._path)
-            self.release()
+            self._last_word.close()
+            self._last_word = None
         return False
 
     def release(self) -> None:
-        """Give the room back. What is written from here on is written in full or not at all."""
+        """Give the room back. Later manifests are written in full or not at all."""
         for spare in (*self._spares, *filter(None, [self._last_word])):
             spare.close()
         self._spares, self._last_word = [], None

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from bridge_profiling.layout import name_ranks
 from bridge_profiling.manifest import RankCapture, find_captures
+from bridge_profiling.regular_files import modified_ns
 
 
 def captures_since(root: Path, started_ns: int) -> list[RankCapture]:
     """Captures under an output directory, by folder, that are newer than `started_ns`, as from `time.time_ns`."""
     manifests = (root / "manifest").glob("*/rank-*.json")
-    folders = sorted({path.parent.name for path in manifests if path.stat().st_mtime_ns >= started_ns})
+    folders = sorted({path.parent.name for path in manifests if modified_ns(path) >= started_ns})
     captures = [capture for folder in folders for capture in find_captures(root, folder)]
     return [each for each in captures if each.manifest.clock is not None and each.manifest.clock.unix_ns >= started_ns]
 

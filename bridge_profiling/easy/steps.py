@@ -122,7 +122,7 @@ class _Profile:
         self._driver = ProfilingDriver(config)
         self._summary = summary
         self._calls = 0
-        self._over = self._told = False
+        self._over = self._warned = False
         #: The thread whose calls are iterations: the first to call.
         self._thread: int | None = None
         self._choosing = threading.Lock()
@@ -154,8 +154,8 @@ class _Profile:
             if self._thread is None:
                 self._thread = threading.get_ident()
             own = self._thread == threading.get_ident()
-            told, self._told = self._told, self._told or not own
-        if not own and not told and self._driver.in_own_process:
+            warned, self._warned = self._warned, self._warned or not own
+        if not own and not warned and self._driver.in_own_process:
             logger.warning(
                 "auto_profile profiles the thread that called first; calls in %s run unprofiled", current_thread().name
             )

@@ -40,7 +40,7 @@ RENAMED_OPTIONS = (("--gpu-metrics-devices", "--gpu-metrics-device"),)
 #: Samples the GPU's metrics, under its newest name.
 GPU_METRICS = RENAMED_OPTIONS[0][0]
 
-#: What a shell splits, expands or runs; nsys reads variables as %q{NAME}.
+#: Characters that a shell splits at, expands or runs; nsys reads variables as %q{NAME}.
 _CHANGED_BY_A_SHELL = re.compile(r"[^\x21-\x7e]|['\"$`;&|<>()\\!]")
 
 #: Options that we write for the user, and how to set them instead.

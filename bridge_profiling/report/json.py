@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bridge_profiling.analysis.attribution.parts import BY_CAUSE
+from bridge_profiling.report import measurements
 from bridge_profiling.report.figures import PARTS
 from bridge_profiling.report.schemas import run as schema
 from bridge_profiling.report.verdict import Summary, outcome, summarize, verdict
@@ -64,6 +65,11 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
         )
     collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()
     sizes: Any = _by_size(run)
+    measured: Any = {
+        "phase_memory": measurements.phase_memory_rows(run.manifests),
+        "wall_clock": measurements.wall_clock_rows(run.manifests),
+        "flops_profile": measurements.flops_rows(run.manifests),
+    }
     scorecard: Any = summary.scorecard
     bench: Any = None if summary.bench is None else summary.bench.as_plain_data()
     caveats: list[Any] = [asdict(caveat) for caveat in run.caveats()]
@@ -72,6 +78,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
         "verdict": _verdict(summary),
         "budget": _budget(summary),
         "scorecard": scorecard,
+        "measured": measured,
         "ranks": ranks,
         "collectives": collectives,
         "collectives_by_size": sizes,

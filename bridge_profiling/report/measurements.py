@@ -9,8 +9,11 @@ from typing import Any, TypeVar
 
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
-from bridge_profiling.report.views import TableView, ms, of, table
+from bridge_profiling.report.views import Cell, TableView, ms, of, table
 from bridge_profiling.typed_json import read_typed
+
+#: DeepSpeed's timers of the forward pass, the engine's first.
+_FORWARD = ("fwd", "forward", "fwd_microstep")
 
 Measured = TypeVar("Measured")
 
@@ -36,28 +39,78 @@ class WallClock:
     timers_ms: dict[str, list[float]] = field(default_factory=dict)
 
 
-def phase_memory(manifests: Iterable[RankCapture]) -> TableView:
+@dataclass
+class FlopsProfile:
+    """`framework.flops_profiler.result`: what DeepSpeed's FLOPs profiler counted in one forward pass of a rank."""
+
+    iteration: int
+    forward_flops: int
+    parameters: int
+    timers_ms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class FlopsProfiler:
+    """`framework.flops_profiler`."""
+
+    result: FlopsProfile | None = None
+
+
+def flops_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
+    """DeepSpeed's FLOPs profile: operations of a forward pass, and its speed where the engine timed that pass."""
+    rows = []
+    for capture, found in _measured(manifests, "flops_profiler", FlopsProfiler):
+        if found.result is not None:
+            forward_ms = next((found.result.timers_ms[name] for name in _FORWARD if found.result.timers_ms.get(name)), None)
+            flops = found.result.forward_flops
+            known = {"iteration": found.result.iteration, "forward_flops": flops, "parameters": found.result.parameters}
+            timed = {"forward_us": forward_ms and forward_ms * 1e3, "tflops": forward_ms and flops / forward_ms / 1e9}
+            rows.append({"rank": capture.rank, **known, **timed})
+    return rows
+
+
+def flops_profile(manifests: Iterable[RankCapture]) -> TableView:
+    """Rows of `flops_rows`."""
+    columns = {
+        "rank": of("rank", str),
+        "iteration": of("iteration", str),
+        "parameters": of("parameters"),
+        "forward GFLOP": lambda row: Cell(words.number(row["forward_flops"] / 1e9), row["forward_flops"]),
+        "forward ms": ms("forward_us"),
+        "TFLOP/s": of("tflops"),
+    }
+    title = "DeepSpeed's FLOPs profile, a forward pass"
+    return table("flops-profile", title, flops_rows(manifests), columns, of_ranks=True)
+
+
+def phase_memory_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """Device memory of each rank's phases: means before and after, and the highest peak."""
     rows = []
     for capture, found in _measured(manifests, "phase_memory", PhaseMemory):
         for phase in dict.fromkeys(found.phase):
             columns = (found.before_bytes, found.after_bytes, found.peak_bytes)
-            mine = [row for name, *row in zip(found.phase, *columns, strict=True) if name == phase]
+            mine = [row for name, *row in zip(found.phase, *columns, strict=False) if name == phase]
             before, after, peak = zip(*mine, strict=True)
-            known = {"before": fmean(before), "after": fmean(after), "peak": max(peak)}
+            known = {"before_bytes": fmean(before), "after_bytes": fmean(after), "peak_bytes": max(peak)}
             rows.append({"rank": capture.rank, "phase": phase, "count": len(mine), **known})
+    return rows
+
+
+def phase_memory(manifests: Iterable[RankCapture]) -> TableView:
+    """Rows of `phase_memory_rows`."""
     cells = {
         "rank": of("rank", str),
         "phase": lambda row: row["phase"],
         "count": of("count"),
-        "before, mean": of("before", words.memory),
-        "after, mean": of("after", words.memory),
-        "peak": of("peak", words.memory),
+        "before, mean": of("before_bytes", words.memory),
+        "after, mean": of("after_bytes", words.memory),
+        "peak": of("peak_bytes", words.memory),
     }
-    return table("phase-memory", "Device memory allocated by phase, captured iterations", rows, cells, of_ranks=True)
+    title = "Device memory allocated by phase, captured iterations"
+    return table("phase-memory", title, phase_memory_rows(manifests), cells, of_ranks=True)
 
 
-def wall_clock(manifests: Iterable[RankCapture]) -> TableView:
+def wall_clock_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """DeepSpeed's wall-clock breakdown: mean, deviation and share of the captured iterations."""
     rows = []
     for capture, found in _measured(manifests, "wall_clock_breakdown", WallClock):
@@ -65,17 +118,23 @@ def wall_clock(manifests: Iterable[RankCapture]) -> TableView:
         for name, values_ms in found.timers_ms.items():
             if values_ms:
                 mean_us = fmean(values_ms) * 1e3
-                share = mean_us * 1e3 / fmean(iterations_ns) if any(iterations_ns) else None
+                share = mean_us * 1e3 / fmean(iterations_ns) if iterations_ns else None
                 known: dict[str, Any] = {"mean_us": mean_us, "deviation_us": pstdev(values_ms) * 1e3, "share": share}
-                rows.append({"rank": capture.rank, "name": name, **known})
+                rows.append({"rank": capture.rank, "timer": name, **known})
+    return rows
+
+
+def wall_clock(manifests: Iterable[RankCapture]) -> TableView:
+    """Rows of `wall_clock_rows`."""
     columns = {
         "rank": of("rank", str),
         "mean ms": ms("mean_us"),
         "deviation ms": ms("deviation_us"),
         "share of iteration": of("share", words.percent),
-        "timer": lambda row: row["name"],
+        "timer": lambda row: row["timer"],
     }
-    return table("wall-clock", "DeepSpeed's wall-clock breakdown, captured iterations", rows, columns, name_last=True)
+    title = "DeepSpeed's wall-clock breakdown, captured iterations"
+    return table("wall-clock", title, wall_clock_rows(manifests), columns, name_last=True)
 
 
 def _measured(manifests: Iterable[RankCapture], key: str, kind: type[Measured]) -> Iterator[tuple[RankCapture, Measured]]:

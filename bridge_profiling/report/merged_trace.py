@@ -86,7 +86,7 @@ def write_merged_trace(
         nonlocal count
         with _opened(temporary, compressed=output.name.endswith(".gz")) as file:
             # The base turns times into Unix time: as microseconds in JSON, Unix times would lose their nanoseconds.
-            # By the first key, `traces.discover` knows that this is no rank's capture.
+            # By the first key, `traces.discover` knows that this is not a rank's capture.
             file.write('{"bridge_profiling":"merged trace","schemaVersion":1,"displayTimeUnit":"ms",')
             file.write(f'"baseTimeNanoseconds":{base_ns},"traceEvents":[\n')
             file.write('{"ph":"M","name":"trace_name","pid":0,"tid":0,"args":{"name":"all ranks"}}')

@@ -8,9 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from bridge_profiling.analysis.attribution.phases import KINDS
+from bridge_profiling.analysis.findings import Event
 from bridge_profiling.report import words
 from bridge_profiling.report.tables import most
-from bridge_profiling.report.views import Cell, Row, TableView, ms, of, table
+from bridge_profiling.report.timeline import Timeline
+from bridge_profiling.report.views import Cell, Row, TableView, Target, ms, of, table
 
 #: Means over the ranks that have the range.
 _MEANS = ("calls", "host_us", "host_share", "device_us", "device_share", "compute_us", "kernel_count", "backward_device_us")
@@ -55,8 +57,8 @@ def of_run(rows: Sequence[Row], count: int, *, of_device: bool, library: bool = 
     return table("phases", title, shown, columns, name_last=True, note=note)
 
 
-def of_ranks(rows: Sequence[Row], count: int, *, of_device: bool) -> TableView:
-    """One row per name and rank, sortable."""
+def of_ranks(rows: Sequence[Row], count: int, timeline: Timeline, *, of_device: bool) -> TableView:
+    """One row per name and rank, sortable, which leads to the longest call in the timeline."""
     shown, note = most(sorted(rows, key=lambda row: -(row["host_us"] or 0.0)), count)
     columns: dict[str, Callable[[Row], Any]] = {
         "kind": lambda row: row["kind"],
@@ -68,17 +70,26 @@ def of_ranks(rows: Sequence[Row], count: int, *, of_device: bool) -> TableView:
     if of_device:
         columns |= {
             "device ms": ms("device_us"),
-            "device share": of("device_share", words.percent),
             "device low – high": lambda row: _spread(row, "device"),
             "backward ms": ms("backward_device_us"),
             "kernels": of("kernel_count"),
         }
     else:
         columns |= {"backward ms": ms("backward_host_us"), "calls": of("calls")}
+    if any(_place(row, timeline) for row in shown):
+        columns["longest"] = lambda row: Cell("", row["longest_us"], target=_place(row, timeline))
     columns["name"] = lambda row: row["name"]
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in shown)]
     title = f"Phases and ranges by rank, {_per(rows)}"
     return table("phases", title, shown, columns, name_last=True, filters=kinds, sorted_by=2, note=note)
+
+
+def _place(row: Row, timeline: Timeline) -> Target | None:
+    if row["longest_us"] is None:
+        return None
+    return timeline.target(
+        Event(row["rank"], row["name"], row["longest_iteration"], row["longest_start_ns"], row["longest_us"])
+    )
 
 
 def _spread(row: Row, of_what: str) -> Cell:

@@ -47,6 +47,24 @@ _MEMORY_RANKS, _MOST_ROWS = 4, 250
 #: Rows of a table on a terminal, and phases below a verdict.
 _TERMINAL_ROWS, _SCREEN_PHASES = 10, 6
 
+#: The method of `Run` that returns the rows of a table, by its id.
+_PYTHON = {
+    "attribution-by-cause": "attribution()",
+    "communication-table": "communication()",
+    "gpu-metrics-table": "gpu_metrics()",
+    "host": "host_iterations()",
+    "kernel-groups": "kernel_groups()",
+    "kernels": "kernels(by_rank=False)",
+    "memory-devices": "memory()",
+    "message-sizes": "communication(by_size=True)",
+    "operators": "operators()",
+    "phases": "phases()",
+    "pipeline": "pipeline()",
+    "products": "matrix_products()",
+    "scorecard": "scorecard()",
+    "stragglers": "stragglers()",
+}
+
 
 def run_tables(run: Run) -> list[TableView]:
     """The tables of `bridge-profiling analyze`."""
@@ -121,11 +139,12 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         tables.operators(rows["operators"], _MOST_ROWS),
         products_view.matrix_products(run.matrix_products().to_pylist(), _MOST_ROWS),
         measurements.wall_clock(manifests),
+        measurements.flops_profile(manifests),
     ]
     sections = [
         _attribution(summary, shown, EVERY_RANK),
         _scorecard(summary),
-        _phases(summary, shown),
+        _phases(summary, shown, timeline),
         _iterations(rows["ranks"]),
         _waits(summary, run.waits().to_pylist(), len({row["iteration"] for row in rows["ranks"]}) or 1, rows["pipeline"]),
         _section("findings", kind="findings"),
@@ -144,6 +163,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     if summary.on_cpus:
         without = {"budget", "iterations", "waits", "communication", "timeline", "memory"}
         sections = [_on_cpus(summary), *(each for each in sections if each.id not in without or not each.empty)]
+    sections = [_with_python(each, run.path) for each in sections]
     # Last: questions add to what the captures cannot show.
     sections += [_quality(run, summary, rows["iterations"]), _raw_traces(summary, shown, output)]
     return PageView(
@@ -156,6 +176,15 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         notices=summary.notices,
         timeline=timeline.data() if timeline.segments else None,
     )
+
+
+def _with_python(section: SectionView, path: Path) -> SectionView:
+    """The section with the line of Python behind each of its tables."""
+    begin = f"from bridge_profiling.run import Run; Run({str(path.absolute())!r})"
+    found = [
+        replace(table, python=f"{begin}.{_PYTHON[table.id]}") if table.id in _PYTHON else table for table in section.tables
+    ]
+    return replace(section, tables=found)
 
 
 def ranks_to_show(summary: Summary, most: int = NAMED_RANKS, every: int = EVERY_RANK) -> list[int]:
@@ -242,9 +271,9 @@ def _on_cpus(summary: Summary) -> SectionView:
     return _section("host", figures=[view], tables=[host_view.host_table(ranks)])
 
 
-def _phases(summary: Summary, shown: Sequence[int]) -> SectionView:
+def _phases(summary: Summary, shown: Sequence[int], timeline: Timeline) -> SectionView:
     rows = [row for row in summary.phases if row["rank"] in set(shown)]
-    found = [phases_view.of_ranks(rows, _MOST_ROWS, of_device=not summary.on_cpus)] if rows else []
+    found = [phases_view.of_ranks(rows, _MOST_ROWS, timeline, of_device=not summary.on_cpus)] if rows else []
     inside = "Device time is that of all work launched inside, by operators and ranges further in and by autograd meanwhile."
     return _section("phases", *([inside] if found and not summary.on_cpus else []), tables=found)
 

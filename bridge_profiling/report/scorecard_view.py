@@ -23,11 +23,11 @@ _TEXTS = {
 def scorecard(rows: Sequence[Row]) -> TableView:
     """Rows of `Run.scorecard`."""
     columns = {
-        "answer": lambda row: row["answer"],
         "check": lambda row: _TEXTS[row["check"]][0].format(limit=words.percent(row["limit"])),
+        "answer": lambda row: row["answer"],
         "measured": _measured,
     }
-    return table("scorecard", "Checklist, by the rank that does worst", rows, columns, name_last=True)
+    return table("scorecard", "Checklist, by the rank that does worst", rows, columns)
 
 
 def _measured(row: Row) -> str:

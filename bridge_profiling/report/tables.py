@@ -288,7 +288,7 @@ def captures(
         clock = [offset.get(name) for name in ("offset_ns", "residual_ns")]
         texts = [
             f"rank {info.rank}",
-            f"{status}{', cut short' if info.error else ''}",
+            f"{status}{'' if info.judged else ', not judged'}{', cut short' if info.error and info.judged else ''}",
             f"{len(boundary)}{edges}",
             *(_median_ms(manifest.durations_ns(profiled=each) if manifest else []) for each in (True, False)),
             *(words.UNKNOWN if each is None else f"{each / 1e3:,.1f} µs" for each in clock),

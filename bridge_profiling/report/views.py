@@ -54,6 +54,7 @@ class TableView:
     sorted_by: int = 0  # the column that the rows are sorted by, descending
     note: str = ""  # which rows are left out
     folded: bool = False  # hidden until the reader opens it
+    python: str = ""  # a line that returns the rows
 
     @cached_property
     def numeric(self) -> list[bool]:

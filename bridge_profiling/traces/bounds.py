@@ -18,7 +18,7 @@ _READ_BYTES = 1 << 20
 _TRAILER_BYTES = 8
 
 #: Of an xz decoder. `xz -9` takes 65 MB; a file of 100 bytes can ask for 4 GB.
-_XZ_MEMORY_BYTES = 256 << 20
+XZ_MEMORY_BYTES = 256 << 20
 
 #: Characters of a name that are read. Templates of CUTLASS reach some thousands.
 MAX_NAME = 1 << 14
@@ -73,7 +73,7 @@ def unpack(path: Path, bounds: Bounds, piece_bytes: int = _READ_BYTES) -> Iterat
 
 
 def _unxz(path: Path, file: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
-    unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+    unpacker = lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES)
     packed = b""
     try:
         while True:
@@ -93,7 +93,7 @@ def _unxz(path: Path, file: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
                 packed = packed.lstrip(b"\0")
                 if not packed:
                     return
-                unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+                unpacker = lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES)
     except lzma.LZMAError as error:
         raise DamagedError(f"{path} is damaged: {error}") from error
 

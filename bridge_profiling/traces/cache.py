@@ -106,8 +106,10 @@ def _load_cached(capture: Capture, folders: Sequence[Path]) -> RankTables:
             return kept
     origin = origin.with_content()
     tables = _read(capture)
-    if not origin.is_of(Origin.of(capture.path)):
-        return tables  # it was written to meanwhile
+    # Of an nsys report that is not whole, a journal or a lock may be the reason, and go.
+    unfinished = capture.source == "nsys" and tables.info.error is not None
+    if unfinished or not origin.is_of(Origin.of(capture.path)):
+        return tables  # it was written to meanwhile, or is being written
     for folder in folders:
         with contextlib.suppress(OSError):
             write(tables, folder / name, capture, origin)

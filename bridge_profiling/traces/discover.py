@@ -15,6 +15,7 @@ from pathlib import Path
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
 from bridge_profiling.regular_files import modified_ns, open_regular
+from bridge_profiling.traces.bounds import XZ_MEMORY_BYTES
 from bridge_profiling.traces.types import Caveat, RankSource, Source
 
 #: Codes of caveats that say which of several windows is shown.
@@ -163,7 +164,7 @@ def _source_of(path: Path) -> Source | None:
 
 
 def _is_damaged(head: bytes | None) -> bool:
-    """Whether a file with these first bytes is no whole JSON document, nor a file that we made."""
+    """Whether a file with these first bytes is neither a whole JSON document nor a file that we made."""
     if head is None:
         return True
     if _OWN_OUTPUT.match(head):
@@ -196,7 +197,10 @@ def _head(path: Path) -> bytes | None:
     try:
         with open_regular(path) as file:
             start = file.read(_HEAD_BYTES)
-        for magic, unpacker in ((b"\x1f\x8b", zlib.decompressobj(31)), (b"\xfd7zXZ", lzma.LZMADecompressor())):
+        for magic, unpacker in (
+            (b"\x1f\x8b", zlib.decompressobj(31)),
+            (b"\xfd7zXZ", lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES)),
+        ):
             if start.startswith(magic):
                 return unpacker.decompress(start, _HEAD_BYTES)
         return start

@@ -306,7 +306,7 @@ def add_lost(info: RankInfo, lost: LostRecords, ambiguous: int) -> None:
     info.lost = lost
     if ambiguous:
         text = f"{ambiguous} device events have a correlation that is not theirs alone: their launches are unknown"
-        info.add_caveat("correlations_repeated", text)
+        info.add_caveat("correlations_repeated", text, of_file=True)
     if not info.judged:
         text = f"{lost.device:,} of its {lost.of_device:,} device events could not be used, so rank {info.rank} is not judged"
         info.error = f"{info.error}; {text}" if info.error else f"{info.files[0]}: {text}"

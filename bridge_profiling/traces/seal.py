@@ -1,8 +1,8 @@
-"""The seal of a cache entry: which file it was made of, by which engine, and what its own files hold.
+"""The seal of a cache entry: the file and the engine that made it, and checksums of its own files.
 
-Checksums guard against damage and mix-ups, not against an attacker: whoever can write the cache can write the capture. ISA-L's
-CRC does 23 GB/s where SHA-256 does 1.7. For a trace of 2 MB, which takes 230 ms to read, both checks take 0.14 ms, and the CRC
-of all of it 0.1 ms.
+Checksums guard against damage and mix-ups, not against an attacker: a user who can write the cache can write the capture.
+ISA-L's CRC does 23 GB/s where SHA-256 does 1.7. For a trace of 2 MB, which takes 230 ms to read, both checks take 0.14 ms, and
+the CRC of all of it 0.1 ms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from isal import isal_zlib
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.regular_files import open_regular, read_regular
+from bridge_profiling.regular_files import open_regular, read_regular, size_bytes
 
 #: The seal's file.
 SEAL = "seal.json"
@@ -42,6 +42,7 @@ class Origin(msgspec.Struct, frozen=True):
     ctime_ns: int
     inode: int
     ends: int  # CRC of both ends
+    journal_bytes: int  # of SQLite's journals next to it: changes to a report that are not in the file yet
     content: int | None = None  # CRC of everything
 
     @classmethod
@@ -52,7 +53,8 @@ class Origin(msgspec.Struct, frozen=True):
             head = file.read(_END_BYTES)
             file.seek(max(stat.st_size - _END_BYTES, 0))
             ends = isal_zlib.crc32(file.read(_END_BYTES), isal_zlib.crc32(head))
-        return cls(str(path.absolute()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, ends)
+        journals = sum(size_bytes(path.with_name(f"{path.name}-{kind}")) for kind in ("wal", "journal"))
+        return cls(str(path.absolute()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, ends, journals)
 
     def with_content(self) -> Origin:
         """The same with the checksum of the content."""
@@ -60,9 +62,9 @@ class Origin(msgspec.Struct, frozen=True):
 
     def is_of(self, now: Origin) -> bool:
         """Whether this recorded origin is the file as it is `now`."""
-        same = (self.path, self.size, self.mtime_ns, self.ends) == (now.path, now.size, now.mtime_ns, now.ends)
+        known = msgspec.structs.replace(self, ctime_ns=now.ctime_ns, inode=now.inode, content=now.content)
         untouched = (self.ctime_ns, self.inode) == (now.ctime_ns, now.inode)
-        return same and (untouched or self.content == _checksum(Path(now.path)))
+        return known == now and (untouched or self.content == _checksum(Path(now.path)))
 
 
 class Seal(msgspec.Struct, frozen=True):
@@ -71,7 +73,7 @@ class Seal(msgspec.Struct, frozen=True):
     engine: str
     files: dict[str, tuple[int, int]]
     capture: str = ""  # the rank and its source
-    origin: Origin | None = None  # None in an entry that is no cache
+    origin: Origin | None = None  # None in an entry outside a cache
 
 
 def write_seal(entry: Path, names: Sequence[str], *, engine: str, capture: str, origin: Origin | None) -> None:

@@ -79,9 +79,9 @@ class RankInfo:
         """Whether so little of the device work is lost that the rest shows what the rank did."""
         return self.lost.device <= _LOST_SHARE * self.lost.of_device
 
-    def add_caveat(self, code: str, text: str) -> None:
-        """Append a caveat about this rank."""
-        self.caveats.append(Caveat(code, text))
+    def add_caveat(self, code: str, text: str, *, of_file: bool = False) -> None:
+        """Append a caveat about this rank; `of_file` names its file too, where that is what has to be looked at."""
+        self.caveats.append(Caveat(code, text, file=self.files[0] if of_file else None))
 
 
 @dataclass

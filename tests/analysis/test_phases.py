@@ -73,6 +73,7 @@ def test_times_are_means_of_the_iterations_that_count_with_their_lowest_and_high
         "nccl:all_reduce": ("library", 1, 3, 0.02, 0.02, 0.02),
     }
     assert _found(ranges, [], *columns) == expected
+    assert _found(ranges, [], "longest_iteration", "longest_start_ns", "longest_us")["load"] == (2, 2100, 0.5)
     edges = [{**STEPS[0], "boundary": True}, *STEPS[1:], {**STEPS[0], "iteration": 3, "start_ns": 3000, "end_ns": 3900}]
     assert _found(ranges, [], "iterations", "host_low_us", steps=edges)["load"] == (3, 0)
     whole = _found(ranges, [], "iterations", "calls", "host_us", steps=[])

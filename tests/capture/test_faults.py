@@ -118,3 +118,9 @@ def test_a_process_killed_while_it_compresses_leaves_the_whole_trace_and_says_wh
     assert left == [("failed", True, captured)]
     assert run.outcome("iter-1-9") == (status, captured)
     assert len(list((run.root / "torch").rglob("*rank-0*"))) == 1
+
+
+def test_an_export_that_is_cut_off_is_refused(tmp_path):
+    (tmp_path / "raw.json").write_text('{"traceEvents": [{"name": "aten::add", "ph": "X"}, {"name": "aten::m')
+    with pytest.raises(torch_profiler.CaptureError, match="whole trace"):
+        torch_profiler._check_whole(tmp_path / "raw.json")

@@ -105,7 +105,6 @@ def test_a_signal_with_a_handler_is_held_and_delivered_once(number) -> None:
     [
         ("warm_up", ("missed", None)),
         ("start", ("partial", [])),
-        ("iteration_range", ("partial", [4])),
         ("phase_range", ("partial", [4])),
         ("stop", ("complete", [4, 5])),
     ],

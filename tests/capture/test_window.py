@@ -3,7 +3,6 @@
 from contextlib import suppress
 
 import pytest
-import torch
 
 from bridge_profiling.capture import ProfilingHook
 from tests.capture.conftest import at, raising
@@ -43,7 +42,6 @@ def test_a_capture_is_what_the_window_and_the_run_have_in_common(run, window, ra
     [
         ((4, 8), 6, ZeroDivisionError("injected"), "partial", [4, 5], "training raised ZeroDivisionError: injected"),
         ((0, 2), 0, ValueError("injected"), "partial", [], "training raised ValueError: injected before its first iteration"),
-        ((2, 6), 4, SystemExit(143), "partial", [2, 3], "the process exited (code 143)"),
         ((2, 6), 4, KeyboardInterrupt(), "partial", [2, 3], "training was interrupted from the keyboard"),
         ((4, 6), 3, ValueError("injected"), "missed", None, "training raised ValueError: injected"),
     ],
@@ -82,41 +80,9 @@ def test_a_loop_that_skips_a_batch_or_breaks_off_inside_an_iteration_keeps_its_c
     assert (*run.outcome(folder), run.manifest(folder)["reason"]) == ("partial", captured, reason)
 
 
-def test_phases_lie_inside_their_iterations_and_an_evaluation_between_two_is_in_the_trace(run):
-    def evaluate(iteration, hook):
-        with hook.range("evaluation"):
-            torch.ones(3).sum()
-
-    run.train(run.config(4, 6), range(8), between=evaluate)
-    events = [event for event in run.trace("iter-4-6") if event.get("cat") == "user_annotation"]
-    spans = sorted((event["ts"], event["ts"] + event["dur"], event["name"]) for event in events)
-    # torch's own ranges of its optimizer are inside ours.
-    spans = [span for span in spans if not span[2].startswith("Optimizer.")]
-    steps, phases = ([span for span in spans if span[2].startswith("ProfilerStep#") is step] for step in (True, False))
-    inside = [[name for begin, end, name in phases if step[0] <= begin and end <= step[1]] for step in steps]
-    assert inside == [["forward-backward", "optimizer"]] * 2
-    assert [name for begin, _, name in phases if steps[0][1] <= begin <= steps[1][0]] == ["evaluation"]
-    assert len(phases) == 5
-
-
 @pytest.mark.parametrize(("ranks", "expected"), [([1], [1]), ("all", [0, 1]), ("pp", [0])])
 def test_only_the_ranks_asked_for_write(run, ranks, expected):
     for rank in (0, 1):
         run.train(run.config(1, 2, profile_ranks=ranks), range(3), rank=rank, world_size=2)
     written = [f"rank-{rank}.{kind}" for rank in expected for kind in ("json", "pt.trace.json.gz")]
     assert sorted(path.name for path in run.root.rglob("rank-*")) == written
-
-
-def test_without_a_profiler_nothing_is_written_but_where_a_directory_is_named_that_requests_are_accepted(
-    run, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("BRIDGE_PROFILING_DIR", raising=False)
-    root, run.root = run.root, None
-    run.train(run.config(1, 2, use_pytorch_profiler=False), range(3))
-    run.root = root
-    run.train(None, range(3))
-    run.train(run.config(1, 2, use_pytorch_profiler=False, on_demand=False), range(3))
-    assert not list(tmp_path.iterdir())
-    run.train(run.config(1, 2, use_pytorch_profiler=False), range(3))
-    assert [path.relative_to(run.root).as_posix() for path in run.root.rglob("*.*")] == ["on-demand/progress.json"]

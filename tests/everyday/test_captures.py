@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridge_profiling.analysis.attribution.host import GARBAGE
 from tests.everyday.captures import CAPTURES, GROUPS, unpack
 from tools.injected_captures.everyday import columns
 from tools.injected_captures.everyday.table import FOR_DEVELOPMENT, cases
@@ -54,7 +56,9 @@ def test_each_group_has_the_captures_of_the_table(tmp_path: Path, group: str) ->
     captures = {name: capture for name, capture in CAPTURES.items() if capture.group == group}
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(captures)
     for name, capture in captures.items():
-        assert len(list((tmp_path / name).rglob("rank-*.trace.json"))) == capture.world_size
+        traces = [path.read_text(encoding="utf-8") for path in (tmp_path / name).rglob("rank-*.trace.json")]
+        assert len(traces) == capture.world_size
+        assert not capture.pause_alone or not any(re.search(GARBAGE, trace, re.IGNORECASE) for trace in traces)
         manifests = len(list((tmp_path / name).rglob("manifest/*/rank-*.json")))
         assert manifests == (capture.world_size if capture.recorder == "hook" else 0)
 

@@ -35,6 +35,9 @@ _SECOND_RANK = "+"
 #: On PYTHONPATH, it plants a fault in a rank.
 PLANTED = ROOT / "tests" / "system" / "planted"
 
+#: Seconds after which a job is killed.
+_LIMIT_S = 150
+
 #: Jobs that share a GPU: starting takes most of a job's time, and hardly any of the GPU's.
 _PLACES = 4
 
@@ -72,7 +75,6 @@ class JobSpec:
         needs: a job that must have ended before.
         resumes_at: start from the checkpoint that job wrote after so many iterations.
         alone: no other job on the same GPUs.
-        limit: seconds after which it is killed.
     """
 
     recipe: str
@@ -89,7 +91,6 @@ class JobSpec:
     needs: str | None = None
     resumes_at: int | None = None
     alone: bool = False
-    limit: int = 150
 
     @property
     def sources(self) -> list[str]:
@@ -194,11 +195,6 @@ class Job:
         """Each selected rank's trace."""
         (source,) = [source for source in self.spec.sources if source != "memory"]
         return {rank: self.tables(rank, source) for rank in self.spec.selected}
-
-    @property
-    def files(self) -> set[str]:
-        """Every file under its output directory, also hidden ones."""
-        return {str(path.relative_to(self.profiles)) for path in self.profiles.rglob("*") if path.is_file()}
 
 
 class Jobs:
@@ -331,7 +327,7 @@ def _as_it_was(saved: Path, root: Path, iteration: int) -> None:
 
 def _await(process: subprocess.Popen, spec: JobSpec, output: Path) -> int | None:
     """Wait for its end, and send it its SIGTERM on the way; None when it is late."""
-    deadline, terminated = time.monotonic() + spec.limit, spec.terminate_at is None
+    deadline, terminated = time.monotonic() + _LIMIT_S, spec.terminate_at is None
     while time.monotonic() < deadline:
         try:
             return process.wait(timeout=0.2)

@@ -37,21 +37,6 @@ def test_the_job_trains_to_its_end(job):
 
 
 @profiled
-def test_the_ranks_asked_for_wrote_and_no_other_wrote_anything(job):
-    folder = f"iter-{job.spec.window[0]}-{job.spec.window[1]}"
-    endings = {
-        "kineto": [("torch", ".pt.trace.json.gz")],
-        "nsys": [("nsys", ".nsys-rep"), ("nsys", ".sqlite")],
-        "memory": [("memory", ".pickle")],
-    }
-    places = [("manifest", ".json"), *(place for source in job.spec.sources for place in endings[source])]
-    expected = {f"{place}/{folder}/rank-{rank}{ending}" for rank in job.spec.selected for place, ending in places}
-    # Rank 0's, profiled or not: the folder's name for the others, and the job's progress for those who request a capture.
-    of_the_job = {f"manifest/{folder}/attempt.json", "on-demand/progress.json"}
-    assert job.files - of_the_job == expected, job.tail
-
-
-@profiled
 def test_the_trace_holds_exactly_the_window(job):
     resumed = job.spec.resumes_at is not None
     check_window(job, wanted(job), status="partial" if resumed else "complete")

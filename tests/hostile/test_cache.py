@@ -14,6 +14,7 @@ from bridge_profiling.traces.seal import SEAL
 from tests.cli.conftest import folder, typed
 from tests.traces.conftest import contents, values, write_trace
 from tests.traces.kineto_files import kernel
+from tests.traces.nsys_files import small_report
 
 __all__ = ["folder", "typed", "write_trace"]
 
@@ -140,6 +141,15 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(capture, tmp_path, mon
         patch.setattr(kineto, "read", changed)
         assert load(capture, directory=tmp_path / "cache").entry is None
     assert values(load(capture, directory=tmp_path / "cache").device_events, "name") == ["x"]
+
+
+def test_a_report_with_changes_that_are_pending_is_not_kept_nor_answered_from_an_entry(tmp_path):
+    report = Capture(small_report().write(tmp_path / "rank-1.sqlite"), "nsys", 1, "file name")
+    journal, directory = tmp_path / "rank-1.sqlite-wal", tmp_path / "cache"
+    for pending in (True, False, True):
+        journal.write_bytes(b"x" * pending)
+        tables = load(report, directory=directory)
+        assert (tables.info.error is not None, tables.entry is None) == (pending, pending)
 
 
 def test_an_entry_in_use_is_not_replaced_by_one_of_the_same_file(capture, entry):

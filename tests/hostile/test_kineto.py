@@ -129,6 +129,15 @@ def test_a_damaged_character_costs_the_event_that_it_is_in(write_trace, monkeypa
     assert ("is damaged: at least 1 events" in (tables.info.error or "")) == bool(lost)
 
 
+def test_damage_in_the_last_event_costs_no_more_and_the_keys_after_it_are_read(write_trace):
+    """`make fuzz` found it: each argument of the damaged event counted as an event of its own."""
+    whole = json.dumps(document(steps(500, 500), distributedInfo={"rank": 4}) | {"later": [{"name": "x"}], "world_version": 7})
+    before, args, after = whole.rpartition('"args": {"device"')
+    tables = kineto.read(write_trace(before + args.replace("{", "}") + after))
+    assert (tables.info.lost.total, tables.info.lost.device, tables.device_events.num_rows) == (1, 1, 1)
+    assert (tables.info.rank, tables.info.versions["world"]) == (4, "7")
+
+
 def test_a_hole_of_zeros_counts_by_its_size(write_trace):
     text = bytearray(json.dumps(rank(3)).encode())
     text[len(text) // 3 : len(text) * 2 // 3] = bytes(len(text) * 2 // 3 - len(text) // 3)

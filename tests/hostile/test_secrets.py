@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -78,7 +79,8 @@ def test_a_manifest_can_be_shared(run, monkeypatch):
     error = OSError(f"https://u:{SECRET}@h cannot be reached")
 
     def on_iteration(iteration, hook):
-        hook.facts |= {"hub": {"apiKey": SECRET, "url": f"https://u:{SECRET}@h"}, "launcher": ["--token", SECRET]}
+        hook.facts |= {"hub": {"apiKey": SECRET, "url": f"https://u:{SECRET}@h"}}
+        hook.facts |= {"launcher": ("--token", SECRET), "auth": Path(SECRET)}
         raise error
 
     with pytest.raises(OSError, match="cannot be reached"):

@@ -6,7 +6,6 @@ import resource
 
 import pytest
 
-from bridge_profiling import atomic
 from bridge_profiling.capture import manifest_file
 from tests.capture.conftest import at, raising, run
 
@@ -17,6 +16,12 @@ FULL = OSError(28, "No space left on device")
 
 def _left(run):
     return sorted(path.name for path in run.root.rglob("*") if path.name.startswith("."))
+
+
+def _fill(monkeypatch):
+    """From here on, no manifest can be written."""
+    for name in ("write_manifest", "write_text"):
+        monkeypatch.setattr(manifest_file, name, raising(FULL))
 
 
 @pytest.fixture(params=["unnamed", "named"])
@@ -34,11 +39,7 @@ def test_a_disk_that_becomes_full_changes_no_word_of_the_manifest(run, monkeypat
     run.train(run.config(2, 5), range(iterations))
     expected = run.manifest("iter-2-5")
 
-    def fill():
-        monkeypatch.setattr(atomic, "write_text", raising(FULL))
-        monkeypatch.setattr(manifest_file, "write_text", raising(FULL))
-
-    run.train(run.config(2, 5), range(iterations), on_iteration=at(full_from, fill))
+    run.train(run.config(2, 5), range(iterations), on_iteration=at(full_from, lambda: _fill(monkeypatch)))
     monkeypatch.undo()
     manifest = run.manifest("iter-2-5.1")
     same = ("status", "reason", "final", "captured", "interrupted", "window", "rank")
@@ -67,8 +68,7 @@ def test_a_limit_of_file_sizes_leaves_a_shorter_manifest_that_is_true(run):
 
 def test_a_manifest_that_cannot_be_written_at_all_says_so(run, monkeypatch):
     def fill():
-        for module in (atomic, manifest_file):
-            monkeypatch.setattr(module, "write_text", raising(FULL))
+        _fill(monkeypatch)
         monkeypatch.setattr(os, "pwrite", raising(FULL))
 
     run.train(run.config(2, 5), range(8), on_iteration=at(1, fill))
@@ -77,6 +77,21 @@ def test_a_manifest_that_cannot_be_written_at_all_says_so(run, monkeypatch):
     assert (manifest["status"], manifest["captured"]) == ("failed", None)
     assert "could not be rewritten" in manifest["reason"]
     assert _left(run) == []
+
+
+def test_the_last_spare_is_for_the_last_manifest(run, monkeypatch):
+    """With room for one, manifests before it say that none could be written."""
+    monkeypatch.setattr(manifest_file, "_SPARES", 1)
+    seen = []
+
+    run.train(
+        run.config(2, 5),
+        range(8),
+        on_iteration=lambda iteration: (iteration == 1 and _fill(monkeypatch), seen.append(run.manifest("iter-2-5")["reason"])),
+    )
+    assert "before it reached iteration 2" in seen[1]
+    assert "could not be rewritten" in seen[3]
+    assert (run.manifest("iter-2-5")["status"], run.manifest("iter-2-5")["final"]) == ("complete", True)
 
 
 def test_a_disk_without_room_for_spares_is_no_error(run, monkeypatch, caplog):

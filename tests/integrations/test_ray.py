@@ -163,15 +163,6 @@ def train(profiling, *steps, fails_in=None):
                 raise ValueError("the step failed")
 
 
-def test_a_worker_that_starts_inside_the_window_captures_the_rest_of_it(policy_worker, tmp_path):
-    with policy_worker(rank=1, world_size=2) as profiling:
-        train(profiling, 5, 6, 7, 8, 9)
-    capture = captured(tmp_path)
-    assert (capture.rank, capture.captured, capture.manifest.status) == (1, [5, 6, 7], "partial")
-    assert capture.manifest.world_size == 2
-    assert (capture.manifest.framework or {})["worker"] == "policy_worker"
-
-
 def test_an_exception_inside_the_window_writes_what_was_captured_at_once(policy_worker, tmp_path):
     profiling = policy_worker()
     with pytest.raises(ValueError, match="the step failed"):

@@ -145,13 +145,3 @@ def test_nsys_starts_through_a_script_that_knows_where_its_options_end(launcher,
     assert options[-1] == "--delay=5"
     assert application[0] == ("torchrun" if launcher else "python")
     assert application[-1] == ""
-
-
-def test_a_copied_executor_fixes_its_own_arguments(tmp_path):
-    executor = run.LocalExecutor(launcher="torchrun", job_dir=str(tmp_path))
-    script = run.Script(path="train.py", entrypoint="python", args=["a=[1]"])
-    pytorch().setup(script, executor)
-    copied = copy.deepcopy(executor)
-    executor.launcher = None
-    assert "a=[1]" in package("t", script, copied)
-    assert isinstance(copied.launcher, run.Torchrun)

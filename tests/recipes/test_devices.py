@@ -66,15 +66,6 @@ def test_checking_without_transformer_engine_changes_no_setting():
     assert (model.fp8, model.apply_rope_fusion, model.moe_permute_fusion) == ("hybrid", True, True)
 
 
-def test_a_layout_reaches_megatron_cores_process_groups(monkeypatch):
-    given = {}
-    monkeypatch.setattr(setup.parallel_state, "initialize_model_parallel", lambda **sizes: given.update(sizes))
-    overrides = "model.context_parallel_size=2 model.expert_tensor_parallel_size=1"
-    setup._initialize_model_parallel(finalized("qwen3_30b_a3b", overrides, 32))
-    sizes = ("pipeline_model_parallel", "context_parallel", "expert_model_parallel", "expert_tensor_parallel")
-    assert [given[f"{name}_size"] for name in sizes] == [2, 2, 8, 1]
-
-
 def test_the_tasks_of_a_slurm_step_meet_without_torchrun(monkeypatch):
     given = {}
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda **options: given.update(options))
@@ -99,16 +90,6 @@ def test_compiling_takes_over_each_layer_but_what_sets_random_states_and_keeps_t
     assert list(block.state_dict()) == names
     # Torch sets them under a lock, and would take it again while it compiles.
     assert layers.random._set_cuda_rng_state._torchdynamo_disable
-
-
-def test_the_name_cuda_means_the_cpu_inside_and_is_counted():
-    with megatron_on_cpu() as mode:
-        tensor = torch.zeros(2, device="cuda")
-        assert (tensor.device.type, tensor.type()) == ("cpu", "torch.cuda.FloatTensor")
-        assert tensor.cuda() is tensor
-        assert torch.ones(1, device=torch.cuda.current_device()).device.type == "cpu"
-        torch.cuda.synchronize()
-    assert mode.rewrites == {"zeros": 1, "cuda": 1, "type": 1}
 
 
 def test_torch_is_as_it_was_afterwards_also_after_an_error():

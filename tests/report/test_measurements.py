@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from bridge_profiling.report.measurements import phase_memory, wall_clock
+from bridge_profiling.report.measurements import flops_profile, phase_memory, wall_clock
 from bridge_profiling.run import Run
 from tests.report.summaries import manifest
 from tests.traces.conftest import WriteTrace
@@ -14,6 +14,9 @@ _MEMORY = {"phase": ["forward", "backward", "forward"], "before_bytes": [_MB, 5 
 _MEMORY |= {"after_bytes": [5 * _MB, _MB, 7 * _MB], "peak_bytes": [6 * _MB, 9 * _MB, 8 * _MB]}
 _FRAMEWORK = {
     "phase_memory": {"device": "cuda", "iteration": [4, 4, 5], **_MEMORY},
+    "flops_profiler": {
+        "result": {"iteration": 4, "forward_flops": 10**12, "forward_macs": 1, "parameters": 7, "timers_ms": {"fwd": 20.0}}
+    },
     "wall_clock_breakdown": {"enabled": True, "iteration": [4, 5], "timers_ms": {"fwd": [40.0, 60.0], "bwd": []}},
 }
 
@@ -23,10 +26,11 @@ def test_memory_by_phase_and_deepspeeds_timers() -> None:
     measured.manifest.framework = _FRAMEWORK
     other.manifest.framework = {"phase_memory": {"phase": "forward"}, "wall_clock_breakdown": {"timers_ms": {"fwd": "fast"}}}
     unavailable.manifest.framework = {"phase_memory": "this rank has no CUDA device"}
-    tables = [make([measured, other, unavailable]) for make in (phase_memory, wall_clock)]
+    tables = [make([measured, other, unavailable]) for make in (phase_memory, wall_clock, flops_profile)]
     assert [[[cell.text for cell in row] for row in table.rows] for table in tables] == [
         [["0", "forward", "2", "2.0 MiB", "6.0 MiB", "8.0 MiB"], ["0", "backward", "1", "5.0 MiB", "1.0 MiB", "9.0 MiB"]],
         [["0", "50.00", "10.00", "50%", "fwd"]],
+        [["0", "4", "7", "1000", "20.00", "50"]],
     ]
 
 
@@ -39,5 +43,7 @@ def test_they_are_on_the_page(tmp_path: Path, write_trace: WriteTrace) -> None:
     record = {"name": "torch", "status": "complete", "artifacts": [{"path": name, "bytes": 1}]}
     path.write_text(json.dumps({"status": "complete", "rank": 0, "profilers": [record], "framework": _FRAMEWORK}))
     with Run(tmp_path) as run:
+        found = json.loads(run.to_json())["measured"]
+        assert [len(found[each]) for each in ("phase_memory", "wall_clock", "flops_profile")] == [2, 1, 1]
         text = run.report(tmp_path / "report.html").read_text(encoding="utf-8")
-    assert [each for each in ("allocated by phase", "wall-clock breakdown") if each not in text] == []
+    assert [each for each in ("allocated by phase", "wall-clock breakdown", "FLOPs profile") if each not in text] == []

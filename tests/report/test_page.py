@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import html
 import json
 import re
 from collections.abc import Callable
@@ -42,6 +43,17 @@ def test_numbers_on_the_page_are_the_analysis_and_it_asks_no_network_for_anythin
     assert own["z"][3][1] == pytest.approx(249.0, abs=0.1)
     assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", text)
     assert ("default-src 'none'" in text, "connect-src" in text, len(text) < 5_000_000) == (True, False, True)
+
+
+def test_the_python_line_of_each_table_returns_its_rows(made: Made, tmp_path: Path) -> None:
+    text, _ = _page(made(ranks=2), tmp_path)
+    lines = [html.unescape(line) for line in re.findall(r'data-copy="(from [^"]*)"', text)]
+    assert len(lines) >= 5
+    for line in lines:
+        imported, _, expression = line.partition("; ")
+        names: dict[str, Any] = {}
+        exec(imported, names)
+        assert eval(expression, names).num_rows, line
 
 
 def test_names_of_kernels_ranges_and_files_are_text(run_of: Made, tmp_path: Path) -> None:

@@ -123,20 +123,6 @@ def test_exactly_the_ranks_asked_for_are_profiled_in_exactly_the_window(slurm_cl
     assert ended <= slurm_cluster.run(*sacct, "--format=Start", f"--jobs={report}"), "it began before the training had ended"
 
 
-@pytest.mark.needs("nsys")
-def test_exactly_the_ranks_asked_for_run_under_nsys(slurm_cluster, submit, nsys):
-    """With the other kind of task: a script under nsys is in the test of jobs that are ended."""
-    window = ("--profiler", "nsys", "--export-sqlite", "--steps", "4:6", "train.train_iters=8")
-    submission = submit("--task", "partial", *window, path=f"{nsys.parent}:{os.environ['PATH']}")
-    submission.finish()
-    assert slurm_cluster.state(submission.job_id) == "COMPLETED"
-    reports = sorted(path.name for path in submission.job_dir.glob("profiles/nsys/iter-4-6/*.nsys-rep"))
-    assert reports == ["rank-0.nsys-rep", "rank-3.nsys-rep"]
-    assert submission.iterations() == {0: [4, 5], 3: [4, 5]}
-    assert submission.statuses() == {0: "complete", 3: "complete"}
-    assert not list(submission.job_dir.glob("nsys_profile/*.nsys-rep")), "nothing ran under NeMo-Run's prefix"
-
-
 @pytest.mark.needs("ft")
 def test_a_finished_job_under_fault_tolerance_is_not_queued_again(slurm_cluster, submit):
     submission = submit("--fault-tolerance", "--steps", "4:6", "train.train_iters=8")

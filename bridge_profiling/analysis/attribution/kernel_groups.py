@@ -23,7 +23,7 @@ VARIABLE = "BRIDGE_PROFILING_KERNEL_GROUPS"
 #: Kernels that no pattern knows.
 OTHER = "other"
 
-#: Copies and their memories, which are no kernels.
+#: Copies, and kernels that copy.
 COPY = "copy"
 
 _CONVOLUTION = re.compile(r"conv|[dw]grad_(?:engine|alg)|winograd|scudnn|fft2d_|implicit_gemm", re.IGNORECASE)

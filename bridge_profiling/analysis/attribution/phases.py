@@ -45,7 +45,7 @@ _COMPILED = re.compile(r"## Call (CompiledFxGraph) \S+ ##")
 #: Ranges around whole iterations and windows.
 _WHOLE = re.compile(r"ProfilerStep|iteration[_ #-]?\d+$|bridge_profiling_window$", re.IGNORECASE)
 
-#: What autograd calls for each node, with the sequence number of the forward operator that made the node.
+#: The operator that autograd records around each node; its sequence number is that of the forward operator that made the node.
 _NODE = re.compile(r"autograd::engine::evaluate_function")
 
 #: Operators that have that number because they run the node.
@@ -58,6 +58,9 @@ _SCHEMA = pa.schema(
         *fields(pa.float64(), "calls", "host_us", "host_low_us", "host_high_us", "host_share"),
         *fields(pa.float64(), "device_us", "device_low_us", "device_high_us", "device_share"),
         *fields(pa.float64(), "compute_us", "communication_us", "kernel_count", "backward_host_us", "backward_device_us"),
+        ("longest_iteration", pa.int32()),
+        ("longest_start_ns", pa.int64()),
+        ("longest_us", pa.float64()),
     ]
 )
 
@@ -75,7 +78,7 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table)
         share of the iteration's duration. `device_us` adds up the durations of the device events launched inside, `compute_us`
         and `communication_us` those of the kernels among them. `backward_host_us`, `backward_device_us`: the backward pass of
         the operators that ran in the range; null where the capture records no sequence numbers. `host_us` of autograd is null
-        where it records no operators.
+        where it records no operators. `longest_…`: iteration, start and duration of the longest call; null for autograd.
     """
     steps, launches = _Steps.of(iterations, host_events), _Launches.of(device_events)
     annotations, names = _Ranges.of(host_events, "annotation")
@@ -92,7 +95,9 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table)
     later = _backward_of(ranges, forward, nodes, launches.inside(nodes)[:, 0])
     amounts = np.column_stack((np.ones(len(ranges), np.int64), ranges.duration_ns, launched, later))
     known = bool((operators.sequence != NULL).any())
-    found = [_means(steps, ranges.code, steps.holding(ranges.start_ns), amounts, names, backward_known=known)]
+    step = steps.holding(ranges.start_ns)
+    named = _means(steps, ranges.code, step, amounts, names, backward_known=known)
+    found = [_with_longest(named, ranges[step >= 0], names, step[step >= 0], iterations)]
     if len(nodes) or len(threads):
         found.append(_autograd(steps, nodes, launches, threads, host_known=bool(len(nodes))))
     table = pa.concat_tables(found)
@@ -282,7 +287,25 @@ def _means(
         "backward_device_us": mean[:, 7] / 1e3,
     }
     unknown = [] if backward_known else ["backward_host_us", "backward_device_us"]
-    return pa.table(columns | {name: pa.nulls(len(named), pa.float64()) for name in unknown}, schema=_SCHEMA)
+    unknown += ["longest_iteration", "longest_start_ns", "longest_us"]
+    return pa.table(columns | {name: pa.nulls(len(named), _SCHEMA.field(name).type) for name in unknown}, schema=_SCHEMA)
+
+
+def _with_longest(
+    table: pa.Table, ranges: _Ranges, names: list[str], step: NDArray[np.int64], iterations: pa.Table
+) -> pa.Table:
+    """The rows with the longest of the ranges that they were made from."""
+    order = np.lexsort((-ranges.duration_ns, ranges.code))
+    codes, first = np.unique(ranges.code[order], return_index=True)
+    longest = {names[code]: row for code, row in zip(codes.tolist(), order[first].tolist(), strict=True)}
+    rows = np.array([longest[name] for name in table["name"].to_pylist()], np.int64)
+    numbers = iterations["iteration"].take(pa.array(step[rows])) if iterations.num_rows else pa.nulls(len(rows), pa.int32())
+    found = {
+        "longest_iteration": numbers,
+        "longest_start_ns": ranges.start_ns[rows],
+        "longest_us": ranges.duration_ns[rows] / 1e3,
+    }
+    return pa.table({name: found.get(name, table[name]) for name in table.column_names}, schema=_SCHEMA)
 
 
 def _autograd(steps: _Steps, nodes: _Ranges, launches: _Launches, threads: Threads, *, host_known: bool) -> pa.Table:

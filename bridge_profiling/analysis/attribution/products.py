@@ -185,9 +185,9 @@ def _precision(kernel: str | None) -> str | None:
 def _dimensions(shapes: str) -> Dimensions:
     try:
         found = json.loads(shapes)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
-    return found if isinstance(found, list) else []
+    return found if isinstance(found, list) and all(isinstance(each, list) for each in found) else []
 
 
 def _outputs(rows: Sequence[dict[str, str]]) -> dict[str, list[int]]:
@@ -201,13 +201,19 @@ def _outputs(rows: Sequence[dict[str, str]]) -> dict[str, list[int]]:
     return found
 
 
-def _work(operator: str, shapes: str, outputs: dict[str, list[int]]) -> Work | None:
+def _work(operator: str, shapes: str, outputs: dict[str, list[int]]) -> tuple[float, float] | None:
+    """Floating-point operations and elements of a call; None if its dimensions do not say."""
     try:
         dimensions = _dimensions(shapes)
         if operator != _CONVOLUTION:
-            return _WORK[operator](dimensions)
-        inputs, weight = dimensions[:2]
-        output = outputs.get(str([inputs, weight]))
-        return (2 * prod(output) * prod(weight[1:]), prod(output) + prod(inputs) + prod(weight)) if output else None
-    except (ValueError, IndexError, TypeError):  # an operator of another version, with other inputs
+            flops, elements = _WORK[operator](dimensions)
+        else:
+            inputs, weight = dimensions[:2]
+            output = outputs.get(str([inputs, weight]))
+            if not output:
+                return None
+            flops, elements = 2 * prod(output) * prod(weight[1:]), prod(output) + prod(inputs) + prod(weight)
+        return (float(flops), float(elements)) if flops > 0 and elements > 0 else None
+    # An operator of another version has other inputs, and a damaged file has any.
+    except (ValueError, IndexError, TypeError, OverflowError):
         return None

@@ -9,7 +9,7 @@ follows as far as it was idle for want of that launch. `replay` moves the launch
   that ends the gap. Compute, copies and communication take as long as they took.
 
 Communication counts as work, so a rank's own lead is computed without the others. The exception is a stream whose communication
-mostly runs beside kernels that were launched later, such as reductions of gradients in a backward pass: the next kernel does
+mostly overlaps kernels that were launched later, such as reductions of gradients in a backward pass: the next kernel does
 not wait for it. The additional gain of waiting ranks is known only across ranks: `findings.evidence` limits it by the slowest
 rank.
 """
@@ -41,7 +41,7 @@ _LAUNCHES, _QUARTER, _ENOUGH, _SLOWEST = ("cudaLaunchKernel", "hipLaunchKernel")
 #: Launches and copies that take longer wait for the device: its queue is full.
 _MAY_WAIT, _MAY_WAIT_NS = re.compile("Launch|Memcpy"), 100_000
 
-#: A stream's communication runs beside compute if more than this share of it does: of gradients 70% and more, while a reduction
+#: A stream's communication overlaps compute if more than this share of it does: of gradients 70% and more, while a reduction
 #: that the next kernel needs never does.
 _MOST = 0.6
 
@@ -216,7 +216,7 @@ def _replay(
 
 
 def _beside_compute(device_events: pa.Table) -> Intervals:
-    """Communication of streams on which most of it runs beside kernels that were launched later."""
+    """Communication of streams on which most of it overlaps kernels that were launched later."""
     start, end, launched = (to_int64(device_events[name]) for name in ("start_ns", "end_ns", "launch_end_ns"))
     computes = np.flatnonzero(rows_of(device_events["kind"], "compute"))
     own = np.flatnonzero(rows_of(device_events["kind"], "communication") & (launched != NULL))
@@ -225,9 +225,9 @@ def _beside_compute(device_events: pa.Table) -> Intervals:
     computes = computes[np.argsort(start[computes], kind="stable")]
     last_launched = np.maximum.accumulate(launched[computes])
     first, until = (np.searchsorted(start[computes], time_ns[own]) for time_ns in (start, end))
-    beside = (until > first) & (last_launched[np.maximum(until - 1, 0)] > launched[own])
+    overlaps = (until > first) & (last_launched[np.maximum(until - 1, 0)] > launched[own])
     streams, place = np.unique(to_int64(device_events["stream"])[own], return_inverse=True)
-    mostly = np.bincount(place, beside) > _MOST * np.bincount(place)
+    mostly = np.bincount(place, overlaps) > _MOST * np.bincount(place)
     mostly &= ~np.isin(streams, to_int64(device_events["stream"])[computes])
     rows = own[mostly[place]]
     return union(start[rows], end[rows])

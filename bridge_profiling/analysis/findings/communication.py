@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
+from bridge_profiling.analysis.findings.peers import contended_ranks, peers_of
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, ms, ranks_in_words
 
 #: Names of groups in Megatron and other frameworks; the first match counts.
@@ -251,9 +252,13 @@ def _exposed(evidence: Evidence, ledger: Ledger, every: Sequence[Transfer]) -> G
     if not evidence.ranks:
         return None
     blocked = ledger.left_us(Cause.blocked_by_communication)
+    transfers_us = _by_rank(evidence, [(each.rank, each.exposed_us) for each in every])
     if evidence.waiting_is_known:
-        return np.maximum(blocked - evidence.waiting_us, 0.0)
-    return np.minimum(blocked, _by_rank(evidence, [(each.rank, each.exposed_us) for each in every])) if every else None
+        # A kernel that another process interrupts lasts longer than its transfer and does not wait for a rank either.
+        slowed = np.isin(evidence.ranks, contended_ranks(evidence, peers_of(evidence)))
+        exposed = np.maximum(blocked - evidence.waiting_us, 0.0)
+        return np.where(slowed, np.minimum(exposed, transfers_us), exposed)
+    return np.minimum(blocked, transfers_us) if every else None
 
 
 def _by_rank(evidence: Evidence, times_us: list[tuple[int, float]]) -> NDArray[np.float64]:

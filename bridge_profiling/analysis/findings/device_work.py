@@ -2,8 +2,8 @@
 
 Each knows from `device_roles` how long the kernels of one role take, and which part of that a change saves at most. A kernel
 counts for one role, so their potential savings add up. They are compute, and the ledger holds time without compute: only idle
-time between a role's kernels is attributed there. An iteration does not get shorter than its hosts need, which bounds them
-together.
+time between a role's kernels is attributed there. An iteration does not get shorter than its hosts need, which bounds
+each of them.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
     if evidence.share(_saving_us(evidence, products_us)) < thresholds.device_work:
         return [], ledger
     part = slow_us / np.maximum(slow_us + own["reduced"], 1e-9)
-    saving_us, ledger = ledger.of_device_work(
-        _saving_us(evidence, products_us + own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE))
-    )
+    saving_us = _saving_us(evidence, products_us + own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE))
     by_precision = {role.upper(): max(evidence.mean_us(own[role]).values(), default=0.0) for role in ("fp32", "tf32")}
     main = max(by_precision, key=lambda name: by_precision[name])
     device, known = _device(evidence), bool(peaks(_device(evidence)))
@@ -71,7 +69,7 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
         evidence,
         "full_precision_matmul",
         pa.concat_tables([rows["fp32"], rows["tf32"]]),
-        saving_us,
+        min(saving_us, evidence.room_us),
         slow,
         title=f"Matrix products of {{ranks}} run in {main} and take {max(share.values(), default=0.0):.0%} of the compute: "
         f"{{time}} of each {{per}}, in {half} about {ms(max(least.values()))}",
@@ -94,7 +92,6 @@ def unfused_attention(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     saving_us = _saving_us(evidence, other_us + products_us * (1 - _OF_ATTENTION_PRODUCTS))
     if evidence.share(saving_us) < thresholds.device_work:
         return [], ledger
-    saving_us, ledger = ledger.of_device_work(saving_us)
     attention = evidence.mean_us(other_us + _grid(evidence, products, "device_us"))
     compute = evidence.mean_us(evidence.compute_us)
     share = {rank: time / compute[rank] for rank, time in attention.items() if compute.get(rank)}
@@ -102,7 +99,7 @@ def unfused_attention(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         evidence,
         "unfused_attention",
         other,
-        saving_us,
+        min(saving_us, evidence.room_us),
         attention,
         title="Attention of {ranks} is not fused: softmax, masks and products take {time} of each {per}, "
         f"{max(share.values(), default=0.0):.0%} of the compute",
@@ -126,7 +123,7 @@ def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     of_idle, attributed = ledger.attribute(between_us, _BETWEEN)
     if evidence.share(of_kernels + of_idle) < thresholds.device_work:
         return [], ledger
-    of_kernels, attributed = attributed.of_device_work(of_kernels)
+    of_kernels = min(of_kernels, evidence.room_us)
     time = evidence.mean_us(own_us + idle_us)
     count = _per_iteration(evidence, rows)
     names = {row["name"]: row["own_us_sum"] for row in rows.group_by("name").aggregate([("own_us", "sum")]).to_pylist()}
@@ -158,13 +155,12 @@ def layout_conversion(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     saving_us = _saving_us(evidence, own_us + norms_us * (1 - _OF_NORMS))
     if evidence.share(_saving_us(evidence, own_us)) < thresholds.device_work:
         return [], ledger
-    saving_us, ledger = ledger.of_device_work(saving_us)
     count = _per_iteration(evidence, rows)
     finding = _finding(
         evidence,
         "layout_conversion",
         rows,
-        saving_us,
+        min(saving_us, evidence.room_us),
         evidence.mean_us(own_us),
         title=f"{{ranks}}: {max(count.values(), default=0.0):,.0f} conversions between channels first and channels last take "
         "{time} of each {per}",
@@ -187,13 +183,12 @@ def recomputation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
     saving_us = _saving_us(evidence, own_us)
     if evidence.share(saving_us) < thresholds.device_work:
         return [], ledger
-    saving_us, ledger = ledger.of_device_work(saving_us)
     memory = "" if free is None else f", with {free:.0%} of the memory free at the peak"
     finding = _finding(
         evidence,
         "recomputation",
         rows,
-        saving_us,
+        min(saving_us, evidence.room_us),
         evidence.mean_us(again_us),
         title=f"{{ranks}}: the backward pass computes {{time}} of activations again in each {{per}}{memory}",
         numbers={

@@ -303,14 +303,15 @@ class Evidence:
         of the rank that computes least, so that ranks which compute more in turns can lose all of that.
         """
         free_us = self.waiting_us + total_us(self.profiler.explained_us)
-        most_us = max(self.iteration_us - self._least_compute_us, 0.0)
-        room_us = max(self.iteration_us - self.host_own_us, 0.0)
-        return Ledger.empty(free_us, self._idle_us, most_us=most_us, room_us=room_us)
+        return Ledger.empty(free_us, self._idle_us, most_us=max(self.iteration_us - self._least_compute_us, 0.0))
 
     @cached_property
-    def host_own_us(self) -> float:
-        """What the slowest host needs for an iteration if it never waits for its device, without the profiler; 0 if unknown."""
-        return max(self.typical_us(self.grid(self.profiler_cost, "host_own_us")).values(), default=0.0)
+    def room_us(self) -> float:
+        """The most that less work for devices saves, before the slowest host, never waiting for its device, limits it."""
+        own_us = self.grid(self.profiler_cost, "host_own_us")
+        if self.profiler.source == "estimate":
+            own_us = own_us - _DOUBT * self.grid(self.profiler_cost, "host_cost_us")
+        return max(self.iteration_us - max(self.typical_us(own_us).values(), default=0.0), 0.0)
 
     @cached_property
     def _zero(self) -> Grid:

@@ -37,31 +37,17 @@ class Ledger:
     cost_us: NDArray[np.float64]  # of all attributed causes, in each iteration
     saving_us: float = 0.0  # B, mean over iterations: the savings of all findings
     most_us: float = math.inf  # that B can be
-    room_us: float = math.inf  # by how much less device work can shorten an iteration before hosts set the pace
     sporadic_us: float = 0.0  # savings of findings about some of the iterations
     non_compute_us: Mapping[Cause, Grid] = field(default_factory=dict)  # all of it, by cause
     of_causes_us: Mapping[Cause, Grid] = field(default_factory=dict)  # the attributed part
 
     @classmethod
-    def empty(
-        cls,
-        waiting_us: Grid,
-        non_compute_us: Mapping[Cause, Grid] | None = None,
-        *,
-        most_us: float = math.inf,
-        room_us: float = math.inf,
-    ) -> Self:
+    def empty(cls, waiting_us: Grid, non_compute_us: Mapping[Cause, Grid] | None = None, *, most_us: float = math.inf) -> Self:
         """A ledger without attributed time; `waiting_us` is NaN where a rank did not capture an iteration."""
         captured, cost_us = ~np.isnan(waiting_us), np.zeros(len(waiting_us))
         waiting_us = np.nan_to_num(waiting_us)
         return cls(
-            captured,
-            waiting_us,
-            np.zeros(waiting_us.shape),
-            cost_us,
-            most_us=most_us,
-            room_us=room_us,
-            non_compute_us=non_compute_us or {},
+            captured, waiting_us, np.zeros(waiting_us.shape), cost_us, most_us=most_us, non_compute_us=non_compute_us or {}
         )
 
     @property
@@ -73,11 +59,6 @@ class Ledger:
         """Non-compute time of some causes that is not attributed yet."""
         empty = np.where(self.captured, 0.0, np.nan)
         return sum((self.non_compute_us[cause] - self.of_causes_us.get(cause, 0.0) for cause in causes), empty)
-
-    def of_device_work(self, saving_us: float) -> tuple[float, Ledger]:
-        """What less work for the device saves while hosts launch as fast as they do, with the new ledger."""
-        saved_us = min(saving_us, self.room_us)
-        return saved_us, replace(self, room_us=self.room_us - saved_us)
 
     def attribute(
         self,

@@ -10,7 +10,7 @@ from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Finding, Thresholds, advice, by_rank, ms
 
-#: What a rank spends longer than the others, in words. Data loading and saving have findings of their own.
+#: Parts of an iteration, in words. Data loading and saving have findings of their own.
 _SPENT = {"operators_us": "in operators", "other_us": "in Python between operators", "communication_us": "in transfers"}
 
 #: CPUs that other processes use too make a rank late by chance: it must be the latest this often, by this share.

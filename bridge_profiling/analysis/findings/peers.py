@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Grid
 from bridge_profiling.analysis.findings.types import Thresholds
@@ -23,7 +24,9 @@ _OF_ITERATIONS, _OF_PEERS = 2.0, 3.0
 
 #: A process that shares a GPU interrupts whichever kernel runs, for a slice of 1 to 3 ms: the longest execution of a kernel
 #: is then this many times as long as on other ranks, and this much longer. So many different kernels rule out coincidence.
-_SLICED, _SLICE_US, _SLICED_KERNELS = 3.0, 1_000.0, 3
+#: One is enough on a rank whose device also idles between launched kernels for this share of an iteration more than its peers':
+#: slices begin there too. Without another process the difference is below 0.01.
+_SLICED, _SLICE_US, _SLICED_KERNELS, _STALLED = 3.0, 1_000.0, 3, 0.03
 
 #: Ranks that launch as many kernels, to this share, do the same on data of another size.
 _AS_MANY = 0.02
@@ -155,6 +158,9 @@ def contended_ranks(evidence: Evidence, peers: Sequence[Sequence[int]]) -> list[
     for row in evidence.kernels.to_pylist():
         if row["kind"] == "compute":
             longest[row["name"]][row["rank"]] = row
+    stalled = beyond_peers(evidence.idle_us(Cause.dependency_stalled), [list(places) for places in peers])
+    usual = evidence.typical_us(stalled)
+    stalling = [rank for rank in unlike_peers(evidence, stalled, [*map(list, peers)]) if evidence.share(usual[rank]) > _STALLED]
     found = []
     for places in peers:
         members = [evidence.ranks[place] for place in places]
@@ -163,12 +169,12 @@ def contended_ranks(evidence: Evidence, peers: Sequence[Sequence[int]]) -> list[
             present = [rank for rank in members if rank in rows]
             if len(present) > 1:
                 most, mean = (np.array([rows[rank][name] for rank in present]) for name in ("max_us", "mean_us"))
-                usual = _median_of_others(most)
+                others = _median_of_others(most)
                 # Not a kernel with executions of several sizes: the mean stays below a slice.
-                hit = (most > np.maximum(_SLICED * usual, usual + _SLICE_US)) & (mean < most / 2)
+                hit = (most > np.maximum(_SLICED * others, others + _SLICE_US)) & (mean < most / 2)
                 for place in np.flatnonzero(hit):
                     sliced[present[place]] += 1
-        found += [rank for rank in members if sliced[rank] >= _SLICED_KERNELS]
+        found += [rank for rank in members if sliced[rank] >= (1 if rank in stalling else _SLICED_KERNELS)]
     return found
 
 

@@ -89,7 +89,7 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     if confidence is Confidence.high and any(np.nanmin(excess[:, evidence.ranks.index(rank)]) <= 0 for rank in slow):
         confidence, reason = Confidence.medium, "the ranks are not slow in every captured iteration"
     saving_us, ledger = ledger.attribute(np.where(np.isin(evidence.ranks, slow), excess, 0.0))
-    saving_us, ledger = ledger.of_device_work(saving_us)
+    saving_us = min(saving_us, evidence.room_us)
     named = ranks_in_words(slow, evidence.ranks).capitalize()
     computes = "compute up to" if len(slow) > 1 else "computes"
     mostly = ", mostly in matrix products" if extra and products / extra > 0.5 else ""

@@ -37,7 +37,7 @@ def contended_device(evidence: Evidence, thresholds: Thresholds, ledger: Ledger)
         return [], ledger
     of_stalls, ledger = ledger.attribute(np.where(here, stalled, 0.0), (Cause.dependency_stalled,))
     of_compute, ledger = ledger.attribute(np.where(here, slower, 0.0))
-    of_compute, ledger = ledger.of_device_work(of_compute)
+    of_compute = min(of_compute, evidence.room_us)
     worst = max(ranks, key=lambda rank: excess[rank])
     longest = sorted(
         (row for row in evidence.kernels.to_pylist() if row["rank"] == worst and row["kind"] == "compute"),
@@ -78,7 +78,7 @@ def uneven_work(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> F
         mean[:, places] = np.nanmean(evidence.compute_us[:, places], axis=1)[:, None]
     excess = np.where(excess_compute_us(evidence, peers) > 0, np.maximum(evidence.compute_us - mean, 0.0), 0.0)
     saving_us, ledger = ledger.attribute(np.where(np.isnan(evidence.duration_us), np.nan, excess))
-    saving_us, ledger = ledger.of_device_work(saving_us)
+    saving_us = min(saving_us, evidence.room_us)
     ranks = sorted(turns)
     sizes = {
         str(rank): [

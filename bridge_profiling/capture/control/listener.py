@@ -33,6 +33,7 @@ from bridge_profiling.errors import CaptureError, ProfilingConfigError, one_line
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.manifest import Trigger
 from bridge_profiling.nsys.launch import runs_under_nsys
+from bridge_profiling.printable import printable
 from bridge_profiling.processes import pid_space
 from bridge_profiling.slow_iterations import COOL_DOWN, SlowWatch
 
@@ -232,7 +233,7 @@ class Coordinator:
             request = protocol.parse_request(text)
             self._accept(request)
         except ProfilingConfigError as error:
-            logger.warning("refused a capture request: %s", error)
+            logger.warning("refused a capture request: %s", printable(str(error)))
             # The client looks for the answer under the request's name, unless that is another request's.
             request_id = protocol.new_id() if request is None or self._requests.knows(request.id) else request.id
             refused = protocol.RefusedRequest(refused=str(error), request=request or text[:1000])
@@ -250,9 +251,10 @@ class Coordinator:
         self._requests.write("accepted.json", accepted)
         self._status = replace(self._status, open=accepted)
         self._accepted.append(accepted)
+        reason = printable(accepted.reason or "no reason given")
         logger.info(
             "accepted request %s (%s): iterations %d to %d of rank(s) %s with %s", accepted.id,
-            accepted.reason or "no reason given", accepted.start, accepted.window.last, accepted.ranks, accepted.profilers,
+            reason, accepted.start, accepted.window.last, accepted.ranks, accepted.profilers,
         )  # fmt: skip
 
     def _update_status(self, ended: str | None) -> None:

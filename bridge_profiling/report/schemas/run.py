@@ -156,6 +156,46 @@ class Check(TypedDict):
     reason: Annotated[str, doc("Why the answer is unknown; empty if it is known")]
 
 
+class PhaseMemory(TypedDict):
+    """Device memory that was allocated around a phase, in the captured iterations of a rank."""
+
+    rank: Annotated[Rank, doc("Global rank")]
+    phase: Annotated[str, doc("`forward`, `backward`, …")]
+    count: Annotated[Count, doc("Number of calls")]
+    before_bytes: Annotated[MeanBytes, doc("Mean before the phase")]
+    after_bytes: Annotated[MeanBytes, doc("Mean after it")]
+    peak_bytes: Annotated[Bytes, doc("Highest peak in it")]
+
+
+class WallClock(TypedDict):
+    """A timer of DeepSpeed's wall-clock breakdown, in the captured iterations of a rank."""
+
+    rank: Annotated[Rank, doc("Global rank")]
+    timer: Annotated[str, doc("DeepSpeed's name of the timer")]
+    mean_us: Annotated[Microseconds, doc("Mean of an iteration")]
+    deviation_us: Annotated[Microseconds, doc("Standard deviation over the iterations")]
+    share: Annotated[Share | None, doc("The mean as a share of the profiled iteration; null if that is unknown")]
+
+
+class FlopsProfile(TypedDict):
+    """DeepSpeed's FLOPs profile of a rank."""
+
+    rank: Annotated[Rank, doc("Global rank")]
+    iteration: Annotated[int, doc("The iteration that was profiled")]
+    forward_flops: Annotated[Count, doc("Floating-point operations of its forward pass")]
+    parameters: Annotated[Count, doc("Parameters of the model on this rank")]
+    forward_us: Annotated[Microseconds | None, doc("Time of the forward pass by the engine's timer; null if it has none")]
+    tflops: Annotated[Teraflops | None, doc("Speed of the forward pass; null without its time")]
+
+
+class Measured(TypedDict):
+    """What an integration measured inside the window, from the manifests."""
+
+    phase_memory: Annotated[list[PhaseMemory], doc("By rank and phase; empty if no integration measured it")]
+    wall_clock: Annotated[list[WallClock], doc("By rank and timer; empty without DeepSpeed's breakdown")]
+    flops_profile: Annotated[list[FlopsProfile], doc("By rank; empty without DeepSpeed's FLOPs profiler")]
+
+
 class Device(TypedDict):
     """Device time over the whole capture. Times are unions over all streams."""
 
@@ -544,6 +584,7 @@ class RunDocument(TypedDict):
     schema_version: Annotated[Literal[1], doc("Keys may be added; within a version none changes its meaning")]
     verdict: Annotated[Verdict, doc("The answer in short")]
     scorecard: Annotated[list[Check], doc("The checklist of a fast training")]
+    measured: Annotated[Measured, doc("What an integration measured")]
     budget: Annotated[Budget, doc("Where the time of the typical iteration goes")]
     ranks: Annotated[list[RankAnswer], doc("One for each rank and profiler")]
     collectives: Annotated[list[Collective], doc("Communication by operation and group")]

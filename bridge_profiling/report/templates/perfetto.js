@@ -46,7 +46,8 @@ function connectPerfetto() {
         await navigator.clipboard.writeText(copy.dataset.copy);
         copy.textContent = "Copied";
       } catch {
-        getSelection().selectAllChildren(copy.closest("tr").querySelector("a")); // where pages may not copy, the user may
+        // Where pages may not copy, the user may.
+        getSelection().selectAllChildren(copy.closest("tr, .python").querySelector("a, code"));
         copy.textContent = "Press Ctrl+C";
       }
     });

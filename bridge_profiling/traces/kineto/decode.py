@@ -111,7 +111,7 @@ _FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _QUOTED_OR_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|-?\b(?:Infinity|inf|NaN|nan)\b(?:\(ind\))?', re.DOTALL)
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 
-#: What is left of events that cannot be decoded.
+#: Traces of events that cannot be decoded.
 _PHASE = re.compile(rb'"ph"\s*:')
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"[^"]*"')
 _LOST_DEVICE = re.compile(rb'"cat"\s*:\s*"(?:kernel|(?:gpu_)?mem(?:cpy|set))"', re.IGNORECASE)

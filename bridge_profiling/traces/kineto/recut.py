@@ -22,15 +22,15 @@ _NESTED_BYTES = 1 << 16
 
 #: A token, and what JSON allows after it, so that a scan ends soon after a damaged character.
 _TOKEN = re.compile(
-    rb"""\s*(?:[,:]\s*)?
-    (?: (\[|\{(?=\s*["}]))
-      | ([\]}])
-      | (?:"[^"\\]*+(?:\\.[^"\\]*+)*+" | [^\s"{}\[\],:]+) (?=\s*[:,}\]])
+    rb"""\s*
+    (?: ([\]}])
+      | (?:[,:]\s*)?
+        (?: (\[|\{(?=\s*["}])) | (?:"[^"\\]*+(?:\\.[^"\\]*+)*+" | [^\s"{}\[\],:]++) (?=\s*[:,}\]]) )
     )""",
     re.DOTALL | re.VERBOSE,
 )
-#: What can precede the end of text that goes on elsewhere.
-_UNFINISHED = re.compile(rb'\s*(?:[,:]\s*)?(?:\{\s*|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:\\|"\s*)?|[^\s"{}\[\],:]+\s*)?\Z', re.DOTALL)
+#: The end of text that goes on in the next piece.
+_UNFINISHED = re.compile(rb'\s*(?:[,:]\s*)?(?:\{\s*|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:\\|"\s*)?|[^\s"{}\[\],:]++\s*)?\Z', re.DOTALL)
 _CLOSING = {b"[": b"]", b"{": b"}"}
 
 _GAP = re.compile(rb"[\s,]*")
@@ -99,14 +99,12 @@ def _recut_end(
         if ended is not None:
             return (begin, None) if ended.end() == len(text) and not last else (ended.end(), ended.end())
         found = scan(text, begin, len(text))
-        if found.end is None:
+        if found.end is None or not take(text[begin : found.end]):
             break
-        if not take(text[begin : found.end]):
-            lose(text[begin : found.end])
         begin = found.end
     if begin == len(text) or not last or found.unfinished:
         return begin, None
-    ended = _END_AFTER_DAMAGE.search(text, found.reached)
+    ended = _END_AFTER_DAMAGE.search(text, max(found.reached - 1, begin))
     lose(text[begin : None if ended is None else ended.start()])
     return (len(text), None) if ended is None else (ended.end(), ended.end())
 
@@ -117,9 +115,9 @@ def scan(text: bytes, begin: int, limit: int) -> Value:
     place = begin
     while (token := _TOKEN.match(text, place, limit)) is not None:
         place = token.end()
-        if token[1]:
-            expected.append(_CLOSING[token[1]])
-        elif token[2] and (not expected or expected.pop() != token[2]):
+        if token[2]:
+            expected.append(_CLOSING[token[2]])
+        elif token[1] and (not expected or expected.pop() != token[1]):
             return Value(None, place)
         if not expected:
             return Value(place, place)

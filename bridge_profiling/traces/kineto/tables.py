@@ -97,7 +97,8 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, operators: bool, ex
     lost = _lost(reader, collected, recorded)
     if unusable := lost.total - collected.negative:
         least = "at least " if reader.damaged else ""
-        info.add_caveat("events_undecodable", f"{least}{unusable} events could not be decoded and are left out")
+        text = f"{least}{unusable} events could not be decoded and are left out"
+        info.add_caveat("events_undecodable", text, of_file=True)
     info.caveats += [*_events_left_out(collected), *trace_caveats(info, tables, "ProfilerStep#N")]
     if reader.error is not None:
         info.error = f"{reader.error}; everything before it was read"

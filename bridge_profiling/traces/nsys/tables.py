@@ -266,7 +266,7 @@ def _add_caveats(database: Database, info: RankInfo, work: DeviceWork, calls: Ca
         info.error = f"{database.name} is not complete: {database.pending}" + (f"; {info.error}" if info.error else "")
     if work.unnamed:
         text = f"{work.unnamed} kernels have no readable name in StringIds: whether they communicate is unknown"
-        info.add_caveat("kernels_unnamed", text)
+        info.add_caveat("kernels_unnamed", text, of_file=True)
     if work.whole_graphs:
         text = f"{work.whole_graphs} executions of CUDA graphs were recorded as a whole and count as compute"
         info.add_caveat("graphs_whole", f"{text}, communication included; --cuda-graph-trace=node records their kernels")
