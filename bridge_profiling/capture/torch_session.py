@@ -42,11 +42,12 @@ class TorchSession:
     def __init__(self, profile: Any) -> None:
         self._profile = profile
         self.phase, self._reason = "idle", _OVERTAKEN
-        self._thread, self._name = threading.get_ident(), threading.current_thread().name
+        # The object, not its number: that of a thread that has ended goes to the next one.
+        self._thread = threading.current_thread()
         #: Threads whose own profilers have replaced this recording in Kineto, and have not ended.
-        self._others: set[int] = set()
+        self._others: set[threading.Thread] = set()
         #: The thread in which this session itself calls torch.
-        self._calling: int | None = None
+        self._calling: threading.Thread | None = None
         self._unwatch: Callable[[], None] = lambda: None
         #: Our ranges that may be open, the outermost first. The loop has left those that are garbage-collected.
         self._ranges: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
@@ -100,7 +101,7 @@ class TorchSession:
 
     def close(self) -> None:
         """Leave nothing in Kineto, not even an armed recording: the interpreter crashes when it exits with one."""
-        own = threading.get_ident() == self._thread
+        own = threading.current_thread() is self._thread
         if self.phase == "armed" and own:
             with self._own_call():
                 self._profile.start_trace()
@@ -121,9 +122,8 @@ class TorchSession:
         """Remove what is left, if this is its thread and no other profiler's recording would end with it."""
         import torch
 
-        alive = {thread.ident for thread in threading.enumerate()}
-        if self.phase == "lost" and self._thread in alive:
-            if threading.get_ident() != self._thread or self._others & alive:
+        if self.phase == "lost" and self._thread.is_alive():
+            if threading.current_thread() is not self._thread or any(one.is_alive() for one in self._others):
                 return
             if torch.autograd._profiler_enabled():
                 self._end()
@@ -134,9 +134,9 @@ class TorchSession:
 
     def _check_thread(self, action: str) -> None:
         thread = threading.current_thread()
-        if thread.ident != self._thread:
+        if thread is not self._thread:
             raise CaptureError(
-                f"torch records one thread: the window was opened in {self._name} and {action} in {thread.name};"
+                f"torch records one thread: the window was opened in {self._thread.name} and {action} in {thread.name};"
                 " call the hook from one thread"
             )
 
@@ -180,7 +180,7 @@ class TorchSession:
 
     @contextmanager
     def _own_call(self) -> Iterator[None]:
-        self._calling = threading.get_ident()
+        self._calling = threading.current_thread()
         try:
             yield
         finally:
@@ -188,10 +188,10 @@ class TorchSession:
 
     def _begins(self, function: str) -> None:
         """Another profiler begins: in our thread, end ours, since ending both crashes; in another one, Kineto drops ours."""
-        thread = threading.get_ident()
-        if thread == self._calling or self.phase == "idle":
+        thread = threading.current_thread()
+        if thread is self._calling or self.phase == "idle":
             return
-        if thread != self._thread:
+        if thread is not self._thread:
             if function == _PREPARES:
                 self._others.add(thread)
                 self.phase = "idle" if self.phase == "armed" else "lost"
@@ -204,8 +204,8 @@ class TorchSession:
             self.phase = "idle"
 
     def _ended(self, function: str) -> None:
-        if threading.get_ident() != self._calling:
-            self._others.discard(threading.get_ident())
+        if threading.current_thread() is not self._calling:
+            self._others.discard(threading.current_thread())
 
 
 def _records_elsewhere() -> bool:
