@@ -1,5 +1,6 @@
 """Each row of the table in docs/concepts/faults.md: what was captured is kept, the manifest is true, and no loss changes."""
 
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -75,8 +76,12 @@ def test_a_fault_leaves_what_was_captured_and_the_truth_about_it(run, monkeypatc
     fault, profiler, ended, captured, status, losses = row
     run.train(None, range(6))
     plain, folder = run.losses, "iter-2-5"
-    replaced = lambda: (run.root / "torch").write_text("in the way")  # noqa: E731
-    strike = {**STRIKES, "the output directory is replaced": replaced}.get(fault, lambda: None)
+
+    def replace() -> None:
+        shutil.rmtree(run.root / "torch", ignore_errors=True)
+        (run.root / "torch").write_text("in the way")
+
+    strike = {**STRIKES, "the output directory is replaced": replace}.get(fault, lambda: None)
     assert fault in {"none", AGAIN, READ_ONLY, FULL, "the output directory is replaced", *STRIKES, *PATCHED}
     if fault == AGAIN:
         train(run, profiler, strike)

@@ -34,6 +34,7 @@ def test_a_signal_during_a_collection_still_interrupts_the_training(run):
         raise Alarm
 
     def collect() -> None:
+        gc.collect()  # callbacks of other tests' weak references would drop it as well
         many = [[] for _ in range(300_000)]
         for one in many:
             one.append(many)
