@@ -319,13 +319,13 @@ def _overhead(summary: Summary) -> Iterator[str]:
     elif summary.unprofiled and typical_us:
         cost_us = summary.unprofiled.estimated_cost_us
         if cost_us < _SMALL * typical_us:
-            yield f"Profiler overhead is estimated to be below {words.percent(_SMALL)} of an iteration (no manifest)."
+            yield f"Profiler overhead is below {words.percent(_SMALL)} of an iteration (estimated: no unprofiled one is recorded)."
         else:
             without = words.milliseconds(max(typical_us - cost_us, 0.0))
-            took = words.milliseconds(typical_us)
-            yield f"Profiled, an iteration takes {took}; without the profiler about {without} (estimated, no manifest)."
+            took, how = words.milliseconds(typical_us), "estimated: no unprofiled one is recorded"
+            yield f"Profiled, an iteration takes {took}; without the profiler about {without} ({how})."
     elif summary.attribution:
-        yield "Profiler overhead is unknown (no manifest); profiled iterations are longer than others."
+        yield "Profiler overhead is unknown (no unprofiled iteration is recorded); profiled iterations are longer than others."
 
 
 def _caveats(summary: Summary) -> Iterator[str]:

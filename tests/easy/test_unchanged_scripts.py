@@ -87,7 +87,7 @@ def test_two_ranks_share_a_folder_and_their_losses_are_those_of_the_script_alone
     )
     assert profiled.returncode == 0, profiled.stderr
     assert re.search(rf"bridge-profiling: type: \S*bridge-profiling report {tmp_path}/out", profiled.stderr)
-    assert "no device work" in profiled.stdout.lower()
+    assert "on CPUs" in profiled.stdout
     assert (tmp_path / "out" / "report-iter-3-6.html").stat().st_size > 100_000
     # Both ranks see the same samples, so that their mean gradient is each one's, and print into one another's lines.
     texts = (python(tmp_path, str(PLAIN_LOOP)).stdout, profiled.stdout)

@@ -239,7 +239,7 @@ class Evidence:
     def confidence(self, *, of_host: bool = False) -> tuple[Confidence, str]:
         """How certain a finding about lost time can be, and why not more; the profiler's cost matters to times of the host."""
         if of_host and not self.profiler_us:
-            return Confidence.low, "profiler overhead is estimated, not measured (no manifest)"
+            return Confidence.low, "profiler overhead is estimated, not measured (no unprofiled iteration is recorded)"
         if len(self.numbers) >= ENOUGH_ITERATIONS:
             return Confidence.high, ""
         if self.per == "capture":

@@ -68,14 +68,14 @@ if [ -n "$metrics" ]; then
   if grep -qE '"'"'^[[:space:]]*[0-9]+:'"'"' <<< "$devices"; then options+=("$metrics=$gpus")
   else say "no GPU metrics here: $(tail -n +2 <<< "$devices" | tr -s '"'"'[:space:]'"'"' '"'"' '"'"')"; fi
 fi
-mark=$folder/.started.$BASHPID
-[ -n "$folder" ] && mkdir -p "$folder" && touch "$mark"
+mark=
+[ -n "$folder" ] && mkdir -p "$folder" && mark=$(mktemp "$folder/.started.XXXXXXXX")
 nsys "${options[@]}" "${@:count+1}" &
 nsys=$!
 trap '"'"'kill -TERM $nsys'"'"' TERM INT
 wait $nsys; code=$?
 while kill -0 $nsys 2> /dev/null; do wait $nsys; code=$?; done
-if [ -n "$folder" ]; then
+if [ -n "$mark" ]; then
   if [ -z "$(find "$folder" -name '"'"'*.nsys-rep'"'"' -newer "$mark" 2> /dev/null)" ]; then
     say "nsys left no report under $folder: its capture range was never reached, or it was lost"
   fi
