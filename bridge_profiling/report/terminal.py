@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +20,9 @@ from bridge_profiling.report.words import UNKNOWN, first_sentence
 
 #: Rows of a table of ranks, and findings, on a terminal; a pipe gets all.
 _RANKS, _FINDINGS = 16, 6
+
+#: The least width of a long name, in characters.
+_NAME = 12
 
 #: Letters of a bar.
 _BAR = 40
@@ -45,7 +49,7 @@ def print_report(view: PageView, console: Console) -> None:
             _print_plain(numbers, console)
     for ranges in (*phases.tables, *checklist.tables):
         console.print()
-        console.print(_boxed(ranges)) if console.is_terminal else _print_plain(ranges, console)
+        console.print(_boxed(ranges, console.width)) if console.is_terminal else _print_plain(ranges, console)
     if view.findings:
         (_print_findings if console.is_terminal else _print_plain_findings)(view.findings, console)
         for finding in view.findings:
@@ -75,7 +79,7 @@ def print_tables(tables: Iterable[TableView], limitations: Sequence[str], consol
     """Print tables, then what the captures cannot show."""
     for view in tables:
         if console.is_terminal:
-            console.print(_boxed(view))
+            console.print(_boxed(view, console.width))
         else:
             _print_plain(view, console)
             console.print()
@@ -100,18 +104,40 @@ def _print_verdict(verdict: Verdict, console: Console) -> None:
         console.print(_text(f"Note: {text}", "dim"), soft_wrap=not wrapped)
 
 
-def _boxed(view: TableView) -> Table:
+def _boxed(view: TableView, width: int) -> Table:
     hidden = max(len(view.rows) - _RANKS, 0) if view.of_ranks else 0
     caption = _text(f"and {hidden} more rows: --json has them" if hidden else view.note)
-    table = Table(title=_text(view.title), title_justify="left", caption=caption or None, caption_justify="left")
-    for heading, number in zip(view.columns, view.numeric, strict=True):
+    rows = [[printable(cell.text) for cell in row] for row in view.rows[: len(view.rows) - hidden]]
+    # A number is never broken; headings are, between words.
+    widths = [
+        max([*map(len, heading.split()), *(len(row[place]) for row in rows if number)], default=1)
+        for place, (heading, number) in enumerate(zip(view.columns, view.numeric, strict=True))
+    ]
+    if view.name_last:
+        widths[-1] = _NAME
+    boxed = sum(widths) + 3 * len(widths) < width
+    spare = width - sum(widths) - (3 * len(widths) + 1 if boxed else len(widths))
+    table = Table(
+        title=_text(view.title),
+        title_justify="left",
+        caption=caption or None,
+        caption_justify="left",
+        box=box.HEAVY_HEAD if boxed else None,
+        padding=(0, 1) if boxed else (0, 1, 0, 0),
+    )
+    for heading, number, least in zip(view.columns, view.numeric, widths, strict=True):
         # A long name is cut to the width of the terminal; nothing else is.
         name = view.name_last and heading == view.columns[-1]
         table.add_column(
-            _text(heading), justify="right" if number else "left", overflow="ellipsis" if name else "fold", no_wrap=name
+            _text(heading),
+            justify="right" if number else "left",
+            overflow="ellipsis" if name else "fold",
+            no_wrap=name,
+            width=max(least + spare, 1) if name else least if number else None,
+            min_width=None if name else least,
         )
-    for row in view.rows[: len(view.rows) - hidden]:
-        table.add_row(*(_text(cell.text) for cell in row))
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -197,12 +223,14 @@ def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
         if any(capture.mfu(profiled=profiled) for capture in captures):
             columns[f"MFU, {name}"] = lambda capture, profiled=profiled: middle(capture.mfu(profiled=profiled), "{:.1%}")
     title = f"window {window.start}-{window.end}" if window else "captures"
-    console.print(_boxed(table("captures", title, captures, columns)))
+    console.print(_boxed(table("captures", title, captures, columns), console.width))
     operators = [row for capture in captures if capture.torch_trace is not None for row in _operators(capture)]
     if operators:
         title = f"top {_OPERATORS} operators, by self time on the host"
         headings = ["rank", "self time", "calls", "operator"]
-        console.print(_boxed(TableView("operators", title, headings, [[Cell(text) for text in row] for row in operators])))
+        console.print(
+            _boxed(TableView("operators", title, headings, [[Cell(text) for text in row] for row in operators]), console.width)
+        )
     for capture in captures:
         if capture.manifest.reason:
             console.print(_text(f"rank {capture.rank}: {capture.manifest.reason}"))

@@ -317,12 +317,12 @@ def _overhead(summary: Summary) -> Iterator[str]:
         if cost_us > 0:
             yield f"Profiling made an iteration {words.milliseconds(cost_us)} longer, according to the manifests."
     elif summary.unprofiled and typical_us:
-        cost_us = summary.unprofiled.estimated_cost_us
+        cost_us, how = summary.unprofiled.estimated_cost_us, "estimated: no unprofiled one is recorded"
         if cost_us < _SMALL * typical_us:
-            yield f"Profiler overhead is below {words.percent(_SMALL)} of an iteration (estimated: no unprofiled one is recorded)."
+            yield f"Profiler overhead is below {words.percent(_SMALL)} of an iteration ({how})."
         else:
             without = words.milliseconds(max(typical_us - cost_us, 0.0))
-            took, how = words.milliseconds(typical_us), "estimated: no unprofiled one is recorded"
+            took = words.milliseconds(typical_us)
             yield f"Profiled, an iteration takes {took}; without the profiler about {without} ({how})."
     elif summary.attribution:
         yield "Profiler overhead is unknown (no unprofiled iteration is recorded); profiled iterations are longer than others."
