@@ -41,6 +41,11 @@ _SECTIONS = [
 ]
 _SECTIONS += ["quality", "raw"]
 
+#: Pictures show no directory of the machine that made them.
+_SHORT_PATHS = r"""document.querySelectorAll(".python code").forEach(
+    (line) => { line.textContent = line.textContent.replace(/'[^']*\/(?=[^'/]*')/, "'"); }
+)"""
+
 #: The pictures of docs/how-to/worked-examples.md: the capture, the part of its page, and what is clicked before.
 _WORKED = {
     "worked-data-budget": ("plant_data", "#budget", None),
@@ -160,6 +165,7 @@ def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(page: Page, 
     assert page.locator("#figure-flame .slice").count() > 40
     folder = Path(os.environ.get("PAGE_PICTURES", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
+    page.evaluate(_SHORT_PATHS)
     page.screenshot(path=folder / "page-top.png")
     for section in _SECTIONS[1:]:
         # Of the findings the first, of the rest a screen: pictures are to be looked at, and lie in a repository.
@@ -181,6 +187,7 @@ def test_the_worked_examples_show_parts_of_the_page(
         if click:
             shown.locator("button", has_text=click).click()
             page.wait_for_timeout(300)
+        page.evaluate(_SHORT_PATHS)
         assert shown.locator("svg.main-svg").count() >= 1
         shown.screenshot(path=folder / f"{name}.png")
 
