@@ -12,14 +12,12 @@ import os
 import signal
 import sys
 import uuid
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 from bridge_profiling.capture.control.listener import Listener
@@ -35,6 +33,7 @@ from bridge_profiling.capture.signals import (
     unwind_on,
     woken_on_exit,
 )
+from bridge_profiling.capture.timer import IterationTimer
 from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowSchedule, planned_windows
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import ProfilingConfigError, one_line, require
@@ -43,9 +42,6 @@ from bridge_profiling.layout import ParallelLayout, select_ranks
 from bridge_profiling.plain import safe_name, text_of, whole_number
 
 logger = logging.getLogger(__name__)
-
-#: How many iterations' durations are kept, and go into a manifest.
-_KEPT_DURATIONS = 1000
 
 #: Phases that make no iteration count as slow.
 _LONG_PHASES = frozenset({"checkpoint", "evaluation"})
@@ -116,7 +112,7 @@ class ProfilingHook:
         self._schedule = WindowSchedule(rank, self._build_window, self.wake)
         self._window: CaptureWindow | None = None
         self._edge = 0 if self._config.nvtx_ranges else NEVER
-        timer = self._timer = _IterationTimer(self._end_iteration)
+        timer = self._timer = IterationTimer(self._end_iteration)
         self._mark = timer.mark
         self._iteration_ranges = ExitStack()
         #: Whether the loop counts with another type than int; whether every iteration had a number.
@@ -371,85 +367,6 @@ class _Ranges(ExitStack):
     def __exit__(self, *details: Any) -> None:
         with guarded("a range did not end", self._rank):
             super().__exit__(*details)
-
-
-class _IterationTimer:
-    """When the last iterations began and ended; every iteration runs what is here, so it does no more than take marks.
-
-    Attributes:
-        around: the context manager around the next iteration; it has nothing but the end to mark unless `watched`.
-        mark: appends an iteration's number, then the second at which it began. `around` appends that of its end, if it
-            ends without an exception: three appends cost less than an object for each iteration (benchmarks/hook_overhead.py).
-    """
-
-    __slots__ = ("_marks", "_timing", "_watching", "around", "mark")
-
-    def __init__(self, ended: Callable[[int, BaseException | None], None]) -> None:
-        self._marks: deque[int | float] = deque(maxlen=3 * _KEPT_DURATIONS)
-        self.mark = self._marks.append
-        self.around = self._timing = _timing(self.mark)
-        self._watching = _watching(self, ended)
-
-    @property
-    def watched(self) -> bool:
-        """Whether the end of the iteration matters to more than its duration."""
-        return self.around is self._watching
-
-    @watched.setter
-    def watched(self, watched: bool) -> None:
-        self.around = self._watching if watched else self._timing
-
-    def running(self) -> int | None:
-        """The iteration that began last; None before the first."""
-        return next((int(mark) for mark in reversed(self._marks.copy()) if type(mark) is not float), None)
-
-    def durations(self) -> list[tuple[int, int]]:
-        """`(iteration, nanoseconds)` of the last iterations that ended, the oldest first. Any thread may ask."""
-        durations: list[tuple[int, int]] = []
-        iteration = began = None
-        for mark in self._marks.copy():
-            if type(mark) is not float:
-                iteration, began = int(mark), None
-            elif began is None:
-                began = mark
-            elif iteration is not None:
-                durations.append((iteration, round((mark - began) * 1e9)))
-        return durations[-_KEPT_DURATIONS:]
-
-
-def _timing(mark: Callable[[float], None]) -> AbstractContextManager:
-    """Marks the end of an iteration: with `ProfilingHook.iteration`, everything that runs in each of them.
-
-    `with` looks both methods up in the class, so each hook has a class of its own: its static method needs no `self`, which
-    saves a sixth of the whole (benchmarks/hook_overhead.py).
-    """
-
-    class Timing(AbstractContextManager):
-        # `iteration()` has read the clock already, so entering has nothing to do, and the cheapest no-op is a builtin.
-        __enter__ = [].clear
-
-        @staticmethod
-        def __exit__(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-            if kind is None:
-                mark(perf_counter())
-
-    return Timing()
-
-
-def _watching(timer: _IterationTimer, ended: Callable[[int, BaseException | None], None]) -> AbstractContextManager:
-    """Marks the end as well, and then calls `ended` with the iteration's number and error if it is still `watched`."""
-    end = _timing(timer.mark).__exit__
-
-    class Watching(AbstractContextManager):
-        __enter__ = [].clear
-
-        @staticmethod
-        def __exit__(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-            end(kind, error, trace)
-            if timer.watched:
-                ended(timer.running() or 0, error)
-
-    return Watching()
 
 
 @cache
