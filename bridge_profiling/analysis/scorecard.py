@@ -81,27 +81,28 @@ def scorecard(
     role_us = {row["role"]: row["device_us_sum"] for row in of_roles}
     hosts = host_iterations.to_pylist()
     if hosts and not mine["kernels"]:
-        return pa.Table.from_pylist([_row("data_loading", *_most(_shares(hosts, "data_loading_us")))], schema=_SCHEMA)
+        return pa.Table.from_pylist(
+            [_row("data_loading", *_worst("data_loading", _shares(hosts, "data_loading_us")))], schema=_SCHEMA
+        )
     working = [row for row in mine["attribution"] if row["idle_us"] < row["duration_us"]]
     compute = [row for row in mine["kernels"] if row["kind"] == "compute"]
-    answers = {
-        "device_busy": _least({row["rank"]: 1 - row["idle_us"] / row["duration_us"] for row in working if row["duration_us"]}),
-        "memory_headroom": _least(_free(memory.to_pylist(), infos)),
-        "data_loading": _most(_shares(working, "data_loading_us")),
-        "mixed_precision": (_part(role_us.get("reduced", 0.0), role_us.get("fp32", 0.0) + role_us.get("tf32", 0.0)), None),
-        "fused_attention": (
-            _part(
-                _time(compute, lambda row: bool(FUSED_ATTENTION.search(row["name"] or ""))),
-                role_us.get("attention_other", 0.0) + role_us.get("attention_product", 0.0),
-            ),
-            None,
+    by_rank = {
+        "device_busy": {row["rank"]: 1 - row["idle_us"] / row["duration_us"] for row in working if row["duration_us"]},
+        "memory_headroom": _free(memory.to_pylist(), infos),
+        "data_loading": _shares(working, "data_loading_us"),
+        "overlapped_communication": dict(_overlapped(working, mine["iterations"])),
+    }
+    of_run = {
+        "mixed_precision": _part(role_us.get("reduced", 0.0), role_us.get("fp32", 0.0) + role_us.get("tf32", 0.0)),
+        "fused_attention": _part(
+            _time(compute, lambda row: bool(FUSED_ATTENTION.search(row["name"] or ""))),
+            role_us.get("attention_other", 0.0) + role_us.get("attention_product", 0.0),
         ),
-        "fused_optimizer": (
-            _part(_time(compute, lambda row: row["group"] == "optimizer"), role_us.get("optimizer_sweep", 0.0)),
-            None,
-        ),
-        "compiled_or_graphed": (_compiled(compute, mine["launches"]), None),
-        "overlapped_communication": _least(dict(_overlapped(working, mine["iterations"]))),
+        "fused_optimizer": _part(_time(compute, lambda row: row["group"] == "optimizer"), role_us.get("optimizer_sweep", 0.0)),
+        "compiled_or_graphed": _compiled(compute, mine["launches"]),
+    }
+    answers = {check: (value, None) for check, value in of_run.items()} | {
+        check: _worst(check, values) for check, values in by_rank.items()
     }
     return pa.Table.from_pylist([_row(check, *answers[check]) for check in LIMITS], schema=_SCHEMA)
 
@@ -120,13 +121,10 @@ def _row(check: str, value: float | None, rank: int | None) -> dict[str, Any]:
     return known | {"answer": "yes" if (value >= limit if at_least else value < limit) else "no"}
 
 
-def _least(by_rank: dict[int, float]) -> tuple[float | None, int | None]:
-    rank = min(by_rank, key=lambda rank: (by_rank[rank], rank), default=None)
-    return (None, None) if rank is None else (by_rank[rank], rank)
-
-
-def _most(by_rank: dict[int, float]) -> tuple[float | None, int | None]:
-    rank = max(by_rank, key=lambda rank: (by_rank[rank], -rank), default=None)
+def _worst(check: str, by_rank: dict[int, float]) -> tuple[float | None, int | None]:
+    """The value of the rank that does worst, and that rank; of several, the first."""
+    sign = 1 if LIMITS[check][1] else -1
+    rank = min(by_rank, key=lambda rank: (sign * by_rank[rank], rank), default=None)
     return (None, None) if rank is None else (by_rank[rank], rank)
 
 

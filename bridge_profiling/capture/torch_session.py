@@ -203,7 +203,7 @@ class TorchSession:
         else:
             self.phase = "idle"
 
-    def _ended(self, function: str) -> None:
+    def _ended(self) -> None:
         if threading.current_thread() is not self._calling:
             self._others.discard(threading.current_thread())
 
@@ -221,7 +221,7 @@ def _records_elsewhere() -> bool:
     )
 
 
-def _watch(begins: Callable[[str], None], ended: Callable[[str], None]) -> Callable[[], None]:
+def _watch(begins: Callable[[str], None], ended: Callable[[], None]) -> Callable[[], None]:
     """Call `begins` before torch begins a profiler, and `ended` after it has ended one; returns what undoes it."""
     replaced: list[tuple[Any, str, Any, Any]] = []
     for module in filter(None, map(sys.modules.get, _MODULES)):
@@ -242,7 +242,7 @@ def _watch(begins: Callable[[str], None], ended: Callable[[str], None]) -> Calla
     return unwatch
 
 
-def _watched(original: Any, name: str, begins: Callable[[str], None], ended: Callable[[str], None]) -> Any:
+def _watched(original: Any, name: str, begins: Callable[[str], None], ended: Callable[[], None]) -> Any:
     @wraps(original)
     def call(*arguments: Any, **keywords: Any) -> Any:
         if name != _DISABLES:
@@ -251,6 +251,6 @@ def _watched(original: Any, name: str, begins: Callable[[str], None], ended: Cal
             return original(*arguments, **keywords)
         finally:
             if name == _DISABLES:
-                ended(name)
+                ended()
 
     return call

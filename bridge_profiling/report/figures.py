@@ -88,23 +88,19 @@ def attribution_figure(rows: Sequence[Row], view: str = "cause", title: str = "m
     traces = []
     for part in visible_parts(rows, view):
         name, color = PARTS[part]
-        times = [round(row[part] / 1e3, 4) for row in rows]
-        shares = [round(row[part] / row["duration_us"], 5) if row["duration_us"] else 0.0 for row in rows]
-        traces.append(stacked_bar(name, color, labels, times, shares))
+        traces.append(stacked_bar(name, color, labels, rows, part))
     return stacked(traces, len(rows), title)
 
 
-def stacked_bar(
-    name: str, color: str, labels: Sequence[str], times_ms: Sequence[float], shares: Sequence[float]
-) -> dict[str, Any]:
-    """One part of every bar of a stacked figure."""
+def stacked_bar(name: str, color: str, labels: Sequence[str], rows: Sequence[Row], part: str) -> dict[str, Any]:
+    """One part of every bar of a stacked figure: a column of rows that have `duration_us` as well."""
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
         "y": list(labels),
-        "x": list(times_ms),
-        "customdata": list(shares),
+        "x": [round(row[part] / 1e3, 4) for row in rows],
+        "customdata": [round(row[part] / row["duration_us"], 5) if row["duration_us"] else 0.0 for row in rows],
         "marker": {"color": COLORS[color], "line": {"width": 0}},
         "hovertemplate": "%{y}<br>%{x:.2f} ms, %{customdata:.1%} of the iteration<extra>" + name + "</extra>",
     }

@@ -83,9 +83,9 @@ def host_table(ranks: Sequence[Row]) -> TableView:
 def host_figure(ranks: Sequence[Row]) -> Figure:
     """The same as stacked bars."""
     labels = [f"rank {row['rank']}" for row in ranks]
-    traces = []
-    for part, (name, color) in _PARTS.items():
-        if any(row[part] for row in ranks):
-            shares = [round(row[part] / row["duration_us"], 5) if row["duration_us"] else 0.0 for row in ranks]
-            traces.append(figures.stacked_bar(name, color, labels, [round(row[part] / 1e3, 4) for row in ranks], shares))
+    traces = [
+        figures.stacked_bar(name, color, labels, ranks, part)
+        for part, (name, color) in _PARTS.items()
+        if any(row[part] for row in ranks)
+    ]
     return figures.stacked(traces, len(ranks), "ms of the mean iteration")

@@ -32,7 +32,8 @@ def test_two_ranks_train_and_their_captures_and_a_report_are_shown(tmp_path, kin
     assert len(losses.read_text().splitlines()) == 6
     # The table of what was captured, the paths of the traces, and the report at the end.
     assert "window 2-4" in done.stdout
-    assert "aten::mm" in done.stdout
+    operators = re.findall(r" (\d) .* ms .* aten::", done.stdout)  # which of them are slowest, the machine's load decides
+    assert set(operators) == {"0", "1"}
     lines = done.stdout.splitlines()
     shown = [line for line in lines if line.startswith("/") and line.endswith(".pt.trace.json.gz")]
     assert [Path(line).name for line in shown] == [f"rank-{rank}.pt.trace.json.gz" for rank in (0, 1)]
