@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.folders import Files, files_below
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
 from bridge_profiling.regular_files import modified_ns, open_regular
 from bridge_profiling.traces.bounds import XZ_MEMORY_BYTES
@@ -99,25 +100,26 @@ def find_run(root: Path) -> FoundRun:
         manifests, twice = _by_artifact(usable)
         captures, differing = _with_ranks([(root, _source_of(root) or "kineto")], manifests, root.parent)
         return FoundRun(root, captures, [*unusable, *twice, *differing])
-    written = _manifests_of(root)
+    files = files_below(root)
+    errors = [f"{error.filename} cannot be read: {error.strerror}" for error in files.unreadable]
+    written = manifests_among(files) or _manifests_beside(root)
     usable, unusable = _read_manifests(written)
     manifests, twice = _by_artifact(usable)
-    listed, errors = _files(root)
-    left = dict.fromkeys(listed)
+    left = dict.fromkeys(files.paths)
     for path in written:
         left.pop(path, None)  # a damaged manifest looks like a damaged trace
     sources = [(path, source) for path in left if (source := _source_of(path)) is not None]
     for path, _ in sources:
         del left[path]
     sources += [(path, "kineto") for path in _damaged_siblings(left, [path for path, source in sources if source == "kineto"])]
-    files = _without_exported_reports(sources)
-    if not files:
+    sources = _without_exported_reports(sources)
+    if not sources:
         nothing = f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it"
-        raise TraceError("; ".join([nothing, *errors]))
-    found, differing = _with_ranks(files, manifests, root)
+        raise TraceError("; ".join([nothing, *errors, *(each.text for each in _not_followed(files))]))
+    found, differing = _with_ranks(sources, manifests, root)
     captures, skipped = _newest(found, root)
     caveats = [*_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
-    caveats += [*unusable, *twice, *differing, *_differences(usable, captures)]
+    caveats += [*unusable, *twice, *differing, *_differences(usable, captures), *_not_followed(files)]
     guessed = [capture for capture in captures if capture.rank_source == "order"]
     if guessed:
         text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
@@ -125,14 +127,13 @@ def find_run(root: Path) -> FoundRun:
     return FoundRun(root, sorted(captures, key=lambda capture: (capture.rank, capture.source)), caveats, errors)
 
 
-def _files(root: Path) -> tuple[list[Path], list[str]]:
-    """Files under a directory, without hidden ones (temporary files, and caches); and an error for each unreadable folder."""
-    found: list[Path] = []
-    errors: list[OSError] = []
-    for folder, folders, names in os.walk(root, onerror=errors.append):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
-    return found, [f"{error.filename} cannot be read: {error.strerror}" for error in errors]
+def _not_followed(files: Files) -> list[Caveat]:
+    """A caveat for each link behind which captures could be missed."""
+    texts = {
+        link: f"{link} is a link that was not followed: {why}. Captures behind it are missing"
+        for link, why in files.not_followed.items()
+    }
+    return [Caveat("link_not_followed", text, file=str(link)) for link, text in texts.items()]
 
 
 def _split(path: Path) -> tuple[str, str]:
@@ -214,10 +215,14 @@ def _without_exported_reports(files: list[tuple[Path, Source]]) -> list[tuple[Pa
     return [(path, source) for path, source in files if path.suffix != ".nsys-rep" or path.with_suffix("") not in exported]
 
 
-def _manifests_of(root: Path) -> list[Path]:
-    """Manifests under a directory; for the folder of one window, those next to it that describe it."""
-    found = list(root.rglob("manifest/*/rank-*.json"))
-    return found or list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
+def manifests_among(files: Files) -> list[Path]:
+    """The manifests, by their places; a directory in one's place is none, and its reader says so."""
+    return [path for path in (*files.paths, *files.directories) if path.match("manifest/*/rank-*.json")]
+
+
+def _manifests_beside(root: Path) -> list[Path]:
+    """Manifests next to the folder of one window that describe it."""
+    return list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
 
 
 def _read_manifests(manifests: Iterable[Path]) -> tuple[list[RankCapture], list[Caveat]]:

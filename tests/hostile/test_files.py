@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,36 @@ def test_a_folder_that_cannot_be_read_is_named(typed, folder, monkeypatch):
     monkeypatch.setattr(os, "scandir", refused)
     done = typed("report", "run", "--no-page")
     assert (done.returncode, done.stderr) == (1, "error: run/closed cannot be read: Permission denied\n")
+
+
+#: Where rank 1 is, links with what they lead to, the ranks that are then found, and the link that is named with the reason.
+LINKS = {
+    "elsewhere": ("scratch", {"run/torch": "../scratch"}, [0, 1], None, ""),
+    "twice": ("run/iter-2-4", {"run/a": "iter-2-4", "run/latest": "iter-2-4"}, [0, 1], None, ""),
+    "circle": ("b", {"run/b": "../b", "b/c": "../run"}, [0, 1], None, ""),
+    "behind a link": ("c", {"run/b": "../b", "b/c": "../c"}, [0, 1], None, ""),
+    "around": (".", {"run/up": ".."}, [0], "run/up", "it leads to a directory around run"),
+    "nowhere": (".", {"run/torch": "/nowhere"}, [0], "run/torch", "it leads nowhere"),
+    "itself": (".", {"run/torch": "torch"}, [0], "run/torch", "it leads nowhere"),
+    "large": ("data", {"run/data": "../data"}, [0], "run/data", "more than 20 files are behind it"),
+}
+
+
+@pytest.mark.parametrize(("place", "links", "ranks", "named", "why"), LINKS.values(), ids=LINKS)
+def test_links_to_directories_are_followed_or_named(folder, monkeypatch, place, links, ranks, named, why):
+    monkeypatch.setattr("bridge_profiling.folders._BEHIND_A_LINK", 20)
+    monkeypatch.chdir(folder)
+    write(Path(place, "rank-1.json.gz"), 1)
+    for link, target in links.items():
+        Path(link).parent.mkdir(exist_ok=True)
+        Path(link).symlink_to(target)
+    for number in range(20 if place == "data" else 0):
+        Path("data", str(number)).touch()
+    found = find_run(Path("run"))
+    assert [capture.rank for capture in found.captures] == ranks
+    told = [(each.file, each.text) for each in found.caveats if each.code == "link_not_followed"]
+    assert [file for file, _ in told] == [named] * bool(named)
+    assert all(f"a link that was not followed: {why}." in text for _, text in told)
 
 
 @pytest.mark.parametrize("name", ["config.json", "log_1.json", "rank-1.json", "notes.txt"])
