@@ -66,6 +66,12 @@ _PYTHON = {
 }
 
 
+_ROOFLINE = (
+    "Speed by arithmetic intensity of matrix products, convolutions and attention, with areas as their device times. The lines"
+    " are what the device's memory and its peak allow."
+)
+
+
 def run_tables(run: Run) -> list[TableView]:
     """The tables of `bridge-profiling analyze`."""
     breakdown, hosts = run.breakdown(), host_view.means(run.host_iterations().to_pylist())
@@ -131,13 +137,15 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         {info.rank: entry for info, entry in run.entries()},
     )  # fmt: skip
     iterations = len({row["iteration"] for row in rows["iterations"]}) or 1
+    products = run.matrix_products().to_pylist()
+    roofline = products_view.roofline(products)
     manifests = {each.rank: each for each in summary.manifests if each.rank in shown}.values()
     groups = [row for row in run.kernel_groups().to_pylist() if row["source"] == summary.source]
     work = [
         tables.kernel_groups(groups),
         tables.kernels(rows["kernels"], _MOST_ROWS),
         tables.operators(rows["operators"], _MOST_ROWS),
-        products_view.matrix_products(run.matrix_products().to_pylist(), _MOST_ROWS),
+        products_view.matrix_products(products, _MOST_ROWS),
         measurements.wall_clock(manifests),
         measurements.flops_profile(manifests),
     ]
@@ -148,7 +156,11 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         _iterations(rows["ranks"]),
         _waits(summary, run.waits().to_pylist(), len({row["iteration"] for row in rows["ranks"]}) or 1, rows["pipeline"]),
         _section("findings", kind="findings"),
-        _section("operators" if summary.on_cpus else "work", tables=[table for table in work if table.rows]),
+        _section(
+            "operators" if summary.on_cpus else "work",
+            figures=[] if roofline is None else [FigureView("roofline", {"roofline": roofline}, _ROOFLINE)],
+            tables=[table for table in work if table.rows],
+        ),
         *flame_graph_section(run, summary, rows["iterations"]),
         _communication(
             run.communication().to_pylist(),
