@@ -48,6 +48,7 @@ _OPERATORS = Columns(
     ("category", "thread", "name", "start_ns", "end_ns", "operator"),
     optional=(("shapes", "shapes"), ("stacks", "stack")),
 )
+_MEMORY_EVENTS = Columns("memory_events", ("time_ns", "thread", "device_type", "bytes"))
 _KERNEL_NAMES = Columns("device_events", ("name",))
 _RANGE_NAMES = Columns("host_events", ("category", "name", "start_ns"))
 _COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes"))
@@ -98,7 +99,7 @@ QUESTIONS = {
         ROLES,
         Question("collective_sizes", "rank", counts.collective_sizes, (_COLLECTIVES,)),
         Question("loop_counts", "rank", counts.loop_counts, (_RANGE_NAMES, _ITERATIONS)),
-        Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS)),
+        Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS, _MEMORY_EVENTS)),
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
         Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
         PRODUCTS,

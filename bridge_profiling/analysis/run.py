@@ -237,15 +237,18 @@ class Run:
         """Ranges by name: phases of the step, the program's own, libraries'; host time, device time launched inside, spread."""
         return self.ask("phases")
 
-    def operators(self, *, category: str = "operator", shapes: bool = False, stacks: bool = False) -> pa.Table:
-        """Host operators: own and total time, and the device time that they launched, own and total.
+    def operators(
+        self, *, category: str = "operator", shapes: bool = False, stacks: bool = False, modules: bool = False
+    ) -> pa.Table:
+        """Host operators: own and total time, the device time that they launched, memory, and the module that called them.
 
         Args:
             category: of host ranges: operator, annotation, runtime or python.
             shapes: one row per input shapes.
             stacks: one row per call stack.
+            modules: one row per `nn.Module` that called them.
         """
-        return self.ask("operators", category=category, shapes=shapes, stacks=stacks)
+        return self.ask("operators", category=category, shapes=shapes, stacks=stacks, modules=modules)
 
     def matrix_products(self) -> pa.Table:
         """Matrix products, convolutions and attention by operator and input shapes: FLOPs, TFLOP/s, share of the device's peak.

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from bridge_profiling.analysis.attribution.operators import MEMORY
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY
 from bridge_profiling.layout import number_ranges
 from bridge_profiling.manifest import RankCapture
@@ -167,23 +168,32 @@ def operators(rows: Rows, count: int) -> TableView:
     """Rows of `Run.operators`, those of all ranks added up."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
-        sums = found.setdefault(row["name"], {"name": row["name"], "max_us": 0.0} | dict.fromkeys(_SUMMED, 0))
+        new = {"name": row["name"], "max_us": 0.0, "module": None}
+        sums = found.setdefault(row["name"], new | dict.fromkeys(_SUMMED, 0))
         sums.update({name: sums[name] + (row[name] or 0) for name in _SUMMED}, max_us=max(sums["max_us"], row["max_us"]))
+        sums["module"] = sums["module"] or row["module"]
     shown, note = most(sorted(found.values(), key=lambda row: (-row["self_us"], row["name"])), count)
     of_device = {"own device ms": ms("device_self_us"), "device ms": ms("device_total_us")}
+    of_memory = {
+        heading: of(f"{where}_memory_self_bytes", words.memory)
+        for where, heading in (("cpu", "own host memory"), ("device", "own device memory"))
+        if any(row[f"{where}_memory_self_bytes"] for row in found.values())
+    }
     columns = {
         "count": of("count"),
         "own ms": ms("self_us"),
         "total ms": ms("total_us"),
         **(of_device if any(row["device_total_us"] for row in found.values()) else {}),
         "longest µs": of("max_us", _MICROSECONDS),
+        **of_memory,
+        **({"module": lambda row: row["module"] or ""} if any(row["module"] for row in found.values()) else {}),
         "name": lambda row: _short(row["name"]),
     }
     title = f"Host operators of {words.ranks(sorted({row['rank'] for row in rows}))}, over the whole capture"
     return table("operators", title, shown, columns, name_last=True, filters=[], sorted_by=1, note=note)
 
 
-_SUMMED = ("count", "self_us", "total_us", "device_self_us", "device_total_us")
+_SUMMED = ("count", "self_us", "total_us", "device_self_us", "device_total_us", *MEMORY)
 
 
 def _short(name: str | None, most_letters: int = _NAME) -> str:

@@ -170,6 +170,7 @@ MEMORY_EVENTS = pa.schema(
     [
         RANK,
         ("time_ns", pa.int64()),
+        ("thread", pa.int64()),  # host_events.thread of the operator that allocated or freed; null when not recorded
         ("device_type", NAME),  # cpu | cuda | …, torch's words
         ("device", pa.int32()),  # -1 for the host
         ("address", pa.uint64()),

@@ -312,6 +312,15 @@ class Operator(TypedDict):
     max_us: Annotated[Microseconds, doc("Longest call")]
     device_self_us: Annotated[Microseconds, doc("Device time launched in it, and in no operator or annotation further in")]
     device_total_us: Annotated[Microseconds, doc("Device time launched in it, descendants included")]
+    cpu_memory_self_bytes: Annotated[
+        Bytes | None, doc("Host memory allocated less freed in it, and in no operator further in; null if not recorded")
+    ]
+    cpu_memory_total_bytes: Annotated[Bytes | None, doc("The same, descendants included")]
+    device_memory_self_bytes: Annotated[
+        Bytes | None, doc("Device memory allocated less freed in it, and in no operator further in; null if not recorded")
+    ]
+    device_memory_total_bytes: Annotated[Bytes | None, doc("The same, descendants included")]
+    module: Annotated[str | None, doc("The `nn.Module` that called it for the most own time; null if not recorded")]
 
 
 class MatrixProduct(TypedDict):
