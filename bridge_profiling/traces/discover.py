@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.folders import Files, files_below
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
 from bridge_profiling.regular_files import modified_ns, open_regular
 from bridge_profiling.traces.bounds import XZ_MEMORY_BYTES
+from bridge_profiling.traces.run_files import RunFiles
 from bridge_profiling.traces.types import Caveat, RankSource, Source
 
 #: Codes of caveats that say which of several windows is shown.
@@ -100,40 +100,31 @@ def find_run(root: Path) -> FoundRun:
         manifests, twice = _by_artifact(usable)
         captures, differing = _with_ranks([(root, _source_of(root) or "kineto")], manifests, root.parent)
         return FoundRun(root, captures, [*unusable, *twice, *differing])
-    files = files_below(root)
-    errors = [f"{error.filename} cannot be read: {error.strerror}" for error in files.unreadable]
-    written = manifests_among(files) or _manifests_beside(root)
+    listed = RunFiles(root)
+    left = dict.fromkeys(listed.files)
+    # For the folder of one window, the manifests next to it that describe it.
+    written = listed.manifests or list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
     usable, unusable = _read_manifests(written)
     manifests, twice = _by_artifact(usable)
-    left = dict.fromkeys(files.paths)
     for path in written:
         left.pop(path, None)  # a damaged manifest looks like a damaged trace
     sources = [(path, source) for path in left if (source := _source_of(path)) is not None]
     for path, _ in sources:
         del left[path]
     sources += [(path, "kineto") for path in _damaged_siblings(left, [path for path, source in sources if source == "kineto"])]
-    sources = _without_exported_reports(sources)
-    if not sources:
+    files = _without_exported_reports(_without_links(sources))
+    if not files:
         nothing = f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it"
-        raise TraceError("; ".join([nothing, *errors, *(each.text for each in _not_followed(files))]))
-    found, differing = _with_ranks(sources, manifests, root)
+        raise TraceError("; ".join([nothing, *listed.errors, *(caveat.text for caveat in listed.caveats)]))
+    found, differing = _with_ranks(files, manifests, root)
     captures, skipped = _newest(found, root)
-    caveats = [*_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
-    caveats += [*unusable, *twice, *differing, *_differences(usable, captures), *_not_followed(files)]
+    caveats = [*listed.caveats, *_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
+    caveats += [*unusable, *twice, *differing, *_differences(usable, captures)]
     guessed = [capture for capture in captures if capture.rank_source == "order"]
     if guessed:
         text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
         caveats.append(Caveat("ranks_guessed", text))
-    return FoundRun(root, sorted(captures, key=lambda capture: (capture.rank, capture.source)), caveats, errors)
-
-
-def _not_followed(files: Files) -> list[Caveat]:
-    """A caveat for each link behind which captures could be missed."""
-    texts = {
-        link: f"{link} is a link that was not followed: {why}. Captures behind it are missing"
-        for link, why in files.not_followed.items()
-    }
-    return [Caveat("link_not_followed", text, file=str(link)) for link, text in texts.items()]
+    return FoundRun(root, sorted(captures, key=lambda capture: (capture.rank, capture.source)), caveats, listed.errors)
 
 
 def _split(path: Path) -> tuple[str, str]:
@@ -209,20 +200,19 @@ def _head(path: Path) -> bytes | None:
         return None
 
 
+def _without_links(files: list[tuple[Path, Source]]) -> list[tuple[Path, Source]]:
+    """Of a capture and links to it, the capture: `latest.json` can be a link to `rank-0.json`."""
+    linked = {path: _resolved(path) for path, _ in files if path.is_symlink()}
+    if not linked:
+        return files
+    real = {_resolved(path) for path, _ in files if path not in linked}
+    return [(path, source) for path, source in files if linked.get(path) not in real]
+
+
 def _without_exported_reports(files: list[tuple[Path, Source]]) -> list[tuple[Path, Source]]:
     """Of a report and its SQLite export, the export."""
     exported = {path.with_name(_split(path)[0]) for path, _ in files if _split(path)[1] == ".sqlite"}
     return [(path, source) for path, source in files if path.suffix != ".nsys-rep" or path.with_suffix("") not in exported]
-
-
-def manifests_among(files: Files) -> list[Path]:
-    """The manifests, by their places; a directory in one's place is none, and its reader says so."""
-    return [path for path in (*files.paths, *files.directories) if path.match("manifest/*/rank-*.json")]
-
-
-def _manifests_beside(root: Path) -> list[Path]:
-    """Manifests next to the folder of one window that describe it."""
-    return list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
 
 
 def _read_manifests(manifests: Iterable[Path]) -> tuple[list[RankCapture], list[Caveat]]:

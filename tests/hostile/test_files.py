@@ -5,10 +5,10 @@ import json
 import lzma
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
+from bridge_profiling.traces import run_files
 from bridge_profiling.traces.discover import find_run
 from tests.cli.conftest import folder, typed
 from tests.cli.ranks import write
@@ -91,36 +91,6 @@ def test_a_folder_that_cannot_be_read_is_named(typed, folder, monkeypatch):
     assert (done.returncode, done.stderr) == (1, "error: run/closed cannot be read: Permission denied\n")
 
 
-#: Where rank 1 is, links with what they lead to, the ranks that are then found, and the link that is named with the reason.
-LINKS = {
-    "elsewhere": ("scratch", {"run/torch": "../scratch"}, [0, 1], None, ""),
-    "twice": ("run/iter-2-4", {"run/a": "iter-2-4", "run/latest": "iter-2-4"}, [0, 1], None, ""),
-    "circle": ("b", {"run/b": "../b", "b/c": "../run"}, [0, 1], None, ""),
-    "behind a link": ("c", {"run/b": "../b", "b/c": "../c"}, [0, 1], None, ""),
-    "around": (".", {"run/up": ".."}, [0], "run/up", "it leads to a directory around run"),
-    "nowhere": (".", {"run/torch": "/nowhere"}, [0], "run/torch", "it leads nowhere"),
-    "itself": (".", {"run/torch": "torch"}, [0], "run/torch", "it leads nowhere"),
-    "large": ("data", {"run/data": "../data"}, [0], "run/data", "more than 20 files are behind it"),
-}
-
-
-@pytest.mark.parametrize(("place", "links", "ranks", "named", "why"), LINKS.values(), ids=LINKS)
-def test_links_to_directories_are_followed_or_named(folder, monkeypatch, place, links, ranks, named, why):
-    monkeypatch.setattr("bridge_profiling.folders._BEHIND_A_LINK", 20)
-    monkeypatch.chdir(folder)
-    write(Path(place, "rank-1.json.gz"), 1)
-    for link, target in links.items():
-        Path(link).parent.mkdir(exist_ok=True)
-        Path(link).symlink_to(target)
-    for number in range(20 if place == "data" else 0):
-        Path("data", str(number)).touch()
-    found = find_run(Path("run"))
-    assert [capture.rank for capture in found.captures] == ranks
-    told = [(each.file, each.text) for each in found.caveats if each.code == "link_not_followed"]
-    assert [file for file, _ in told] == [named] * bool(named)
-    assert all(f"a link that was not followed: {why}." in text for _, text in told)
-
-
 @pytest.mark.parametrize("name", ["config.json", "log_1.json", "rank-1.json", "notes.txt"])
 def test_other_documents_are_no_captures(folder, name):
     (folder / "run" / name).write_text(json.dumps({"ranks": [1], "text": '"ph": "bridge_profiling"'}))
@@ -177,3 +147,41 @@ def test_a_capture_is_never_replaced(typed, folder, command):
     done = typed(command, "run", *other, "-o", "run/rank-0.json.gz")
     assert done.returncode == 2
     assert (folder / "run" / "rank-0.json.gz").read_bytes() == before
+
+
+#: Links in a run's directory, the ranks found through them, and what is said about those that are not followed.
+LINKS = [
+    ({"torch": "../far"}, [0, 1], ""),
+    ({"a": "../far", "b": "../far", "run0": "../run", "same": "."}, [0, 1], "same -> "),
+    ({"up": "..", "root": "/"}, [0], "it links to a folder that contains it; to search that folder, pass its path"),
+    ({"a": "b", "b": "a", "torch": "/nowhere/torch"}, [0], "torch -> /nowhere/torch: what it links to does not exist"),
+    ({"iter-2-4.1": "gone", "latest.log": "gone.log"}, [0], "iter-2-4.1 -> "),
+    ({"x": "../far", "../far/back": "../run", "../far/y": "../farther"}, [0, 1, 2], ""),
+    ({"rank-7.json.gz": "rank-0.json.gz", "newest.json.gz": "../run/rank-0.json.gz"}, [0], ""),
+    ({"rank-1.json.gz": "../far/rank-1.json.gz", "manifest": "../far"}, [0, 1], ""),
+    ({"a": "../many", "b": "../far"}, [0, 1], "links lead to more than 40 files"),
+]
+
+
+@pytest.mark.parametrize(("links", "ranks", "said"), LINKS, ids=lambda one: repr(one)[:60])
+def test_a_linked_folder_is_read_once_or_named(typed, folder, monkeypatch, links, ranks, said):
+    monkeypatch.setattr(run_files, "_MAX_LINKED_NAMES", 40)
+    write(folder / "far" / "rank-1.json.gz", 1)
+    write(folder / "farther" / "rank-2.json.gz", 2)
+    (folder / "many").mkdir()
+    for number in range(60):
+        (folder / "many" / f"{number}.txt").touch()
+    for name, target in links.items():
+        (folder / "run" / name).symlink_to(target)
+    found = find_run(folder / "run")
+    assert [capture.rank for capture in found.captures] == ranks
+    assert [caveat.code for caveat in found.caveats if caveat.code != "captures_skipped"] == ["links_not_followed"] * bool(said)
+    done = typed("analyze", "run")
+    assert (done.returncode, said in done.stdout) == (0, True)
+
+
+def test_a_link_that_leads_nowhere_is_why_there_is_no_capture(typed, folder):
+    (folder / "only").mkdir()
+    (folder / "only" / "torch").symlink_to("/nowhere/torch")
+    done = typed("report", "only", "--no-page")
+    assert (done.returncode, "only/torch -> /nowhere/torch" in done.stderr) == (1, True)
