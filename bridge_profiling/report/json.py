@@ -70,6 +70,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
         "wall_clock": measurements.wall_clock_rows(run.manifests),
         "flops_profile": measurements.flops_rows(run.manifests),
     }
+    waits: Any = run.pipeline_waits().to_pylist()
     scorecard: Any = summary.scorecard
     bench: Any = None if summary.bench is None else summary.bench.as_plain_data()
     caveats: list[Any] = [asdict(caveat) for caveat in run.caveats()]
@@ -84,6 +85,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
         "collectives_by_size": sizes,
         "memory": memory,
         "pipeline": pipeline,
+        "pipeline_waits": waits,
         "gpu_metrics": run.gpu_metrics().to_pylist(),
         "bench": bench,
         "findings": [as_plain_data(finding) for finding in summary.findings],
@@ -217,6 +219,7 @@ def _collectives(run: Run) -> list[schema.Collective]:
             "wait_us": waits[tuple(row[name] for name in _KIND)],
             "algorithm_bandwidth_gbs": row["algorithm_bandwidth_gbs"],
             "bus_bandwidth_gbs": row["bus_bandwidth_gbs"],
+            "dimension": row["dimension"],
         }
         for row in run.communication().to_pylist()
     ]

@@ -60,6 +60,7 @@ _PYTHON = {
     "operators": "operators()",
     "phases": "phases()",
     "pipeline": "pipeline()",
+    "pipeline-waits": "pipeline_waits()",
     "products": "matrix_products()",
     "scorecard": "scorecard()",
     "stragglers": "stragglers()",
@@ -89,6 +90,7 @@ def run_tables(run: Run) -> list[TableView]:
         tables.iterations_by_rank(run.ranks().to_pylist()),
         tables.stragglers(run.stragglers().to_pylist()),
         tables.pipeline(run.pipeline().to_pylist()),
+        tables.pipeline_waits(run.pipeline_waits().to_pylist()),
         tables.copies(run.copies().to_pylist(), _TERMINAL_ROWS),
         tables.gpu_metrics(run.gpu_metrics().to_pylist(), _TERMINAL_ROWS),
         tables.memory_devices(run.memory().to_pylist(), len(breakdown) + 1),
@@ -122,6 +124,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         "iterations": [row for row in run.iterations().to_pylist() if row["source"] == summary.source],
         "ranks": run.ranks().to_pylist(),
         "pipeline": run.pipeline().to_pylist(),
+        "pipeline_waits": run.pipeline_waits().to_pylist(),
         "kernels": [row for row in run.kernels(by_rank=False).to_pylist() if row["source"] == summary.source],
         "operators": [row for row in run.operators().to_pylist() if row["source"] == summary.source],
         "memory": run.memory().to_pylist(),
@@ -146,7 +149,12 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         _scorecard(summary),
         _phases(summary, shown, timeline),
         _iterations(rows["ranks"]),
-        _waits(summary, run.waits().to_pylist(), len({row["iteration"] for row in rows["ranks"]}) or 1, rows["pipeline"]),
+        _waits(
+            summary,
+            run.waits().to_pylist(),
+            len({row["iteration"] for row in rows["ranks"]}) or 1,
+            [tables.pipeline(rows["pipeline"]), tables.pipeline_waits(rows["pipeline_waits"])],
+        ),
         _section("findings", kind="findings"),
         _section("operators" if summary.on_cpus else "work", tables=[table for table in work if table.rows]),
         *flame_graph_section(run, summary, rows["iterations"]),
@@ -299,7 +307,7 @@ def _iterations(rows: Rows) -> SectionView:
     return _section("iterations", *said, notes=[note] if block > 1 else [], figures=[view])
 
 
-def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Rows) -> SectionView:
+def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Sequence[TableView]) -> SectionView:
     ranks, drawn, said, notes, found = [info.rank for info in summary.infos], [], [], [], []
     if len(ranks) > 1:
         marked = [row for row in waits if row["iteration"] is not None]
@@ -316,8 +324,7 @@ def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Rows) -> Se
             notes = [f"{shown}; {matrix.shown:.0%} of all waiting is between them."]
         slow, left = tables.most(summary.stragglers, NAMED_RANKS, "ranks")
         found = [tables.stragglers(slow, left)] if slow else []
-    if pipeline:
-        found.append(tables.pipeline(pipeline))
+    found += [each for each in pipeline if each.rows]
     return _section("waits", *said, notes=notes, figures=drawn, tables=found)
 
 

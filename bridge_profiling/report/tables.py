@@ -124,6 +124,19 @@ def pipeline(rows: Rows) -> TableView:
     return table("pipeline", "Pipeline stages, ms per iteration", rows, columns)
 
 
+def pipeline_waits(rows: Rows) -> TableView:
+    """Rows of `Run.pipeline_waits`."""
+    columns = {
+        "stage": of("stage", str),
+        "waits for stage": of("waits_for_stage", str),
+        "waiting": ms("wait_us"),
+        "operations": lambda row: Cell(f"{row['count']:,.1f}", row["count"]),
+        "ranks": lambda row: number_ranges(row["ranks"]),
+    }
+    title = "Sends and receives that wait for another stage, ms per iteration of a rank"
+    return table("pipeline-waits", title, rows, columns)
+
+
 def kernels(rows: Rows, count: int) -> TableView:
     """Rows of `Run.kernels(by_rank=False)`."""
     total_us = sum(row["total_us"] for row in rows) or 1.0

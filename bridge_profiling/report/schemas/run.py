@@ -393,6 +393,9 @@ class Collective(TypedDict):
     bus_bandwidth_gbs: Annotated[
         Bandwidth | None, doc("As in nccl-tests, comparable with the speed of the link; null if unknown")
     ]
+    dimension: Annotated[
+        str | None, doc("Parallel dimensions that the group spans: `tp`, `cp-dp`, …; `all` for every rank; null if unknown")
+    ]
 
 
 class SizedCollective(TypedDict):
@@ -416,6 +419,13 @@ class SizedCollective(TypedDict):
     overlapped_us: Annotated[Microseconds | None, doc("The part of `duration_us` that compute hides")]
     algorithm_bandwidth_gbs: Annotated[Bandwidth | None, doc("Message size over transfer time; null if unknown")]
     bus_bandwidth_gbs: Annotated[Bandwidth | None, doc("As in nccl-tests; null if unknown")]
+    alone_bus_bandwidth_gbs: Annotated[
+        Bandwidth | None, doc("The same of such messages alone, by benchmarks; null without a fitting one")
+    ]
+    link_gbs: Annotated[
+        Bandwidth | None, doc("Stated bandwidth of NVLink, one direction of one device; null unless the group is on one host")
+    ]
+    dimension: Annotated[str | None, doc("As in `collectives`")]
 
 
 class DeviceMemory(TypedDict):
@@ -439,6 +449,16 @@ class DeviceMemory(TypedDict):
     growth_bytes_per_iteration: Annotated[
         MeanBytes | None, doc("Median growth between the ends of two iterations; null with fewer than two iterations")
     ]
+
+
+class StageWait(TypedDict):
+    """A pipeline stage that waits for another one in sends and receives. Means of an iteration of a rank."""
+
+    stage: Annotated[Count, doc("Number of the stage that waits")]
+    waits_for_stage: Annotated[Count, doc("Number of the stage that it waits for")]
+    ranks: Annotated[list[Rank], doc("Captured ranks of the stage that waits")]
+    count: Annotated[float, doc("Operations that waited")]
+    wait_us: Annotated[Microseconds, doc("Waiting, added up over the operations")]
 
 
 class Stage(TypedDict):
@@ -602,6 +622,7 @@ class RunDocument(TypedDict):
     ]
     memory: Annotated[list[DeviceMemory], doc("Memory by rank and device; empty if none was recorded")]
     pipeline: Annotated[list[Stage], doc("Pipeline stages; empty without a pipeline, or if its messages are not recorded")]
+    pipeline_waits: Annotated[list[StageWait], doc("Which pipeline stage waits for which, the longest waiting first")]
     gpu_metrics: Annotated[list[GpuMetric], doc("Hardware counters; empty unless nsys sampled them")]
     bench: Annotated[AgainstBench | None, doc("Comparison with benchmarks; null without any")]
     findings: Annotated[list[Finding], doc("Where time is lost or memory is short, the largest potential saving first")]
