@@ -22,8 +22,8 @@ def with_dimensions(table: pa.Table, infos: Sequence[RankInfo]) -> pa.Table:
     """Rows of groups, with columns `dimension` and `link_gbs` from the columns `group` and `group_ranks`.
 
     `dimension`: `tp`, `cp`, `dp`, `pp` or `ep`; several joined, as in `cp-dp`; `all` for every rank. Null unless the
-    coordinates of all of the group's ranks are known. `link_gbs`: the stated bandwidth of NVLink, one direction of one device, in 1e9
-    bytes/s; null unless all ranks of the group are known to be on one host with such a link.
+    coordinates of all of the group's ranks are known. `link_gbs`: the stated bandwidth of NVLink, one direction of one device,
+    in 1e9 bytes/s; null unless all ranks of the group are known to be on one host with such a link.
     """
     by_rank = {info.rank: info for info in infos}
     kinds = list(zip(table["group"].to_pylist(), table["group_ranks"].to_pylist(), strict=True))
