@@ -14,6 +14,7 @@ from bridge_profiling.analysis.attribution import (
     host_steps,
     idle,
     kernel_groups,
+    nsys_tables,
     operators,
     parts,
     phases,
@@ -55,6 +56,9 @@ _COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group
 _TIMED_RANGES = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "sequence"))
 _SHAPED = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "shapes"))
 _ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns"))
+
+_SYSTEM_CALLS = Columns("system_calls", ("thread", "name", "start_ns", "end_ns"))
+_CUDA_MEMORY = Columns("cuda_memory", ("time_ns", "device", "memory", "bytes"))
 
 _MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
 _MATCHED = SideTables(matching.match, (Given.DATABASE,))
@@ -102,6 +106,8 @@ QUESTIONS = {
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS, _MEMORY_EVENTS)),
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
         Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
+        Question("system_calls", "rank", nsys_tables.system_calls, (_SYSTEM_CALLS, _DEVICE_EVENTS, _ITERATIONS)),
+        Question("cuda_memory", "rank", nsys_tables.cuda_memory, (_CUDA_MEMORY, _ITERATIONS)),
         PRODUCTS,
         HOST_STEPS,
         HOST_ITERATIONS,

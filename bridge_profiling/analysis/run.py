@@ -273,6 +273,14 @@ class Run:
         """Hardware counters that nsys sampled: activity of SMs and tensor cores, bandwidths; mean, 95th percentile, maximum."""
         return self.ask("gpu_metrics")
 
+    def system_calls(self) -> pa.Table:
+        """System calls that nsys recorded (`osrt`) on the threads that launch work: calls and time in an iteration."""
+        return self.ask("system_calls")
+
+    def cuda_memory(self) -> pa.Table:
+        """Memory that CUDA allocated, as nsys recorded it (`--cuda-memory-usage=true`): by device and kind of memory."""
+        return self.ask("cuda_memory")
+
     def units(self) -> pa.Table:
         """Communication of a sharded model by FSDP unit or ZeRO step: gathers and reductions, host and device time."""
         return self.ask("units")

@@ -41,6 +41,8 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
     hosts = _by_capture(run.host_iterations(), list(schema.HostIteration.__annotations__))
     phases = _by_capture(run.phases(), list(schema.Phase.__annotations__))
     operators = _by_capture(run.operators(), list(schema.Operator.__annotations__))
+    system_calls = _by_capture(run.system_calls(), list(schema.SystemCall.__annotations__))
+    cuda_memory = _by_capture(run.cuda_memory(), list(schema.CudaMemory.__annotations__))
     ranks: list[Any] = []
     for info in run.infos:
         capture = (info.rank, info.source)
@@ -61,6 +63,8 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
                 "matrix_products": products[capture],
                 "kernels": kernels[capture],
                 "kernel_groups": groups[capture],
+                "system_calls": system_calls[capture],
+                "cuda_memory": cuda_memory[capture],
             }
         )
     collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()

@@ -51,6 +51,7 @@ _TERMINAL_ROWS, _SCREEN_PHASES = 10, 6
 _PYTHON = {
     "attribution-by-cause": "attribution()",
     "communication-table": "communication()",
+    "cuda-memory": "cuda_memory()",
     "gpu-metrics-table": "gpu_metrics()",
     "host": "host_iterations()",
     "kernel-groups": "kernel_groups()",
@@ -64,6 +65,7 @@ _PYTHON = {
     "products": "matrix_products()",
     "scorecard": "scorecard()",
     "stragglers": "stragglers()",
+    "system-calls": "system_calls()",
 }
 
 
@@ -93,7 +95,9 @@ def run_tables(run: Run) -> list[TableView]:
         tables.pipeline_waits(run.pipeline_waits().to_pylist()),
         tables.copies(run.copies().to_pylist(), _TERMINAL_ROWS),
         tables.gpu_metrics(run.gpu_metrics().to_pylist(), _TERMINAL_ROWS),
+        tables.system_calls(run.system_calls().to_pylist(), _TERMINAL_ROWS),
         tables.memory_devices(run.memory().to_pylist(), len(breakdown) + 1),
+        tables.cuda_memory(run.cuda_memory().to_pylist(), _TERMINAL_ROWS),
     ]
     return [table for table in found if table.rows]
 
@@ -141,9 +145,11 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         tables.kernels(rows["kernels"], _MOST_ROWS),
         tables.operators(rows["operators"], _MOST_ROWS),
         products_view.matrix_products(run.matrix_products().to_pylist(), _MOST_ROWS),
+        tables.system_calls(run.system_calls().to_pylist(), _MOST_ROWS),
         measurements.wall_clock(manifests),
         measurements.flops_profile(manifests),
     ]
+    memory_tables = [measurements.phase_memory(manifests), tables.cuda_memory(run.cuda_memory().to_pylist(), NAMED_RANKS)]
     sections = [
         _attribution(summary, shown, EVERY_RANK),
         _scorecard(summary),
@@ -166,7 +172,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         ),
         _timeline(timeline, ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
         *_gpu_metrics(run, shown),
-        _memory(run, rows["memory"], measurements.phase_memory(manifests)),
+        _memory(run, rows["memory"], memory_tables),
     ]
     if summary.on_cpus:
         without = {"budget", "iterations", "waits", "communication", "timeline", "memory"}
@@ -370,8 +376,8 @@ def _gpu_metrics(run: Run, shown: Sequence[int]) -> list[SectionView]:
     return [_section("gpu-metrics", figures=drawn, tables=[tables.gpu_metrics(rows, _MOST_ROWS)])]
 
 
-def _memory(run: Run, rows: Rows, by_phase: TableView) -> SectionView:
-    more = [by_phase] if by_phase.rows else []
+def _memory(run: Run, rows: Rows, by_other_means: Sequence[TableView]) -> SectionView:
+    more = [each for each in by_other_means if each.rows]
     if not rows:
         return _section("memory", tables=more)
     peaks = [row["rank"] for row in sorted(rows, key=lambda row: -(row["peak_bytes"] or 0))]

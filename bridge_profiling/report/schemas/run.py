@@ -351,6 +351,32 @@ class LostRecords(TypedDict):
     of_device: Annotated[Count, doc("Number of device events in the capture, lost or not")]
 
 
+class SystemCall(TypedDict):
+    """System calls of one name, on the threads of a rank that launch work."""
+
+    name: Annotated[str, doc("`poll`, `pthread_cond_wait`, …")]
+    iterations: Annotated[Count, doc("Iterations that count; 0 if none is marked, and then sums are of the whole capture")]
+    calls: Annotated[float, doc("Calls of an iteration")]
+    time_us: Annotated[Microseconds, doc("Time of an iteration in them")]
+    share: Annotated[Share | None, doc("The same as a share of the iteration; null if none is marked")]
+    longest_us: Annotated[Microseconds, doc("Longest call")]
+    longest_start_ns: Annotated[Nanoseconds, doc("Start of that call on the rank's clock")]
+
+
+class CudaMemory(TypedDict):
+    """Memory of one kind that CUDA allocated on a device of a rank."""
+
+    device: Annotated[int | None, doc("Number of the device in the process; null if unknown")]
+    memory: Annotated[str, doc("`device`, `pinned`, `managed`, `pageable`, `array` or `unknown`")]
+    allocations: Annotated[Count, doc("Number of allocations over the whole capture")]
+    frees: Annotated[Count, doc("Number of frees over the whole capture")]
+    in_iterations: Annotated[Count, doc("Allocations and frees in the iterations that count")]
+    iterations: Annotated[Count, doc("Iterations that count; 0 if none is marked")]
+    allocated_bytes: Annotated[Bytes, doc("Bytes of the allocations")]
+    peak_bytes: Annotated[Bytes, doc("Most bytes allocated less freed since the recording began")]
+    end_bytes: Annotated[Bytes, doc("Bytes allocated less freed at its end; negative if older memory was freed")]
+
+
 class RankAnswer(TypedDict):
     """One rank by one profiler."""
 
@@ -373,6 +399,8 @@ class RankAnswer(TypedDict):
     ]
     kernels: Annotated[list[Kernel], doc("Kernels by name, the most time first")]
     kernel_groups: Annotated[list[KernelGroup], doc("Kernels and copies by what they do, the most time first")]
+    system_calls: Annotated[list[SystemCall], doc("System calls by name, the most time first; empty unless nsys recorded them")]
+    cuda_memory: Annotated[list[CudaMemory], doc("Memory that CUDA allocated; empty unless nsys recorded it")]
 
 
 class Collective(TypedDict):
