@@ -40,6 +40,9 @@ MEMORY_USAGE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 _WAITS, _RECORDS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 WAIT_KINDS = ("stream_wait_event", "event", "stream", "context")
 
+#: Times beyond are not nanoseconds of a session, and would overflow 64 bits together with the session's start.
+MAX_TIME_NS = 1 << 60
+
 #: CUPTI's numbers for no stream and no event, in 32 bits and in 64.
 _NONE = ((1 << 32) - 1, -1, NULL)
 
@@ -274,9 +277,8 @@ def _latest_before(records: dict[str, Integers], event: Integers, correlation: I
 def memory_columns(process: Process, base_ns: int) -> dict[str, pa.Array] | None:
     """What CUDA allocated and freed, by time; None if nothing was recorded."""
     columns = process.columns(MEMORY_USAGE, "start", "deviceId", "bytes", "memKind", "memoryOperationType")
-    rows = np.flatnonzero(
-        (columns["start"] != NULL) & (columns["bytes"] >= 0) & np.isin(columns["memoryOperationType"], (0, 1))
-    )
+    usable = (columns["start"] > -MAX_TIME_NS) & (columns["start"] < MAX_TIME_NS) & (columns["bytes"] >= 0)
+    rows = np.flatnonzero(usable & np.isin(columns["memoryOperationType"], (0, 1)))
     if not len(rows):
         return None
     rows = rows[np.argsort(columns["start"][rows], kind="stable")]

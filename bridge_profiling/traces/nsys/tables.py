@@ -28,6 +28,7 @@ from bridge_profiling.traces.joins import (
 from bridge_profiling.traces.kinds import COMMUNICATION, MEMCPY, MEMSET
 from bridge_profiling.traces.nsys.database import Database, open_report
 from bridge_profiling.traces.nsys.events import (
+    MAX_TIME_NS,
     WAIT_KINDS,
     Calls,
     DeviceWork,
@@ -53,9 +54,6 @@ from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, Ran
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
 _FLUSH = re.compile(r"flush|initialization|cudaProfilerSt", re.IGNORECASE)
 _CATEGORIES = ("operator", "annotation", "runtime", "overhead")
-
-#: Times beyond are not nanoseconds of a session, and would overflow 64 bits together with the session's start.
-_MAX_TIME_NS = 1 << 60
 
 
 def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> RankTables:
@@ -105,7 +103,7 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     waits, wait_caveats = read_waits(process, calls)
     starts_and_ends = [times for each in (work, calls, ranges, overhead, system) for times in (each.start_ns, each.end_ns)]
     for times in (*starts_and_ends, waits["start_ns"], waits["end_ns"]):
-        if len(times) and (times.max() > _MAX_TIME_NS or times.min() < -_MAX_TIME_NS):
+        if len(times) and (times.max() > MAX_TIME_NS or times.min() < -MAX_TIME_NS):
             raise ValueError("its times are not nanoseconds of one session")
     describe_capture(process, info)
     iterations, iteration_caveats = iterations_from_names(ranges.iteration_numbers(), ranges.start_ns, ranges.end_ns)
