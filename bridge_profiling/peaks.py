@@ -31,32 +31,6 @@ _PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     (r"L40S", {"fp8": 733.0, "bf16": 362.0, "tf32": 183.0, "fp32": 91.6}),
 )
 
-#: Bandwidth of one device's memory in TB/s, by a part of its CUDA name; the first match counts. From the same data sheets, the
-#: later and larger variant where a name has several (H200 and GH200 with HBM3e, B200 and B300 of DGX and HGX systems).
-_MEMORY_TB_S: tuple[tuple[str, float], ...] = (
-    (r"G?B[23]00", 8.0),
-    (r"GH200 144G HBM3e", 4.9),
-    (r"GH200", 4.0),
-    (r"H200", 4.8),
-    (r"H100 NVL", 3.9),
-    (r"H[18]00 PCIe", 2.0),
-    (r"H[18]00", 3.35),
-    (r"H20", 4.0),
-    (r"A[18]00-SXM4-80GB", 2.039),
-    (r"A[18]00[- ](?:80GB[- ]PCIe|PCIe-80GB)", 1.935),
-    (r"A100-(?:SXM4|PCIE)-40GB", 1.555),
-    (r"V100", 0.9),
-    (r"T4", 0.32),
-    (r"L40S", 0.864),
-)
-
-
-def memory_bandwidth(name: str) -> float | None:
-    """The bandwidth of a device's memory in TB/s, from its CUDA name; None for an unknown device or a part of one."""
-    if re.search(r"\bMIG\b", name):
-        return None
-    return next((found for part, found in _MEMORY_TB_S if re.search(rf"\b{part}\b", name)), None)
-
 
 def peaks(name: str) -> dict[str, float]:
     """The dense peaks of a device in TFLOP/s by precision, from its CUDA name; empty for an unknown device or a part of one."""

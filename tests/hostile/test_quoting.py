@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +17,6 @@ from bridge_profiling.plugins.task import STARTS_NSYS_KEY
 from recipes.executors import slurm
 from tests.batch_scripts import batch_script
 from tests.plugins.conftest import Container, pretrain
-from tests.plugins.test_output_dir import KINDS, assigned, executors, kubeflow, nemorun_home, package, skypilot
-
-__all__ = ["executors", "kubeflow", "nemorun_home", "skypilot"]
 
 #: Each writes a file named `ran` if a shell runs it, or splits into words.
 RUN_BY_A_SHELL = ["$(touch ran)", "`touch ran`", "a;touch ran", "a\ntouch ran", "a|touch ran", "a&touch ran", "a>ran"]
@@ -59,7 +55,7 @@ def programs(tmp_path: Path, monkeypatch):
     """Runs a command where srun, nsys and the applications are fakes; returns the arguments of each call by name."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("srun", "nsys", "scontrol", "hostname", "python", "torchrun", "ft_launcher", "mkdir"):
+    for name in ("srun", "nsys", "scontrol", "hostname", "python", "torchrun", "ft_launcher"):
         (folder / name).write_text(f"#!{sys.executable}\n{FAKE}")
         (folder / name).chmod(0o755)
 
@@ -126,9 +122,7 @@ def test_every_argument_of_nsys_and_of_the_script_arrives_as_one(programs, tmp_p
     assert container == case["image"]
 
 
-def _check_calls(
-    calls: dict[str, list[list[str]]], case: dict[str, object], *, prefixed: bool, local: bool = False, merged: bool = True
-) -> None:
+def _check_calls(calls: dict[str, list[list[str]]], case: dict[str, object], *, prefixed: bool, local: bool = False) -> None:
     profiled = [arguments for arguments in calls.get("nsys", []) if "--help" not in arguments and arguments[-1] != "true"]
     assert len(profiled) == prefixed
     launched = {"torchrun": "torchrun", "ft": "ft_launcher"}.get(case["launcher"], "python")
@@ -142,10 +136,8 @@ def _check_calls(
         assert sampled == (gpus if case["nsys_gpu_metrics"] else set())
         assert options.count("--export=sqlite") == case["export_sqlite"]
         assert options[options.index("-t") + 1] == ",".join(case["nsys_trace"] or ["nvtx", "cuda"])
-        # In our script a long option and its value become one argument, so that the script can rename the option.
-        extra = (
-            " ".join(case["nsys_extra_args"] or ()).replace("--duration ", "--duration=" if merged else "--duration ").split()
-        )
+        # A long option and its value become one argument, so that the script can rename the option.
+        extra = " ".join(case["nsys_extra_args"] or ()).replace("--duration ", "--duration=").split()
         assert " ".join(extra) in " ".join(options)
         assert set(extra) <= set(options)
     if case["task"] != "partial":
@@ -172,20 +164,6 @@ def test_the_prefix_of_a_local_job_reaches_nsys_word_by_word(programs, tmp_path,
     NsysPlugin(**WINDOW, record_shapes=case["record_shapes"], **asked).setup(task, executor)
     calls = programs("bash", *executor.get_launcher_prefix(), "python", task.path, *task.args)
     _check_calls(calls, case, prefixed=True, local=True)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("number", range(4))
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_command_of_any_other_executor_arrives_word_by_word(programs, executors, kind, number):
-    """NeMo-Run joins a role's words to the line of a shell script; Docker's client splits that script's line once more."""
-    case = _case(number) | {"launcher": (None, "torchrun")[number % 2], "image": None, "nsys_gpu_metrics": False}
-    executor, task = assigned(executors[kind](launcher=case["launcher"])), _task(case["task"])
-    _plugin(case).setup(task, executor)
-    (role,) = package(task, executor).roles
-    line = " ".join([role.entrypoint, *role.args])
-    calls = programs(*shlex.split(f'bash -c "{line}"') if kind == "docker" else ("bash", "-c", line))
-    _check_calls(calls, case, prefixed=case["task"] != "own nsys", merged=False)
 
 
 PLUGIN_VALUES = [

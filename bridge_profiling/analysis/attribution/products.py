@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.kernel_names import FUSED_ATTENTION, MATRIX_PRODUCT, product_precision
 from bridge_profiling.analysis.attribution.launches import launched_inside
 from bridge_profiling.analysis.intervals import coded, rows_of
-from bridge_profiling.peaks import memory_bandwidth, peaks
+from bridge_profiling.peaks import memory_gbs, peaks
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 from bridge_profiling.traces.types import RankInfo
 
@@ -150,7 +150,7 @@ def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
     """
     names = {info.rank: next(iter(info.devices.values()), "") for info in infos}
     peaks_of = {rank: peaks(name) for rank, name in names.items()}
-    bandwidths = {rank: memory_bandwidth(name) for rank, name in names.items()}
+    bandwidths = {rank: (memory_gbs(name) or 0.0) / 1e3 or None for rank, name in names.items()}
     columns: dict[str, list[float | None]] = {
         name: [] for name in ("peak_tflops", "share_of_peak", "memory_tb_s", "roof_tflops", "share_of_roof")
     }
