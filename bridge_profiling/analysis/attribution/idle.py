@@ -483,7 +483,6 @@ def _reached(before: Nanoseconds, held: Nanoseconds, first: NDArray[np.bool_]) -
     """
     row = np.cumsum(first) - 1
     total = np.cumsum(held)
-    total -= (total - held)[first][row]
     # The largest so far of each row: rows are set apart by more than any two values differ.
     free = before - (total - held)
     apart = row * (np.ptp(free) + 1)
