@@ -5,7 +5,6 @@ import json
 import pytest
 
 from bridge_profiling.analysis.attribution.products import matrix_products
-from bridge_profiling.peaks import memory_bandwidth
 from bridge_profiling.report.products_view import roofline
 from bridge_profiling.traces.types import RankInfo
 from tests.analysis.ranks_in_hand import answer, rank, values, work
@@ -98,17 +97,3 @@ def test_memory_or_the_peak_is_the_roof(device, shapes, roof):
     assert (points["x"], points["y"]) == ([round(row["flops_per_byte"], 3)], [round(row["tflops"], 3)])
     assert (line["y"][0], line["y"][-1]) == (3.35, 989.4)
     assert line["x"][1] == pytest.approx(989.4 / 3.35)
-
-
-@pytest.mark.parametrize(
-    ("device", "bandwidth"),
-    [
-        ("NVIDIA B200", 8.0), ("NVIDIA GB200", 8.0), ("NVIDIA GH200 480GB", 4.0), ("NVIDIA H200", 4.8),
-        ("NVIDIA H100 NVL", 3.9), ("NVIDIA H100 PCIe", 2.0), ("NVIDIA H800", 3.35),
-        ("NVIDIA H20", 4.0), ("NVIDIA A100-SXM4-80GB", 2.039),
-        ("NVIDIA A100 80GB PCIe", 1.935), ("NVIDIA A100-SXM4-40GB", 1.555), ("Tesla V100-SXM2-16GB", 0.9), ("Tesla T4", 0.32),
-        ("NVIDIA L40S", 0.864), ("NVIDIA GeForce RTX 4090", None),
-    ],
-)  # fmt: skip
-def test_the_bandwidth_of_memory_is_that_of_the_device(device, bandwidth):
-    assert memory_bandwidth(device) == bandwidth
