@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 OnProgress = Callable[[int, int], None]
 
 
-#: Up to so many captures, or their tables, of so many bytes together are read in this process: a worker takes as long to start as
+#: So many captures, or their tables, of so many bytes together are read in this process: a worker takes as long to start as
 #: a capture of 2 MB takes to be read.
 _FEW_TASKS, _SMALL_BYTES = 4, 5_000_000
 
