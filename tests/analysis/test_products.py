@@ -5,6 +5,7 @@ import json
 import pytest
 
 from bridge_profiling.analysis.attribution.products import matrix_products
+from bridge_profiling.report.products_view import roofline
 from bridge_profiling.traces.types import RankInfo
 from tests.analysis.ranks_in_hand import answer, rank, values, work
 
@@ -68,4 +69,11 @@ def test_speed_is_a_share_of_the_devices_peak_for_the_kernels_precision(kernel, 
     (row,) = table.to_pylist()
     assert (row["count"], row["precision"], row["peak_tflops"]) == (3, precision, peak)
     assert row["tflops"] == pytest.approx(2 * 1024**3 / 10e-6 / 1e12)
+    figure = roofline([row])
+    assert (figure is None) == (peak is None)
+    if figure is not None:
+        limit, point = figure.variants["roofline"]["data"]
+        assert limit["x"][1] == pytest.approx(peak * 1e3 / 4800)
+        assert (limit["y"][0] / limit["x"][0], limit["y"][1:]) == (pytest.approx(4.8), [peak, peak])
+        assert (point["x"], point["y"]) == ([round(row["flops_per_byte"], 3)], [round(row["tflops"], 4)])
     assert row["share_of_peak"] == (None if peak is None else pytest.approx(row["tflops"] / peak))

@@ -233,7 +233,7 @@ def test_kernels_are_sorted_and_filtered_by_the_mouse(page: Page) -> None:
     page.locator("#table-kernels th button", has_text="max").click()
     assert _numbers(_rows(page, "kernels", 6)) == sorted(longest)
     page.locator('[data-filter="kernels"]').fill("NCCL reduce")
-    names = _rows(page, "kernels", 7)
+    names = _rows(page, "kernels", 8)
     assert names
     assert all("nccl" in name.lower() and "reduce" in name.lower() for name in names)
     assert page.locator("#count-kernels").inner_text() == f"{len(names)} rows"
@@ -301,6 +301,38 @@ def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_e
     assert page.evaluate(total) == pytest.approx(by_cause, rel=2e-3)
 
 
+@pytest.mark.parametrize(("table", "back"), [("kernels", True), ("phases", True), ("operators", False)])
+def test_a_row_leads_to_its_place_in_the_timeline_and_back_by_keyboard_and_by_mouse(page: Page, table: str, back: bool) -> None:
+    # Of ranges inside each other, the timeline draws the outermost.
+    names = page.evaluate("pageData.timeline.names")
+    shown = page.locator(f"#table-{table} tbody tr", has=page.locator(".to-timeline")).all()
+    row = next(each for each in shown if not back or each.locator("td").last.inner_text() in names)
+    name, start = row.locator("td").last.inner_text(), row.locator(".to-timeline").get_attribute("data-start")
+    row.locator(".to-timeline").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(200)
+    first, last = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
+    assert first <= float(start) <= last
+    assert page.evaluate("document.activeElement.id") == "timeline-iteration"
+    if not back:
+        return
+    page.locator(f'[data-filter="{table}"]').fill("nothing has this name")
+    page.select_option("#timeline-event", name)
+    page.locator("#timeline-row").focus()
+    page.keyboard.press("Enter")
+    focused = "document.activeElement.lastElementChild?.textContent"
+    assert (page.evaluate(focused), page.locator("tr.found").count()) == (name, 1)
+    page.evaluate("document.activeElement.blur()")
+    page.evaluate(
+        """(name) => { const figure = document.getElementById("figure-timeline");
+        const number = pageData.timeline.names.indexOf(name);
+        for (const trace of figure.data) { const place = trace.customdata.indexOf(number);
+            if (place >= 0) figure.emit("plotly_click", {points: [{customdata: number, y: trace.y[place]}]}); } }""",
+        name,
+    )
+    assert page.evaluate(focused) == name
+
+
 def test_dark_and_light_and_the_systems_choice(page: Page) -> None:
     ink = "document.querySelector('#figure-budget .legendtext').style.fill"
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -351,7 +383,7 @@ def test_hostile_names_stay_text(hostile_page: Path, show: Callable[[Path], Page
     assert page.requests == []
     assert "taken" not in page.title()
     assert page.locator("img").count() == 0
-    shown = _rows(page, "kernels", 7)
+    shown = _rows(page, "kernels", 8)
     assert any("<script>document.title='taken'</script><img" in name for name in shown)
     # Also where a script writes them: hover over every bar of the timeline and every box of the flame graph.
     for figure in ("timeline", "flame"):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.kernel_names import FUSED_ATTENTION, MATRIX_PRODUCT, product_precision
 from bridge_profiling.analysis.attribution.launches import launched_inside
 from bridge_profiling.analysis.intervals import coded, rows_of
-from bridge_profiling.peaks import peaks
+from bridge_profiling.peaks import memory_gbs, peaks
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 from bridge_profiling.traces.types import RankInfo
 
@@ -141,15 +141,20 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
 
 
 def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
-    """The rows of `products` with the device's dense peak for the precision, and the share of it; null where it is unknown."""
+    """The rows of `products` with `peak_tflops` (the device's dense peak for the precision), `share_of_peak`, and `memory_gbs`.
+
+    `memory_gbs` is the bandwidth of the device's memory in 1e9 bytes/s, as stated. Unknown values are null.
+    """
     known = {info.rank: peaks(next(iter(info.devices.values()), "")) for info in infos}
     ranks, precisions, speeds = (products[name].to_pylist() for name in ("rank", "precision", "tflops"))
     named = [{"fp16": "bf16"}.get(precision or "", precision or "") for precision in precisions]
     peak = [known.get(rank, {}).get(precision) for rank, precision in zip(ranks, named, strict=True)]
     share = [speed / most if speed and most else None for speed, most in zip(speeds, peak, strict=True)]
-    return products.append_column("peak_tflops", pa.array(peak, pa.float64())).append_column(
-        "share_of_peak", pa.array(share, pa.float64())
-    )
+    bandwidths = {info.rank: memory_gbs(next(iter(info.devices.values()), "")) for info in infos}
+    more = {"peak_tflops": peak, "share_of_peak": share, "memory_gbs": [bandwidths.get(rank) for rank in ranks]}
+    for name, column in more.items():
+        products = products.append_column(name, pa.array(column, pa.float64()))
+    return products
 
 
 def _first_products(

@@ -341,6 +341,7 @@ class MatrixProduct(TypedDict):
     ]
     peak_tflops: Annotated[Teraflops | None, doc("The device's dense peak for the precision; null if unknown")]
     share_of_peak: Annotated[Share | None, doc("`tflops` as a share of that; null if unknown")]
+    memory_gbs: Annotated[Bandwidth | None, doc("Stated bandwidth of the device's memory; null if unknown")]
 
 
 class LostRecords(TypedDict):

@@ -28,6 +28,21 @@ function filterTable(id) {
   document.getElementById(`count-${id}`).value = `${shown} row${shown === 1 ? "" : "s"}`;
 }
 
+function showRow(row) {
+  const id = row.closest("table").id.replace("table-", "");
+  if (row.hidden) {
+    document.querySelector(`[data-filter="${id}"]`).value = "";
+    const kind = document.querySelector(`[data-kind="${id}"]`);
+    if (kind) kind.value = "";
+    filterTable(id);
+  }
+  for (const other of document.querySelectorAll("tr.found")) other.classList.remove("found");
+  row.classList.add("found");
+  row.tabIndex = -1;
+  row.focus({ preventScroll: true });
+  row.scrollIntoView({ block: "center" });
+}
+
 function connectTables() {
   for (const table of document.querySelectorAll("table.sortable")) {
     table.tHead.addEventListener("click", (event) => {

@@ -7,7 +7,7 @@ function pictureOf(iteration, ranks) {
   const timeline = pageData.timeline;
   const picture = timeline.pictures[iteration] || {};
   const span = timeline.spans[iteration] / 1000;
-  const traces = timeline.kinds.map((kind) => ({ kind, x: [], y: [], text: [] }));
+  const traces = timeline.kinds.map((kind) => ({ kind, x: [], y: [], text: [], name: [] }));
   const labels = [];
   for (const rank of ranks) {
     const own = picture[rank];
@@ -26,10 +26,12 @@ function pictureOf(iteration, ranks) {
         trace.x.push(first + (length * step) / steps);
         trace.y.push(lane);
         trace.text.push(text);
+        trace.name.push(own.name[row]);
       }
       trace.x.push(null);
       trace.y.push(null);
       trace.text.push("");
+      trace.name.push(null);
     }
     for (const lane of own.lanes) labels.push(ranks.length > 1 ? `rank ${rank} · ${lane}` : lane);
   }
@@ -54,6 +56,7 @@ function timelineFigure(iteration, ranks, range) {
         x: trace.x,
         y: trace.y,
         text: trace.text,
+        customdata: trace.name,
         line: { width: lane > 20 ? 14 : 8, color: pageData.colors[trace.kind] },
         hovertemplate: "%{text}<br>at %{x:.3f} ms<extra></extra>",
       })),
@@ -78,13 +81,65 @@ function timelineFigure(iteration, ranks, range) {
   };
 }
 
+// The way back: from a bar of the timeline to the row of its name in a table.
+
+function rowsByName() {
+  const found = new Map();
+  for (const row of document.querySelectorAll("#table-kernels tbody tr, #table-phases tbody tr")) {
+    const name = row.lastElementChild.textContent;
+    found.set(name, [...(found.get(name) || []), row]);
+  }
+  return found;
+}
+
+const MOST_NAMES = 60;
+
+function namesInView(iteration, ranks, [first, last]) {
+  // Names by the time of their bars between two times in ms, the most first.
+  const picture = pageData.timeline.pictures[iteration] || {};
+  const times = new Map();
+  for (const own of ranks.map((rank) => picture[rank]).filter(Boolean)) {
+    let start = 0;
+    for (let row = 0; row < own.start.length; row++) {
+      start += own.start[row];
+      const seen = Math.min((start + own.duration[row]) / 1000, last) - Math.max(start / 1000, first);
+      if (seen > 0) times.set(own.name[row], (times.get(own.name[row]) || 0) + seen);
+    }
+  }
+  return [...times].sort((one, other) => other[1] - one[1]).map(([name]) => pageData.timeline.names[name]);
+}
+
+function rankAt(iteration, ranks, lane) {
+  const picture = pageData.timeline.pictures[iteration] || {};
+  for (const rank of ranks) {
+    lane -= picture[rank]?.lanes.length || 0;
+    if (lane < 0) return rank;
+  }
+  return null;
+}
+
 function connectTimeline() {
   const element = document.getElementById("figure-timeline");
   if (!element || !pageData.timeline) return;
   const iteration = document.getElementById("timeline-iteration");
   const rank = document.getElementById("timeline-rank");
   const chosen = () => rank.value.split(",");
-  const show = (range) => draw(element, timelineFigure(iteration.value, chosen(), range));
+  const event = document.getElementById("timeline-event");
+  const toRow = document.getElementById("timeline-row");
+  const rows = rowsByName();
+  const list = () => {
+    const names = namesInView(iteration.value, chosen(), range()).filter((name) => rows.has(name));
+    event.replaceChildren(...names.slice(0, MOST_NAMES).map((name) => new Option(cut(name, 80), name)));
+    event.disabled = toRow.disabled = !names.length;
+  };
+  const show = async (range) => {
+    await draw(element, timelineFigure(iteration.value, chosen(), range));
+    list();
+  };
+  const lead = (name, ofRank) => {
+    const found = rows.get(name);
+    if (found) showRow(found.find((row) => row.cells[1].textContent === ofRank) || found[0]);
+  };
   const range = () => element.layout.xaxis.range;
   const move = (scale, shift) => {
     const [first, last] = range();
@@ -99,6 +154,7 @@ function connectTimeline() {
   document.getElementById("timeline-in").addEventListener("click", () => move(0.5, 0));
   document.getElementById("timeline-out").addEventListener("click", () => move(2, 0));
   document.getElementById("timeline-all").addEventListener("click", () => show());
+  toRow.addEventListener("click", () => lead(event.value, chosen().length === 1 ? chosen()[0] : null));
   for (const button of document.querySelectorAll(".to-timeline")) {
     button.addEventListener("click", () => {
       iteration.value = button.dataset.iteration;
@@ -111,5 +167,10 @@ function connectTimeline() {
       iteration.focus({ preventScroll: true });
     });
   }
-  return show();
+  return show().then(() => {
+    element.on("plotly_relayout", list);
+    element.on("plotly_click", ({ points: [point] }) => {
+      lead(pageData.timeline.names[point.customdata], rankAt(iteration.value, chosen(), point.y));
+    });
+  });
 }
