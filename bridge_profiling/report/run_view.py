@@ -78,6 +78,12 @@ _PYTHON = {
 }
 
 
+_ROOFLINE = (
+    "Speed by arithmetic intensity of matrix products, convolutions and attention, with areas as their device times. The lines"
+    " are what the device's memory and its peak allow."
+)
+
+
 def run_tables(run: Run) -> list[TableView]:
     """The tables of `bridge-profiling analyze`."""
     breakdown, hosts = run.breakdown(), host_view.means(run.host_iterations().to_pylist())
@@ -148,13 +154,13 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         {info.rank: entry for info, entry in run.entries()},
     )  # fmt: skip
     iterations = len({row["iteration"] for row in rows["iterations"]}) or 1
-    manifests = {each.rank: each for each in summary.manifests if each.rank in shown}.values()
-    groups = [row for row in run.kernel_groups().to_pylist() if row["source"] == summary.source]
     products = run.matrix_products().to_pylist()
     roofline = products_view.roofline(products)
+    manifests = {each.rank: each for each in summary.manifests if each.rank in shown}.values()
+    groups = [row for row in run.kernel_groups().to_pylist() if row["source"] == summary.source]
     work = [
         tables.kernel_groups(groups),
-        tables.kernels(rows["kernels"], _MOST_ROWS, timeline.longest),
+        tables.kernels(rows["kernels"], _MOST_ROWS),
         tables.operators(rows["operators"], _MOST_ROWS, _longest_calls(run, timeline)),
         products_view.matrix_products(products, _MOST_ROWS),
         tables.system_calls(run.system_calls().to_pylist(), _MOST_ROWS),
@@ -176,7 +182,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         _section("findings", kind="findings"),
         _section(
             "operators" if summary.on_cpus else "work",
-            figures=[roofline] if roofline else [],
+            figures=[] if roofline is None else [FigureView("roofline", {"roofline": roofline}, _ROOFLINE)],
             tables=[table for table in work if table.rows],
         ),
         *flame_graph_section(run, summary, rows["iterations"]),

@@ -139,8 +139,8 @@ def pipeline_waits(rows: Rows) -> TableView:
     return table("pipeline-waits", title, rows, columns)
 
 
-def kernels(rows: Rows, count: int, places: Mapping[str, Target] = NOWHERE) -> TableView:
-    """Rows of `Run.kernels(by_rank=False)`; `places`: where the timeline shows each name."""
+def kernels(rows: Rows, count: int) -> TableView:
+    """Rows of `Run.kernels(by_rank=False)`."""
     total_us = sum(row["total_us"] for row in rows) or 1.0
     shown, note = most(rows, count)
     columns = {
@@ -149,7 +149,6 @@ def kernels(rows: Rows, count: int, places: Mapping[str, Target] = NOWHERE) -> T
         "total ms": ms("total_us"),
         "share": lambda row: Cell(words.percent(row["total_us"] / total_us), row["total_us"]),
         **{f"{name} µs": of(f"{name}_us", _MICROSECONDS) for name in ("mean", "min", "max")},
-        **({"longest": lambda row: Cell("", target=places.get(row["name"]))} if places else {}),
         "name": lambda row: _short(row["name"]),
     }
     kinds = sorted({row["group"] for row in shown})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -74,20 +73,6 @@ class Timeline:
             if rank in by_rank and by_rank[rank].start_ns <= start_ns < by_rank[rank].end_ns:
                 return self.target(Event(rank, "", number, start_ns, duration_us))
         return None
-
-    @cached_property
-    def longest(self) -> dict[str, Target]:
-        """The longest segment of each name."""
-        found: dict[str, tuple[int, int | None, int, int]] = {}
-        for (number, rank), each in self.segments.items():
-            times = zip(each.name, each.duration_ns.tolist(), each.start_ns.tolist(), strict=True)
-            for name, duration, start in times:
-                if name not in found or duration > found[name][0]:
-                    found[name] = (duration, number, rank, start)
-        return {
-            name: Target(rank, iteration_name(number), round(start / 1e6, 4), round((start + duration) / 1e6, 4))
-            for name, (duration, number, rank, start) in found.items()
-        }
 
     def data(self) -> dict[str, Any]:
         """The page's script draws from this: columns of numbers, starts as differences, names by number; microseconds."""

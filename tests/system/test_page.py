@@ -233,7 +233,7 @@ def test_kernels_are_sorted_and_filtered_by_the_mouse(page: Page) -> None:
     page.locator("#table-kernels th button", has_text="max").click()
     assert _numbers(_rows(page, "kernels", 6)) == sorted(longest)
     page.locator('[data-filter="kernels"]').fill("NCCL reduce")
-    names = _rows(page, "kernels", 8)
+    names = _rows(page, "kernels", 7)
     assert names
     assert all("nccl" in name.lower() and "reduce" in name.lower() for name in names)
     assert page.locator("#count-kernels").inner_text() == f"{len(names)} rows"
@@ -285,6 +285,48 @@ def test_another_iteration_and_rank_of_the_timeline(page: Page) -> None:
     assert page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range") == whole
 
 
+def test_a_row_leads_to_its_longest_bar_and_a_bar_back_to_its_row(page: Page) -> None:
+    row = page.locator("#table-kernels tbody tr").first
+    name = row.locator("td.name span").text_content().strip()
+    row.locator(".show-bar").press("Enter")
+    first, last = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
+    shown = page.evaluate(
+        """([name, first, last]) => document.getElementById('figure-timeline').data.some((trace) =>
+        trace.customdata.some((one, place) => one === name && trace.x[place] >= first && trace.x[place] <= last))""",
+        [name, first, last],
+    )
+    assert shown
+    assert last - first < 200
+    # Back, with the keyboard, and also where the row is filtered out.
+    back = page.locator("#timeline-chosen button")
+    assert page.evaluate("document.activeElement === document.querySelector('#timeline-chosen button')")
+    page.locator('[data-filter="kernels"]').fill("no such kernel")
+    back.press("Enter")
+    assert row.is_visible()
+    assert page.evaluate("document.activeElement.classList.contains('chosen')")
+    # A name in view is chosen with the keyboard, too, and an operator leads to the time of its longest call.
+    page.select_option("#timeline-in-view", name)
+    assert page.locator("#timeline-chosen code").text_content() == name
+    operator = page.locator("#table-operators .to-timeline").first
+    operator.press("Enter")
+    first, last = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
+    assert first <= float(operator.get_attribute("data-start")) <= last
+    # And with the mouse: a click on a bar.
+    page.locator("#timeline-all").click()
+    page.locator("#timeline-chosen").evaluate("element => element.hidden = true")
+    page.locator("#figure-timeline").scroll_into_view_if_needed()
+    x, y = page.evaluate(
+        """() => { const plot = document.getElementById('figure-timeline'), { xaxis, yaxis } = plot._fullLayout;
+        const { left, top } = plot.getBoundingClientRect(), [trace] = plot.data;
+        return [left + xaxis._offset + xaxis.d2p(trace.x[0]), top + yaxis._offset + yaxis.d2p(trace.y[0])]; }"""
+    )
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.up()
+    name = page.evaluate("document.getElementById('figure-timeline')._hoverdata[0].customdata")
+    assert page.locator("#timeline-chosen code").text_content() == name
+
+
 def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_either_way(page: Page) -> None:
     button = page.locator(".to-timeline").first
     rank, start = button.get_attribute("data-rank"), float(button.get_attribute("data-start"))
@@ -299,38 +341,6 @@ def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_e
     assert len(by_cause) == 4
     page.locator('.switch[data-for="budget"] button', has_text="by activity").click()
     assert page.evaluate(total) == pytest.approx(by_cause, rel=2e-3)
-
-
-@pytest.mark.parametrize(("table", "back"), [("kernels", True), ("phases", True), ("operators", False)])
-def test_a_row_leads_to_its_place_in_the_timeline_and_back_by_keyboard_and_by_mouse(page: Page, table: str, back: bool) -> None:
-    # Of ranges inside each other, the timeline draws the outermost.
-    names = page.evaluate("pageData.timeline.names")
-    shown = page.locator(f"#table-{table} tbody tr", has=page.locator(".to-timeline")).all()
-    row = next(each for each in shown if not back or each.locator("td").last.inner_text() in names)
-    name, start = row.locator("td").last.inner_text(), row.locator(".to-timeline").get_attribute("data-start")
-    row.locator(".to-timeline").focus()
-    page.keyboard.press("Enter")
-    page.wait_for_timeout(200)
-    first, last = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
-    assert first <= float(start) <= last
-    assert page.evaluate("document.activeElement.id") == "timeline-iteration"
-    if not back:
-        return
-    page.locator(f'[data-filter="{table}"]').fill("nothing has this name")
-    page.select_option("#timeline-event", name)
-    page.locator("#timeline-row").focus()
-    page.keyboard.press("Enter")
-    focused = "document.activeElement.lastElementChild?.textContent"
-    assert (page.evaluate(focused), page.locator("tr.found").count()) == (name, 1)
-    page.evaluate("document.activeElement.blur()")
-    page.evaluate(
-        """(name) => { const figure = document.getElementById("figure-timeline");
-        const number = pageData.timeline.names.indexOf(name);
-        for (const trace of figure.data) { const place = trace.customdata.indexOf(number);
-            if (place >= 0) figure.emit("plotly_click", {points: [{customdata: number, y: trace.y[place]}]}); } }""",
-        name,
-    )
-    assert page.evaluate(focused) == name
 
 
 def test_dark_and_light_and_the_systems_choice(page: Page) -> None:
@@ -383,7 +393,7 @@ def test_hostile_names_stay_text(hostile_page: Path, show: Callable[[Path], Page
     assert page.requests == []
     assert "taken" not in page.title()
     assert page.locator("img").count() == 0
-    shown = _rows(page, "kernels", 8)
+    shown = _rows(page, "kernels", 7)
     assert any("<script>document.title='taken'</script><img" in name for name in shown)
     # Also where a script writes them: hover over every bar of the timeline and every box of the flame graph.
     for figure in ("timeline", "flame"):

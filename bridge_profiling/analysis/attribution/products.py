@@ -141,19 +141,29 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
 
 
 def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
-    """The rows of `products` with `peak_tflops` (the device's dense peak for the precision), `share_of_peak`, and `memory_gbs`.
+    """The rows of `products`, with what the device could do at most; null where that is unknown.
 
-    `memory_gbs` is the bandwidth of the device's memory in 1e9 bytes/s, as stated. Unknown values are null.
+    Returns:
+        `peak_tflops`: its dense peak for the precision, and `share_of_peak`. `memory_tb_s`: bandwidth of its memory.
+        `roof_tflops`: the lower of the peak and of `flops_per_byte` times the bandwidth (Williams, Waterman and Patterson:
+        Roofline, 2009), and `share_of_roof`.
     """
-    known = {info.rank: peaks(next(iter(info.devices.values()), "")) for info in infos}
-    ranks, precisions, speeds = (products[name].to_pylist() for name in ("rank", "precision", "tflops"))
-    named = [{"fp16": "bf16"}.get(precision or "", precision or "") for precision in precisions]
-    peak = [known.get(rank, {}).get(precision) for rank, precision in zip(ranks, named, strict=True)]
-    share = [speed / most if speed and most else None for speed, most in zip(speeds, peak, strict=True)]
-    bandwidths = {info.rank: memory_gbs(next(iter(info.devices.values()), "")) for info in infos}
-    more = {"peak_tflops": peak, "share_of_peak": share, "memory_gbs": [bandwidths.get(rank) for rank in ranks]}
-    for name, column in more.items():
-        products = products.append_column(name, pa.array(column, pa.float64()))
+    names = {info.rank: next(iter(info.devices.values()), "") for info in infos}
+    peaks_of = {rank: peaks(name) for rank, name in names.items()}
+    bandwidths = {rank: (memory_gbs(name) or 0.0) / 1e3 or None for rank, name in names.items()}
+    columns: dict[str, list[float | None]] = {
+        name: [] for name in ("peak_tflops", "share_of_peak", "memory_tb_s", "roof_tflops", "share_of_roof")
+    }
+    for row in products.select(["rank", "precision", "tflops", "flops_per_byte"]).to_pylist():
+        precision, intensity = row["precision"] or "", row["flops_per_byte"]
+        peak = peaks_of.get(row["rank"], {}).get({"fp16": "bf16"}.get(precision, precision))
+        bandwidth = bandwidths.get(row["rank"])
+        roof = min(peak, intensity * bandwidth) if peak and intensity and bandwidth else None
+        shares = [row["tflops"] / most if row["tflops"] and most else None for most in (peak, roof)]
+        for name, value in zip(columns, (peak, shares[0], bandwidth, roof, shares[1]), strict=True):
+            columns[name].append(value)
+    for name, values in columns.items():
+        products = products.append_column(name, pa.array(values, pa.float64()))
     return products
 
 

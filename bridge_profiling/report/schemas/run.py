@@ -341,7 +341,11 @@ class MatrixProduct(TypedDict):
     ]
     peak_tflops: Annotated[Teraflops | None, doc("The device's dense peak for the precision; null if unknown")]
     share_of_peak: Annotated[Share | None, doc("`tflops` as a share of that; null if unknown")]
-    memory_gbs: Annotated[Bandwidth | None, doc("Stated bandwidth of the device's memory; null if unknown")]
+    memory_tb_s: Annotated[float | None, doc("Bandwidth of the device's memory in TB/s; null if unknown")]
+    roof_tflops: Annotated[
+        Teraflops | None, doc("The lower of `peak_tflops` and `flops_per_byte` times `memory_tb_s`; null if unknown")
+    ]
+    share_of_roof: Annotated[Share | None, doc("`tflops` as a share of that; null if unknown")]
 
 
 class LostRecords(TypedDict):
