@@ -44,6 +44,7 @@ def peaks(name: str) -> dict[str, float]:
 _BANDWIDTHS: tuple[tuple[str, float | None, float | None], ...] = (
     (r"G?B[23]00", 900.0, 8000.0),
     (r"GH200 480GB", 450.0, 4000.0),
+    (r"GH200 144G", 450.0, 4900.0),
     (r"GH200", 450.0, None),
     (r"H200 NVL", None, 4800.0),
     (r"H200", 450.0, 4800.0),

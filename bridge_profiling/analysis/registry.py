@@ -55,6 +55,7 @@ _RANGE_NAMES = Columns("host_events", ("category", "name", "start_ns"))
 _COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes"))
 _TIMED_RANGES = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "sequence"))
 _SHAPED = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "shapes"))
+_CALLS = Columns("host_events", ("category", "name", "start_ns", "end_ns"))
 _ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns"))
 
 _SYSTEM_CALLS = Columns("system_calls", ("thread", "name", "start_ns", "end_ns"))
@@ -104,6 +105,7 @@ QUESTIONS = {
         Question("collective_sizes", "rank", counts.collective_sizes, (_COLLECTIVES,)),
         Question("loop_counts", "rank", counts.loop_counts, (_RANGE_NAMES, _ITERATIONS)),
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS, _MEMORY_EVENTS)),
+        Question("longest_calls", "rank", operators.longest_calls, (_CALLS,)),
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
         Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
         Question("system_calls", "rank", nsys_tables.system_calls, (_SYSTEM_CALLS, _DEVICE_EVENTS, _ITERATIONS)),

@@ -30,11 +30,11 @@ from bridge_profiling.report.findings_view import Pictures, findings_view
 from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_section
 from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
 from bridge_profiling.report.verdict import Summary, verdict
-from bridge_profiling.report.views import Cell, FigureView, PageView, SectionView, TableView
+from bridge_profiling.report.views import Cell, FigureView, FindingView, PageView, SectionView, TableView, Target
 from bridge_profiling.traces.types import RankInfo
 
 #: What a page asks of each capture in addition to `summarize`, with options.
-ALSO_ASKED = {"flame_graph": {"least_share": LEAST_SHARE}}
+ALSO_ASKED: dict[str, dict[str, Any]] = {"flame_graph": {"least_share": LEAST_SHARE}, "longest_calls": {}}
 
 Rows = list[dict[str, Any]]
 
@@ -52,9 +52,15 @@ _TERMINAL_ROWS, _SCREEN_PHASES = 10, 6
 
 #: The method of `Run` that returns the rows of a table, by its id.
 _PYTHON = {
+    "attribution-by-activity": "attribution()",
     "attribution-by-cause": "attribution()",
+    "bench-communication": "against_bench.communication",
+    "bench-copies": "against_bench.copies",
+    "captures": "infos",
     "communication-table": "communication()",
     "cuda-memory": "cuda_memory()",
+    "files": "infos",
+    "flops-profile": "manifests",
     "gpu-metrics-table": "gpu_metrics()",
     "host": "host_iterations()",
     "kernel-groups": "kernel_groups()",
@@ -62,13 +68,16 @@ _PYTHON = {
     "memory-devices": "memory()",
     "message-sizes": "communication(by_size=True)",
     "operators": "operators()",
+    "phase-memory": "manifests",
     "phases": "phases()",
     "pipeline": "pipeline()",
     "pipeline-waits": "pipeline_waits()",
     "products": "matrix_products()",
     "scorecard": "scorecard()",
+    "spread": "attribution()",
     "stragglers": "stragglers()",
     "system-calls": "system_calls()",
+    "wall-clock": "manifests",
 }
 
 
@@ -153,7 +162,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     work = [
         tables.kernel_groups(groups),
         tables.kernels(rows["kernels"], _MOST_ROWS),
-        tables.operators(rows["operators"], _MOST_ROWS),
+        tables.operators(rows["operators"], _MOST_ROWS, _longest_calls(run, timeline)),
         products_view.matrix_products(products, _MOST_ROWS),
         tables.system_calls(run.system_calls().to_pylist(), _MOST_ROWS),
         measurements.wall_clock(manifests),
@@ -191,28 +200,53 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     if summary.on_cpus:
         without = {"budget", "iterations", "waits", "communication", "timeline", "memory"}
         sections = [_on_cpus(summary), *(each for each in sections if each.id not in without or not each.empty)]
-    sections = [_with_python(each, run.path) for each in sections]
     # Last: questions add to what the captures cannot show.
     sections += [_quality(run, summary, rows["iterations"]), _raw_traces(summary, shown, output)]
+    sections = [_with_python(each, summary) for each in sections]
     return PageView(
         "report",
         _title(summary),
         verdict(summary),
         sections,
         facts=_facts(summary, rows["iterations"], rows["memory"]),
-        findings=findings_view(summary, pictures),
+        findings=[_events_with_python(each, summary) for each in findings_view(summary, pictures)],
         notices=summary.notices,
         timeline=timeline.data() if timeline.segments else None,
     )
 
 
-def _with_python(section: SectionView, path: Path) -> SectionView:
+def _with_python(section: SectionView, summary: Summary) -> SectionView:
     """The section with the line of Python behind each of its tables."""
-    begin = f"from bridge_profiling.run import Run; Run({str(path.absolute())!r})"
     found = [
-        replace(table, python=f"{begin}.{_PYTHON[table.id]}") if table.id in _PYTHON else table for table in section.tables
+        replace(table, python=f"{_run(summary)}.{_PYTHON[table.id]}") if table.id in _PYTHON else table
+        for table in section.tables
     ]
-    return replace(section, tables=found)
+    return replace(section, tables=found, parts=[_with_python(part, summary) for part in section.parts])
+
+
+def _events_with_python(finding: FindingView, summary: Summary) -> FindingView:
+    """The finding with the line of Python behind its events."""
+    if finding.events is None:
+        return finding
+    return replace(finding, events=replace(finding.events, python=f"{_run(summary)}.findings()[{finding.number - 1}].events"))
+
+
+def _run(summary: Summary) -> str:
+    """The line of Python that opens the run."""
+    bench = f", bench={summary.bench.path!r}" if summary.bench and not summary.bench.found else ""
+    return f"from bridge_profiling.run import Run; Run({str(summary.path.absolute())!r}{bench})"
+
+
+def _longest_calls(run: Run, timeline: Timeline) -> dict[str, Target]:
+    """Where the timeline shows the longest call of each operator; of those whose iteration is on the page."""
+    found: dict[str, Target] = {}
+    if not timeline.segments:
+        return found
+    rows = [row for row in run.ask("longest_calls").to_pylist() if row["source"] == run.main_source]
+    for row in sorted(rows, key=lambda row: -row["duration_us"]):
+        if row["name"] not in found and (place := timeline.target_at(row["rank"], row["start_ns"], row["duration_us"])):
+            found[row["name"]] = place
+    return found
 
 
 def ranks_to_show(summary: Summary, most: int = NAMED_RANKS, every: int = EVERY_RANK) -> list[int]:

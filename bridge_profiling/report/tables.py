@@ -13,13 +13,15 @@ from bridge_profiling.layout import number_ranges
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import MOST_GROUPS, PARTS, by_group, visible_parts
-from bridge_profiling.report.views import Cell, Row, TableView, ms, of, table
+from bridge_profiling.report.views import Cell, Row, TableView, Target, ms, of, table
 from bridge_profiling.traces.types import RankInfo
 
 Rows = Sequence[Row]
 
 #: Names longer than this lose their middle: in general, and as an example of a group.
 _NAME, _GROUP_NAME = 600, 120
+
+NOWHERE: Mapping[str, Target] = {}
 
 _MICROSECONDS = "{:,.1f}".format
 
@@ -177,8 +179,8 @@ def kernel_groups(rows: Rows) -> TableView:
     return table("kernel-groups", title, ordered, columns, name_last=True)
 
 
-def operators(rows: Rows, count: int) -> TableView:
-    """Rows of `Run.operators`, those of all ranks added up."""
+def operators(rows: Rows, count: int, places: Mapping[str, Target] = NOWHERE) -> TableView:
+    """Rows of `Run.operators`, those of all ranks added up; `places`: where the timeline shows each name."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         new = {"name": row["name"], "max_us": 0.0, "module": None}
@@ -200,6 +202,7 @@ def operators(rows: Rows, count: int) -> TableView:
         "longest µs": of("max_us", _MICROSECONDS),
         **of_memory,
         **({"module": lambda row: row["module"] or ""} if any(row["module"] for row in found.values()) else {}),
+        **({"longest": lambda row: Cell("", target=places.get(row["name"]))} if places else {}),
         "name": lambda row: _short(row["name"]),
     }
     title = f"Host operators of {words.ranks(sorted({row['rank'] for row in rows}))}, over the whole capture"

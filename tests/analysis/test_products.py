@@ -5,6 +5,7 @@ import json
 import pytest
 
 from bridge_profiling.analysis.attribution.products import matrix_products
+from bridge_profiling.peaks import link_gbs, memory_gbs
 from bridge_profiling.report.products_view import roofline
 from bridge_profiling.traces.types import RankInfo
 from tests.analysis.ranks_in_hand import answer, rank, values, work
@@ -97,3 +98,18 @@ def test_memory_or_the_peak_is_the_roof(device, shapes, roof):
     assert (points["x"], points["y"]) == ([round(row["flops_per_byte"], 3)], [round(row["tflops"], 3)])
     assert (line["y"][0], line["y"][-1]) == (3.35, 989.4)
     assert line["x"][1] == pytest.approx(989.4 / 3.35)
+
+
+@pytest.mark.parametrize(
+    ("device", "memory", "link"),
+    [
+        ("NVIDIA B200", 8000, 900), ("NVIDIA GB200", 8000, 900), ("NVIDIA GH200 480GB", 4000, 450), ("NVIDIA H200", 4800, 450),
+        ("NVIDIA H100 NVL", 3900, None), ("NVIDIA H100 PCIe", 2000, None), ("NVIDIA H800", 3350, 200),
+        ("NVIDIA H20", 4000, 450), ("NVIDIA A100-SXM4-80GB", 2039, 300), ("NVIDIA GH200 144G HBM3e", 4900, 450),
+        ("NVIDIA A100 80GB PCIe", 1935, None), ("NVIDIA A100-SXM4-40GB", 1555, 300), ("Tesla V100-SXM2-16GB", 900, 150),
+        ("Tesla T4", 320, None), ("NVIDIA L40S", 864, None), ("NVIDIA GeForce RTX 4090", None, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
+    ],
+)  # fmt: skip
+def test_the_bandwidths_of_memory_and_link_are_those_of_the_device(device, memory, link):
+    assert (memory_gbs(device), link_gbs(device)) == (memory, link)

@@ -304,6 +304,13 @@ def test_a_row_leads_to_its_longest_bar_and_a_bar_back_to_its_row(page: Page) ->
     back.press("Enter")
     assert row.is_visible()
     assert page.evaluate("document.activeElement.classList.contains('chosen')")
+    # A name in view is chosen with the keyboard, too, and an operator leads to the time of its longest call.
+    page.select_option("#timeline-in-view", name)
+    assert page.locator("#timeline-chosen code").text_content() == name
+    operator = page.locator("#table-operators .to-timeline").first
+    operator.press("Enter")
+    first, last = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
+    assert first <= float(operator.get_attribute("data-start")) <= last
     # And with the mouse: a click on a bar.
     page.locator("#timeline-all").click()
     page.locator("#timeline-chosen").evaluate("element => element.hidden = true")

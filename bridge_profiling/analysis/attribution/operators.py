@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.launches import launched_inside, sums_inside
-from bridge_profiling.analysis.intervals import parents, rows_of, self_times_ns
+from bridge_profiling.analysis.intervals import coded, parents, rows_of, self_times_ns
 from bridge_profiling.traces.tables import to_int64
 
 #: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.
@@ -82,6 +82,21 @@ def operators(
         | {name: found[f"{name}_sum"] if name in memory else pa.nulls(found.num_rows, pa.int64()) for name in MEMORY}
         | ({} if modules else {"module": _most_often(table, found, keys)})
     )
+
+
+def longest_calls(host_events: pa.Table) -> pa.Table:
+    """The longest call of each operator: `name`, `start_ns` and `duration_us`."""
+    named = pc.and_(pa.array(rows_of(host_events["category"], "operator")), host_events["name"].is_valid())
+    events = host_events.filter(named)
+    code, names = coded(events["name"])
+    start = events["start_ns"].to_numpy()
+    duration = events["end_ns"].to_numpy() - start
+    longest = np.zeros(len(names), np.int64)
+    np.maximum.at(longest, code, duration)
+    rows = np.flatnonzero(duration == longest[code])
+    rows = rows[np.unique(code[rows], return_index=True)[1]]
+    called = pa.array([names[each] for each in code[rows].tolist()], pa.string())
+    return pa.table({"name": called, "start_ns": start[rows], "duration_us": duration[rows] / 1e3})
 
 
 def _modules(host_events: pa.Table, operators: NDArray[np.bool_]) -> pa.Array:

@@ -115,13 +115,38 @@ function rowsOfNames() {
   return rows;
 }
 
+const MOST_NAMES = 60;
+
+// Names by the time of their bars between two times in ms, the most first.
+function namesInView(iteration, ranks, [first, last]) {
+  const picture = pageData.timeline.pictures[iteration] || {};
+  const times = new Map();
+  for (const own of ranks.map((rank) => picture[rank]).filter(Boolean)) {
+    let start = 0;
+    for (let row = 0; row < own.start.length; row++) {
+      start += own.start[row];
+      const seen = Math.min((start + own.duration[row]) / 1000, last) - Math.max(start / 1000, first);
+      if (seen > 0) times.set(own.name[row], (times.get(own.name[row]) || 0) + seen);
+    }
+  }
+  return [...times].sort(([, one], [, other]) => other - one).map(([name]) => pageData.timeline.names[name]);
+}
+
 function connectTimeline() {
   const element = document.getElementById("figure-timeline");
   if (!element || !pageData.timeline) return;
   const iteration = document.getElementById("timeline-iteration");
   const rank = document.getElementById("timeline-rank");
   const chosen = () => rank.value.split(",");
-  const show = (range) => draw(element, timelineFigure(iteration.value, chosen(), range));
+  const inView = document.getElementById("timeline-in-view");
+  const list = () => {
+    const names = namesInView(iteration.value, chosen(), range()).slice(0, MOST_NAMES);
+    inView.replaceChildren(new Option("choose a name", ""), ...names.map((name) => new Option(cut(name, 80), name)));
+  };
+  const show = async (range) => {
+    await draw(element, timelineFigure(iteration.value, chosen(), range));
+    list();
+  };
   const range = () => element.layout.xaxis.range;
   const move = (scale, shift) => {
     const [first, last] = range();
@@ -145,6 +170,7 @@ function connectTimeline() {
     back.hidden = !rows.has(name);
     back.onclick = () => showRow(rows.get(name).row);
   };
+  inView.addEventListener("change", () => inView.value && choose(inView.value));
   const go = ({ iteration: number, rank: of, first, last, name }) => {
     iteration.value = number;
     rank.value = of;
@@ -170,6 +196,7 @@ function connectTimeline() {
     cell.append(" ", button);
   }
   return show().then(() => {
+    element.on("plotly_relayout", list);
     element.on("plotly_click", (event) => choose(event.points[0].customdata));
   });
 }
