@@ -55,6 +55,12 @@ class RayRequest:
         cls, window: Window, patterns: str, profiler: str, options: Mapping[str, object], *, name: str = EXTRA_OPTIONS_VARIABLE
     ) -> RayRequest:
         """A request from values as users write them: patterns separated by commas, an empty `profiler` for nsys."""
+        require(
+            isinstance(patterns, str),
+            f"{PATTERNS_VARIABLE}={patterns!r} is not text",
+            why="it holds shell patterns of workers' names, separated by commas",
+            instead=f'Type for example {PATTERNS_VARIABLE}="*policy*,*vllm*", or "*" for every worker',
+        )
         listed = tuple(filter(None, (pattern.strip() for pattern in patterns.split(","))))
         require(
             listed,

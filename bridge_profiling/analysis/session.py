@@ -35,6 +35,7 @@ from bridge_profiling.manifest import RankCapture, find_captures
 from bridge_profiling.regular_files import modified_ns, size_bytes
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.discover import Capture, find_run
+from bridge_profiling.traces.run_files import RunFiles
 from bridge_profiling.traces.tables import SCHEMAS
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
@@ -468,5 +469,5 @@ def _find(path: Path) -> tuple[list[Capture | Path], list[Caveat], list[RankCapt
 
 def _manifests_alone(path: Path) -> list[RankCapture]:
     """The manifests of the last attempt under a directory."""
-    written = max(path.rglob("manifest/*/rank-*.json"), key=modified_ns, default=None)
+    written = max(RunFiles(path).manifests, key=modified_ns, default=None) if path.is_dir() else None
     return [] if written is None else find_captures(written.parents[2])

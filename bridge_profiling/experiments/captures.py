@@ -22,6 +22,7 @@ from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.experiments.jobs import Built, locate_captures
 from bridge_profiling.manifest import read_manifest
+from bridge_profiling.traces.run_files import RunFiles
 
 #: Called with the number of files done and the number of files in all.
 OnProgress = Callable[[int, int], None]
@@ -70,8 +71,8 @@ def captures_of(
     """
     job, path = locate_captures(experiment, job_name)
     if job.ssh_tunnel is None:
-        written = [file for file in Path(path).rglob("*") if _CAPTURE.search(file.name) or file.match("manifest/*/rank-*.json")]
-        if written:
+        found = RunFiles(Path(path))
+        if found.manifests or any(_CAPTURE.search(file.name) for file in found.files):
             return Path(path)
         nothing = "captured nothing: the script does not read profiling overrides, or failed early, as its log shows"
         reason = nothing if job.has_overrides else f"has written no captures: {path} holds none"

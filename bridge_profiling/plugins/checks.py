@@ -12,6 +12,8 @@ import nemo_run as run
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, check_flag, check_ranks_exist, check_window, check_window_fits
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.layout import normalize_ranks
+from bridge_profiling.overrides import format_override, parse_override
+from bridge_profiling.plugins.batch_script import arrives_unchanged
 from bridge_profiling.plugins.executors import SKYPILOT, check_launcher, current_launcher, known_world_size, loses_its_disks
 from bridge_profiling.plugins.task import Task, check_task, is_on, read_integer, read_setting, write_settings
 
@@ -67,6 +69,7 @@ def check_output_dir(task: Task, executor: Any, *, nsys: bool = False) -> None:
         why="NeMo-Run passes it neither the launcher's nsys options nor a task's config",
         instead="Call ProfilingHook in the workers' own code, with profiling.output_dir on a volume they mount",
     )
+    _check_variable(executor)
     kubeflow = isinstance(executor, run.KubeflowExecutor)
     if kubeflow and not executor.workdir_pvc:
         what, why = "KubeflowExecutor without workdir_pvc", "its pods have no directory that outlives them"
@@ -83,6 +86,31 @@ def check_output_dir(task: Task, executor: Any, *, nsys: bool = False) -> None:
             return
         instead += f', or set env_vars["{OUTPUT_DIR_VARIABLE}"] to a directory on a volume that stays'
     raise ProfilingConfigError(f"the profile of a job on {what} would be lost", why=why, instead=instead)
+
+
+def _check_variable(executor: Any) -> None:
+    """Refuse a directory of the user's that a shell of the job would read differently."""
+    if not isinstance(executor, run.Executor) or OUTPUT_DIR_VARIABLE not in executor.env_vars:
+        return
+    chosen, shell = executor.env_vars[OUTPUT_DIR_VARIABLE], not isinstance(executor, run.LocalExecutor)
+    require(
+        isinstance(chosen, str) and (not shell or arrives_unchanged(OUTPUT_DIR_VARIABLE, chosen, container=True)),
+        f'env_vars["{OUTPUT_DIR_VARIABLE}"]={chosen!r} would not arrive in the job unchanged',
+        why="NeMo-Run writes it into a shell script without quotes" if shell else "an environment holds text",
+        instead="Name a directory with letters, digits and ./_:@%+- only",
+    )
+
+
+def check_quotes(task: Task, executor: Any, key: str, value: object) -> None:
+    """Refuse a value whose override needs double quotes on DockerExecutor, where Docker's client removes them."""
+    if isinstance(executor, run.DockerExecutor) and isinstance(task, run.Script):
+        override = parse_override(format_override(key, value).replace('"', ""))
+        require(
+            override is not None and override.value == value,
+            f"{key}={value!r} cannot be passed to a run.Script on DockerExecutor",
+            why="Docker's client removes the double quotes that the override needs",
+            instead="Leave out commas, braces and brackets, or write the arguments yourself in script_args_converter_fn",
+        )
 
 
 def nsys_launched(executor: Any) -> bool:

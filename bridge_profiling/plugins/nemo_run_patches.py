@@ -79,8 +79,8 @@ def _prefix_in_job(executor: Any) -> list[str] | None:
     if not launcher.nsys_profile:
         return None
     prefix = launcher.get_nsys_prefix(profile_dir=_report_root(executor))
-    # Nodes may share the directory, and processes in containers share small process ids.
-    return [re.sub(r"/profile_%p$", "/profile_%h_%p", argument) for argument in prefix]
+    # Nodes may share the directory, and processes in containers share small process ids. A shell reads the command.
+    return [shlex.quote(re.sub(r"/profile_%p$", "/profile_%h_%p", argument)) for argument in prefix]
 
 
 def _entrypoint_in_job(executor: Any) -> tuple[str, str]:

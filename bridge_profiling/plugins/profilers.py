@@ -84,6 +84,8 @@ class NsysPlugin(run.Plugin):
         supported = not checks.fault_tolerant(task, executor)
         arguments = script_arguments(task, self.script_args_converter_fn if supported else None, script_args)
         options = self._checked_options(prefixed)
+        if not prefixed:
+            checks.check_quotes(task, executor, "profiling.nsys_extra_args", self.nsys_extra_args or [])
 
         if not supported:
             checks.disable_nsys(task, executor)

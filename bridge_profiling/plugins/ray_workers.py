@@ -83,8 +83,9 @@ def _check_unset(executor: Any, variables: Mapping[str, str]) -> None:
                 why="the job receives only one of the values",
                 instead=f"Leave {name} out of {place}",
             )
+    kubeflow = isinstance(executor, run.KubeflowExecutor) and executor.workdir_pvc
     require(
-        EXTRA_OPTIONS_VARIABLE not in variables or not isinstance(executor, run.DGXCloudExecutor),
+        EXTRA_OPTIONS_VARIABLE not in variables or not (kubeflow or isinstance(executor, run.DGXCloudExecutor)),
         f"nsys_extra_options do not reach a job on {type(executor).__name__}",
         why="NeMo-Run writes the variable into a script without quotes, which changes its JSON",
         instead="Leave them out, or set the variable in the script that starts the driver",

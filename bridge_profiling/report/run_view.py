@@ -30,11 +30,11 @@ from bridge_profiling.report.findings_view import Pictures, findings_view
 from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_section
 from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
 from bridge_profiling.report.verdict import Summary, verdict
-from bridge_profiling.report.views import Cell, FigureView, PageView, SectionView, TableView
+from bridge_profiling.report.views import Cell, FigureView, FindingView, PageView, SectionView, TableView, Target
 from bridge_profiling.traces.types import RankInfo
 
 #: What a page asks of each capture in addition to `summarize`, with options.
-ALSO_ASKED = {"flame_graph": {"least_share": LEAST_SHARE}}
+ALSO_ASKED: dict[str, dict[str, Any]] = {"flame_graph": {"least_share": LEAST_SHARE}, "longest_calls": {}}
 
 Rows = list[dict[str, Any]]
 
@@ -52,8 +52,15 @@ _TERMINAL_ROWS, _SCREEN_PHASES = 10, 6
 
 #: The method of `Run` that returns the rows of a table, by its id.
 _PYTHON = {
+    "attribution-by-activity": "attribution()",
     "attribution-by-cause": "attribution()",
+    "bench-communication": "against_bench.communication",
+    "bench-copies": "against_bench.copies",
+    "captures": "infos",
     "communication-table": "communication()",
+    "cuda-memory": "cuda_memory()",
+    "files": "infos",
+    "flops-profile": "manifests",
     "gpu-metrics-table": "gpu_metrics()",
     "host": "host_iterations()",
     "kernel-groups": "kernel_groups()",
@@ -61,12 +68,23 @@ _PYTHON = {
     "memory-devices": "memory()",
     "message-sizes": "communication(by_size=True)",
     "operators": "operators()",
+    "phase-memory": "manifests",
     "phases": "phases()",
     "pipeline": "pipeline()",
+    "pipeline-waits": "pipeline_waits()",
     "products": "matrix_products()",
     "scorecard": "scorecard()",
+    "spread": "attribution()",
     "stragglers": "stragglers()",
+    "system-calls": "system_calls()",
+    "wall-clock": "manifests",
 }
+
+
+_ROOFLINE = (
+    "Speed by arithmetic intensity of matrix products, convolutions and attention, with areas as their device times. The lines"
+    " are what the device's memory and its peak allow."
+)
 
 
 def run_tables(run: Run) -> list[TableView]:
@@ -92,9 +110,12 @@ def run_tables(run: Run) -> list[TableView]:
         tables.iterations_by_rank(run.ranks().to_pylist()),
         tables.stragglers(run.stragglers().to_pylist()),
         tables.pipeline(run.pipeline().to_pylist()),
+        tables.pipeline_waits(run.pipeline_waits().to_pylist()),
         tables.copies(run.copies().to_pylist(), _TERMINAL_ROWS),
         tables.gpu_metrics(run.gpu_metrics().to_pylist(), _TERMINAL_ROWS),
+        tables.system_calls(run.system_calls().to_pylist(), _TERMINAL_ROWS),
         tables.memory_devices(run.memory().to_pylist(), len(breakdown) + 1),
+        tables.cuda_memory(run.cuda_memory().to_pylist(), _TERMINAL_ROWS),
     ]
     return [table for table in found if table.rows]
 
@@ -124,6 +145,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         "iterations": [row for row in run.iterations().to_pylist() if row["source"] == summary.source],
         "ranks": run.ranks().to_pylist(),
         "pipeline": run.pipeline().to_pylist(),
+        "pipeline_waits": run.pipeline_waits().to_pylist(),
         "kernels": [row for row in run.kernels(by_rank=False).to_pylist() if row["source"] == summary.source],
         "operators": [row for row in run.operators().to_pylist() if row["source"] == summary.source],
         "memory": run.memory().to_pylist(),
@@ -133,24 +155,37 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         {info.rank: entry for info, entry in run.entries()},
     )  # fmt: skip
     iterations = len({row["iteration"] for row in rows["iterations"]}) or 1
+    products = run.matrix_products().to_pylist()
+    roofline = products_view.roofline(products)
     manifests = {each.rank: each for each in summary.manifests if each.rank in shown}.values()
     groups = [row for row in run.kernel_groups().to_pylist() if row["source"] == summary.source]
     work = [
         tables.kernel_groups(groups),
         tables.kernels(rows["kernels"], _MOST_ROWS),
-        tables.operators(rows["operators"], _MOST_ROWS),
-        products_view.matrix_products(run.matrix_products().to_pylist(), _MOST_ROWS),
+        tables.operators(rows["operators"], _MOST_ROWS, _longest_calls(run, timeline)),
+        products_view.matrix_products(products, _MOST_ROWS),
+        tables.system_calls(run.system_calls().to_pylist(), _MOST_ROWS),
         measurements.wall_clock(manifests),
         measurements.flops_profile(manifests),
     ]
+    memory_tables = [measurements.phase_memory(manifests), tables.cuda_memory(run.cuda_memory().to_pylist(), NAMED_RANKS)]
     sections = [
         _attribution(summary, shown, EVERY_RANK),
         _scorecard(summary),
         _phases(summary, shown, timeline),
         _iterations(rows["ranks"]),
-        _waits(summary, run.waits().to_pylist(), len({row["iteration"] for row in rows["ranks"]}) or 1, rows["pipeline"]),
+        _waits(
+            summary,
+            run.waits().to_pylist(),
+            len({row["iteration"] for row in rows["ranks"]}) or 1,
+            [tables.pipeline(rows["pipeline"]), tables.pipeline_waits(rows["pipeline_waits"])],
+        ),
         _section("findings", kind="findings"),
-        _section("operators" if summary.on_cpus else "work", tables=[table for table in work if table.rows]),
+        _section(
+            "operators" if summary.on_cpus else "work",
+            figures=[] if roofline is None else [FigureView("roofline", {"roofline": roofline}, _ROOFLINE)],
+            tables=[table for table in work if table.rows],
+        ),
         *flame_graph_section(run, summary, rows["iterations"]),
         _communication(
             run.communication().to_pylist(),
@@ -160,33 +195,58 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         ),
         _timeline(timeline, ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
         *_gpu_metrics(run, shown),
-        _memory(run, rows["memory"], measurements.phase_memory(manifests)),
+        _memory(run, rows["memory"], memory_tables),
     ]
     if summary.on_cpus:
         without = {"budget", "iterations", "waits", "communication", "timeline", "memory"}
         sections = [_on_cpus(summary), *(each for each in sections if each.id not in without or not each.empty)]
-    sections = [_with_python(each, run.path) for each in sections]
     # Last: questions add to what the captures cannot show.
     sections += [_quality(run, summary, rows["iterations"]), _raw_traces(summary, shown, output)]
+    sections = [_with_python(each, summary) for each in sections]
     return PageView(
         "report",
         _title(summary),
         verdict(summary),
         sections,
         facts=_facts(summary, rows["iterations"], rows["memory"]),
-        findings=findings_view(summary, pictures),
+        findings=[_events_with_python(each, summary) for each in findings_view(summary, pictures)],
         notices=summary.notices,
         timeline=timeline.data() if timeline.segments else None,
     )
 
 
-def _with_python(section: SectionView, path: Path) -> SectionView:
+def _with_python(section: SectionView, summary: Summary) -> SectionView:
     """The section with the line of Python behind each of its tables."""
-    begin = f"from bridge_profiling.run import Run; Run({str(path.absolute())!r})"
     found = [
-        replace(table, python=f"{begin}.{_PYTHON[table.id]}") if table.id in _PYTHON else table for table in section.tables
+        replace(table, python=f"{_run(summary)}.{_PYTHON[table.id]}") if table.id in _PYTHON else table
+        for table in section.tables
     ]
-    return replace(section, tables=found)
+    return replace(section, tables=found, parts=[_with_python(part, summary) for part in section.parts])
+
+
+def _events_with_python(finding: FindingView, summary: Summary) -> FindingView:
+    """The finding with the line of Python behind its events."""
+    if finding.events is None:
+        return finding
+    return replace(finding, events=replace(finding.events, python=f"{_run(summary)}.findings()[{finding.number - 1}].events"))
+
+
+def _run(summary: Summary) -> str:
+    """The line of Python that opens the run."""
+    bench = f", bench={summary.bench.path!r}" if summary.bench and not summary.bench.found else ""
+    return f"from bridge_profiling.run import Run; Run({str(summary.path.absolute())!r}{bench})"
+
+
+def _longest_calls(run: Run, timeline: Timeline) -> dict[str, Target]:
+    """Where the timeline shows the longest call of each operator; of those whose iteration is on the page."""
+    found: dict[str, Target] = {}
+    if not timeline.segments:
+        return found
+    rows = [row for row in run.ask("longest_calls").to_pylist() if row["source"] == run.main_source]
+    for row in sorted(rows, key=lambda row: -row["duration_us"]):
+        if row["name"] not in found and (place := timeline.target_at(row["rank"], row["start_ns"], row["duration_us"])):
+            found[row["name"]] = place
+    return found
 
 
 def ranks_to_show(summary: Summary, most: int = NAMED_RANKS, every: int = EVERY_RANK) -> list[int]:
@@ -301,7 +361,7 @@ def _iterations(rows: Rows) -> SectionView:
     return _section("iterations", *said, notes=[note] if block > 1 else [], figures=[view])
 
 
-def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Rows) -> SectionView:
+def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Sequence[TableView]) -> SectionView:
     ranks, drawn, said, notes, found = [info.rank for info in summary.infos], [], [], [], []
     if len(ranks) > 1:
         marked = [row for row in waits if row["iteration"] is not None]
@@ -318,8 +378,7 @@ def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Rows) -> Se
             notes = [f"{shown}; {matrix.shown:.0%} of all waiting is between them."]
         slow, left = tables.most(summary.stragglers, NAMED_RANKS, "ranks")
         found = [tables.stragglers(slow, left)] if slow else []
-    if pipeline:
-        found.append(tables.pipeline(pipeline))
+    found += [each for each in pipeline if each.rows]
     return _section("waits", *said, notes=notes, figures=drawn, tables=found)
 
 
@@ -365,8 +424,8 @@ def _gpu_metrics(run: Run, shown: Sequence[int]) -> list[SectionView]:
     return [_section("gpu-metrics", figures=drawn, tables=[tables.gpu_metrics(rows, _MOST_ROWS)])]
 
 
-def _memory(run: Run, rows: Rows, by_phase: TableView) -> SectionView:
-    more = [by_phase] if by_phase.rows else []
+def _memory(run: Run, rows: Rows, by_other_means: Sequence[TableView]) -> SectionView:
+    more = [each for each in by_other_means if each.rows]
     if not rows:
         return _section("memory", tables=more)
     peaks = [row["rank"] for row in sorted(rows, key=lambda row: -(row["peak_bytes"] or 0))]

@@ -67,6 +67,13 @@ class Timeline:
         end_ms = start_ms + event_length_ns(event) / 1e6
         return Target(event.rank, iteration_name(event.iteration), round(start_ms, 4), round(end_ms, 4))
 
+    def target_at(self, rank: int, start_ns: int, duration_us: float) -> Target | None:
+        """Where the page's timeline shows a call, if its iteration is on the page."""
+        for number, by_rank in self.windows.items():
+            if rank in by_rank and by_rank[rank].start_ns <= start_ns < by_rank[rank].end_ns:
+                return self.target(Event(rank, "", number, start_ns, duration_us))
+        return None
+
     def data(self) -> dict[str, Any]:
         """The page's script draws from this: columns of numbers, starts as differences, names by number; microseconds."""
         names: dict[str, int] = {}

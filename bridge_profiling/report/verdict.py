@@ -131,7 +131,8 @@ def summarize(run: Run, thresholds: Thresholds | None = None, **also: Mapping[st
     `also` are questions to answer in the same pass over the captures, with their options.
     """
     names = (thresholds or Thresholds()).range_names()
-    run.prefetch(*EVIDENCE_OF_RANKS, "phases", "operators", "products", idle_causes=names, **also)
+    asked = ("phases", "operators", "products", "system_calls", "cuda_memory")
+    run.prefetch(*EVIDENCE_OF_RANKS, *asked, idle_causes=names, **also)
     findings = run.findings(thresholds)
     source = run.main_source
     infos = [info for info in run.infos if info.source == source]

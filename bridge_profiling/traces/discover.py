@@ -16,6 +16,7 @@ from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
 from bridge_profiling.regular_files import modified_ns, open_regular
 from bridge_profiling.traces.bounds import XZ_MEMORY_BYTES
+from bridge_profiling.traces.run_files import RunFiles
 from bridge_profiling.traces.types import Caveat, RankSource, Source
 
 #: Codes of caveats that say which of several windows is shown.
@@ -99,40 +100,31 @@ def find_run(root: Path) -> FoundRun:
         manifests, twice = _by_artifact(usable)
         captures, differing = _with_ranks([(root, _source_of(root) or "kineto")], manifests, root.parent)
         return FoundRun(root, captures, [*unusable, *twice, *differing])
-    written = _manifests_of(root)
+    listed = RunFiles(root)
+    left = dict.fromkeys(listed.files)
+    # For the folder of one window, the manifests next to it that describe it.
+    written = listed.manifests or list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
     usable, unusable = _read_manifests(written)
     manifests, twice = _by_artifact(usable)
-    listed, errors = _files(root)
-    left = dict.fromkeys(listed)
     for path in written:
         left.pop(path, None)  # a damaged manifest looks like a damaged trace
     sources = [(path, source) for path in left if (source := _source_of(path)) is not None]
     for path, _ in sources:
         del left[path]
     sources += [(path, "kineto") for path in _damaged_siblings(left, [path for path, source in sources if source == "kineto"])]
-    files = _without_exported_reports(sources)
+    files = _without_exported_reports(_without_links(sources))
     if not files:
         nothing = f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it"
-        raise TraceError("; ".join([nothing, *errors]))
+        raise TraceError("; ".join([nothing, *listed.errors, *(caveat.text for caveat in listed.caveats)]))
     found, differing = _with_ranks(files, manifests, root)
     captures, skipped = _newest(found, root)
-    caveats = [*_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
+    caveats = [*listed.caveats, *_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
     caveats += [*unusable, *twice, *differing, *_differences(usable, captures)]
     guessed = [capture for capture in captures if capture.rank_source == "order"]
     if guessed:
         text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
         caveats.append(Caveat("ranks_guessed", text))
-    return FoundRun(root, sorted(captures, key=lambda capture: (capture.rank, capture.source)), caveats, errors)
-
-
-def _files(root: Path) -> tuple[list[Path], list[str]]:
-    """Files under a directory, without hidden ones (temporary files, and caches); and an error for each unreadable folder."""
-    found: list[Path] = []
-    errors: list[OSError] = []
-    for folder, folders, names in os.walk(root, onerror=errors.append):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
-    return found, [f"{error.filename} cannot be read: {error.strerror}" for error in errors]
+    return FoundRun(root, sorted(captures, key=lambda capture: (capture.rank, capture.source)), caveats, listed.errors)
 
 
 def _split(path: Path) -> tuple[str, str]:
@@ -208,16 +200,19 @@ def _head(path: Path) -> bytes | None:
         return None
 
 
+def _without_links(files: list[tuple[Path, Source]]) -> list[tuple[Path, Source]]:
+    """Of a capture and links to it, the capture: `latest.json` can be a link to `rank-0.json`."""
+    linked = {path: _resolved(path) for path, _ in files if path.is_symlink()}
+    if not linked:
+        return files
+    real = {_resolved(path) for path, _ in files if path not in linked}
+    return [(path, source) for path, source in files if linked.get(path) not in real]
+
+
 def _without_exported_reports(files: list[tuple[Path, Source]]) -> list[tuple[Path, Source]]:
     """Of a report and its SQLite export, the export."""
     exported = {path.with_name(_split(path)[0]) for path, _ in files if _split(path)[1] == ".sqlite"}
     return [(path, source) for path, source in files if path.suffix != ".nsys-rep" or path.with_suffix("") not in exported]
-
-
-def _manifests_of(root: Path) -> list[Path]:
-    """Manifests under a directory; for the folder of one window, those next to it that describe it."""
-    found = list(root.rglob("manifest/*/rank-*.json"))
-    return found or list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
 
 
 def _read_manifests(manifests: Iterable[Path]) -> tuple[list[RankCapture], list[Caveat]]:

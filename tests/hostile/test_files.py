@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from bridge_profiling.traces import run_files
 from bridge_profiling.traces.discover import find_run
 from tests.cli.conftest import folder, typed
 from tests.cli.ranks import write
@@ -146,3 +147,41 @@ def test_a_capture_is_never_replaced(typed, folder, command):
     done = typed(command, "run", *other, "-o", "run/rank-0.json.gz")
     assert done.returncode == 2
     assert (folder / "run" / "rank-0.json.gz").read_bytes() == before
+
+
+#: Links in a run's directory, the ranks found through them, and what is said about those that are not followed.
+LINKS = [
+    ({"torch": "../far"}, [0, 1], ""),
+    ({"a": "../far", "b": "../far", "run0": "../run", "same": "."}, [0, 1], "same -> "),
+    ({"up": "..", "root": "/"}, [0], "it links to a folder that contains it; to search that folder, pass its path"),
+    ({"a": "b", "b": "a", "torch": "/nowhere/torch"}, [0], "torch -> /nowhere/torch: what it links to does not exist"),
+    ({"iter-2-4.1": "gone", "latest.log": "gone.log"}, [0], "iter-2-4.1 -> "),
+    ({"x": "../far", "../far/back": "../run", "../far/y": "../farther"}, [0, 1, 2], ""),
+    ({"rank-7.json.gz": "rank-0.json.gz", "newest.json.gz": "../run/rank-0.json.gz"}, [0], ""),
+    ({"rank-1.json.gz": "../far/rank-1.json.gz", "manifest": "../far"}, [0, 1], ""),
+    ({"a": "../many", "b": "../far"}, [0, 1], "links lead to more than 40 files"),
+]
+
+
+@pytest.mark.parametrize(("links", "ranks", "said"), LINKS, ids=lambda one: repr(one)[:60])
+def test_a_linked_folder_is_read_once_or_named(typed, folder, monkeypatch, links, ranks, said):
+    monkeypatch.setattr(run_files, "_MAX_LINKED_NAMES", 40)
+    write(folder / "far" / "rank-1.json.gz", 1)
+    write(folder / "farther" / "rank-2.json.gz", 2)
+    (folder / "many").mkdir()
+    for number in range(60):
+        (folder / "many" / f"{number}.txt").touch()
+    for name, target in links.items():
+        (folder / "run" / name).symlink_to(target)
+    found = find_run(folder / "run")
+    assert [capture.rank for capture in found.captures] == ranks
+    assert [caveat.code for caveat in found.caveats if caveat.code != "captures_skipped"] == ["links_not_followed"] * bool(said)
+    done = typed("analyze", "run")
+    assert (done.returncode, said in done.stdout) == (0, True)
+
+
+def test_a_link_that_leads_nowhere_is_why_there_is_no_capture(typed, folder):
+    (folder / "only").mkdir()
+    (folder / "only" / "torch").symlink_to("/nowhere/torch")
+    done = typed("report", "only", "--no-page")
+    assert (done.returncode, "only/torch -> /nowhere/torch" in done.stderr) == (1, True)

@@ -1,0 +1,109 @@
+"""Lists the files of a run's directory, also behind links to other folders: each folder once, and never without end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from bridge_profiling.traces.types import Caveat
+
+#: Names that are read behind links. A run may link to its data or its checkpoints, which can be millions of files.
+_MAX_LINKED_NAMES = 200_000
+
+#: Links that a caveat names.
+_NAMED_LINKS = 6
+
+
+class RunFiles:
+    """The files under a directory, without hidden ones (temporary files, and caches).
+
+    Links to folders are followed, unless they lead to a folder that contains them. A folder that a link and the directory
+    itself lead to is listed once, in the directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.errors: list[str] = []  # folders that cannot be read
+        self._files: dict[Path, list[Path]] = {}
+        self._seen: set[tuple[int, int]] = set()
+        self._links: deque[Path] = deque()  # to folders, not followed yet
+        self._cut: list[Path] = []
+        self._upwards: list[Path] = []
+        self._lost: list[Path] = []
+        self._add(root, sys.maxsize)
+        left = _MAX_LINKED_NAMES
+        while self._links:
+            link = self._links.popleft()
+            if Path(os.path.realpath(link.parent)).is_relative_to(os.path.realpath(link)):
+                self._upwards.append(link)
+            else:
+                left -= self._add(link, left // 2)  # a large folder leaves room for others
+
+    @property
+    def files(self) -> list[Path]:
+        """By folder, a folder's own before those in it."""
+        return [path for folder in sorted(self._files) for path in self._files[folder]]
+
+    @property
+    def manifests(self) -> list[Path]:
+        """Files, and folders in place of one, that are named and placed as a rank's manifest is."""
+        return [path for path in (*self._files, *self.files) if path.match("manifest/*/rank-*.json")]
+
+    @property
+    def caveats(self) -> list[Caveat]:
+        """A caveat for each reason why links were not followed."""
+        many = f"links lead to more than {_MAX_LINKED_NAMES} files, and the others were not searched"
+        reasons = (
+            (self._lost, "what it links to does not exist, or is the link itself"),
+            (self._upwards, "it links to a folder that contains it; to search that folder, pass its path"),
+            (self._cut, f"{many}; to search a folder, pass its path"),
+        )
+        return [Caveat("links_not_followed", f"{_named(links)}: {why}") for links, why in reasons if links]
+
+    def _add(self, top: Path, at_most: int) -> int:
+        """List a folder and those in it, and keep the links for later. Returns how many names were read."""
+        pending, read, cut = [top], 0, False
+        while pending and read < at_most:
+            folder = pending.pop()
+            try:
+                found = folder.stat()
+                if (found.st_dev, found.st_ino) in self._seen:
+                    continue
+                self._seen.add((found.st_dev, found.st_ino))
+                with os.scandir(folder) as entries:
+                    names = sorted(itertools.islice(entries, at_most - read), key=lambda entry: entry.name)
+                    cut = next(entries, None) is not None
+                read += len(names)
+                pending += self._keep(folder, [entry for entry in names if not entry.name.startswith(".")])
+            except OSError as error:
+                self.errors.append(f"{error.filename} cannot be read: {error.strerror}")
+        if pending or cut:
+            self._cut.append(top)
+        return read
+
+    def _keep(self, folder: Path, entries: Iterable[os.DirEntry[str]]) -> Iterator[Path]:
+        """Keep a folder's files and links; the folders in it."""
+        files = self._files.setdefault(folder, [])
+        for entry in entries:
+            path = folder / entry.name
+            if not entry.is_symlink() and entry.is_dir():
+                yield path
+            elif entry.is_symlink() and path.is_dir():
+                self._links.append(path)
+            else:
+                files.append(path)
+                if entry.is_symlink() and not _is_file_name(entry.name) and not os.path.exists(path):
+                    self._lost.append(path)
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether a name ends like a file's: `latest.log`, not `iter-2-4.1`."""
+    return os.path.splitext(name)[1][1:2].isalpha()
+
+
+def _named(links: list[Path]) -> str:
+    more = f" and {len(links) - _NAMED_LINKS} more" if len(links) > _NAMED_LINKS else ""
+    return ", ".join(f"{link} -> {os.path.realpath(link)}" for link in links[:_NAMED_LINKS]) + more
