@@ -15,6 +15,10 @@ __version__ = "0.1.0"
 __all__ = ["CaptureError", "FaultToleranceConfig", "ProfilingConfig", "ProfilingConfigError", "TraceError", "__version__"]
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
 def __getattr__(name: str) -> Any:
     # Imported when asked for: every command imports this package first, and `--help` needs no settings.
     if name not in __all__:

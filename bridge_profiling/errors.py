@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 from functools import partial
 
@@ -55,6 +56,11 @@ def did_you_mean(word: str, known: Iterable[str], *, before: str = "") -> str:
 def one_line(error: BaseException) -> str:
     """The error's type and message, at most 500 characters on one line."""
     return printable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
+
+
+def print_error(error: object) -> None:
+    """Print why a command ends, on standard error."""
+    print(printable(f"error: {error}"), file=sys.stderr)
 
 
 def install_command(extra: str) -> str:

@@ -1,4 +1,4 @@
-"""Dense peaks of GPUs by precision, as their makers state them."""
+"""Peaks of GPUs as their makers state them: dense compute by precision, bandwidth of memory and of links."""
 
 from __future__ import annotations
 
@@ -37,3 +37,45 @@ def peaks(name: str) -> dict[str, float]:
     if re.search(r"\bMIG\b", name):
         return {}
     return next((found for part, found in _PEAK_TFLOPS if re.search(rf"\b{part}\b", name)), {})
+
+
+#: Bandwidth of NVLink in one direction and of the device's memory in 1e9 bytes/s, by a part of its CUDA name; the first match
+#: counts. Only boards that always have NVLink have a value for it. Sources as above; data sheets add up both directions.
+_BANDWIDTHS: tuple[tuple[str, float | None, float | None], ...] = (
+    (r"G?B[23]00", 900.0, 8000.0),
+    (r"GH200 480GB", 450.0, 4000.0),
+    (r"GH200", 450.0, None),
+    (r"H200 NVL", None, 4800.0),
+    (r"H200", 450.0, 4800.0),
+    (r"H100 NVL", None, 3900.0),
+    (r"H100 PCIe", None, 2000.0),
+    (r"H100", 450.0, 3350.0),
+    (r"H800 PCIe", None, 2000.0),
+    (r"H800", 200.0, 3350.0),
+    (r"H20", 450.0, 4000.0),
+    (r"A100-SXM\d-40GB", 300.0, 1555.0),
+    (r"A100-SXM\d-80GB", 300.0, 2039.0),
+    (r"A100-PCIE-40GB", None, 1555.0),
+    (r"A100 80GB PCIe", None, 1935.0),
+    (r"A800-SXM\d-80GB", 200.0, 2039.0),
+    (r"V100-SXM\d-\d\dGB", 150.0, 900.0),
+    (r"L40S", None, 864.0),
+    (r"T4", None, 320.0),
+)
+
+
+def link_gbs(name: str) -> float | None:
+    """Bandwidth of a device's NVLink in one direction, in 1e9 bytes/s, from its CUDA name; None without one, or if unknown."""
+    return _bandwidths(name)[0]
+
+
+def memory_gbs(name: str) -> float | None:
+    """Bandwidth of a device's memory in 1e9 bytes/s, from its CUDA name; None for an unknown device or a part of one."""
+    return _bandwidths(name)[1]
+
+
+def _bandwidths(name: str) -> tuple[float | None, float | None]:
+    if re.search(r"\bMIG\b", name):
+        return None, None
+    known = ((link, memory) for part, link, memory in _BANDWIDTHS if re.search(rf"\b{part}\b", name))
+    return next(known, (None, None))

@@ -20,7 +20,7 @@ if __name__ == "__main__":
     # Started by its path, Python looks for modules in launch/ only.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, print_error
 from launch.pretrain import add_config_arguments, build_config
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ranks = RANKS[options.recipe] if options.ranks is None else options.ranks
         finalize(config, ranks)
     except ProfilingConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     if options.settings:
         print("\n".join(known_settings(config)))

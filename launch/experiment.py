@@ -26,9 +26,8 @@ from bridge_profiling import plugins
 from bridge_profiling.cli.common import closed, exit_code, with_options
 from bridge_profiling.config import check_ranks_exist, check_window_fits, parse_ranks, parse_steps
 from bridge_profiling.easy.outcome import own_command, shortest_path
-from bridge_profiling.errors import TraceError
+from bridge_profiling.errors import TraceError, print_error
 from bridge_profiling.manifest import find_captures
-from bridge_profiling.printable import printable
 from bridge_profiling.recording import to_overrides
 from bridge_profiling.report.terminal import print_captures
 from launch import request
@@ -124,12 +123,12 @@ def main(
             if finished.report is None and any(capture.artifacts for capture in captures):
                 print(f"type: {own_command('report', shortest_path(finished.captures))}")
         except TraceError as error:
-            print(printable(f"error: {error}"), file=sys.stderr)
+            print_error(error)
     if finished.report is not None:
         # Without line breaks, so that it can be copied.
         print(finished.report)
     if not finished.succeeded:
-        print("error: the job failed; its log is above", file=sys.stderr)
+        print_error("the job failed; its log is above")
         raise typer.Exit(1)
 
 

@@ -36,7 +36,7 @@ if __name__ == "__main__":
 import bridge_profiling.plugins.cli_factories  # noqa: F401  # run.plugins=nsys and the others
 import launch.tasks  # noqa: F401  # --factory gpt_tiny and the others
 from bridge_profiling import plugins
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.errors import ProfilingConfigError, print_error, require
 from bridge_profiling.overrides import apply_overrides
 from launch.pretrain import pretrain
 from recipes.catalog import RECIPES, get_recipe
@@ -176,7 +176,7 @@ def _exit_codes() -> Iterator[None]:
 
 
 def _leave(message: str, code: int) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    print_error(message)
     sys.exit(code)
 
 

@@ -23,7 +23,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from bridge_profiling.capture.signals import unwind_on
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, print_error
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.nsys.launch import report_exit_code
 from bridge_profiling.overrides import apply_overrides, apply_yaml, unquote
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ProfilingConfigError as error:
         # All ranks fail alike, so only one of each machine prints the error.
         if not LaunchEnv.read().local_rank:
-            print(f"error: {error}", file=sys.stderr)
+            print_error(error)
         return 2
     return 0
 

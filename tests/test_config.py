@@ -36,6 +36,8 @@ def test_the_defaults_are_megatron_bridges():
         ({"profile_every": 2.5}, "not an integer"),
         ({"profile_every": 5, "profile_at_most": 0}, "profile_at_most=0 is not an integer of at least 1 and at most 1000"),
         ({"nsys_captures": 0}, "nsys_captures=0 is not an integer.*leave it out"),
+        ({"nsys_captures": 1001}, "nsys_captures=1001 is not an integer of at least 1 and at most 1000"),
+        ({"pytorch_profiler_warmup": 1001}, "pytorch_profiler_warmup=1001 is not an integer of at least 1 and at most 1000"),
         ({"on_demand_seconds": 0}, "on_demand_seconds=0 is not a number from 0.01"),
         ({"on_demand_seconds": 3601}, "on_demand_seconds=3601 is not a number from 0.01 to 3600"),
         ({"slow_iteration_factor": 1}, "factor=1 is not a number above 1.*slow_iteration_factor=2"),
@@ -47,6 +49,19 @@ def test_a_contradiction_is_refused_before_anything_runs(asked, message):
     config = ProfilingConfig(**asked)
     with pytest.raises(ProfilingConfigError, match=message):
         config.finalize()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"profile_step_start": 0, "profile_step_end": 1, "profile_every": 1},
+        dict.fromkeys(("profile_at_most", "nsys_captures", "pytorch_profiler_warmup"), 1) | {"on_demand_seconds": 0.01},
+        dict.fromkeys(("profile_at_most", "nsys_captures", "pytorch_profiler_warmup"), 1000) | {"on_demand_seconds": 3600},
+        {"slow_iteration_factor": 1.01, "slow_iteration_captures": 1},
+    ],
+)
+def test_the_ends_of_a_range_are_valid(asked):
+    ProfilingConfig(**asked).finalize()
 
 
 @pytest.mark.parametrize(

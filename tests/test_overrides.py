@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +86,8 @@ def overridden(*overrides):
         ("train.labels={a: 1, b: 2}", "labels", {"a": 1, "b": 2}),
         ("train.nested.a.b=1", "nested", {"a": {"b": 1}}),
         ("train.anything=[1,{a: b}]", "anything", [1, {"a": "b"}]),
+        (f"train.anything={[[1]] * 40}", "anything", [[1]] * 40),
+        (f"train.anything={'[' * 32}{']' * 32}", "anything", functools.reduce(lambda inner, _: [inner], range(31), [])),
     ],
 )
 def test_a_value_takes_the_type_its_field_declares(override, name, value):
@@ -185,6 +188,7 @@ def test_shell_quoted_quotes_come_back_as_they_were():
         ("train.labels.a=x", "train.labels.a=x has the wrong type; expected int"),
         ("profiling.profile_ranks=0", r"expected list\[int\] or str, got 0 .*profile_ranks=\[0\]"),
         ("profiling.profile_ranks=[0,", "cannot be parsed"),
+        (f"train.sizes={'[' * 33}{']' * 33}", "nested more than 32 deep"),
         ("train=3", "train is a section, and cannot be 3"),
         ("train=null", "train is a section, and cannot be null"),
         ("train.name=${nothing}", "cannot be resolved"),

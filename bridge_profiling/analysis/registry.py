@@ -14,6 +14,7 @@ from bridge_profiling.analysis.attribution import (
     host_steps,
     idle,
     kernel_groups,
+    nsys_tables,
     operators,
     parts,
     phases,
@@ -48,12 +49,16 @@ _OPERATORS = Columns(
     ("category", "thread", "name", "start_ns", "end_ns", "operator"),
     optional=(("shapes", "shapes"), ("stacks", "stack")),
 )
+_MEMORY_EVENTS = Columns("memory_events", ("time_ns", "thread", "device_type", "bytes"))
 _KERNEL_NAMES = Columns("device_events", ("name",))
 _RANGE_NAMES = Columns("host_events", ("category", "name", "start_ns"))
 _COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes"))
 _TIMED_RANGES = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "sequence"))
 _SHAPED = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "shapes"))
 _ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns"))
+
+_SYSTEM_CALLS = Columns("system_calls", ("thread", "name", "start_ns", "end_ns"))
+_CUDA_MEMORY = Columns("cuda_memory", ("time_ns", "device", "memory", "bytes"))
 
 _MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
 _MATCHED = SideTables(matching.match, (Given.DATABASE,))
@@ -98,9 +103,11 @@ QUESTIONS = {
         ROLES,
         Question("collective_sizes", "rank", counts.collective_sizes, (_COLLECTIVES,)),
         Question("loop_counts", "rank", counts.loop_counts, (_RANGE_NAMES, _ITERATIONS)),
-        Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS)),
+        Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS, _MEMORY_EVENTS)),
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
         Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
+        Question("system_calls", "rank", nsys_tables.system_calls, (_SYSTEM_CALLS, _DEVICE_EVENTS, _ITERATIONS)),
+        Question("cuda_memory", "rank", nsys_tables.cuda_memory, (_CUDA_MEMORY, _ITERATIONS)),
         PRODUCTS,
         HOST_STEPS,
         HOST_ITERATIONS,
@@ -119,13 +126,19 @@ QUESTIONS = {
         RANKS,
         CLOCK_OFFSETS,
         PIPELINE_BY_RANK,
-        Question("communication", "run", communication.communication, (_WAITING, Given.DATABASE)),
+        Question("communication", "run", communication.communication, (_WAITING, Given.DATABASE, Given.INFOS)),
         Question("communication_by_rank", "run", communication.communication_by_rank, (_WAITING, _EXPOSURE, Given.DATABASE)),
-        Question("communication_by_size", "run", message_sizes.communication_by_size, (_WAITING, _EXPOSURE, Given.DATABASE)),
+        Question(
+            "communication_by_size",
+            "run",
+            message_sizes.communication_by_size,
+            (_WAITING, _EXPOSURE, Given.DATABASE, Given.INFOS),
+        ),
         Question("waits", "run", ranks.waits, (_WAITING, Given.DATABASE)),
         Question("stragglers", "run", ranks.stragglers, (RANKS, Given.INFOS)),
         Question("start_skew", "run", ranks.start_skew, (_WAITING, Given.DATABASE, CLOCK_OFFSETS)),
         Question("pipeline", "run", pipeline.pipeline, (PIPELINE_BY_RANK,)),
+        Question("pipeline_waits", "run", pipeline.pipeline_waits, (PIPELINE_BY_RANK, _WAITING, Given.DATABASE)),
         Question("event_cells", "run", events.event_cells, (_WAITING, Given.DATABASE)),
         Question("transfers_by_size", "run", bench.transfers_by_size, (_WAITING, Given.DATABASE)),
         Question("copies_by_size", "run", bench.copies_by_size, (Given.DATABASE,)),

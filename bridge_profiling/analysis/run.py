@@ -237,15 +237,18 @@ class Run:
         """Ranges by name: phases of the step, the program's own, libraries'; host time, device time launched inside, spread."""
         return self.ask("phases")
 
-    def operators(self, *, category: str = "operator", shapes: bool = False, stacks: bool = False) -> pa.Table:
-        """Host operators: own and total time, and the device time that they launched, own and total.
+    def operators(
+        self, *, category: str = "operator", shapes: bool = False, stacks: bool = False, modules: bool = False
+    ) -> pa.Table:
+        """Host operators: own and total time, the device time that they launched, memory, and the module that called them.
 
         Args:
             category: of host ranges: operator, annotation, runtime or python.
             shapes: one row per input shapes.
             stacks: one row per call stack.
+            modules: one row per `nn.Module` that called them.
         """
-        return self.ask("operators", category=category, shapes=shapes, stacks=stacks)
+        return self.ask("operators", category=category, shapes=shapes, stacks=stacks, modules=modules)
 
     def matrix_products(self) -> pa.Table:
         """Matrix products, convolutions and attention by operator and input shapes: FLOPs, TFLOP/s, share of the device's peak.
@@ -270,6 +273,14 @@ class Run:
         """Hardware counters that nsys sampled: activity of SMs and tensor cores, bandwidths; mean, 95th percentile, maximum."""
         return self.ask("gpu_metrics")
 
+    def system_calls(self) -> pa.Table:
+        """System calls that nsys recorded (`osrt`) on the threads that launch work: calls and time in an iteration."""
+        return self.ask("system_calls")
+
+    def cuda_memory(self) -> pa.Table:
+        """Memory that CUDA allocated, as nsys recorded it (`--cuda-memory-usage=true`): by device and kind of memory."""
+        return self.ask("cuda_memory")
+
     def units(self) -> pa.Table:
         """Communication of a sharded model by FSDP unit or ZeRO step: gathers and reductions, host and device time."""
         return self.ask("units")
@@ -281,9 +292,15 @@ class Run:
 
         Args:
             by_rank: one row per rank as well, with its waiting, and its exposed and overlapped time.
-            by_size: one row per size of message instead, with exposed and overlapped time; `by_rank` is ignored.
+            by_size: one row per size of message instead, with exposed and overlapped time, and with the bandwidth of the same
+                messages alone if benchmarks are known; `by_rank` is ignored.
         """
-        return self.ask("communication_by_size" if by_size else "communication_by_rank" if by_rank else "communication")
+        if by_size:
+            from bridge_profiling.analysis.compare.bench import with_alone
+
+            infos = [info for info in self.infos if info.source == self.main_source]
+            return with_alone(self.ask("communication_by_size"), self._bench, infos)
+        return self.ask("communication_by_rank" if by_rank else "communication")
 
     def ranks(self) -> pa.Table:
         """Each rank in each iteration: its own time, its waiting, and whether it was the slowest or the fastest."""
@@ -316,6 +333,10 @@ class Run:
             by_rank: one row per rank and iteration instead.
         """
         return self.ask("pipeline_by_rank" if by_rank else "pipeline")
+
+    def pipeline_waits(self) -> pa.Table:
+        """Which pipeline stage waits for which in sends and receives, and how long in an iteration."""
+        return self.ask("pipeline_waits")
 
     @cached_property
     def against_bench(self) -> AgainstBench | None:

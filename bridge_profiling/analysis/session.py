@@ -5,15 +5,18 @@ This process holds answers, never a rank's tables.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from bridge_profiling.analysis.kept_answers import KeptAnswers
 from bridge_profiling.analysis.questions import (
     Answer,
     Asked,
@@ -126,14 +129,17 @@ class Session:
         self._scratch = tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True)
         self._loaded: list[RankResult] | None = None
         self._answers: dict[Asked, Answer] = {}
+        self._kept: KeptAnswers | None = None
         self._side_tables: dict[SideTables, tuple[Caveat, ...]] = {}
         self._derived: dict[Derived, Any] = {}
         self._connections: dict[tuple[str, ...], duckdb.DuckDBPyConnection] = {}
 
     def close(self) -> None:
-        """End the workers, close the database and delete scratch files."""
+        """End the workers, keep the answers, close the database and delete scratch files."""
         if isinstance(self._engine, ProcessEngine):
             self._engine.close()
+        if self._kept is not None:
+            self._kept.add(self._answers)
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -199,19 +205,25 @@ class Session:
             return
         wanted = list(dict.fromkeys([*(question.with_options() for question in WITH_EVERY_PASS), *wanted]))
         self._load(wanted)
-        missing = [each for each in wanted if each not in self._answers]
+        missing = [each for each in wanted if not self._is_answered(each)]
         if missing:
             tasks = [RankTask(result.entry, _names(missing)) for result in self.traces if result.entry is not None]
             self._keep(missing, self._work(tasks))
 
     def answer(self, asked: Asked) -> Answer:
         """The answer to a question; its caveats include those of the questions and side tables that it depends on."""
-        if asked not in self._answers:
+        if not self._is_answered(asked):
             self.prefetch([asked])
         if asked not in self._answers:
             of_each_source = asked.question.scope == "source"
             self._answers[asked] = self._of_each_source(asked) if of_each_source else self._evaluate(asked)
         return self._answers[asked]
+
+    def _is_answered(self, asked: Asked) -> bool:
+        """Whether the answer is known, now or from an earlier run of a command."""
+        if asked not in self._answers and self._cached and (kept := self._kept and self._kept.get(asked)):
+            self._answers[asked] = kept
+        return asked in self._answers
 
     def _evaluate(self, asked: Asked, sources: tuple[str, ...] | None = None) -> Answer:
         values, caveats = self._inputs(asked.question.inputs, sources)
@@ -267,19 +279,47 @@ class Session:
 
     # Reading captures.
 
+    @cached_property
+    def _cached(self) -> bool:
+        """Whether the tables of every capture are in the cache; they are then opened here, without any worker."""
+        found = []
+        for capture in self._captures:
+            try:
+                tables = cache.find(capture, directory=self._parquet)
+            except (OSError, TraceError):
+                tables = None
+            if tables is None:
+                return False
+            found.append(RankResult(tables.info, tables.entry))
+        if found:
+            self._open(found)
+        return bool(found)
+
     def _load(self, asked: Sequence[Asked]) -> list[RankResult]:
-        """Read each capture, unless that is done, and answer questions about each trace on the way. Parquet is only opened."""
-        if self._loaded is not None:
-            return self._loaded
-        captures = [source for source in self.sources if isinstance(source, Capture)]
+        """Read each capture, unless that is done, and answer questions about each trace on the way. Tables are only opened."""
+        if self._loaded is not None or self._cached:
+            return self._loaded or []
         # The largest first, so that no worker is left with it at the end.
-        captures.sort(key=lambda capture: size_bytes(capture.path), reverse=True)
+        captures = sorted(self._captures, key=lambda capture: size_bytes(capture.path), reverse=True)
         tasks = [RankTask(capture, _names(asked), self._parquet, Path(self._scratch.name)) for capture in captures]
-        read = [*self._opened(), *self._work(tasks)]
-        self._errors += [result.info.error for result in read if result.info.error is not None]
-        self._loaded = self._one_of_each(read)
+        loaded = self._open([*self._opened(), *self._work(tasks)])
         if captures:
             self._keep(asked, self.traces)
+        return loaded
+
+    @property
+    def _captures(self) -> list[Capture]:
+        return [source for source in self.sources if isinstance(source, Capture)]
+
+    def _open(self, read: Sequence[RankResult]) -> list[RankResult]:
+        self._errors += [result.info.error for result in read if result.info.error is not None]
+        self._loaded = self._one_of_each(read)
+        captures, scratch = self._captures, Path(self._scratch.name)
+        entries = [result.entry for result in self._loaded if result.entry is not None and result.entry.parent != scratch]
+        # Otherwise one has an error, or cannot be cached.
+        if captures and len(entries) == len(captures):
+            with contextlib.suppress(OSError):
+                self._kept = KeptAnswers(captures, entries)
         return self._loaded
 
     def _one_of_each(self, read: Sequence[RankResult]) -> list[RankResult]:

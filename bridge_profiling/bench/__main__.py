@@ -18,9 +18,8 @@ from typing import Any
 
 from bridge_profiling.bench.requests import CollectivesRequest, from_text
 from bridge_profiling.bench.results import MeasurementError, UnavailableError
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, print_error
 from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.printable import printable
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
             Path(output).write_text(json.dumps(result), encoding="utf-8")
         _check_rows(result["rows"])
     except (MeasurementError, UnavailableError, ProfilingConfigError) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
+        print_error(error)
         return 2 if isinstance(error, ProfilingConfigError) else error.exit_code
     except _Signalled as error:
         return 128 + error.args[0]

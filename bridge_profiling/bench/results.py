@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.atomic import write_atomically
+from bridge_profiling.atomic import write_text
 from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.regular_files import read_regular
 
@@ -183,7 +183,7 @@ def write(path: Path, results: list[dict[str, Any]]) -> None:
     """Write a file that holds exactly these results."""
     text = json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION, "results": results}, indent=1, allow_nan=False)
     try:
-        write_atomically(path, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
+        write_text(path, text + "\n")
     except OSError as error:
         raise ProfilingConfigError(f"{path} cannot be written: {error.strerror}", instead="Use another file with -o") from error
 

@@ -23,13 +23,12 @@ from types import ModuleType, TracebackType
 from bridge_profiling.capture.nsys_profiler import start_under_nsys
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.easy.request import Request, parse
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.errors import ProfilingConfigError, print_error
 from bridge_profiling.integrations.driver import name_launch, restored
 from bridge_profiling.integrations.script import ScriptProfiling
 from bridge_profiling.launch_env import LaunchEnv, export_for_torch
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.launch import report_exit_code
-from bridge_profiling.printable import printable
 
 #: Files whose frames stand between the script and the code that it calls.
 _OWN_FILES = (str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>", runpy.__file__)
@@ -47,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = request.config(world_size)
     except ProfilingConfigError as error:
         if not LaunchEnv.read().local_rank:
-            print(printable(f"error: {error}"), file=sys.stderr)
+            print_error(error)
         sys.exit(2)
     # The script may change its directory.
     config = replace(config, output_dir=str(resolve_output_dir(config)))

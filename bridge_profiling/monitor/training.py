@@ -384,8 +384,10 @@ class Counters:
         with self._lock:
             if is_valid:
                 self._counts[name] = self._counts.get(name, 0) + amount
-            warned, self._refused = name in self._refused, self._refused | (set() if is_valid else {name})
-        if not is_valid and not warned:
+                return
+            warned = name in self._refused
+            self._refused.add(name)
+        if not warned:
             logger.warning(
                 "counter %r cannot be changed by %s: a counter only grows. Count the opposite under another name.",
                 name, text_of(amount, 100),

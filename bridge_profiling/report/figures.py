@@ -119,7 +119,7 @@ def by_group(rows: Sequence[Row], iterations: int) -> list[dict[str, Any]]:
     """
     combined: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        key: tuple[Any, ...] = (row["operation"], row["group"], row["group_size"])
+        key: tuple[Any, ...] = (row["operation"], row["dimension"], row["group"], row["group_size"])
         if len(rows) <= MOST_GROUPS:
             key = (*key, row["group_name"], row["group_ranks"])
         combined[key].append(row)
@@ -129,7 +129,7 @@ def by_group(rows: Sequence[Row], iterations: int) -> list[dict[str, Any]]:
 
 def _combined(rows: Sequence[Row], iterations: int) -> dict[str, Any]:
     first, count = rows[0], len(rows)
-    group, operation = group_name(first["group"]), first["operation"] or "?"
+    group, operation = group_label(first), first["operation"] or "?"
     members = f"{count} groups of {first['group_size']}"
     if count == 1:
         ranks = json.loads(first["group_ranks"] or "[]")
@@ -158,6 +158,16 @@ def _combined(rows: Sequence[Row], iterations: int) -> dict[str, Any]:
 def group_name(group: str | None) -> str:
     """Megatron's name of a group without the part that all have in common."""
     return (group or "unknown group").removesuffix("_GROUP").replace("_", " ").lower()
+
+
+def group_label(row: Row) -> str:
+    """A group by its parallel dimension, where that is known, and by the program's name, unless that is a number of torch's."""
+    name, dimension = group_name(row["group"]), row["dimension"]
+    if dimension is None:
+        return name
+    spanned = "all ranks" if dimension == "all" else str(dimension)
+    unnamed = row["group"] is None or name.isdecimal() or name in ("default pg", dimension)
+    return spanned if unnamed else f"{spanned}: {name}"
 
 
 def communication_figure(rows: Sequence[Row]) -> Figure:

@@ -41,6 +41,8 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
     hosts = _by_capture(run.host_iterations(), list(schema.HostIteration.__annotations__))
     phases = _by_capture(run.phases(), list(schema.Phase.__annotations__))
     operators = _by_capture(run.operators(), list(schema.Operator.__annotations__))
+    system_calls = _by_capture(run.system_calls(), list(schema.SystemCall.__annotations__))
+    cuda_memory = _by_capture(run.cuda_memory(), list(schema.CudaMemory.__annotations__))
     ranks: list[Any] = []
     for info in run.infos:
         capture = (info.rank, info.source)
@@ -61,6 +63,8 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
                 "matrix_products": products[capture],
                 "kernels": kernels[capture],
                 "kernel_groups": groups[capture],
+                "system_calls": system_calls[capture],
+                "cuda_memory": cuda_memory[capture],
             }
         )
     collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()
@@ -70,6 +74,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
         "wall_clock": measurements.wall_clock_rows(run.manifests),
         "flops_profile": measurements.flops_rows(run.manifests),
     }
+    waits: Any = run.pipeline_waits().to_pylist()
     scorecard: Any = summary.scorecard
     bench: Any = None if summary.bench is None else summary.bench.as_plain_data()
     caveats: list[Any] = [asdict(caveat) for caveat in run.caveats()]
@@ -84,6 +89,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
         "collectives_by_size": sizes,
         "memory": memory,
         "pipeline": pipeline,
+        "pipeline_waits": waits,
         "gpu_metrics": run.gpu_metrics().to_pylist(),
         "bench": bench,
         "findings": [as_plain_data(finding) for finding in summary.findings],
@@ -217,6 +223,7 @@ def _collectives(run: Run) -> list[schema.Collective]:
             "wait_us": waits[tuple(row[name] for name in _KIND)],
             "algorithm_bandwidth_gbs": row["algorithm_bandwidth_gbs"],
             "bus_bandwidth_gbs": row["bus_bandwidth_gbs"],
+            "dimension": row["dimension"],
         }
         for row in run.communication().to_pylist()
     ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
 from bridge_profiling.report import words
-from bridge_profiling.report.figures import group_name
+from bridge_profiling.report.figures import group_label
 from bridge_profiling.report.tables import most
 from bridge_profiling.report.views import Row, TableView, ms, of, table
 
@@ -20,9 +20,10 @@ def communication_by_size(rows: Sequence[Row], iterations: int, count: int) -> T
     """One row per operation, kind of group, its size and that of the message; times are of a rank in an iteration."""
     kinds: dict[tuple[str | None, str, int | None, int | None], list[Row]] = defaultdict(list)
     for row in rows:
-        kinds[row["operation"], group_name(row["group"]), row["group_size"], row["message_bytes"]].append(row)
+        kinds[row["operation"], group_label(row), row["group_size"], row["message_bytes"]].append(row)
     merged = [_merged(mine, group, iterations) for (_, group, _, _), mine in kinds.items()]
     shown, note = most(sorted(merged, key=lambda row: -row["duration_us"]), count)
+    shares = {"of_alone": "of the same alone", "of_link": "of NVLink"}
     columns = {
         "operation": lambda row: row["operation"],
         "message": of("message_bytes", words.size),
@@ -33,6 +34,7 @@ def communication_by_size(rows: Sequence[Row], iterations: int, count: int) -> T
         "hidden": of("hidden", words.percent),
         "algorithm GB/s": of("algorithm_gbs", words.bandwidth),
         "bus GB/s": of("bus_gbs", words.bandwidth),
+        **{heading: of(name, words.percent) for name, heading in shares.items() if any(row[name] for row in shown)},
         "group": lambda row: row["group"],
     }
     operations = sorted({row["operation"] for row in shown})
@@ -49,6 +51,8 @@ def _merged(rows: Sequence[Row], group: str, iterations: int) -> dict[str, Any]:
     if sums["transfer_us"] and message_bytes:
         speed = sums["matched_count"] * message_bytes / sums["transfer_us"] / 1e3
     hidden = sums["overlapped_us"] / sums["duration_us"] if sums["duration_us"] else None
+    bus_gbs = speed * bus_factor(operation, size) if speed and size and operation in BUS_OPERATIONS else None
+    alone, link = ({row[name] for row in rows} for name in ("alone_bus_bandwidth_gbs", "link_gbs"))
     return {
         "operation": operation or "?",
         "group": f"{group} of {size or '?'}" + (f", {len(rows)} groups" if len(rows) > 1 else ""),
@@ -59,5 +63,13 @@ def _merged(rows: Sequence[Row], group: str, iterations: int) -> dict[str, Any]:
         "exposed_us": sums["exposed_us"] / by,
         "hidden": hidden,
         "algorithm_gbs": speed,
-        "bus_gbs": speed * bus_factor(operation, size) if speed and size and operation in BUS_OPERATIONS else None,
+        "bus_gbs": bus_gbs,
+        "of_alone": _share(bus_gbs, alone),
+        "of_link": _share(bus_gbs, link),
     }
+
+
+def _share(bus_gbs: float | None, of_gbs: set[float | None]) -> float | None:
+    """A bandwidth as a share of another one that all groups have in common."""
+    (one,) = of_gbs if len(of_gbs) == 1 else (None,)
+    return bus_gbs / one if bus_gbs and one else None

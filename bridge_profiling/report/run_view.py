@@ -51,6 +51,7 @@ _TERMINAL_ROWS, _SCREEN_PHASES = 10, 6
 _PYTHON = {
     "attribution-by-cause": "attribution()",
     "communication-table": "communication()",
+    "cuda-memory": "cuda_memory()",
     "gpu-metrics-table": "gpu_metrics()",
     "host": "host_iterations()",
     "kernel-groups": "kernel_groups()",
@@ -60,10 +61,18 @@ _PYTHON = {
     "operators": "operators()",
     "phases": "phases()",
     "pipeline": "pipeline()",
+    "pipeline-waits": "pipeline_waits()",
     "products": "matrix_products()",
     "scorecard": "scorecard()",
     "stragglers": "stragglers()",
+    "system-calls": "system_calls()",
 }
+
+
+_ROOFLINE = (
+    "Speed by arithmetic intensity of matrix products, convolutions and attention, with areas as their device times. The lines"
+    " are what the device's memory and its peak allow."
+)
 
 
 def run_tables(run: Run) -> list[TableView]:
@@ -89,9 +98,12 @@ def run_tables(run: Run) -> list[TableView]:
         tables.iterations_by_rank(run.ranks().to_pylist()),
         tables.stragglers(run.stragglers().to_pylist()),
         tables.pipeline(run.pipeline().to_pylist()),
+        tables.pipeline_waits(run.pipeline_waits().to_pylist()),
         tables.copies(run.copies().to_pylist(), _TERMINAL_ROWS),
         tables.gpu_metrics(run.gpu_metrics().to_pylist(), _TERMINAL_ROWS),
+        tables.system_calls(run.system_calls().to_pylist(), _TERMINAL_ROWS),
         tables.memory_devices(run.memory().to_pylist(), len(breakdown) + 1),
+        tables.cuda_memory(run.cuda_memory().to_pylist(), _TERMINAL_ROWS),
     ]
     return [table for table in found if table.rows]
 
@@ -122,6 +134,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         "iterations": [row for row in run.iterations().to_pylist() if row["source"] == summary.source],
         "ranks": run.ranks().to_pylist(),
         "pipeline": run.pipeline().to_pylist(),
+        "pipeline_waits": run.pipeline_waits().to_pylist(),
         "kernels": [row for row in run.kernels(by_rank=False).to_pylist() if row["source"] == summary.source],
         "operators": [row for row in run.operators().to_pylist() if row["source"] == summary.source],
         "memory": run.memory().to_pylist(),
@@ -131,24 +144,37 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         {info.rank: entry for info, entry in run.entries()},
     )  # fmt: skip
     iterations = len({row["iteration"] for row in rows["iterations"]}) or 1
+    products = run.matrix_products().to_pylist()
+    roofline = products_view.roofline(products)
     manifests = {each.rank: each for each in summary.manifests if each.rank in shown}.values()
     groups = [row for row in run.kernel_groups().to_pylist() if row["source"] == summary.source]
     work = [
         tables.kernel_groups(groups),
         tables.kernels(rows["kernels"], _MOST_ROWS),
         tables.operators(rows["operators"], _MOST_ROWS),
-        products_view.matrix_products(run.matrix_products().to_pylist(), _MOST_ROWS),
+        products_view.matrix_products(products, _MOST_ROWS),
+        tables.system_calls(run.system_calls().to_pylist(), _MOST_ROWS),
         measurements.wall_clock(manifests),
         measurements.flops_profile(manifests),
     ]
+    memory_tables = [measurements.phase_memory(manifests), tables.cuda_memory(run.cuda_memory().to_pylist(), NAMED_RANKS)]
     sections = [
         _attribution(summary, shown, EVERY_RANK),
         _scorecard(summary),
         _phases(summary, shown, timeline),
         _iterations(rows["ranks"]),
-        _waits(summary, run.waits().to_pylist(), len({row["iteration"] for row in rows["ranks"]}) or 1, rows["pipeline"]),
+        _waits(
+            summary,
+            run.waits().to_pylist(),
+            len({row["iteration"] for row in rows["ranks"]}) or 1,
+            [tables.pipeline(rows["pipeline"]), tables.pipeline_waits(rows["pipeline_waits"])],
+        ),
         _section("findings", kind="findings"),
-        _section("operators" if summary.on_cpus else "work", tables=[table for table in work if table.rows]),
+        _section(
+            "operators" if summary.on_cpus else "work",
+            figures=[] if roofline is None else [FigureView("roofline", {"roofline": roofline}, _ROOFLINE)],
+            tables=[table for table in work if table.rows],
+        ),
         *flame_graph_section(run, summary, rows["iterations"]),
         _communication(
             run.communication().to_pylist(),
@@ -158,7 +184,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         ),
         _timeline(timeline, ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
         *_gpu_metrics(run, shown),
-        _memory(run, rows["memory"], measurements.phase_memory(manifests)),
+        _memory(run, rows["memory"], memory_tables),
     ]
     if summary.on_cpus:
         without = {"budget", "iterations", "waits", "communication", "timeline", "memory"}
@@ -299,7 +325,7 @@ def _iterations(rows: Rows) -> SectionView:
     return _section("iterations", *said, notes=[note] if block > 1 else [], figures=[view])
 
 
-def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Rows) -> SectionView:
+def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Sequence[TableView]) -> SectionView:
     ranks, drawn, said, notes, found = [info.rank for info in summary.infos], [], [], [], []
     if len(ranks) > 1:
         marked = [row for row in waits if row["iteration"] is not None]
@@ -316,8 +342,7 @@ def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Rows) -> Se
             notes = [f"{shown}; {matrix.shown:.0%} of all waiting is between them."]
         slow, left = tables.most(summary.stragglers, NAMED_RANKS, "ranks")
         found = [tables.stragglers(slow, left)] if slow else []
-    if pipeline:
-        found.append(tables.pipeline(pipeline))
+    found += [each for each in pipeline if each.rows]
     return _section("waits", *said, notes=notes, figures=drawn, tables=found)
 
 
@@ -363,8 +388,8 @@ def _gpu_metrics(run: Run, shown: Sequence[int]) -> list[SectionView]:
     return [_section("gpu-metrics", figures=drawn, tables=[tables.gpu_metrics(rows, _MOST_ROWS)])]
 
 
-def _memory(run: Run, rows: Rows, by_phase: TableView) -> SectionView:
-    more = [by_phase] if by_phase.rows else []
+def _memory(run: Run, rows: Rows, by_other_means: Sequence[TableView]) -> SectionView:
+    more = [each for each in by_other_means if each.rows]
     if not rows:
         return _section("memory", tables=more)
     peaks = [row["rank"] for row in sorted(rows, key=lambda row: -(row["peak_bytes"] or 0))]

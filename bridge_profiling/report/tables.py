@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from bridge_profiling.analysis.attribution.operators import MEMORY
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY
 from bridge_profiling.layout import number_ranges
 from bridge_profiling.manifest import RankCapture
@@ -123,6 +124,19 @@ def pipeline(rows: Rows) -> TableView:
     return table("pipeline", "Pipeline stages, ms per iteration", rows, columns)
 
 
+def pipeline_waits(rows: Rows) -> TableView:
+    """Rows of `Run.pipeline_waits`."""
+    columns = {
+        "stage": of("stage", str),
+        "waits for stage": of("waits_for_stage", str),
+        "waiting": ms("wait_us"),
+        "operations": lambda row: Cell(f"{row['count']:,.1f}", row["count"]),
+        "ranks": lambda row: number_ranges(row["ranks"]),
+    }
+    title = "Sends and receives that wait for another stage, ms per iteration of a rank"
+    return table("pipeline-waits", title, rows, columns)
+
+
 def kernels(rows: Rows, count: int) -> TableView:
     """Rows of `Run.kernels(by_rank=False)`."""
     total_us = sum(row["total_us"] for row in rows) or 1.0
@@ -167,23 +181,32 @@ def operators(rows: Rows, count: int) -> TableView:
     """Rows of `Run.operators`, those of all ranks added up."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
-        sums = found.setdefault(row["name"], {"name": row["name"], "max_us": 0.0} | dict.fromkeys(_SUMMED, 0))
+        new = {"name": row["name"], "max_us": 0.0, "module": None}
+        sums = found.setdefault(row["name"], new | dict.fromkeys(_SUMMED, 0))
         sums.update({name: sums[name] + (row[name] or 0) for name in _SUMMED}, max_us=max(sums["max_us"], row["max_us"]))
+        sums["module"] = sums["module"] or row["module"]
     shown, note = most(sorted(found.values(), key=lambda row: (-row["self_us"], row["name"])), count)
     of_device = {"own device ms": ms("device_self_us"), "device ms": ms("device_total_us")}
+    of_memory = {
+        heading: of(f"{where}_memory_self_bytes", words.memory)
+        for where, heading in (("cpu", "own host memory"), ("device", "own device memory"))
+        if any(row[f"{where}_memory_self_bytes"] for row in found.values())
+    }
     columns = {
         "count": of("count"),
         "own ms": ms("self_us"),
         "total ms": ms("total_us"),
         **(of_device if any(row["device_total_us"] for row in found.values()) else {}),
         "longest µs": of("max_us", _MICROSECONDS),
+        **of_memory,
+        **({"module": lambda row: row["module"] or ""} if any(row["module"] for row in found.values()) else {}),
         "name": lambda row: _short(row["name"]),
     }
     title = f"Host operators of {words.ranks(sorted({row['rank'] for row in rows}))}, over the whole capture"
     return table("operators", title, shown, columns, name_last=True, filters=[], sorted_by=1, note=note)
 
 
-_SUMMED = ("count", "self_us", "total_us", "device_self_us", "device_total_us")
+_SUMMED = ("count", "self_us", "total_us", "device_self_us", "device_total_us", *MEMORY)
 
 
 def _short(name: str | None, most_letters: int = _NAME) -> str:
@@ -236,6 +259,39 @@ def gpu_metrics(rows: Rows, count: int) -> TableView:
         "counter": lambda row: row["metric"],
     }
     return table("gpu-metrics-table", "GPU counters in the marked iterations, sampled by nsys", shown, columns, note=note)
+
+
+def system_calls(rows: Rows, count: int) -> TableView:
+    """Rows of `Run.system_calls`."""
+    shown, note = most(sorted(rows, key=lambda row: -row["time_us"]), count)
+    marked = any(row["iterations"] for row in rows)
+    columns = {
+        "rank": of("rank", str),
+        "calls": lambda row: Cell(f"{row['calls']:,.1f}", row["calls"]),
+        "ms": ms("time_us"),
+        **({"of the iteration": of("share", words.percent)} if marked else {}),
+        "longest ms": ms("longest_us"),
+        "name": lambda row: _short(row["name"]),
+    }
+    when = "an iteration" if marked else "the whole capture"
+    title = f"System calls of the threads that launch work, in {when}, recorded by nsys"
+    return table("system-calls", title, shown, columns, name_last=True, filters=[], sorted_by=2, note=note)
+
+
+def cuda_memory(rows: Rows, count: int) -> TableView:
+    """Rows of `Run.cuda_memory`."""
+    shown, note = most(sorted(rows, key=lambda row: -row["peak_bytes"]), count, "with less memory")
+    columns = {
+        "device": lambda row: words.UNKNOWN if row["device"] is None else words.device(row["rank"], row["device"]),
+        "memory": lambda row: row["memory"],
+        "peak": of("peak_bytes", words.memory),
+        "at the end": of("end_bytes", words.memory),
+        "allocations": of("allocations"),
+        "frees": of("frees"),
+        "in the iterations": lambda row: Cell(f"{row['in_iterations']:,} in {row['iterations']:,}", row["in_iterations"]),
+    }
+    title = "Memory that CUDA allocated since the recording began, recorded by nsys"
+    return table("cuda-memory", title, shown, columns, note=note)
 
 
 def _level(value: float) -> str:

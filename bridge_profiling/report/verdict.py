@@ -128,7 +128,8 @@ class Summary:
 def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
     """Ask what the verdict needs; None stands for the default thresholds."""
     # One pass over the captures reads everything.
-    run.prefetch(*EVIDENCE_OF_RANKS, "phases", "operators", "products", idle_causes=(thresholds or Thresholds()).range_names())
+    asked = ("phases", "operators", "products", "system_calls", "cuda_memory")
+    run.prefetch(*EVIDENCE_OF_RANKS, *asked, idle_causes=(thresholds or Thresholds()).range_names())
     findings = run.findings(thresholds)
     source = run.main_source
     infos = [info for info in run.infos if info.source == source]

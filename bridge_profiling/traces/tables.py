@@ -170,6 +170,7 @@ MEMORY_EVENTS = pa.schema(
     [
         RANK,
         ("time_ns", pa.int64()),
+        ("thread", pa.int64()),  # host_events.thread of the operator that allocated or freed; null when not recorded
         ("device_type", NAME),  # cpu | cuda | …, torch's words
         ("device", pa.int32()),  # -1 for the host
         ("address", pa.uint64()),
@@ -190,6 +191,28 @@ GPU_METRICS = pa.schema(
     ]
 )
 
+# nsys --trace=osrt: calls of the operating system's library that took longer than nsys' threshold.
+SYSTEM_CALLS = pa.schema(
+    [
+        RANK,
+        ("thread", pa.int64()),  # as in host_events
+        ("name", NAME),  # poll, pthread_cond_wait, …
+        ("start_ns", pa.int64()),
+        ("end_ns", pa.int64()),
+    ]
+)
+
+# nsys --cuda-memory-usage=true: what CUDA allocated and freed, and the caching allocator got its segments from.
+CUDA_MEMORY = pa.schema(
+    [
+        RANK,
+        ("time_ns", pa.int64()),
+        ("device", pa.int32()),
+        ("memory", NAME),  # device | pinned | managed | pageable | array | unknown
+        ("bytes", pa.int64()),  # negative for a free
+    ]
+)
+
 SCHEMAS: dict[str, pa.Schema] = {
     "device_events": DEVICE_EVENTS,
     "host_events": HOST_EVENTS,
@@ -201,6 +224,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     "out_of_memory": OUT_OF_MEMORY,
     "memory_events": MEMORY_EVENTS,
     "gpu_metrics": GPU_METRICS,
+    "system_calls": SYSTEM_CALLS,
+    "cuda_memory": CUDA_MEMORY,
 }
 
 

@@ -73,6 +73,9 @@ def test_each_group_is_compared_with_as_many_ranks_at_its_own_sizes(compared):
         # The link was made slow: 26 GB/s of bus bandwidth, which is algorithm bandwidth for two ranks.
         assert row["bus_bandwidth_gbs"] == pytest.approx(25.9, abs=0.1)
         assert row["alone_bus_bandwidth_gbs"] == pytest.approx(row["bus_bandwidth_gbs"] / row["reached_share"])
+    sized = [row for row in run.communication(by_size=True).to_pylist() if row["group"] == TENSOR]
+    assert {(row["dimension"], row["link_gbs"]) for row in sized} == {("tp", 450.0)}
+    assert [row["alone_bus_bandwidth_gbs"] for row in sized] == [pytest.approx(gbs_of(row["message_bytes"])) for row in sized]
     # The bus bandwidth of a gather is half of what two ranks gather.
     gathers = [row for row in rows_of(run, "DATA_PARALLEL_GROUP_WITH_CP") if row["operation"] == "all_gather"]
     assert [row["alone_bus_bandwidth_gbs"] for row in gathers] == [pytest.approx(gbs_of(75_544_576) / 2)] * 2

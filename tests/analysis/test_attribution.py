@@ -124,6 +124,19 @@ def test_boundary_iterations_are_left_out_of_medians_where_three_were_captured(b
     assert [caveat.code for caveat in found.caveats] == codes
 
 
+def test_launch_statistics_tell_graphs_from_kernels_launched_one_by_one():
+    events = [
+        work("compute", 10_000, 11_000, 0, launch_start_ns=0, launch_end_ns=3_000, correlation=1),
+        work("compute", 20_000, 22_000, 0, launch_start_ns=4_000, launch_end_ns=9_000, correlation=2),
+        # A graph, and a kernel whose launch was not recorded.
+        work("compute", 30_000, 33_000, 0, launch_start_ns=9_000, launch_end_ns=29_000, correlation=3),
+        work("compute", 40_000, 44_000, 0, launch_start_ns=9_000, launch_end_ns=29_000, correlation=3),
+        work("compute", 50_000, 60_000),
+    ]
+    names = ("kernel_count", "mean_kernel_us", "median_kernel_us", "launch_count", "launch_call_us", "graph_kernel_count")
+    assert values(answer(rank(device_events=events), "launch_statistics"), *names) == [(5, 4.0, 3.0, 2, 4.0, 2)]
+
+
 def test_without_iterations_there_is_no_typical_one():
     table = _found([], work("compute", 0, 10))
     assert table.num_rows == typical_iteration(table).table.num_rows == 0

@@ -7,6 +7,7 @@ import pytest
 from bridge_profiling.report.page import write_page
 from bridge_profiling.report.run_view import page_view, run_tables
 from bridge_profiling.report.verdict import summarize
+from tests.report.published import problems
 from tests.traces.nsys_files import small_report
 
 KIND, ACTIVE, READ = 1 << 56, "SMs Active [Throughput %]", "DRAM Read Bandwidth [Throughput %]"
@@ -36,6 +37,30 @@ def test_over_time_they_are_means_of_equal_intervals(sampled):
     found = sampled.ask("gpu_metrics_over_time", intervals=2).to_pylist()
     values = [(row["metric"], round(row["time_us"], 2), row["value"]) for row in found]
     assert values == [(READ, 0.48, 10), (READ, 1.43, 10), (ACTIVE, 0.48, 80), (ACTIVE, 1.43, 40)]
+
+
+def test_system_calls_of_launching_threads_and_cudas_allocations_are_those_of_the_iterations(tmp_path, run_of):
+    """Iterations 4000 to 4900 and 5000 to 5900 ns."""
+    report = small_report()
+    other = report.thread + 1
+    spans = [("poll", 3900, 4100, None), ("read", 4000, 4050, None), ("poll", 5000, 5300, None), ("poll", 4950, 4960, None)]
+    for name, start, end, thread in [*spans, ("futex", 4000, 4900, other)]:
+        report.add("OSRT_API", start=start, end=end, globalTid=thread or report.thread, nameId=report.string(name))
+    for start, amount, kind, operation in ((100, 64, 2, 0), (4100, 32, 2, 0), (4200, 32, 2, 1), (5000, 8, 1, 0)):
+        place = {"globalPid": report.process, "deviceId": 0, "memKind": kind, "memoryOperationType": operation}
+        report.add("CUDA_GPU_MEMORY_USAGE_EVENTS", start=start, bytes=amount, **place)
+    report.write(tmp_path / "rank-0.sqlite")
+    run = run_of()
+    (call,) = run.system_calls().to_pylist()  # the read is inside a poll
+    assert [call[name] for name in ("name", "iterations", "calls", "longest_us")] == ["poll", 2, 1.0, 0.3]
+    assert (call["time_us"], call["share"]) == (pytest.approx(0.2), pytest.approx(400 / 1800))
+    names = ("memory", "allocations", "frees", "in_iterations", "peak_bytes", "end_bytes")
+    rows = [tuple(row[name] for name in names) for row in run.cuda_memory().to_pylist()]
+    assert rows == [("device", 2, 1, 2, 96, 64), ("pinned", 1, 0, 1, 8, 8)]
+    found = {table.id for table in run_tables(run)}
+    (rank,) = json.loads(run.to_json())["ranks"]
+    assert ({"system-calls", "cuda-memory"} <= found, len(rank["system_calls"]), len(rank["cuda_memory"])) == (True, 1, 2)
+    assert problems("analyze", json.loads(run.to_json())) == []
 
 
 def test_they_are_on_the_terminal_the_page_and_in_json(sampled, tmp_path):

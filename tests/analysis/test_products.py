@@ -5,6 +5,8 @@ import json
 import pytest
 
 from bridge_profiling.analysis.attribution.products import matrix_products
+from bridge_profiling.peaks import memory_bandwidth
+from bridge_profiling.report.products_view import roofline
 from bridge_profiling.traces.types import RankInfo
 from tests.analysis.ranks_in_hand import answer, rank, values, work
 
@@ -69,3 +71,44 @@ def test_speed_is_a_share_of_the_devices_peak_for_the_kernels_precision(kernel, 
     assert (row["count"], row["precision"], row["peak_tflops"]) == (3, precision, peak)
     assert row["tflops"] == pytest.approx(2 * 1024**3 / 10e-6 / 1e12)
     assert row["share_of_peak"] == (None if peak is None else pytest.approx(row["tflops"] / peak))
+    # Each of 3 matrices of 1024 x 1024 moves once: 4.8 TB/s allow 1638.4 TFLOP/s in bf16, 819.2 in fp32.
+    assert (row["memory_tb_s"], row["roof_tflops"]) == (4.8, peak)
+
+
+@pytest.mark.parametrize(
+    ("device", "shapes", "roof"),
+    [
+        ("NVIDIA H100 80GB HBM3", [[64, 1024], [1024, 1024]], 3.35 * 2 * 64 * 1024**2 / (2 * (2 * 64 * 1024 + 1024**2))),
+        ("NVIDIA H100 80GB HBM3", [[4096, 4096], [4096, 4096]], 989.4),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", [[64, 1024], [1024, 1024]], None),
+        ("Radeon", [[64, 1024], [1024, 1024]], None),
+    ],
+)
+def test_memory_or_the_peak_is_the_roof(device, shapes, roof):
+    info = RankInfo(rank=0, rank_source="trace", source="kineto", files=[], devices={0: device})
+    table = matrix_products(_found(("aten::mm", shapes)).add_column(0, "rank", [[0]]), [info])
+    (row,) = table.to_pylist()
+    assert row["roof_tflops"] == (roof and pytest.approx(roof))
+    assert row["share_of_roof"] == (roof and pytest.approx(row["tflops"] / roof))
+    figure = roofline([row])
+    if roof is None:
+        assert figure is None
+        return
+    line, points = figure["data"]
+    assert (points["x"], points["y"]) == ([round(row["flops_per_byte"], 3)], [round(row["tflops"], 3)])
+    assert (line["y"][0], line["y"][-1]) == (3.35, 989.4)
+    assert line["x"][1] == pytest.approx(989.4 / 3.35)
+
+
+@pytest.mark.parametrize(
+    ("device", "bandwidth"),
+    [
+        ("NVIDIA B200", 8.0), ("NVIDIA GB200", 8.0), ("NVIDIA GH200 480GB", 4.0), ("NVIDIA H200", 4.8),
+        ("NVIDIA H100 NVL", 3.9), ("NVIDIA H100 PCIe", 2.0), ("NVIDIA H800", 3.35),
+        ("NVIDIA H20", 4.0), ("NVIDIA A100-SXM4-80GB", 2.039),
+        ("NVIDIA A100 80GB PCIe", 1.935), ("NVIDIA A100-SXM4-40GB", 1.555), ("Tesla V100-SXM2-16GB", 0.9), ("Tesla T4", 0.32),
+        ("NVIDIA L40S", 0.864), ("NVIDIA GeForce RTX 4090", None),
+    ],
+)  # fmt: skip
+def test_the_bandwidth_of_memory_is_that_of_the_device(device, bandwidth):
+    assert memory_bandwidth(device) == bandwidth

@@ -3,12 +3,16 @@
 import random
 from collections import Counter
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge_profiling.analysis.ranks.groups import with_dimensions
 from bridge_profiling.analysis.ranks.matching import RankClocks, match
 from bridge_profiling.analysis.ranks.ranks import verdict
+from bridge_profiling.layout import ParallelLayout
+from bridge_profiling.traces.types import RankInfo
 from tests.analysis.ranks_in_hand import values
 from tests.analysis.simulated_runs import MS, US, SimulatedRun, one_forward_one_backward
 
@@ -269,6 +273,31 @@ def test_a_send_and_its_receipt_are_one_transfer(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "group", "members", "expected"),
+    [
+        ({"tp": 2, "pp": 2}, "7", [0, 1], ("tp", 450.0)),
+        ({"tp": 2, "pp": 2}, "7", [1, 3], ("dp", 450.0)),
+        ({"tp": 2, "pp": 2}, "7", [0, 4], ("pp", None)),  # on two hosts
+        ({"tp": 2, "pp": 2}, "7", [0, 3], (None, 450.0)),
+        ({"tp": 2, "pp": 2}, "7", [0, 9], (None, None)),
+        ({"cp": 2}, "7", list(range(8)), ("all", None)),
+        ({"cp": 2, "pp": 2}, "7", [0, 1, 2, 3], ("cp-dp", 450.0)),
+        ({"ep": 2}, "7", [0, 1], ("ep", 450.0)),
+        ({"ep": 8}, "EXPERT_MODEL_PARALLEL_GROUP", list(range(8)), ("ep", None)),
+        ({"ep": 8}, "DATA_PARALLEL_GROUP", list(range(8)), ("dp", None)),
+    ],
+)
+def test_a_group_is_named_by_the_dimension_that_its_ranks_span(sizes, group, members, expected):
+    layout = ParallelLayout(world_size=8, **sizes)
+    infos = [
+        RankInfo(rank, "trace", "kineto", [], coordinates=layout.coordinates(rank), host=host, devices={0: "NVIDIA H200"})
+        for rank, host in enumerate(["node-0"] * 4 + ["node-1"] * 4)
+    ]
+    groups = pa.table({"group": [group], "group_ranks": [str(members)]})
+    assert values(with_dimensions(groups, infos), "dimension", "link_gbs") == [expected]
+
+
 def _pipelines(stages, microbatches, *, last=1.0):
     """Two pipelines of data-parallel replicas; a transfer takes a thousandth of a forward pass."""
     run = SimulatedRun(2 * stages, transfer_ns=1_000, offsets_ns={stages - 1: 300 * MS})
@@ -307,6 +336,11 @@ def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_ste
     assert light["bubble_fraction"] > light["ideal_bubble_fraction"] + 0.1
     assert light["steady_us"] > 6000
     assert heavy["steady_us"] < 100
+    waits = {(row["stage"], row["waits_for_stage"]): row for row in asked.pipeline_waits().to_pylist()}
+    direct = [row for row in asked.waits().to_pylist() if row["rank"] % 2 != row["waits_for"] % 2]
+    assert sum(row["wait_us"] for row in waits.values()) * 2 * 3 == pytest.approx(sum(row["wait_us"] for row in direct))
+    assert waits[0, 1]["wait_us"] > 6000
+    assert waits[0, 1]["ranks"] == [0, 2]
     # The number of microbatches given is used in place of the one counted.
     assert set(asked.ask("pipeline_by_rank", microbatches=16)["microbatches"].to_pylist()) == {16}
 

@@ -45,9 +45,9 @@ def test_a_profiler_that_fails_leaves_the_losses_alone(run, monkeypatch, caplog,
 def test_a_training_without_logging_prints_where_its_first_profiled_rank_wrote(run, monkeypatch, capsys, rank, level, printed):
     monkeypatch.setattr(logging.getLogger("bridge_profiling"), "level", level)
     logging.getLogger("bridge_profiling.capture.profiler").manager._clear_cache()
-    run.train(run.config(1, 2, profile_ranks=[2, 1]), range(3), rank=rank, world_size=4)
-    where = f"{run.root}/torch/iter-1-2/rank-{rank}.pt.trace.json.gz"
-    expected = f"bridge_profiling: rank {rank}: torch captured iterations 1 (complete): {where}\n"
+    run.train(run.config(1, 4, profile_ranks=[2, 1]), range(5), rank=rank, world_size=4)
+    where = f"{run.root}/torch/iter-1-4/rank-{rank}.pt.trace.json.gz"
+    expected = f"bridge_profiling: rank {rank}: torch captured iterations 1 to 3 (complete): {where}\n"
     assert (expected in capsys.readouterr().err) == printed
 
 

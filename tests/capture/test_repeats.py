@@ -9,8 +9,8 @@ from bridge_profiling.manifest import find_captures
 from bridge_profiling.traces.discover import find_run
 
 
-def repeated(run, at_most=3):
-    return run.config(4, 6, profile_every=10, profile_at_most=at_most)
+def repeated(run, every=10):
+    return run.config(4, 6, profile_every=every, profile_at_most=3)
 
 
 def wait_for_writers(iteration, hook):
@@ -46,21 +46,24 @@ def test_every_window_is_captured_exactly_and_says_what_asked_for_it(run):
 
 
 @pytest.mark.parametrize(
-    ("ran", "expected"),
+    ("every", "ran", "expected"),
     [
         (
+            10,
             range(5, 40),
             {"iter-4-6": ("partial", [5]), "iter-14-16": ("complete", [14, 15]), "iter-24-26": ("complete", [24, 25])},
         ),
         # A resume leaves nothing of windows that are past.
-        (range(6, 40), {"iter-14-16": ("complete", [14, 15]), "iter-24-26": ("complete", [24, 25])}),
-        (range(15, 40), {"iter-14-16": ("partial", [15]), "iter-24-26": ("complete", [24, 25])}),
-        (range(16, 40), {"iter-24-26": ("complete", [24, 25])}),
-        (range(50, 55), {"iter-24-26": ("missed", None)}),
+        (10, range(6, 40), {"iter-14-16": ("complete", [14, 15]), "iter-24-26": ("complete", [24, 25])}),
+        (10, range(15, 40), {"iter-14-16": ("partial", [15]), "iter-24-26": ("complete", [24, 25])}),
+        (10, range(16, 40), {"iter-24-26": ("complete", [24, 25])}),
+        (10, range(50, 55), {"iter-24-26": ("missed", None)}),
+        # Of windows that touch, the one that begins where the run resumes is whole.
+        (2, range(8, 12), {"iter-8-10": ("complete", [8, 9])}),
     ],
 )
-def test_a_resume_captures_the_windows_that_are_left(run, ran, expected):
-    run.train(repeated(run), ran)
+def test_a_resume_captures_the_windows_that_are_left(run, every, ran, expected):
+    run.train(repeated(run, every), ran)
     assert {folder: run.outcome(folder) for folder in run.folders()} == expected
 
 

@@ -95,6 +95,27 @@ DAMAGE = {
 }
 
 
+def _in_answers(change):
+    """Damage the kept answers, next to the entry."""
+
+    def damage(entry):
+        [path] = entry.parent.glob("answers-*.arrow")
+        change(path)
+
+    return damage
+
+
+ANSWERS_DAMAGE = [
+    _in_answers(lambda path: path.write_bytes(path.read_bytes()[:-9])),
+    _in_answers(
+        lambda path: path.write_bytes(path.read_bytes().replace(b'"caveats":[', b'"caveats":[{"code":"x","text":"x"}', 1))
+    ),
+    _in_answers(lambda path: path.write_bytes(b"")),
+    _in_answers(lambda path: (path.unlink(), os.mkfifo(path))),
+    _in_answers(lambda path: (path.unlink(), path.mkdir())),
+]
+
+
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_an_entry_that_does_not_fit_is_rebuilt(capture, entry, damage, monkeypatch):
     expected = contents(load(capture, cached=False))
@@ -173,8 +194,8 @@ def test_two_ranks_of_one_file_keep_an_entry_each(write_trace, tmp_path):
 def test_no_command_answers_from_a_damaged_entry_or_calls_it_an_error(typed, folder, command):
     arguments = (command, "run", *(["--no-page"] if command == "report" else []))
     expected = typed(*arguments, BRIDGE_PROFILING_CACHE="cache")
-    for damage in (_other_rows, DAMAGE["one bit of a table"], DAMAGE["edited info"]):
-        [entry] = (folder / "cache").iterdir()
+    for damage in (_other_rows, DAMAGE["one bit of a table"], DAMAGE["edited info"], *ANSWERS_DAMAGE):
+        [entry] = (folder / "cache").glob("*/")
         damage(entry)
         done = typed(*arguments, BRIDGE_PROFILING_CACHE="cache")
         assert (done.returncode, done.stdout, done.stderr) == (expected.returncode, expected.stdout, expected.stderr)
@@ -183,7 +204,7 @@ def test_no_command_answers_from_a_damaged_entry_or_calls_it_an_error(typed, fol
 @pytest.mark.parametrize("damage", [_other_rows, DAMAGE["no seal"], DAMAGE["cut table"]])
 def test_tables_that_a_user_names_are_refused_where_they_are_damaged(typed, folder, damage):
     assert typed("analyze", "run", "--parquet", "tables").returncode == 0
-    [entry] = (folder / "tables").iterdir()
+    [entry] = (folder / "tables").glob("*/")
     assert typed("analyze", "tables").returncode == 0
     damage(entry)
     done = typed("analyze", "tables")

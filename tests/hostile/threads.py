@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from torch.autograd import profiler_legacy
-from torch.autograd.profiler import emit_itt
+from torch.autograd.profiler import emit_itt, emit_nvtx
 from torch.profiler import profile
 
 from bridge_profiling import ProfilingConfig
@@ -143,6 +143,37 @@ def ranges_for_itt() -> None:
         loop(hook, range(8), lambda iteration: emit_itt().__enter__().__exit__(None, None, None) if iteration == 2 else None)
 
 
+def _ranges_for_nvtx(begin: int, end: int) -> None:
+    torch.cuda.synchronize = lambda: None  # nothing else of emit_nvtx needs a device
+    ranges = emit_nvtx()
+
+    def inside(iteration: int) -> None:
+        if iteration == begin:
+            ranges.__enter__()
+        if iteration == end:
+            ranges.__exit__(None, None, None)
+
+    with hooked() as hook:
+        loop(hook, range(8), inside)
+    assert not torch.autograd._profiler_enabled()
+
+
+def nvtx_in_the_window() -> None:
+    _ranges_for_nvtx(2, 2)
+
+
+def nvtx_from_inside_the_window() -> None:
+    _ranges_for_nvtx(3, 6)
+
+
+def nvtx_across_the_window() -> None:
+    _ranges_for_nvtx(0, 6)
+
+
+def nvtx_until_inside_the_window() -> None:
+    _ranges_for_nvtx(0, 3)
+
+
 def a_legacy_profiler() -> None:
     def inside(iteration: int) -> None:
         if iteration == 3:
@@ -218,6 +249,14 @@ CASES = {
     own_profiler_across_the_window: ("failed", "another profiler is already recording"),
     own_profiler_in_the_warm_up: ("failed", "another profiler was started"),
     ranges_for_itt: ("failed", "another profiler was started"),
+    **dict.fromkeys(
+        (nvtx_in_the_window, nvtx_from_inside_the_window) if torch.version.cuda else (),
+        ("failed", "another profiler was started"),
+    ),
+    **dict.fromkeys(
+        (nvtx_across_the_window, nvtx_until_inside_the_window) if torch.version.cuda else (),
+        ("failed", "another profiler is already recording"),
+    ),
     a_legacy_profiler: ("failed", "another profiler was started"),
     a_stop_without_a_start: ("failed", "other code of this process has ended the recording"),
     a_stop_that_fails: ("failed", "it did not stop"),

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -59,14 +60,17 @@ def program(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.integration
-def test_a_version_and_its_options_are_as_the_program_prints_them(program):
+def test_a_version_and_its_options_are_as_the_program_prints_them(program, monkeypatch):
     with pytest.raises(CaptureError, match="not on PATH here"):
         find_nsys()
-    program("#!/bin/bash\necho hello")
-    with pytest.raises(CaptureError, match="does not answer as nsys does"):
-        find_nsys()
-    program(NSYS)
+    program("")
+    version, known = "NVIDIA Nsight Systems version 2024.2.3.38", "\t-t, --trace=\n\t--sample=<how>\n\t--gpu-metrics-device=\n"
+    answers = {}
+    monkeypatch.setattr(nsys_command, "run_nsys", lambda executable, *arguments: answers[arguments[-1]])
+    for answers["--version"], answers["--help"] in (("hello", known), (version, "--sample=<how>"), ("hello", "hello")):
+        with pytest.raises(CaptureError, match="does not answer as nsys does"):
+            find_nsys()
+    answers |= {"--version": version, "--help": known}
     found = find_nsys()
     assert (found.text, found.options) == ("2024.2.3.38", {"--trace", "--sample", "--gpu-metrics-device"})
 
@@ -188,6 +192,23 @@ def test_the_report_of_an_nsys_above_is_the_one_that_its_output_names(launcher, 
     monkeypatch.setattr(nsys_launch, "working_directory_of", lambda pid: Path("/runs"))
     found = nsys_launch.ExternalNsys.of_this_process()
     assert (found.report, found.wraps_one_rank) == (Path(f"/runs/lr=1/{application}.nsys-rep"), not launcher)
+
+
+@pytest.mark.parametrize(
+    ("writers", "written", "message"), [([[7], []], True, None), ([[], [], []], False, "nsys left no report")]
+)
+def test_a_report_is_complete_when_no_process_writes_it(writers, written, message, monkeypatch, tmp_path):
+    monkeypatch.setattr(nsys_launch, "ancestors", lambda pid: [])
+    monkeypatch.setattr(nsys_launch, "find_by_argument", lambda argument: writers.pop(0))
+    commands = iter([["nsys"], ["nsys"], ["nsys"], []])
+    monkeypatch.setattr(nsys_launch, "command_of", lambda pid: next(commands))
+    report = tmp_path / "a.nsys-rep"
+    nsys = nsys_launch.ExternalNsys(10, report, stops_with_range=True, wraps_one_rank=True)
+    if written:
+        report.touch()
+    with pytest.raises(CaptureError, match=message) if message else nullcontext():
+        assert nsys.await_report() == report
+    assert (len(writers), len(list(commands))) == (0, 1 if written else 0)
 
 
 @pytest.mark.integration

@@ -44,7 +44,13 @@ def test_the_wait_matrix_keeps_the_ranks_that_matter_and_says_how_much_that_is()
 
 
 def _group(number=0, **known):
-    group = {"group": "TENSOR_MODEL_PARALLEL_GROUP", "group_name": str(number), "group_size": 2, "captured_ranks": 2}
+    group = {
+        "group": "TENSOR_MODEL_PARALLEL_GROUP",
+        "group_name": str(number),
+        "group_size": 2,
+        "captured_ranks": 2,
+        "dimension": "tp",
+    }
     group["group_ranks"] = f"[{2 * number},{2 * number + 1}]"
     costs = {"operation": "all_reduce", "count": 8, "bytes": 800, "transfer_us": 40.0, "wait_us": 20.0}
     return group | costs | dict.fromkeys(("algorithm_bandwidth_gbs", "bus_bandwidth_gbs"), 100.0 + number) | known
@@ -53,7 +59,7 @@ def _group(number=0, **known):
 def test_communication_is_of_one_iteration_and_the_waiting_of_one_rank_in_one_row_for_each_name():
     (found,) = figures.by_group([_group()], iterations=2)
     one = {"count": 4, "bytes": 400, "transfer_us": 20, "wait_us": 5}
-    assert found.items() >= (one | {"label": "all_reduce · tensor model parallel [0, 1]"}).items()
+    assert found.items() >= (one | {"label": "all_reduce · tp: tensor model parallel [0, 1]"}).items()
     (many,) = figures.by_group([_group(number) for number in range(512)], iterations=2)
     one.pop("bytes")
     assert many.items() >= (one | {"bus_bandwidth_gbs": 355.5, "ranks": "512 groups of 2"}).items()

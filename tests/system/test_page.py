@@ -285,6 +285,41 @@ def test_another_iteration_and_rank_of_the_timeline(page: Page) -> None:
     assert page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range") == whole
 
 
+def test_a_row_leads_to_its_longest_bar_and_a_bar_back_to_its_row(page: Page) -> None:
+    row = page.locator("#table-kernels tbody tr").first
+    name = row.locator("td.name span").text_content().strip()
+    row.locator(".show-bar").press("Enter")
+    first, last = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
+    shown = page.evaluate(
+        """([name, first, last]) => document.getElementById('figure-timeline').data.some((trace) =>
+        trace.customdata.some((one, place) => one === name && trace.x[place] >= first && trace.x[place] <= last))""",
+        [name, first, last],
+    )
+    assert shown
+    assert last - first < 200
+    # Back, with the keyboard, and also where the row is filtered out.
+    back = page.locator("#timeline-chosen button")
+    assert page.evaluate("document.activeElement === document.querySelector('#timeline-chosen button')")
+    page.locator('[data-filter="kernels"]').fill("no such kernel")
+    back.press("Enter")
+    assert row.is_visible()
+    assert page.evaluate("document.activeElement.classList.contains('chosen')")
+    # And with the mouse: a click on a bar.
+    page.locator("#timeline-all").click()
+    page.locator("#timeline-chosen").evaluate("element => element.hidden = true")
+    page.locator("#figure-timeline").scroll_into_view_if_needed()
+    x, y = page.evaluate(
+        """() => { const plot = document.getElementById('figure-timeline'), { xaxis, yaxis } = plot._fullLayout;
+        const { left, top } = plot.getBoundingClientRect(), [trace] = plot.data;
+        return [left + xaxis._offset + xaxis.d2p(trace.x[0]), top + yaxis._offset + yaxis.d2p(trace.y[0])]; }"""
+    )
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.up()
+    name = page.evaluate("document.getElementById('figure-timeline')._hoverdata[0].customdata")
+    assert page.locator("#timeline-chosen code").text_content() == name
+
+
 def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_either_way(page: Page) -> None:
     button = page.locator(".to-timeline").first
     rank, start = button.get_attribute("data-rank"), float(button.get_attribute("data-start"))

@@ -155,10 +155,19 @@ def test_memory_instants(read_trace):
     second = {"Bytes": 512, "Addr": 2**63 + 5, "Device Id": 0, "Device Type": 1, "Ev Idx": 1}
     totals = {"Total Reserved": 2097152, "Total Allocated": 512}
     tables = read_trace([*EVENTS, instant | {"ts": 1003.5, "args": second | totals}, instant | {"ts": 1002.5, "args": first}])
-    columns = ("time_ns", "device_type", "device", "address", "bytes", "total_allocated_bytes", "total_reserved_bytes")
+    columns = (
+        "time_ns",
+        "thread",
+        "device_type",
+        "device",
+        "address",
+        "bytes",
+        "total_allocated_bytes",
+        "total_reserved_bytes",
+    )
     assert values(tables["memory_events"], *columns) == [
-        (1002500, "cpu", -1, 94, -64, None, None),
-        (1003500, "cuda", 0, 2**63 + 5, 512, 512, 2097152),
+        (1002500, 1, "cpu", -1, 94, -64, None, None),
+        (1003500, 1, "cuda", 0, 2**63 + 5, 512, 512, 2097152),
     ]
 
 

@@ -152,10 +152,10 @@ def test_waits_are_joined_on_event_sync_id_where_there_is_one_and_a_query_is_non
 
 def test_what_is_recorded_and_not_read_is_named(read_report):
     report = small_report()
-    for table in ("OSRT_API", "CUDNN_EVENTS", "CUDA_GPU_MEMORY_USAGE_EVENTS"):
+    for table in ("CUDNN_EVENTS", "SCHED_EVENTS"):
         report.add(table, start=100, end=200)
     found = [caveat.text for caveat in read_report(report).info.caveats if caveat.code == "unread_tables"]
-    names = "system calls (osrt), cuDNN calls, CUDA memory usage"
+    names = "cuDNN calls, context switches"
     assert found == [f"the report also holds {names}, which only Nsight Systems and nsys stats show"]
     assert "unread_tables" not in caveats(read_report(small_report()))
 

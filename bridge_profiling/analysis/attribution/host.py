@@ -141,7 +141,7 @@ def host_activity(host_events: pa.Table, device_events: pa.Table, *, data_loadin
     return HostActivity(
         data_loading=_matching(host_events, ranges, data_loading),
         checkpoint=_matching(host_events, ranges, checkpoint),
-        profiler=_outermost(host_events, own),
+        profiler=outermost_ranges(host_events, own),
         collecting=_matching(host_events, ranges, GARBAGE),
         compiling=_matching(host_events, ranges, COMPILING),
         synchronizing=calls[~of_copies],
@@ -236,10 +236,11 @@ def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -
     matching = [name for name in names if name is not None and pattern.search(name)]
     if not matching:
         return NO_RANGES
-    return _outermost(host_events, rows & rows_of(host_events["name"], *matching))
+    return outermost_ranges(host_events, rows & rows_of(host_events["name"], *matching))
 
 
-def _outermost(host_events: pa.Table, rows: NDArray[np.bool_]) -> Ranges:
+def outermost_ranges(host_events: pa.Table, rows: NDArray[np.bool_]) -> Ranges:
+    """The chosen events that are inside no other chosen one."""
     found = host_events.filter(pa.array(rows))
     start, end = to_int64(found["start_ns"]), to_int64(found["end_ns"])
     order = np.lexsort((-end, start))

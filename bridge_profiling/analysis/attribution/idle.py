@@ -19,7 +19,8 @@ the host made some stream wait after it launched the one and before it launched 
 - checkpoint_stall, data_loading: a launching thread was in such a range (`host`). In a data-loading range, the time in the call
   of a copy or synchronisation belongs to that call.
 - profiler: the profiler recorded that it did work of its own.
-- garbage_collection, recompilation: a launching thread was in such a range (`host`), or had been in one, as in the next line.
+- garbage_collection, recompilation: a launching thread was in such a range (`host`), or had been in one, as for host_sync.
+- initialization: it set up the driver or a library on first use (`initialization`).
 - host_sync, pageable_copy, allocator_churn: time in such a call, and after it. A call that holds the host for D delays what is
   launched after it by D. So at most D of the starved time after it belongs to it. Delays of calls in a row (`_IN_A_ROW_NS`) are
   added up, others are not: the one that reaches farthest counts. Time goes to the last call before it. A host that then records
@@ -56,6 +57,7 @@ from bridge_profiling.analysis.attribution.host import (
     host_activity,
     names_of_operators,
 )
+from bridge_profiling.analysis.attribution.initialization import initializing
 from bridge_profiling.analysis.attribution.profiler_cost import ProfilerCost
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
@@ -87,9 +89,6 @@ OFTEN = 10
 #: The most time from the end of a host's wait to its next launch: Python, an operator or two and the launch.
 _GET_GOING_NS = 200_000
 
-#: A call for memory that keeps an idle device waiting for so long initializes the driver or a library.
-_INITIALIZES_NS = 100_000_000
-
 #: Names per cause and iteration that get a row each; the others share one row without a name.
 _NAMES = 5
 
@@ -107,6 +106,7 @@ class Cause(StrEnum):
     profiler = "profiler"
     garbage_collection = "garbage_collection"
     recompilation = "recompilation"
+    initialization = "initialization"
     allocator_churn = "allocator_churn"
     small_kernels = "small_kernels"
     host_pause = "host_pause"
@@ -199,14 +199,15 @@ def idle_causes(
     them that the cost of recording explains.
     """
     host = host_activity(host_events, device_events, data_loading=data_loading, checkpoint=checkpoint)
-    initializing = gaps.gaps.within_ns(host.allocating.start_ns, host.allocating.end_ns) >= _INITIALIZES_NS
-    host = replace(host, allocating=host.allocating[~initializing])
+    set_up, initializing_ranges = initializing(host_events, device_events, gaps.launch_starved)
+    host = replace(host, allocating=host.allocating[~np.isin(host.allocating.start_ns, set_up.start_ns)])
     evidence = {
         Cause.data_loading: host.data_loading,
         Cause.checkpoint_stall: host.checkpoint,
         Cause.profiler: host.profiler,
         Cause.garbage_collection: host.collecting,
         Cause.recompilation: host.compiling,
+        Cause.initialization: initializing_ranges,
         Cause.allocator_churn: host.allocating,
         Cause.host_sync: _stalling(host.synchronizing, gaps.gaps),
         Cause.pageable_copy: host.pageable,
@@ -217,7 +218,7 @@ def idle_causes(
     names, launched_by = _launchers(gaps, device_events, host_events)
     rows: list[dict[str, object]] = []
     often = len(evidence[Cause.host_sync].name) >= OFTEN * len(spans.start_ns)
-    for cause, time in _times_by_cause(gaps, device_events, host, profiler, often=often).items():
+    for cause, time in _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, often=often).items():
         ranges = evidence.get(cause)
         if ranges is None:
             pieces = _Pieces(names, time, launched_by[np.searchsorted(gaps.gaps.end_ns, time.end_ns)])
@@ -355,11 +356,12 @@ def _unrecorded_waits_ns(host_events: pa.Table, waits: pa.Table) -> Nanoseconds:
 
 
 def _times_by_cause(
-    gaps: IdleGaps, device_events: pa.Table, host: HostActivity, profiler: ProfilerCost, *, often: bool
+    gaps: IdleGaps, device_events: pa.Table, host: HostActivity, profiler: ProfilerCost, initialized: Intervals, *, often: bool
 ) -> dict[Cause, Intervals]:
     """The time of every cause; the sets are disjoint and together are the gaps.
 
     Args:
+        initialized: when the host set up the driver or a library.
         often: the host waits for the device so often that it never gets ahead.
     """
     start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
@@ -379,6 +381,7 @@ def _times_by_cause(
     take(Cause.profiler, host.profiler.time)
     take(Cause.recompilation, host.compiling.time)  # which collects garbage, too
     take(Cause.garbage_collection, host.collecting.time)
+    take(Cause.initialization, initialized)
     take(Cause.pageable_copy, host.pageable.time)
     take(Cause.allocator_churn, host.allocating.time)
     take(Cause.host_sync, host.synchronizing.time)
@@ -480,7 +483,6 @@ def _reached(before: Nanoseconds, held: Nanoseconds, first: NDArray[np.bool_]) -
     """
     row = np.cumsum(first) - 1
     total = np.cumsum(held)
-    total -= (total - held)[first][row]
     # The largest so far of each row: rows are set apart by more than any two values differ.
     free = before - (total - held)
     apart = row * (np.ptp(free) + 1)

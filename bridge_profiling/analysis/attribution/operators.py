@@ -9,29 +9,51 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.launches import launched_inside
+from bridge_profiling.analysis.attribution.launches import launched_inside, sums_inside
 from bridge_profiling.analysis.intervals import parents, rows_of, self_times_ns
+from bridge_profiling.traces.tables import to_int64
 
 #: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.
 #: With several parameter groups in a module, fully_shard appends the group's size.
 _STEP = re.compile(r"(?:FSDP|ZeRO)::(all_gather|post_backward_reduce|reduce)(?: \((.*?)\))?(?: \[pg=\d+\])?")
 
+#: How torch names a call of a module among Python frames: "nn.Module: Linear_3".
+_MODULE = re.compile(r"nn\.Module: (.+)")
+
+#: Columns of memory, in the order of own and total, host and device.
+MEMORY = ("cpu_memory_self_bytes", "cpu_memory_total_bytes", "device_memory_self_bytes", "device_memory_total_bytes")
+
 
 def operators(
-    host_events: pa.Table, device_events: pa.Table, *, category: str = "operator", shapes: bool = False, stacks: bool = False
+    host_events: pa.Table,
+    device_events: pa.Table,
+    memory_events: pa.Table,
+    *,
+    category: str = "operator",
+    shapes: bool = False,
+    stacks: bool = False,
+    modules: bool = False,
 ) -> pa.Table:
-    """One row per name (and input shapes, and call stack; null if not recorded), most own time first.
+    """One row per name (and input shapes, call stack, and module; null if not recorded), most own time first.
 
     `total_us` adds up the calls' durations, `self_us` is without the ranges of the same category directly inside.
     `device_total_us` adds up the device events launched inside on the same thread, and `device_self_us` those of them launched
     in no operator or annotation further in: torch's `device_time_total` and `self_device_time_total`.
+
+    `module` is the innermost `nn.Module` that called the operator, as Python stacks name it (`Linear_3`); without `modules`,
+    the one with the most own time. `cpu_memory_total_bytes` and `device_memory_total_bytes` add up what was allocated inside
+    on the same thread, less what was freed; `…_self_bytes` leave out operators and annotations further in. They are null
+    unless the capture records allocations (`profile_memory`).
     """
-    keys = ["name", *(["shapes"] if shapes else []), *(["stack"] if stacks else [])]
-    events = host_events.filter(pa.array(rows_of(host_events["category"], category)))
+    keys = ["name", *(["shapes"] if shapes else []), *(["stack"] if stacks else []), *(["module"] if modules else [])]
+    rows = rows_of(host_events["category"], category)
+    module = _modules(host_events, rows) if category == "operator" else pa.nulls(int(rows.sum()), pa.string())
+    memory = _memory_bytes(host_events, rows, memory_events)
+    events = host_events.filter(pa.array(rows)).append_column("module", module)
     thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     device_ns = _device_ns(events["operator"], device_events) if category != "runtime" else np.zeros(len(start), np.int64)
     table = pa.table(
-        {key: events[key].cast(pa.string()) for key in keys}
+        {key: events[key].cast(pa.string()) for key in {*keys, "module"}}
         | {
             "duration_ns": end - start,
             "self_ns": self_times_ns(parents(thread, start, end), start, end),
@@ -39,9 +61,10 @@ def operators(
             # What an operator launched counts even if the time of the launch was not recorded.
             "device_total_ns": np.maximum(device_ns, launched_inside(thread, start, end, device_events)[1]),
         }
+        | memory
     )
     wanted = [("duration_ns", "count"), *((name, "sum") for name in ("self_ns", "duration_ns", "device_ns", "device_total_ns"))]
-    found = table.group_by(keys).aggregate([*wanted, ("duration_ns", "max")])
+    found = table.group_by(keys).aggregate([*wanted, ("duration_ns", "max"), *((name, "sum") for name in memory)])
     found = found.sort_by([("self_ns_sum", "descending"), *((key, "ascending") for key in keys)])
 
     count = found["duration_ns_count"]
@@ -56,7 +79,59 @@ def operators(
             "device_self_us": _microseconds(found["device_ns_sum"]),
             "device_total_us": _microseconds(found["device_total_ns_sum"]),
         }
+        | {name: found[f"{name}_sum"] if name in memory else pa.nulls(found.num_rows, pa.int64()) for name in MEMORY}
+        | ({} if modules else {"module": _most_often(table, found, keys)})
     )
+
+
+def _modules(host_events: pa.Table, operators: NDArray[np.bool_]) -> pa.Array:
+    """For each operator, the innermost module that was open on its thread when it started."""
+    named = host_events["name"].unique().to_pylist()
+    modules = {name: match[1] for name in named if (match := _MODULE.fullmatch(name or ""))}
+    of_module = rows_of(host_events["category"], "python") & rows_of(host_events["name"], *modules) if modules else None
+    if of_module is None or not of_module.any():
+        return pa.nulls(int(operators.sum()), pa.string())
+    rows = np.flatnonzero(operators | of_module)
+    parent = parents(*(host_events[name].to_numpy()[rows] for name in ("thread", "start_ns", "end_ns")))
+    place, inside = parent, of_module[rows]
+    while (further := (place >= 0) & ~inside[place]).any():
+        place = np.where(further, parent[place], place)
+    place = place[operators[rows]]
+    names = host_events["name"].cast(pa.string()).take(pa.array(rows[place], mask=place < 0))
+    return pa.array([None if name is None else modules[name] for name in names.to_pylist()], pa.string())
+
+
+def _most_often(table: pa.Table, found: pa.Table, keys: list[str]) -> pa.Array:
+    """The module with the most own time of each row."""
+    if table["module"].null_count == len(table):
+        return pa.nulls(len(found), pa.string())
+    by_module = table.filter(table["module"].is_valid()).group_by([*keys, "module"]).aggregate([("self_ns", "sum")])
+    ordered = by_module.sort_by([("self_ns_sum", "ascending"), ("module", "descending")])
+    last = {tuple(row[key] for key in keys): row["module"] for row in ordered.to_pylist()}
+    return pa.array([last.get(tuple(row[key] for key in keys)) for row in found.select(keys).to_pylist()], pa.string())
+
+
+def _memory_bytes(host_events: pa.Table, wanted: NDArray[np.bool_], memory_events: pa.Table) -> dict[str, NDArray[np.int64]]:
+    """Columns of `MEMORY` for the wanted ranges; none if no allocations are recorded."""
+    if not memory_events.num_rows:
+        return {}
+    rows = np.flatnonzero(wanted | rows_of(host_events["category"], "operator", "annotation"))
+    thread, start, end = (host_events[name].to_numpy()[rows] for name in ("thread", "start_ns", "end_ns"))
+    on_cpu = rows_of(memory_events["device_type"], "cpu")
+    amount = to_int64(memory_events["bytes"], null=0)
+    total = sums_inside(
+        thread,
+        start,
+        end + 1,  # torch counts what happens at an operator's last nanosecond
+        at_thread=to_int64(memory_events["thread"]),
+        at_ns=to_int64(memory_events["time_ns"]),
+        amounts=np.column_stack((amount * on_cpu, amount * ~on_cpu)),
+    )
+    parent = parents(thread, start, end)
+    own = total.copy()
+    np.subtract.at(own, parent[parent >= 0], total[parent >= 0])
+    mine = wanted[rows]
+    return dict(zip(MEMORY, (own[mine, 0], total[mine, 0], own[mine, 1], total[mine, 1]), strict=True))
 
 
 def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:

@@ -32,6 +32,7 @@ PART_OF_CAUSE = {
     Cause.profiler: "profiler_us",
     Cause.garbage_collection: "host_launch_us",
     Cause.recompilation: "host_launch_us",
+    Cause.initialization: "host_launch_us",
     Cause.allocator_churn: "host_sync_us",
     Cause.small_kernels: "small_kernels_us",
     Cause.host_pause: "host_launch_us",

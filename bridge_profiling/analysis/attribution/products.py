@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.kernel_names import FUSED_ATTENTION, MATRIX_PRODUCT, product_precision
 from bridge_profiling.analysis.attribution.launches import launched_inside
 from bridge_profiling.analysis.intervals import coded, rows_of
-from bridge_profiling.peaks import peaks
+from bridge_profiling.peaks import memory_gbs, peaks
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 from bridge_profiling.traces.types import RankInfo
 
@@ -141,15 +141,30 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
 
 
 def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
-    """The rows of `products` with the device's dense peak for the precision, and the share of it; null where it is unknown."""
-    known = {info.rank: peaks(next(iter(info.devices.values()), "")) for info in infos}
-    ranks, precisions, speeds = (products[name].to_pylist() for name in ("rank", "precision", "tflops"))
-    named = [{"fp16": "bf16"}.get(precision or "", precision or "") for precision in precisions]
-    peak = [known.get(rank, {}).get(precision) for rank, precision in zip(ranks, named, strict=True)]
-    share = [speed / most if speed and most else None for speed, most in zip(speeds, peak, strict=True)]
-    return products.append_column("peak_tflops", pa.array(peak, pa.float64())).append_column(
-        "share_of_peak", pa.array(share, pa.float64())
-    )
+    """The rows of `products`, with what the device could do at most; null where that is unknown.
+
+    Returns:
+        `peak_tflops`: its dense peak for the precision, and `share_of_peak`. `memory_tb_s`: bandwidth of its memory.
+        `roof_tflops`: the lower of the peak and of `flops_per_byte` times the bandwidth (Williams, Waterman and Patterson:
+        Roofline, 2009), and `share_of_roof`.
+    """
+    names = {info.rank: next(iter(info.devices.values()), "") for info in infos}
+    peaks_of = {rank: peaks(name) for rank, name in names.items()}
+    bandwidths = {rank: (memory_gbs(name) or 0.0) / 1e3 or None for rank, name in names.items()}
+    columns: dict[str, list[float | None]] = {
+        name: [] for name in ("peak_tflops", "share_of_peak", "memory_tb_s", "roof_tflops", "share_of_roof")
+    }
+    for row in products.select(["rank", "precision", "tflops", "flops_per_byte"]).to_pylist():
+        precision, intensity = row["precision"] or "", row["flops_per_byte"]
+        peak = peaks_of.get(row["rank"], {}).get({"fp16": "bf16"}.get(precision, precision))
+        bandwidth = bandwidths.get(row["rank"])
+        roof = min(peak, intensity * bandwidth) if peak and intensity and bandwidth else None
+        shares = [row["tflops"] / most if row["tflops"] and most else None for most in (peak, roof)]
+        for name, value in zip(columns, (peak, shares[0], bandwidth, roof, shares[1]), strict=True):
+            columns[name].append(value)
+    for name, values in columns.items():
+        products = products.append_column(name, pa.array(values, pa.float64()))
+    return products
 
 
 def _first_products(

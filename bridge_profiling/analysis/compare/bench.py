@@ -108,6 +108,19 @@ def copies_by_size(connection: duckdb.DuckDBPyConnection) -> pa.Table:
     return connection.sql(_COPIES).to_arrow_table()
 
 
+def with_alone(sizes: pa.Table, document: BenchDocument | None, infos: Sequence[RankInfo]) -> pa.Table:
+    """Rows of `communication_by_size` with `alone_bus_bandwidth_gbs`: of the same operation and size alone, null if unknown."""
+    device = next((name for info in infos for name in info.devices.values()), None)
+    results = [] if document is None else document.of_kind("collectives")
+    found = []
+    for row in sizes.to_pylist() if results else ():
+        points, _ = _measured(row, _hosts(infos, row["group_ranks"]), device, results)
+        size = row["message_bytes"]
+        one_us = interpolated(points, size) if size else None
+        found.append(bus_factor(row["operation"], row["group_size"] or 2) * size / one_us / 1e3 if one_us else None)
+    return sizes.append_column("alone_bus_bandwidth_gbs", pa.array(found or [None] * len(sizes), pa.float64()))
+
+
 def against_bench(
     document: BenchDocument,
     *,

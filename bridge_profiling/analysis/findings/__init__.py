@@ -14,6 +14,7 @@ from bridge_profiling.analysis.findings import (
     communication,
     device_work,
     idle,
+    initialization,
     iterations,
     kernels,
     memory,
@@ -33,6 +34,7 @@ Find = Callable[[Evidence, Thresholds, Ledger], Found]
 
 # Most specific cause first: time without compute is attributed to the first finding whose evidence covers it.
 _FINDINGS: tuple[Find, ...] = (
+    initialization.initialization,
     idle.data_loading,
     idle.recompilation,
     idle.garbage_collection,
@@ -89,6 +91,8 @@ def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[F
     for find in _FINDINGS if evidence.has_device or not evidence.host_iterations.num_rows else _ON_HOST:
         findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
         found += findings
+    if any(each.id == initialization.initialization.__name__ and each.severe for each in found):
+        found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
     found = sorted(_within(evidence, _once(found)), key=_by_saving)
     return [_doubted(each, evidence) for each in found] if evidence.unjudged else found
 

@@ -44,6 +44,7 @@ _WAITS_FOR = {
     Cause.checkpoint_stall: "saving a checkpoint",
     Cause.garbage_collection: "Python's garbage collection",
     Cause.recompilation: "compilation",
+    Cause.initialization: "the driver and libraries to be set up",
     Cause.allocator_churn: "memory from the driver",
     Cause.small_kernels: "launches of small kernels",
     Cause.host_pause: "a host that does something unrecorded",

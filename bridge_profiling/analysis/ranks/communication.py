@@ -11,7 +11,7 @@ the larger of one rank's input and output. Bus bandwidth is that times `bus_fact
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +20,9 @@ import pyarrow as pa
 from bridge_profiling.analysis.caveats import caveat
 from bridge_profiling.analysis.intervals import rows_of, union
 from bridge_profiling.analysis.questions import Answer
+from bridge_profiling.analysis.ranks.groups import with_dimensions
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
     import duckdb
@@ -123,7 +124,7 @@ def measure_waiting(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Tab
     return ()
 
 
-def communication(connection: duckdb.DuckDBPyConnection) -> Answer:
+def communication(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> Answer:
     """Operations of every group. Needs `measure_waiting`.
 
     Returns:
@@ -131,12 +132,13 @@ def communication(connection: duckdb.DuckDBPyConnection) -> Answer:
         matched_count (compared with another rank's), smallest_message_bytes, largest_message_bytes, bytes (sum of one rank's
         messages), mean_duration_us (of a rank's kernel, with waiting), transfer_us, wait_us (sum over ranks),
         algorithm_bandwidth_gbs and bus_bandwidth_gbs (1e9 bytes/s, of matched operations' transfers). The last four are null
-        where nothing is matched: one rank alone does not show which part is waiting.
+        where nothing is matched: one rank alone does not show which part is waiting. dimension and link_gbs: see
+        `with_dimensions`.
     """
     found = connection.sql(_BY_GROUP).to_arrow_table()
     columns = (found[name].to_pylist() for name in ("operation", "group_size", "algorithm_bandwidth_gbs"))
     bus_gbs = [bus_bandwidth(*row) for row in zip(*columns, strict=True)]
-    found = found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64()))
+    found = with_dimensions(found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64())), infos)
     unmatched = found["matched_count"].to_pylist().count(0)
     return Answer(found, (caveat("waiting_unknown", unmatched=unmatched, total=len(found)),) if unmatched else ())
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from bridge_profiling.analysis.ranks.communication import bus_bandwidth
+from bridge_profiling.analysis.ranks.groups import with_dimensions
+from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
     import duckdb
@@ -47,16 +50,17 @@ order by duration_us desc, "group", group_name, group_ranks, operation, message_
 """
 
 
-def communication_by_size(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+def communication_by_size(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> pa.Table:
     """Operations of every group by size of message, most time first. Needs `measure_waiting` and `measure_exposure`.
 
     Returns:
         A row per operation, group and message size (null where it is unknown): count, matched_count, mean_us (of a rank's
         kernel, with waiting); sums over the captured ranks: duration_us, wait_us, exposed_us (nothing else ran) and
         overlapped_us (compute ran too); transfer_us of the matched ones, and their algorithm_bandwidth_gbs and
-        bus_bandwidth_gbs. Waiting, transfer and bandwidths are null where nothing is matched.
+        bus_bandwidth_gbs. Waiting, transfer and bandwidths are null where nothing is matched. dimension and link_gbs: see
+        `with_dimensions`.
     """
     found = connection.sql(_BY_SIZE).to_arrow_table()
     columns = (found[name].to_pylist() for name in ("operation", "group_size", "algorithm_bandwidth_gbs"))
     bus_gbs = [bus_bandwidth(*row) for row in zip(*columns, strict=True)]
-    return found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64()))
+    return with_dimensions(found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64())), infos)

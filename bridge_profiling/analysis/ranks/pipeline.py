@@ -58,6 +58,19 @@ select rank, iteration, min(start_ns) as first_ns, max(end_ns) as last_ns from d
 where kind = 'compute' and iteration is not null group by all
 """
 
+_STAGE_WAITS = """
+select rank, waits_for, iteration, count(*), sum(wait_ns)::bigint from waiting
+where point_to_point and rank <> waits_for and wait_ns > 0 group by all
+"""
+
+_BETWEEN_STAGES = pa.schema(
+    [
+        *fields(pa.int32(), "stage", "waits_for_stage"),
+        ("ranks", pa.list_(pa.int32())),
+        *fields(pa.float64(), "count", "wait_us"),
+    ]
+)
+
 _TIMES = ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
 
 _STAGES = pa.schema(
@@ -134,6 +147,33 @@ def pipeline(by_rank: pa.Table) -> Answer:
     missing = ", ".join(str(stage) for stage in range(count) if found and stage not in stages)
     caveats = (caveat("stages_not_captured", missing=missing),) if missing else ()
     return Answer(pa.Table.from_pylist(found, schema=_STAGES), caveats)
+
+
+def pipeline_waits(by_rank: pa.Table, connection: duckdb.DuckDBPyConnection) -> pa.Table:
+    """Which stage waits for which in sends and receives, from the answer of `pipeline_by_rank`. Needs `measure_waiting`.
+
+    Returns:
+        A row per pair of stages, the longest waiting first: stage, waits_for_stage, ranks (captured, of the stage that waits),
+        count (operations that waited) and wait_us, both means of an iteration of a rank, without boundary iterations if others
+        exist. A receipt waits for the stage that computes what it receives; a send waits until the other stage receives.
+    """
+    rows = by_rank.to_pylist()
+    steady = {(row["rank"], row["iteration"]): row["stage"] for row in rows if not row["boundary"]}
+    steady = steady or {(row["rank"], row["iteration"]): row["stage"] for row in rows}
+    stage_of = {row["rank"]: row["stage"] for row in rows}
+    waits = connection.execute(_STAGE_WAITS).fetchall() if rows else []
+    sums: dict[tuple[int, int], list[int]] = {}
+    for rank, waits_for, iteration, count, wait_ns in waits:
+        if (rank, iteration) in steady and stage_of.get(waits_for, stage_of[rank]) != stage_of[rank]:
+            known = sums.setdefault((stage_of[rank], stage_of[waits_for]), [0, 0])
+            known[0], known[1] = known[0] + count, known[1] + wait_ns
+    found = []
+    for (stage, other), (count, wait_ns) in sorted(sums.items(), key=lambda item: (-item[1][1], item[0])):
+        ranks = sorted({rank for (rank, _), each in steady.items() if each == stage})
+        times = sum(each == stage for each in steady.values())
+        amounts = {"count": count / times, "wait_us": wait_ns / 1e3 / times}
+        found.append({"stage": stage, "waits_for_stage": other, "ranks": ranks, **amounts})
+    return pa.Table.from_pylist(found, schema=_BETWEEN_STAGES)
 
 
 def pipeline_by_rank(

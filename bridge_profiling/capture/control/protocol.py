@@ -33,7 +33,7 @@ from typing import Any, Literal, TypeVar
 
 from bridge_profiling.atomic import create_exclusively, make_directory, read_trusted, trusted_users, write_json
 from bridge_profiling.capture.files import folder_name
-from bridge_profiling.config import PROFILERS, ProfilingConfig, Window, check_exclusive
+from bridge_profiling.config import MAX_ITERATION, PROFILERS, ProfilingConfig, Window, check_exclusive
 from bridge_profiling.errors import CaptureError, ProfilingConfigError, did_you_mean, require
 from bridge_profiling.layout import normalize_ranks
 from bridge_profiling.typed_json import read_typed
@@ -223,8 +223,9 @@ class JobStatus:
         for name in ("run", "launch", "job_id", "host", "pid_space"):
             require(len(getattr(self, name) or "") <= 1000, f"{name} is longer than 1000 characters")
         for name, least, most in (
-            ("pid", 1, 1 << 31), ("world_size", 1, _MAX_RANKS), ("iteration", 0, 1 << 63), ("completed", 0, 1 << 63),
-            ("fastest_ns", 0, 1 << 63), ("median_ns", 0, 1 << 63), ("train_iters", 0, 1 << 63), ("warm_up", 1, 1001),
+            ("pid", 1, 1 << 31), ("world_size", 1, _MAX_RANKS), ("iteration", 0, MAX_ITERATION),
+            ("completed", 0, MAX_ITERATION), ("fastest_ns", 0, 1 << 63), ("median_ns", 0, 1 << 63),
+            ("train_iters", 0, MAX_ITERATION), ("warm_up", 1, 1001),
         ):  # fmt: skip
             value = getattr(self, name)
             require(value is None or least <= value < most, f"{name}={value} is out of bounds")
@@ -233,7 +234,7 @@ class JobStatus:
         normalize_ranks(self.profile_ranks)
         require(self.profilers and PROFILERS.keys() >= set(self.profilers), f"profilers={self.profilers} are not known")
         for window in self.windows:
-            require(len(window) == 2 and 0 <= window[0] < window[1] < 1 << 63, f"{window} is not a window")
+            require(len(window) == 2 and 0 <= window[0] < window[1] < MAX_ITERATION, f"{window} is not a window")
 
 
 @dataclass(frozen=True)

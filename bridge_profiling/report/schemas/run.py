@@ -312,6 +312,15 @@ class Operator(TypedDict):
     max_us: Annotated[Microseconds, doc("Longest call")]
     device_self_us: Annotated[Microseconds, doc("Device time launched in it, and in no operator or annotation further in")]
     device_total_us: Annotated[Microseconds, doc("Device time launched in it, descendants included")]
+    cpu_memory_self_bytes: Annotated[
+        Bytes | None, doc("Host memory allocated less freed in it, and in no operator further in; null if not recorded")
+    ]
+    cpu_memory_total_bytes: Annotated[Bytes | None, doc("The same, descendants included")]
+    device_memory_self_bytes: Annotated[
+        Bytes | None, doc("Device memory allocated less freed in it, and in no operator further in; null if not recorded")
+    ]
+    device_memory_total_bytes: Annotated[Bytes | None, doc("The same, descendants included")]
+    module: Annotated[str | None, doc("The `nn.Module` that called it for the most own time; null if not recorded")]
 
 
 class MatrixProduct(TypedDict):
@@ -332,6 +341,11 @@ class MatrixProduct(TypedDict):
     ]
     peak_tflops: Annotated[Teraflops | None, doc("The device's dense peak for the precision; null if unknown")]
     share_of_peak: Annotated[Share | None, doc("`tflops` as a share of that; null if unknown")]
+    memory_tb_s: Annotated[float | None, doc("Bandwidth of the device's memory in TB/s; null if unknown")]
+    roof_tflops: Annotated[
+        Teraflops | None, doc("The lower of `peak_tflops` and `flops_per_byte` times `memory_tb_s`; null if unknown")
+    ]
+    share_of_roof: Annotated[Share | None, doc("`tflops` as a share of that; null if unknown")]
 
 
 class LostRecords(TypedDict):
@@ -340,6 +354,32 @@ class LostRecords(TypedDict):
     total: Annotated[Count, doc("Number of records of any kind")]
     device: Annotated[Count, doc("Number of device events among them")]
     of_device: Annotated[Count, doc("Number of device events in the capture, lost or not")]
+
+
+class SystemCall(TypedDict):
+    """System calls of one name, on the threads of a rank that launch work."""
+
+    name: Annotated[str, doc("`poll`, `pthread_cond_wait`, …")]
+    iterations: Annotated[Count, doc("Iterations that count; 0 if none is marked, and then sums are of the whole capture")]
+    calls: Annotated[float, doc("Calls of an iteration")]
+    time_us: Annotated[Microseconds, doc("Time of an iteration in them")]
+    share: Annotated[Share | None, doc("The same as a share of the iteration; null if none is marked")]
+    longest_us: Annotated[Microseconds, doc("Longest call")]
+    longest_start_ns: Annotated[Nanoseconds, doc("Start of that call on the rank's clock")]
+
+
+class CudaMemory(TypedDict):
+    """Memory of one kind that CUDA allocated on a device of a rank."""
+
+    device: Annotated[int | None, doc("Number of the device in the process; null if unknown")]
+    memory: Annotated[str, doc("`device`, `pinned`, `managed`, `pageable`, `array` or `unknown`")]
+    allocations: Annotated[Count, doc("Number of allocations over the whole capture")]
+    frees: Annotated[Count, doc("Number of frees over the whole capture")]
+    in_iterations: Annotated[Count, doc("Allocations and frees in the iterations that count")]
+    iterations: Annotated[Count, doc("Iterations that count; 0 if none is marked")]
+    allocated_bytes: Annotated[Bytes, doc("Bytes of the allocations")]
+    peak_bytes: Annotated[Bytes, doc("Most bytes allocated less freed since the recording began")]
+    end_bytes: Annotated[Bytes, doc("Bytes allocated less freed at its end; negative if older memory was freed")]
 
 
 class RankAnswer(TypedDict):
@@ -364,6 +404,8 @@ class RankAnswer(TypedDict):
     ]
     kernels: Annotated[list[Kernel], doc("Kernels by name, the most time first")]
     kernel_groups: Annotated[list[KernelGroup], doc("Kernels and copies by what they do, the most time first")]
+    system_calls: Annotated[list[SystemCall], doc("System calls by name, the most time first; empty unless nsys recorded them")]
+    cuda_memory: Annotated[list[CudaMemory], doc("Memory that CUDA allocated; empty unless nsys recorded it")]
 
 
 class Collective(TypedDict):
@@ -383,6 +425,9 @@ class Collective(TypedDict):
     algorithm_bandwidth_gbs: Annotated[Bandwidth | None, doc("Message size over transfer time; null if unknown")]
     bus_bandwidth_gbs: Annotated[
         Bandwidth | None, doc("As in nccl-tests, comparable with the speed of the link; null if unknown")
+    ]
+    dimension: Annotated[
+        str | None, doc("Parallel dimensions that the group spans: `tp`, `cp-dp`, …; `all` for every rank; null if unknown")
     ]
 
 
@@ -407,6 +452,13 @@ class SizedCollective(TypedDict):
     overlapped_us: Annotated[Microseconds | None, doc("The part of `duration_us` that compute hides")]
     algorithm_bandwidth_gbs: Annotated[Bandwidth | None, doc("Message size over transfer time; null if unknown")]
     bus_bandwidth_gbs: Annotated[Bandwidth | None, doc("As in nccl-tests; null if unknown")]
+    alone_bus_bandwidth_gbs: Annotated[
+        Bandwidth | None, doc("The same of such messages alone, by benchmarks; null without a fitting one")
+    ]
+    link_gbs: Annotated[
+        Bandwidth | None, doc("Stated bandwidth of NVLink, one direction of one device; null unless the group is on one host")
+    ]
+    dimension: Annotated[str | None, doc("As in `collectives`")]
 
 
 class DeviceMemory(TypedDict):
@@ -430,6 +482,16 @@ class DeviceMemory(TypedDict):
     growth_bytes_per_iteration: Annotated[
         MeanBytes | None, doc("Median growth between the ends of two iterations; null with fewer than two iterations")
     ]
+
+
+class StageWait(TypedDict):
+    """A pipeline stage that waits for another one in sends and receives. Means of an iteration of a rank."""
+
+    stage: Annotated[Count, doc("Number of the stage that waits")]
+    waits_for_stage: Annotated[Count, doc("Number of the stage that it waits for")]
+    ranks: Annotated[list[Rank], doc("Captured ranks of the stage that waits")]
+    count: Annotated[float, doc("Operations that waited")]
+    wait_us: Annotated[Microseconds, doc("Waiting, added up over the operations")]
 
 
 class Stage(TypedDict):
@@ -593,6 +655,7 @@ class RunDocument(TypedDict):
     ]
     memory: Annotated[list[DeviceMemory], doc("Memory by rank and device; empty if none was recorded")]
     pipeline: Annotated[list[Stage], doc("Pipeline stages; empty without a pipeline, or if its messages are not recorded")]
+    pipeline_waits: Annotated[list[StageWait], doc("Which pipeline stage waits for which, the longest waiting first")]
     gpu_metrics: Annotated[list[GpuMetric], doc("Hardware counters; empty unless nsys sampled them")]
     bench: Annotated[AgainstBench | None, doc("Comparison with benchmarks; null without any")]
     findings: Annotated[list[Finding], doc("Where time is lost or memory is short, the largest potential saving first")]

@@ -21,11 +21,29 @@ function filterTable(id) {
   const kind = document.querySelector(`[data-kind="${id}"]`)?.value || "";
   let shown = 0;
   for (const row of document.getElementById(`table-${id}`).tBodies[0].rows) {
-    const name = row.lastElementChild.textContent.toLowerCase();
+    const name = (row.querySelector("td.name span") || row.lastElementChild).textContent.toLowerCase();
     row.hidden = !(words.every((word) => name.includes(word)) && (!kind || row.dataset.kind === kind));
     shown += !row.hidden;
   }
   document.getElementById(`count-${id}`).value = `${shown} row${shown === 1 ? "" : "s"}`;
+}
+
+// Bring a row into view, whatever is filtered, and mark it.
+function showRow(row) {
+  const table = row.closest("table");
+  const filter = document.querySelector(`[data-filter="${table.id.replace("table-", "")}"]`);
+  if (row.hidden && filter) {
+    filter.value = "";
+    const kind = document.querySelector(`[data-kind="${filter.dataset.filter}"]`);
+    if (kind) kind.value = "";
+    filterTable(filter.dataset.filter);
+  }
+  for (const marked of document.querySelectorAll("tr.chosen")) marked.classList.remove("chosen");
+  row.classList.add("chosen");
+  row.closest("details")?.setAttribute("open", "");
+  row.scrollIntoView({ block: "center" });
+  row.tabIndex = -1;
+  row.focus({ preventScroll: true });
 }
 
 function connectTables() {

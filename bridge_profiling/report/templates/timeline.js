@@ -7,7 +7,7 @@ function pictureOf(iteration, ranks) {
   const timeline = pageData.timeline;
   const picture = timeline.pictures[iteration] || {};
   const span = timeline.spans[iteration] / 1000;
-  const traces = timeline.kinds.map((kind) => ({ kind, x: [], y: [], text: [] }));
+  const traces = timeline.kinds.map((kind) => ({ kind, x: [], y: [], text: [], names: [] }));
   const labels = [];
   for (const rank of ranks) {
     const own = picture[rank];
@@ -18,7 +18,8 @@ function pictureOf(iteration, ranks) {
       const first = start / 1000;
       const length = own.duration[row] / 1000;
       const more = own.count[row] > 1 ? ` and ${(own.count[row] - 1).toLocaleString("en")} more` : "";
-      const text = `${escaped(timeline.names[own.name[row]].slice(0, 120))}${more}<br>${length.toFixed(3)} ms on rank ${rank}`;
+      const name = timeline.names[own.name[row]];
+      const text = `${escaped(name.slice(0, 120))}${more}<br>${length.toFixed(3)} ms on rank ${rank}`;
       const steps = 1 + Math.min(Math.floor(length / (span / HOVER_POINTS)), HOVER_POINTS);
       const trace = traces[own.kind[row]];
       const lane = labels.length + own.lane[row];
@@ -26,10 +27,12 @@ function pictureOf(iteration, ranks) {
         trace.x.push(first + (length * step) / steps);
         trace.y.push(lane);
         trace.text.push(text);
+        trace.names.push(name);
       }
       trace.x.push(null);
       trace.y.push(null);
       trace.text.push("");
+      trace.names.push("");
     }
     for (const lane of own.lanes) labels.push(ranks.length > 1 ? `rank ${rank} · ${lane}` : lane);
   }
@@ -54,6 +57,7 @@ function timelineFigure(iteration, ranks, range) {
         x: trace.x,
         y: trace.y,
         text: trace.text,
+        customdata: trace.names,
         line: { width: lane > 20 ? 14 : 8, color: pageData.colors[trace.kind] },
         hovertemplate: "%{text}<br>at %{x:.3f} ms<extra></extra>",
       })),
@@ -78,6 +82,39 @@ function timelineFigure(iteration, ranks, range) {
   };
 }
 
+// The longest bar of a name: in the iteration shown, else in the first that has one; of all ranks shown, else of any.
+function longestBar(name, iteration, ranks) {
+  const timeline = pageData.timeline;
+  const code = timeline.names.indexOf(name);
+  const iterations = [iteration, ...Object.keys(timeline.pictures).filter((each) => each !== iteration)];
+  for (const each of code < 0 ? [] : iterations) {
+    const found = Object.entries(timeline.pictures[each] || {}).flatMap(([rank, own]) => {
+      let start = 0;
+      return own.start.map((step, row) => {
+        start += step;
+        return { rank, iteration: each, start: start / 1000, duration: own.duration[row] / 1000, code: own.name[row] };
+      });
+    });
+    const mine = found.filter((bar) => bar.code === code);
+    const shown = mine.filter((bar) => ranks.includes(bar.rank));
+    const longest = (bars) => bars.reduce((one, other) => (other.duration > one.duration ? other : one));
+    if (mine.length) return longest(shown.length ? shown : mine);
+  }
+  return null;
+}
+
+// The rows of tables that have a name of the timeline, by that name.
+function rowsOfNames() {
+  const known = new Set(pageData.timeline.names);
+  const rows = new Map();
+  for (const row of document.querySelectorAll("#table-kernels tbody tr, #phases tbody tr, #table-operators tbody tr")) {
+    const cell = row.querySelector("td.name") || row.querySelector("th[scope=row]");
+    const name = cell?.textContent.trim();
+    if (known.has(name) && !rows.has(name)) rows.set(name, { row, cell });
+  }
+  return rows;
+}
+
 function connectTimeline() {
   const element = document.getElementById("figure-timeline");
   if (!element || !pageData.timeline) return;
@@ -99,17 +136,40 @@ function connectTimeline() {
   document.getElementById("timeline-in").addEventListener("click", () => move(0.5, 0));
   document.getElementById("timeline-out").addEventListener("click", () => move(2, 0));
   document.getElementById("timeline-all").addEventListener("click", () => show());
+  const rows = rowsOfNames();
+  const chosenBar = document.getElementById("timeline-chosen");
+  const back = chosenBar.querySelector("button");
+  const choose = (name) => {
+    chosenBar.hidden = false;
+    chosenBar.querySelector("code").textContent = name;
+    back.hidden = !rows.has(name);
+    back.onclick = () => showRow(rows.get(name).row);
+  };
+  const go = ({ iteration: number, rank: of, first, last, name }) => {
+    iteration.value = number;
+    rank.value = of;
+    const margin = Math.max(2 * (last - first), 0.5);
+    show([first - margin, last + margin]);
+    document.getElementById("timeline").scrollIntoView();
+    if (name) choose(name);
+    (name && rows.has(name) ? back : iteration).focus({ preventScroll: true });
+  };
   for (const button of document.querySelectorAll(".to-timeline")) {
-    button.addEventListener("click", () => {
-      iteration.value = button.dataset.iteration;
-      rank.value = button.dataset.rank;
-      const first = Number(button.dataset.start);
-      const last = Number(button.dataset.end);
-      const margin = Math.max(2 * (last - first), 0.5);
-      show([first - margin, last + margin]);
-      document.getElementById("timeline").scrollIntoView();
-      iteration.focus({ preventScroll: true });
-    });
+    const { iteration: number, rank: of, start, end } = button.dataset;
+    button.addEventListener("click", () => go({ iteration: number, rank: of, first: Number(start), last: Number(end) }));
   }
-  return show();
+  for (const [name, { row, cell }] of rows) {
+    if (row.querySelector(".to-timeline")) continue;
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", className: "quiet show-bar", textContent: "Show" });
+    button.setAttribute("aria-label", `Show the longest ${name.slice(0, 80)} in the timeline`);
+    button.addEventListener("click", () => {
+      const bar = longestBar(name, iteration.value, chosen());
+      if (bar) go({ ...bar, first: bar.start, last: bar.start + bar.duration, name });
+    });
+    cell.append(" ", button);
+  }
+  return show().then(() => {
+    element.on("plotly_click", (event) => choose(event.points[0].customdata));
+  });
 }

@@ -515,6 +515,7 @@ class Collector:
         names = ("device_type", "device_id", "memory_bytes", "total_allocated", "total_reserved")
         self.memory.add(
             time_ns=time_ns[good],
+            thread=self._identifiers.of([event.tid for event in found])[good],
             address=np.fromiter((_address(arg.address) for arg in args), np.uint64, len(args))[good],
             **{name: arguments(args, name)[good] for name in names},
         )

@@ -377,6 +377,7 @@ def _memory_columns(columns: Columns, base_ns: int) -> dict[str, pa.Array]:
     used = np.unique(types).tolist()
     return {
         "time_ns": pa.array(time_ns[order] + base_ns),
+        "thread": integer_column(columns.take("thread", order)),
         "device_type": coded_column(np.searchsorted(used, types), [_DEVICE_TYPES.get(each) for each in used]),
         "device": integer_column(columns.take("device_id", order)),
         "address": pa.array(columns.take("address", order)),

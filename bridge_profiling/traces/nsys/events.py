@@ -17,7 +17,7 @@ from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET, Copy, kernel_
 from bridge_profiling.traces.nsys.database import Database
 from bridge_profiling.traces.nsys.report import COPY, GRAPH, KERNEL, Process
 from bridge_profiling.traces.nsys.report import MEMSET as MEMSETS
-from bridge_profiling.traces.tables import NULL, Integers, coded_column
+from bridge_profiling.traces.tables import NULL, Integers, coded_column, integer_column
 from bridge_profiling.traces.types import Caveat
 
 #: nsys' numbers of memory kinds where a report lists none; they differ from CUPTI's.
@@ -35,8 +35,13 @@ _VERSION = re.compile(r"(?:_v\d{4,})?(?:_ptsz|_ptds)?$")
 
 _UNNAMED = "unnamed kernel"
 
+MEMORY_USAGE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+
 _WAITS, _RECORDS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 WAIT_KINDS = ("stream_wait_event", "event", "stream", "context")
+
+#: Times beyond are not nanoseconds of a session, and would overflow 64 bits together with the session's start.
+MAX_TIME_NS = 1 << 60
 
 #: CUPTI's numbers for no stream and no event, in 32 bits and in 64.
 _NONE = ((1 << 32) - 1, -1, NULL)
@@ -267,6 +272,26 @@ def _latest_before(records: dict[str, Integers], event: Integers, correlation: I
     of_event = group[np.minimum(begins, len(group) - 1)]
     place = np.searchsorted(keys, of_event * size + np.searchsorted(places, correlation)) - 1
     return np.where((ends > begins) & (place >= begins), order[np.maximum(place, 0)], -1)
+
+
+def memory_columns(process: Process, base_ns: int) -> dict[str, pa.Array] | None:
+    """What CUDA allocated and freed, by time; None if nothing was recorded."""
+    columns = process.columns(MEMORY_USAGE, "start", "deviceId", "bytes", "memKind", "memoryOperationType")
+    usable = (columns["start"] > -MAX_TIME_NS) & (columns["start"] < MAX_TIME_NS) & (columns["bytes"] >= 0)
+    rows = np.flatnonzero(usable & np.isin(columns["memoryOperationType"], (0, 1)))
+    if not len(rows):
+        return None
+    rows = rows[np.argsort(columns["start"][rows], kind="stable")]
+    columns = {name: values[rows] for name, values in columns.items()}
+    memories = _memories(process.database)
+    kinds, place = np.unique(columns["memKind"], return_inverse=True)
+    return {
+        "time_ns": pa.array(columns["start"] + base_ns),
+        "device": integer_column(columns["deviceId"]),
+        "memory": coded_column(place, [memories.get(kind, "unknown") for kind in kinds.tolist()]),
+        # The second of nsys' two operations frees.
+        "bytes": pa.array(np.where(columns["memoryOperationType"] == 1, -columns["bytes"], columns["bytes"])),
+    }
 
 
 def metric_columns(database: Database, base_ns: int) -> dict[str, pa.Array] | None:

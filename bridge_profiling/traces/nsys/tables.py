@@ -28,9 +28,11 @@ from bridge_profiling.traces.joins import (
 from bridge_profiling.traces.kinds import COMMUNICATION, MEMCPY, MEMSET
 from bridge_profiling.traces.nsys.database import Database, open_report
 from bridge_profiling.traces.nsys.events import (
+    MAX_TIME_NS,
     WAIT_KINDS,
     Calls,
     DeviceWork,
+    memory_columns,
     metric_columns,
     read_calls,
     read_device_work,
@@ -52,9 +54,6 @@ from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, Ran
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
 _FLUSH = re.compile(r"flush|initialization|cudaProfilerSt", re.IGNORECASE)
 _CATEGORIES = ("operator", "annotation", "runtime", "overhead")
-
-#: Times beyond are not nanoseconds of a session, and would overflow 64 bits together with the session's start.
-_MAX_TIME_NS = 1 << 60
 
 
 def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> RankTables:
@@ -100,10 +99,11 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     if not len(work.start_ns) and not len(calls.start_ns) and not len(ranges):
         raise TraceError(f"{database.name} holds no events: nsys recorded nothing, or this is another kind of SQLite file")
     overhead = read_calls(process, "PROFILER_OVERHEAD", "profiler overhead")
+    system = read_calls(process, "OSRT_API", "unnamed call")
     waits, wait_caveats = read_waits(process, calls)
-    starts_and_ends = [times for each in (work, calls, ranges, overhead) for times in (each.start_ns, each.end_ns)]
+    starts_and_ends = [times for each in (work, calls, ranges, overhead, system) for times in (each.start_ns, each.end_ns)]
     for times in (*starts_and_ends, waits["start_ns"], waits["end_ns"]):
-        if len(times) and (times.max() > _MAX_TIME_NS or times.min() < -_MAX_TIME_NS):
+        if len(times) and (times.max() > MAX_TIME_NS or times.min() < -MAX_TIME_NS):
             raise ValueError("its times are not nanoseconds of one session")
     describe_capture(process, info)
     iterations, iteration_caveats = iterations_from_names(ranges.iteration_numbers(), ranges.start_ns, ranges.end_ns)
@@ -120,6 +120,10 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         tables["synchronizations"] = build("synchronizations", info.rank, wait_columns(waits, WAIT_KINDS, base))
     if metrics := metric_columns(database, base):
         tables["gpu_metrics"] = build("gpu_metrics", info.rank, metrics)
+    if len(system.start_ns):
+        tables["system_calls"] = build("system_calls", info.rank, _system_columns(system, base))
+    if memory := memory_columns(process, base):
+        tables["cuda_memory"] = build("cuda_memory", info.rank, memory)
     info.caveats += [*wait_caveats, *iteration_caveats, *trace_caveats(info, tables, "NVTX iteration_N")]
     _add_caveats(database, info, work, calls, ranges)
     lost, of_device = work.negative + work.unnamed + ambiguous, len(work.start_ns) + work.negative
@@ -228,18 +232,25 @@ def _host_columns(ranges: Ranges, calls: Calls, overhead: Calls, base: int) -> d
     return columns
 
 
+def _system_columns(system: Calls, base: int) -> dict[str, pa.Array]:
+    return {
+        "thread": integer_column(_thread(system.thread)),
+        "name": coded_column(system.name, system.names),
+        "start_ns": pa.array(system.start_ns + base),
+        "end_ns": pa.array(system.end_ns + base),
+    }
+
+
 def _thread(global_tid: Integers) -> Integers:
     return np.where(global_tid == NULL, NULL, global_tid & THREAD_MASK)
 
 
 #: Data that nsys records on request and nothing here reads, by table.
 _UNREAD = {
-    "OSRT_API": "system calls (osrt)",
     "CUDNN_EVENTS": "cuDNN calls",
     "CUBLAS_EVENTS": "cuBLAS calls",
     "CUSPARSE_EVENTS": "cuSPARSE calls",
     "CUSOLVER_EVENTS": "cuSOLVER calls",
-    "CUDA_GPU_MEMORY_USAGE_EVENTS": "CUDA memory usage",
     "MPI_P2P_EVENTS": "MPI messages",
     "MPI_COLLECTIVES_EVENTS": "MPI collectives",
     "UCX_P2P_EVENTS": "UCX messages",

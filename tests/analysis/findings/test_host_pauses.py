@@ -82,3 +82,38 @@ def test_memory_from_the_driver_holds_the_host(find: Findings, call: str, operat
     # The device has 2 ms of work left each time, and 0.1 ms is what the next launches take.
     assert churn.recoverable_us_per_iteration == approx(4 * 1_000, rel=0.1)
     assert advice in churn.action
+
+
+@pytest.mark.parametrize(
+    ("call", "took_ns", "initializes"),
+    [
+        ("cudaLaunchKernel", 900 * MS, True),
+        ("cudaFree", 900 * MS, True),
+        ("cudaHostAlloc", 900 * MS, False),
+        ("cudaFree", 9 * MS, False),
+    ],
+)
+def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(
+    find: Findings, call: str, took_ns: int, initializes: bool
+) -> None:
+    job = SimulatedJob(None)
+    job.busy(kernels=1)
+    job.wait(0)
+    with job.within("aten::cudnn_convolution", "operator"):
+        job.call(0, call, took_ns, "aten::cudnn_convolution")
+    job.busy(kernels=10)
+    found = find(job)
+    assert ("initialization" in found) == initializes
+    if initializes:
+        assert found.keys() == {"initialization"}
+        assert "The capture is mostly initialization" in found["initialization"].title
+        assert found["initialization"].recoverable_us_per_iteration is None
+
+
+def test_a_full_queue_is_no_initialization(find: Findings) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        job.busy(kernels=400)
+        job.call(0, "cudaLaunchKernel", 200 * MS, "aten::mm")
+        job.busy(kernels=10)
+
+    assert "initialization" not in find(SimulatedJob(step))

@@ -77,6 +77,21 @@ def test_after_a_synchronization_the_host_is_no_further_ahead_than_its_device(ru
     assert run_job(_job(step)).evidence().profiler.estimated_us == approx(10 * _COST_US, rel=0.12)
 
 
+def test_what_the_host_gains_while_the_device_is_busy_shortens_every_later_gap(run_job: RunJob) -> None:
+    def step(job: SimulatedJob, _: int) -> None:
+        job.launch(0, 10 * US, count=100)
+        job.launch(0, 100 * US)
+        job.launch(0, 5 * MS)
+        job.call(0, "cudaFree", 200 * US, "aten::empty")  # a wait that ends while the device is busy
+        job.launch(0, 10 * US, count=50)  # recorded for 1 ms beside the same kernel
+        job.be_in(0, "thinking", 4_400 * US)
+        job.launch(0, 10 * US)  # 0.56 ms late
+        job.be_in(0, "thinking", 370 * US)
+        job.launch(0, 10 * US)  # 0.39 ms late
+
+    assert run_job(_job(step)).evidence().profiler.estimated_us == approx(101 * _COST_US + 950, rel=0.01)
+
+
 def test_a_reduction_beside_later_kernels_does_not_hide_the_cost(run_job: RunJob) -> None:
     def step(job: SimulatedJob, _: int) -> None:
         job.meet(2 * MS, overlaps=True)

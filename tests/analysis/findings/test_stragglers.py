@@ -146,14 +146,17 @@ def test_hosts_that_take_turns_in_being_late_are_all_named(find: Findings) -> No
 def test_ranks_that_take_turns_with_as_many_kernels_have_data_of_different_sizes(find: Findings) -> None:
     def step(job: SimulatedJob, number: int) -> None:
         for rank in job.all:
-            job.launch(rank, 600 * US if rank == number % 2 else 400 * US, count=40)
+            for place, name in enumerate(("gemm", "norm", "gelu", "copy", "add", "scale")):
+                job.launch(rank, 800 * US if rank == number % 2 == place // 3 else 400 * US, count=10, name=name)
         job.meet(200 * US)
 
     found = find(SimulatedJob(step, 2))
     assert "straggler_compute" not in found
     assert found["uneven_work"].ranks == [0, 1]
-    # One has 24 ms and the other 16: evened out, both have 20.
-    assert found["uneven_work"].recoverable_us_per_iteration == approx(4_000, rel=0.05)
+    # Of the three kernels that take longer on each rank, two are shown.
+    assert [event.rank for event in found["uneven_work"].events] == [0, 0, 1, 1]
+    # One has 36 ms and the other 24: evened out, both have 30.
+    assert found["uneven_work"].recoverable_us_per_iteration == approx(6_000, rel=0.05)
 
 
 def test_kernels_that_are_interrupted_on_one_device_share_it(find: Findings) -> None:
