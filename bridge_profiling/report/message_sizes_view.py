@@ -39,7 +39,7 @@ def communication_by_size(rows: Sequence[Row], iterations: int, count: int) -> T
     }
     operations = sorted({row["operation"] for row in shown})
     title = "Communication by size of message, of a rank in an iteration"
-    return table("message-sizes", title, shown, columns, filters=operations, sorted_by=3, note=note)
+    return table("message-sizes", title, shown, columns, name_last=True, filters=operations, sorted_by=3, note=note)
 
 
 def _merged(rows: Sequence[Row], group: str, iterations: int) -> dict[str, Any]:
