@@ -58,6 +58,13 @@ def whole_text(value: object) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
+def is_set(value: object) -> bool:
+    """Whether a flag is on. Text is not, nor is a value without a truth, such as a tensor of several elements."""
+    with suppress(Exception):
+        return not isinstance(value, str) and bool(value)
+    return False
+
+
 def text_of(value: object, longest: int = _MAX_TEXT) -> str:
     """`str(value)`, whatever its class does there."""
     try:

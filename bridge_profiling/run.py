@@ -52,10 +52,10 @@ class Run(analysis.Run):
         if not self.readable:
             raise TraceError("; ".join(self.errors))
         from bridge_profiling.report.page import write_page
-        from bridge_profiling.report.run_view import page_view
+        from bridge_profiling.report.run_view import ALSO_ASKED, page_view
         from bridge_profiling.report.verdict import summarize
 
-        write_page(page_view(self, summarize(self, thresholds), Path(output)), Path(output))
+        write_page(page_view(self, summarize(self, thresholds, **ALSO_ASKED), Path(output)), Path(output))
         return Path(output)
 
     def merge(

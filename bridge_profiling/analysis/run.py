@@ -482,7 +482,7 @@ class Run:
         """Everything that a comparison needs."""
         from bridge_profiling.analysis.compare.steps import ComparedRun
 
-        self.prefetch("idle_causes", "profiler_cost", "launch_statistics", operators={"shapes": True})
+        self.prefetch(*EVIDENCE_OF_RANKS, "idle_causes", operators={"shapes": True})
         return ComparedRun(
             name=str(self.path),
             main_source=self.main_source,

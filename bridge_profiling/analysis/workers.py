@@ -77,7 +77,7 @@ class ProcessEngine:
     def map(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[Outcome[R]]:
         """Every task's outcome; a single task is done in this process."""
         if len(tasks) == 1:
-            yield Outcome(0, *call(function, tasks[0]))
+            yield from here(function, tasks)
             return
         threads = ThreadPoolExecutor(min(self.workers, len(tasks)) or 1)
         futures = {threads.submit(self._call, function, task): place for place, task in enumerate(tasks)}
@@ -179,6 +179,11 @@ def engine_named(name: str, workers: int | None, ray_address: str | None) -> Eng
     if name == "process":
         return ProcessEngine(workers)
     raise ProfilingConfigError(f"engine {name!r} is unknown", instead=did_you_mean(name, ("process", "ray")))
+
+
+def here(function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[Outcome[R]]:
+    """Every task's outcome, worked out in this process."""
+    return (Outcome(place, *call(function, task)) for place, task in enumerate(tasks))
 
 
 def call(function: Callable[[T], R], task: T) -> tuple[R | None, str | None]:

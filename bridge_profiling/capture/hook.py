@@ -138,7 +138,7 @@ class ProfilingHook:
     def iteration(self, iteration: int) -> AbstractContextManager:
         """A context manager around global iteration `iteration` (0-based, a resume counts on)."""
         try:
-            if iteration >= self._edge:
+            if not iteration < self._edge:  # also where it is not a number (NaN)
                 iteration = self._advance(iteration)
         except Exception as error:
             if raised_by_handler(error):

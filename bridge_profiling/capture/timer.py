@@ -40,7 +40,7 @@ class IterationTimer:
 
     def running(self) -> int | None:
         """The iteration that began last; None before the first."""
-        return next((int(mark) for mark in reversed(self._marks.copy()) if type(mark) is not float), None)
+        return next((_number(mark) for mark in reversed(self._marks.copy()) if type(mark) is not float), None)
 
     def durations(self) -> list[tuple[int, int]]:
         """`(iteration, nanoseconds)` of the last iterations that ended, the oldest first. Any thread may ask."""
@@ -48,12 +48,20 @@ class IterationTimer:
         iteration = began = None
         for mark in self._marks.copy():
             if type(mark) is not float:
-                iteration, began = int(mark), None
+                iteration, began = _number(mark), None
             elif began is None:
                 began = mark
             elif iteration is not None:
                 durations.append((iteration, round((mark - began) * 1e9)))
         return durations[-_KEPT_DURATIONS:]
+
+
+def _number(mark: int | float) -> int | None:
+    """An iteration's number; None where a loop counts with negative infinity, which is not worth a check in each iteration."""
+    try:
+        return int(mark)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _timing(mark: Callable[[float], None]) -> AbstractContextManager:

@@ -47,7 +47,7 @@ def report(
         from bridge_profiling.report.verdict import summarize
 
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
-        summary = summarize(found, thresholds)
+        summary = summarize(found, thresholds, **(run_view.ALSO_ASKED if output else {}))
         readable, errors = found.readable, found.errors
         if output is not None and readable:
             write_page(run_view.page_view(found, summary, output), output)

@@ -57,7 +57,7 @@ class PerformanceCounter:
 
     def get_counter_stats(self, name: str) -> dict[str, float] | None:
         """`total_time` and `avg_time` in seconds, and `count`; None if nothing of this name has ended."""
-        return self.get_all_stats().get(name)
+        return self.get_all_stats().get(whole_text(name))
 
     def get_all_stats(self) -> dict[str, dict[str, float]]:
         """`get_counter_stats` of every name."""
@@ -89,9 +89,10 @@ class MemoryProfiler:
         """
         memory = device_memory()
         numbers = {name: None if isinstance(read := memory[metric], str) else read / 1e9 for name, metric in _POINT.items()}
+        description = whole_text(description)
         point = {"step": step, "description": description, **numbers}
         self.memory_stats.append(point)
-        where = f"Step {step}{f' ({description})' if description else ''}"
+        where = f"Step {whole_text(step)}{f' ({description})' if description else ''}"
         if point["allocated"] is None:
             print(f"{where}: device memory is unavailable: {memory['allocated_bytes']}")
         else:

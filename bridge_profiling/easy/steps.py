@@ -26,7 +26,7 @@ from bridge_profiling.easy.outcome import captures_since, lines
 from bridge_profiling.errors import require
 from bridge_profiling.integrations.driver import OutputDir, ProfilingDriver, config_from, current_hook
 from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.plain import whole_text
+from bridge_profiling.plain import is_set, whole_text
 from bridge_profiling.printable import printable
 
 P = ParamSpec("P")
@@ -235,7 +235,7 @@ def phase(name: str, *, synchronize: bool = False) -> Iterator[None]:
         name: name of the phase.
         synchronize: wait for the CUDA device before and after, so the time includes the device's; this slows the step down.
     """
-    hook, name = current_hook(), whole_text(name)
+    hook, name, synchronize = current_hook(), whole_text(name), is_set(synchronize)
     with nullcontext() if hook is None else hook.range(name):
         if synchronize:
             _synchronize()

@@ -33,6 +33,9 @@ from bridge_profiling.report.verdict import Summary, verdict
 from bridge_profiling.report.views import Cell, FigureView, FindingView, PageView, SectionView, TableView, Target
 from bridge_profiling.traces.types import RankInfo
 
+#: What a page asks of each capture in addition to `summarize`, with options.
+ALSO_ASKED: dict[str, dict[str, Any]] = {"flame_graph": {"least_share": LEAST_SHARE}, "longest_calls": {}}
+
 Rows = list[dict[str, Any]]
 
 #: Up to the first number of ranks, each has a row. Beyond, ranks are aggregated, and the second number have rows of their own.
@@ -136,8 +139,6 @@ def summary_view(summary: Summary) -> PageView:
 
 def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     """A run's page, at `output`; its links to the traces are relative to that."""
-    asked = ("idle_causes", "profiler_cost", "launch_statistics", "operators", "longest_calls")
-    run.prefetch(*asked, flame_graph={"least_share": LEAST_SHARE})
     shown = ranks_to_show(summary)
     timeline = timeline_of(run, shown)
     rows = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -125,11 +125,14 @@ class Summary:
         return time_us / whole_us if time_us is not None and whole_us else None
 
 
-def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
-    """Ask what the verdict needs; None stands for the default thresholds."""
-    # One pass over the captures reads everything.
+def summarize(run: Run, thresholds: Thresholds | None = None, **also: Mapping[str, Any]) -> Summary:
+    """Ask what the verdict needs; None stands for the default thresholds.
+
+    `also` are questions to answer in the same pass over the captures, with their options.
+    """
+    names = (thresholds or Thresholds()).range_names()
     asked = ("phases", "operators", "products", "system_calls", "cuda_memory")
-    run.prefetch(*EVIDENCE_OF_RANKS, *asked, idle_causes=(thresholds or Thresholds()).range_names())
+    run.prefetch(*EVIDENCE_OF_RANKS, *asked, idle_causes=names, **also)
     findings = run.findings(thresholds)
     source = run.main_source
     infos = [info for info in run.infos if info.source == source]

@@ -147,10 +147,10 @@ def _make(requests: RequestDirectory, how: str, content: dict, secret: Path) -> 
         secret.write_text(json.dumps(content))
         path.symlink_to(secret)
         return
-    if how == "pipe":
-        os.mkfifo(path)
+    if how in ("pipe", "directory"):
+        (os.mkfifo if how == "pipe" else os.mkdir)(path)
         return
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content) + " " * (1 << 17 if how == "long" else 0))
     if how == "everyone":
         path.chmod(0o666)
     elif how == "stranger":
@@ -163,7 +163,8 @@ def _make(requests: RequestDirectory, how: str, content: dict, secret: Path) -> 
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("own", ""), ("link", "symbolic link"), ("pipe", "not a regular file"), ("everyone", "can be written by every user"),
+        ("own", ""), ("link", "symbolic link"), ("pipe", "not a regular file"), ("directory", "Is a directory"),
+        ("long", "bytes"), ("everyone", "can be written by every user"),
         pytest.param("stranger", f"belongs to user {STRANGER}", marks=as_root), pytest.param("owner", "", marks=as_root),
     ],
 )  # fmt: skip
@@ -274,13 +275,8 @@ def test_a_forged_acceptance_in_a_running_training_arms_nothing(run):
     def forge(iteration: int) -> None:
         if iteration == 20:
             status = run.requests.status()
-            content = asdict(ACCEPTED) | {
-                "run": status.run,
-                "launch": status.launch,
-                "start": 40,
-                "end": 10**9,
-                "iterations": 10**9,
-            }
+            content = asdict(ACCEPTED) | {"run": status.run, "launch": status.launch}
+            content |= {"start": 40, "end": 10**9, "iterations": 10**9}
             (run.requests.path / "accepted.json").write_text(json.dumps(content))
 
     run.listen(range(80), forge)

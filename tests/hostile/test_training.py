@@ -1,11 +1,12 @@
 """The training comes first: whatever a loop passes, and whichever thread it calls from, nothing of ours raises into it."""
 
+import inspect
 import json
 import subprocess
 import sys
 import threading
 import tracemalloc
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from bridge_profiling import ProfilingConfig, ProfilingConfigError
 from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.config import parse_steps
-from bridge_profiling.easy import PerformanceCounter, phase
+from bridge_profiling.easy import MemoryProfiler, PerformanceCounter, phase, phase_times, reset_phase_times
 from bridge_profiling.integrations.ddp_fsdp import Profiling
 from bridge_profiling.monitor import Counters, TrainingMonitor
 from bridge_profiling.monitor.metrics import Readings, Sample
@@ -50,11 +51,12 @@ CYCLE.append(CYCLE)
         (lambda number: np.int32(number) if number % 2 else number, ("complete", [2, 3])),
         *(
             (lambda number, of=of: of, ("failed", None))
-            for of in (None, 1.5, 10**400, 1 << 63, float("inf"), Rude(), [1], b"3")
+            for of in (None, 1.5, 10**400, 1 << 63, float("inf"), float("nan"), np.float32("nan"), Rude(), [1], b"3")
         ),
         (str, ("failed", None)),
         (lambda number: number if number < 3 else None, ("failed", None)),
-        (lambda number: float("nan"), ("missed", None)),
+        (lambda number: float("-inf"), ("missed", None)),
+        (lambda number: np.float32("-inf"), ("missed", None)),
         (lambda number: -5, ("missed", None)),
     ],
 )
@@ -162,6 +164,50 @@ def _sample(monitor, counters):
         unix_seconds=1.0, host="h", rank=0, gpus=(), processes=(), machine=Readings.of({}, {}), training=monitor.read(),
         metrics=monitor.logged(), counters=counters.snapshot(), unavailable={},
     )  # fmt: skip
+
+
+#: Methods that no loop calls, or that refuse a wrong argument before the first iteration.
+NOT_FOR_LOOPS = {"steps", "start", "analyze_memory_patterns"}
+
+ANYTHING = [np.int64(3), np.float32("nan"), torch.tensor(2), torch.ones(2, 2), Rude(), "\ud800", "a\0b", b"x", 1 << 70, -1,
+            None, True, CYCLE, {1: Rude()}, float("inf"), np.float64("-inf"), threading.Lock(), iter(())]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ANYTHING, ids=lambda one: type(one).__name__)
+def test_every_public_method_that_a_loop_may_call_takes_anything(run, tmp_path, value):
+    """All that inspection finds, so that a method that is added later counts as well."""
+    calls = []
+    with (
+        ProfilingHook(run.config(1, 3), rank=0, output_dir=run.root) as hook,
+        Profiling(torch.nn.Linear(2, 2), output_dir=tmp_path / "other", on_demand=False) as loop,
+    ):
+        objects = [hook, loop, TrainingMonitor(), Counters(), PerformanceCounter(), MemoryProfiler()]
+        for number in range(4):
+            with hook.iteration(number):
+                for name, method in _public_methods(objects):
+                    _use(method, value)
+                    calls.append(name)
+                hook.facts[f"{number}"] = value
+    assert {"iteration", "range", "wake", "phase", "step", "end_step", "log_metrics", "start_counter", "add"} <= set(calls)
+    assert json.dumps(run.manifest("iter-1-3"), allow_nan=False)
+
+
+def _public_methods(objects):
+    for each in objects:
+        for name, method in inspect.getmembers(each, callable):
+            if not name.startswith("_") and name not in NOT_FOR_LOOPS:
+                yield name, method
+    yield from (("phase", phase), ("phase_times", phase_times), ("reset_phase_times", reset_phase_times))
+
+
+def _use(method, value):
+    """Call a method with the value for every parameter, and enter or read what it returns."""
+    parameters = inspect.signature(method).parameters.values()
+    by_name = {one.name: value for one in parameters if one.kind is one.KEYWORD_ONLY}
+    made = method(*(value for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD), **by_name)
+    if isinstance(made, AbstractContextManager):
+        with made:
+            pass
 
 
 @pytest.mark.parametrize(

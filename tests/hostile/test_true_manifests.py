@@ -3,11 +3,16 @@
 import json
 import os
 import resource
+import signal
+from contextlib import suppress
 
 import pytest
 
 from bridge_profiling.capture import manifest_file
+from bridge_profiling.manifest import find_captures, read_manifest
+from bridge_profiling.traces.run_files import RunFiles
 from tests.capture.conftest import at, raising, run
+from tests.hostile.runs import manifest_of, write_run
 
 __all__ = ["run"]
 
@@ -141,3 +146,34 @@ def test_iterations_that_jump_or_go_back_are_the_reason(run, ran, status, reason
     manifest = run.manifest("iter-2-5")
     assert (manifest["status"], manifest["reason"]) == (status, reason)
     assert json.dumps(manifest["captured"]) == "null" or set(manifest["captured"]["iterations"]) <= {2, 3, 4}
+
+
+@pytest.mark.integration
+def test_named_spares_of_a_killed_rank_count_for_no_reader_and_go_when_it_starts_again(run, monkeypatch):
+    """As on NFS; those of living, younger, other ranks' and other users' processes stay."""
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_WRONLY | os.O_DIRECTORY)
+    path = run.root / "manifest" / "iter-0-2" / "rank-0.json"
+    manifest = read_manifest(manifest_of(write_run(run.root.with_name("other")), 0))
+    if (child := os.fork()) == 0:
+        with suppress(BaseException):
+            manifest_file.ManifestFile(path).create(manifest)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    left = _left(run)
+    assert len(left) == 4
+    assert [path.name for path in RunFiles(run.root).files] == ["rank-0.json"]
+    assert [found.rank for found in find_captures(run.root)] == [0]
+
+    folder, name = path.parent, left[0]
+    space, hexadecimal = name.split(".")[3].partition("-")[0], "0" * 32
+    kept = [name.replace("rank-0", "rank-1"), name.replace("rank-0", "rank-00"), ".rank-0.json.x.tmp"]
+    kept += [f".rank-0.json.{space}-{os.getpid()}.{hexadecimal}.tmp", f".rank-0.json.{'0' * 12}-1.{hexadecimal}.tmp"]
+    old = f".rank-0.json.{'1' * 12}-1.{hexadecimal}.tmp"
+    for each in (*kept, old):
+        (folder / each).touch()
+    os.utime(folder / old, (1, 1))
+    (folder / name.replace(".tmp", "0.tmp")).touch()
+    (folder / (linked := f".rank-0.json.{space}-{child}.{hexadecimal}.tmp")).symlink_to(folder / "rank-0.json")
+    run.train(run.config(2, 5), range(8))
+    assert run.outcome("iter-2-5") == ("complete", [2, 3, 4])
+    assert _left(run) == sorted([*kept, linked, name.replace(".tmp", "0.tmp")])

@@ -27,7 +27,8 @@ DATA_LOADING = (
 #: Names of ranges in which a program writes a checkpoint. Activation checkpointing is recomputation and does not match.
 CHECKPOINT = (
     r"(?<![a-z])(?:(?:save|saving|write|writing|async)[-_ ]?(?:a[-_ ])?(?:checkpoint|ckpt|state[-_ ]?dict)(?:s|ing)?|"
-    r"(?:checkpoint|ckpt)[-_ ]?(?:sav(?:e|ing)|writ(?:e|ing)|stall))(?![a-z])|^(?:checkpoint|checkpointing|ckpt)$|"
+    r"(?:checkpoint|ckpt)[-_ ]?(?:sav(?:e|ing)|writ(?:e|ing)|stall)|save[-_ ]?(?:model|weights|pretrained))(?![a-z])|"
+    r"^(?:checkpoint|checkpointing|ckpt|(?:torch\.)?sav(?:e|ing))$|safetensors/\S*: save_file|"
     r"torch/serialization\S*: (?:save|_save)|torch/distributed/checkpoint/\S*: \w*save\w*|dist_checkpointing/\S*: \w*save\w*"
 )
 
@@ -146,7 +147,7 @@ def host_activity(host_events: pa.Table, device_events: pa.Table, *, data_loadin
         compiling=_matching(host_events, ranges, COMPILING),
         synchronizing=calls[~of_copies],
         allocating=allocating,
-        pageable=_joined(copies, calls[of_copies]),
+        pageable=joined(copies, calls[of_copies]),
         pageable_device=on_device,
         silent=_silent(host_events, here),
     )
@@ -248,7 +249,8 @@ def outermost_ranges(host_events: pa.Table, rows: NDArray[np.bool_]) -> Ranges:
     return ranges[outermost(ranges.end_ns)]
 
 
-def _joined(one: Ranges, other: Ranges) -> Ranges:
+def joined(one: Ranges, other: Ranges) -> Ranges:
+    """Both, by start."""
     both = (np.concatenate(pair) for pair in zip(vars(one).values(), vars(other).values(), strict=True))
     ranges = Ranges(*both)
     return ranges[np.argsort(ranges.start_ns, kind="stable")]

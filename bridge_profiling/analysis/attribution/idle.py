@@ -16,8 +16,8 @@ the host made some stream wait after it launched the one and before it launched 
 
 - starved_beside_communication: communication ran, and ended before the next kernel started. Neither the host nor communication
   alone is responsible. If the host was in a call that waited for the device, the time is blocked_by_communication instead.
-- checkpoint_stall, data_loading: a launching thread was in such a range (`host`). In a data-loading range, the time in the call
-  of a copy or synchronisation belongs to that call.
+- checkpoint_stall, data_loading: a launching thread was in such a range (`host`), or saved outside of one (`saving`). In a
+  data-loading range, the time in the call of a copy or synchronisation belongs to that call.
 - profiler: the profiler recorded that it did work of its own.
 - garbage_collection, recompilation: a launching thread was in such a range (`host`), or had been in one, as for host_sync.
 - initialization: it set up the driver or a library on first use (`initialization`).
@@ -59,6 +59,7 @@ from bridge_profiling.analysis.attribution.host import (
 )
 from bridge_profiling.analysis.attribution.initialization import initializing
 from bridge_profiling.analysis.attribution.profiler_cost import ProfilerCost
+from bridge_profiling.analysis.attribution.saving import with_saving
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.traces.joins import taken
@@ -200,6 +201,7 @@ def idle_causes(
     """
     host = host_activity(host_events, device_events, data_loading=data_loading, checkpoint=checkpoint)
     set_up, initializing_ranges = initializing(host_events, device_events, gaps.launch_starved)
+    host = replace(host, checkpoint=with_saving(host, device_events, spans))
     host = replace(host, allocating=host.allocating[~np.isin(host.allocating.start_ns, set_up.start_ns)])
     evidence = {
         Cause.data_loading: host.data_loading,

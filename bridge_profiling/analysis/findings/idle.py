@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, Cause
+from bridge_profiling.analysis.attribution.saving import COPIES
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
 from bridge_profiling.analysis.findings.occurrences import cost_in_words, occurrence
@@ -132,7 +133,7 @@ def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger)
     cause = Cause.checkpoint_stall
     loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
     if loss is None:
-        return [], ledger
+        return _in_left_out(evidence, thresholds, cause, "Saving a checkpoint stalls"), ledger
     saving = np.nanmax(evidence.of_cause(cause, "host_us") + evidence.of_cause(cause, "host_us", between=True), axis=1)
     times, of = int((saving > 0).sum()), len(evidence.numbers)
     numbers = {
@@ -144,7 +145,11 @@ def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger)
     often = "each captured iteration" if times == of else f"{times} of {of} captured iterations"
     title = f"Saving a checkpoint stalls {{ranks}} for {ms(loss.saving_us * of / times)} in {often}"
     rare = "the saving applies to the captured iterations, and over the whole run it depends on save_interval"
-    return [_finding(evidence, cause, loss, title, numbers, reason=rare)], ledger
+    found = _finding(evidence, cause, loss, title, numbers, reason=rare)
+    if found.events and all(event.name == COPIES for event in found.events):
+        inferred = "saving is inferred from many copies to the host in a row, which no range names"
+        found = replace(found, confidence=Confidence.low, confidence_reason=f"{inferred}; {found.confidence_reason}")
+    return [found], ledger
 
 
 def garbage_collection(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:

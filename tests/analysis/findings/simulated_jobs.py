@@ -169,9 +169,10 @@ class SimulatedJob:
         self.host_ns[rank] += took_ns
         self._call(rank, name, begin, self.host_ns[rank], operator)
 
-    def copy(self, rank: int, took_ns: int, *, memory: str = "pageable", size: int = 1 << 24) -> None:
-        """A copy to the device; of pageable memory it holds the host until it is through."""
-        where = {"direction": "HtoD", "from_memory": memory, "to_memory": "device", "bytes": size}
+    def copy(self, rank: int, took_ns: int, *, memory: str = "pageable", size: int = 1 << 24, out: bool = False) -> None:
+        """A copy to or from the device; of pageable memory it holds the host until it is through."""
+        ends = {"from_memory": "device", "to_memory": memory} if out else {"from_memory": memory, "to_memory": "device"}
+        where = {"direction": "DtoH" if out else "HtoD", "bytes": size, **ends}
         self._enqueue(rank, "memcpy", took_ns, "aten::copy_", name="memcpy", **where)
         if memory == "pageable":
             row = self.rows[rank]["device_events"][-1]

@@ -1,12 +1,13 @@
 """Hosts that stop: for garbage collection, compilation, memory from the driver, or for no recorded reason."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 
 from bridge_profiling.analysis.findings import Confidence
 from tests.analysis.findings.conftest import Findings
-from tests.analysis.findings.simulated_jobs import MS, SimulatedJob
+from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
 
 approx = pytest.approx
 
@@ -108,6 +109,40 @@ def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(
         assert found.keys() == {"initialization"}
         assert "The capture is mostly initialization" in found["initialization"].title
         assert found["initialization"].recoverable_us_per_iteration is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "saves"),
+    [
+        ({}, True),
+        ({"memory": "pinned"}, False),
+        ({"size": 4}, False),
+        ({"every": 1}, False),
+        ({"computes": 1}, False),
+        ({"name": "torch.save"}, True),
+    ],
+)
+def test_states_copied_to_the_host_in_some_iterations_are_saved(find: Findings, changed: dict[str, Any], saves: bool) -> None:
+    known = {"memory": "pageable", "size": 1 << 18, "every": 4, "computes": 0, "name": "step"} | changed
+
+    def step(job: SimulatedJob, iteration: int) -> None:
+        job.busy(kernels=20)
+        if iteration % known["every"] == 0:
+            with job.within(known["name"]):
+                for _ in range(12):
+                    job.copy(0, 50 * US, memory=known["memory"], size=known["size"], out=True)
+                    job.busy(kernels=known["computes"])
+                job.wait(0)
+                job.host_ns[0] += 40 * MS  # to write
+        job.busy(kernels=20)
+
+    found = find(SimulatedJob(step, iterations=8))
+    assert ("checkpoint_stall" in found) == saves
+    if saves:
+        named = known["name"] != "step"
+        assert found["checkpoint_stall"].recoverable_us_per_iteration == approx(2 * 40_600 / 8, rel=0.03)
+        assert (found["checkpoint_stall"].confidence_reason.startswith("saving is inferred")) != named
+        assert "host_pause" not in found
 
 
 def test_a_full_queue_is_no_initialization(find: Findings) -> None:

@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -100,27 +99,6 @@ def test_a_rank_carries_out_captures_of_its_launch_that_it_receives_in_time(run,
     assert len(run.folders()) == (answer == "armed")
     if answer == "refused":
         assert f"{answers[1].iteration} runs already, and the window begins at 30; request a later" in answers[1].reason
-
-
-def link_to_a_request(path):
-    elsewhere = path.parents[2] / "request.json"
-    elsewhere.write_text('{"iterations": 1}')
-    path.symlink_to(elsewhere)
-
-
-@pytest.mark.parametrize(
-    "put",
-    [
-        pytest.param(Path.mkdir, id="a directory"),
-        pytest.param(os.mkfifo, id="a pipe"),
-        pytest.param(link_to_a_request, id="a link"),
-        pytest.param(lambda path: path.write_text('{"iterations": 1}' + " " * (1 << 17)), id="too long"),
-    ],
-)
-def test_anything_but_a_regular_file_is_removed_and_never_blocks(run, put):
-    run.listen(range(10**5), at(20, lambda: put(run.requests.path / "request.json")), until=run.refusals)
-    assert sorted(path.name for path in run.requests.path.iterdir()) == ["progress.json", "refused"]
-    assert run.folders() == []
 
 
 def test_a_file_system_that_hangs_delays_no_iteration(run, monkeypatch):

@@ -1,0 +1,55 @@
+"""Saving that no range names, recognised by what it does: it copies a model's states to the host, one after the other.
+
+`torch.save` copies each tensor to pageable memory, waits, and writes it, so that the host launches no compute until it is done.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from bridge_profiling.analysis.attribution.device import Windows
+from bridge_profiling.analysis.attribution.host import NO_RANGES, HostActivity, Ranges, joined
+from bridge_profiling.analysis.intervals import rows_of
+from bridge_profiling.traces.tables import NULL, to_int64
+
+#: A name for such copies that the finding recognises.
+COPIES = "copies of states to the host, one after the other"
+
+#: Least number and bytes of copies in a row: logs copy a few numbers, an output is one or two tensors.
+_COPIES, _BYTES = 8, 1 << 20
+
+#: Writing begins this soon after a copy.
+_WRITES_AFTER_NS = 1_000_000
+
+
+def with_saving(host: HostActivity, device_events: pa.Table, spans: Windows) -> Ranges:
+    """The ranges of saving, and copies in a row outside of them with the writing that follows.
+
+    A loop that copies in most iterations does not save, and of a single iteration that is unknown.
+    """
+    found = _copies_in_a_row(host, device_events)
+    struck = np.unique(np.searchsorted(spans.start_ns, found.start_ns, side="right"))
+    if not len(found.name) or 2 * len(struck) > len(spans.start_ns) or len(spans.start_ns) < 2:
+        return host.checkpoint
+    return joined(host.checkpoint, found[host.checkpoint.time.within_ns(found.start_ns, found.end_ns) == 0])
+
+
+def _copies_in_a_row(host: HostActivity, device_events: pa.Table) -> Ranges:
+    out = rows_of(device_events["direction"], "DtoH") & ~rows_of(device_events["to_memory"], "pinned")
+    launched = to_int64(device_events["launch_start_ns"])
+    relevant = np.flatnonzero((out | rows_of(device_events["kind"], "compute")) & (launched != NULL))
+    relevant = relevant[np.argsort(launched[relevant], kind="stable")]
+    copies = out[relevant]
+    if copies.sum() < _COPIES:
+        return NO_RANGES
+    change = np.flatnonzero(np.diff(np.concatenate(([0], copies.astype(np.int8), [0]))))
+    begin, last = change[::2], change[1::2] - 1
+    size = np.concatenate(([0], np.cumsum(np.where(copies, np.maximum(to_int64(device_events["bytes"])[relevant], 0), 0))))
+    long = (last - begin + 1 >= _COPIES) & (size[last + 1] - size[begin] >= _BYTES)
+    start, end = launched[relevant][begin[long]], to_int64(device_events["launch_end_ns"])[relevant][last[long]]
+    for place, until in enumerate(end.tolist()):
+        pause = np.searchsorted(host.silent.end_ns, until, side="right")
+        if pause < len(host.silent) and host.silent.start_ns[pause] - until <= _WRITES_AFTER_NS:
+            end[place] = host.silent.end_ns[pause]
+    return Ranges(np.array([COPIES] * len(start), object), start, end)
