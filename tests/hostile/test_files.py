@@ -27,6 +27,10 @@ def _replace(make):
     return lambda path: (path.unlink(), make(path))
 
 
+def _text(path):
+    return gzip.decompress(path.read_bytes()).decode()
+
+
 #: What happens to a good file.
 DAMAGE = {
     "zero head": _zero_head,
@@ -39,7 +43,36 @@ DAMAGE = {
     "loop": _replace(lambda path: path.symlink_to(path.name)),
     "pipe": _replace(os.mkfifo),
     "device": _replace(lambda path: path.symlink_to("/dev/zero")),
+    "junk behind": lambda path: path.write_bytes(path.read_bytes() + b"JUNK" * 50),
+    "twice": lambda path: path.write_bytes(path.read_bytes() * 2),
+    "packed twice": lambda path: path.write_bytes(gzip.compress(path.read_bytes())),
+    "another checksum": lambda path: path.write_bytes(path.read_bytes()[:-8] + bytes(4) + path.read_bytes()[-4:]),
+    "UTF-16": lambda path: path.write_bytes(gzip.compress(_text(path).encode("utf-16"))),
+    "events as an object": lambda path: path.write_bytes(gzip.compress(_text(path).replace("[", "{", 1).encode())),
+    "events as a text": lambda path: path.write_bytes(gzip.compress(json.dumps({"traceEvents": _text(path)}).encode())),
+    "a line each": lambda path: path.write_bytes(gzip.compress(b'{"ph": "X", "ts": 1}\n' * 9)),
 }
+
+#: What happens to a good file that stays whole.
+HARMLESS = {
+    "zeros behind": lambda path: path.write_bytes(path.read_bytes() + bytes(5000)),
+    "in two parts": lambda path: path.write_bytes(
+        gzip.compress(_text(path)[:500].encode()) + gzip.compress(_text(path)[500:].encode())
+    ),
+    "an empty part first": lambda path: path.write_bytes(gzip.compress(b"") + path.read_bytes()),
+    "not packed": lambda path: path.write_text(_text(path)),
+    "CRLF": lambda path: path.write_bytes(
+        gzip.compress(json.dumps(json.loads(_text(path)), indent=1).replace("\n", "\r\n").encode())
+    ),
+}
+
+
+@pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
+def test_a_trace_packed_in_another_way_is_read_whole(typed, folder, change):
+    write(folder / RANK, 1)
+    change(folder / RANK)
+    done = typed("report", "run", "--no-page")
+    assert (done.returncode, done.stderr, "oth ranks" in done.stdout) == (0, "", True)
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
