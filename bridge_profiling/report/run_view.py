@@ -33,7 +33,7 @@ from bridge_profiling.report.verdict import Summary, verdict
 from bridge_profiling.report.views import Cell, FigureView, FindingView, PageView, SectionView, TableView, Target
 from bridge_profiling.traces.types import RankInfo
 
-#: What a page asks of each capture in addition to `summarize`, with options.
+#: Questions of a page to each capture in addition to those of `summarize`, with options.
 ALSO_ASKED: dict[str, dict[str, Any]] = {"flame_graph": {"least_share": LEAST_SHARE}, "longest_calls": {}}
 
 Rows = list[dict[str, Any]]

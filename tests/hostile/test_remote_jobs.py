@@ -1,4 +1,4 @@
-"""What is typed for a job on another machine arrives there as one argument each, or is refused before anything changes."""
+"""Values for a job on another machine arrive there as one argument each, or are refused before anything changes."""
 
 import importlib
 import re
@@ -65,7 +65,7 @@ def shell_of(kind: str, executor, app) -> str:
             container.run(client, "1")
         command = importlib.import_module("docker.utils").split_command(client.containers.run.call_args.args[1])
         assert command[:2] == ["bash", "-c"]
-        # What stands behind the command writes its log.
+        # The words behind the command write its log.
         return command[2].split(" 2>&1 | tee")[0] if len(command) == 3 else "false"
     if kind == "dgxcloud":
         request = module.DGXCloudRequest(launch_cmd=command, jobs=["t"], executor=executor, max_retries=0, extra_env={})
