@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 OnProgress = Callable[[int, int], None]
 
 
-#: So many captures, or their tables, of so many bytes together are read in this process: a worker takes as long to start as
-#: a capture of 2 MB takes to be read.
+#: Up to so many captures, or their tables, of so many bytes together are read in this process: starting a worker takes as long
+#: as reading 2 MB.
 _FEW_TASKS, _SMALL_BYTES = 4, 5_000_000
 
 

@@ -3,11 +3,14 @@
 import os
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
+from bridge_profiling.analysis import kept_answers, session
+from bridge_profiling.analysis.attribution import kernel_groups
 from bridge_profiling.analysis.workers import Outcome, RayEngine
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.layout import name_ranks
@@ -54,6 +57,27 @@ def test_every_rank_is_answered_for_in_order_with_units_in_the_names_of_columns(
         assert table.column_names[:2] == ["rank", "source"]
         numbers = [each.name for each in table.schema if pa.types.is_integer(each.type) or pa.types.is_floating(each.type)]
         assert not [each for each in numbers if each not in counts and not each.endswith(("_us", "_ns", "_gbs", "_bytes"))]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch, folder: patch.setattr(kept_answers, "_code", lambda: "another release"),
+        lambda patch, folder: patch.setenv(kernel_groups.VARIABLE, str(Path(__file__))),
+        lambda patch, folder: (folder / "rank-1.json.gz").write_bytes((folder / "rank-0.json.gz").read_bytes()),
+    ],
+    ids=["code", "patterns of names", "capture"],
+)
+def test_answers_are_kept_until_something_that_they_depend_on_changes(write_ranks, run_of, tmp_path, monkeypatch, change):
+    write_ranks(2)
+    with run_of() as run:
+        expected = answers(run)
+    monkeypatch.setattr(session, "connect", None)
+    with run_of() as again:
+        assert answers(again) == expected
+    change(monkeypatch, tmp_path)
+    with run_of() as changed, pytest.raises(TypeError):
+        changed.kernels()
 
 
 def test_a_second_run_reads_only_parquet_which_alone_is_a_run_too(write_ranks, run_of, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import gzip
 import html
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,15 @@ def test_a_page_that_cannot_be_written_says_what_to_type(made: Made, tmp_path: P
     with pytest.raises(ProfilingConfigError, match="Name another file with -o"):
         made().report(tmp_path / "report.html")
     assert not list(tmp_path.glob(".report.html*"))
+
+
+def test_a_damaged_compiled_template_is_compiled_again(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "compiled"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    run = made()
+    text, _ = _page(run, tmp_path)
+    assert [*(tmp_path / "compiled").rglob("*.pyc")]
+    for keep in (0, 30, 300):
+        for path in (tmp_path / "compiled").rglob("*.pyc"):
+            path.write_bytes(path.read_bytes()[:keep])
+        assert len(_page(run, tmp_path)[0]) == len(text)

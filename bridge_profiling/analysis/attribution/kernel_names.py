@@ -7,6 +7,10 @@ nothing is guessed.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+
+#: Names whose answers are kept: the ranks that a process reads have the same kernels.
+_NAMES = 1 << 13
 
 #: Matrix products and convolutions.
 MATRIX_PRODUCT = re.compile(
@@ -45,11 +49,13 @@ _CHANNELS_FIRST_NORM = re.compile(r"at::native::batch_norm_(?!\w*channels_last)"
 _NOT_FP32 = re.compile(r"bfloat16|half|double|multi_tensor", re.IGNORECASE)
 
 
+@lru_cache(maxsize=_NAMES)
 def is_product(name: str) -> bool:
     """Whether it is a matrix product or a convolution, and not one inside fused attention."""
     return bool(MATRIX_PRODUCT.search(name)) and not FUSED_ATTENTION.search(name)
 
 
+@lru_cache(maxsize=_NAMES)
 def product_precision(name: str) -> str | None:
     """`fp32`, `tf32` or `reduced` (16 or 8 bits) for a matrix product or a convolution whose name says it, else None."""
     if not (MATRIX_PRODUCT.search(name) or FUSED_ATTENTION.search(name)):
@@ -61,21 +67,25 @@ def product_precision(name: str) -> str | None:
     return "reduced" if _REDUCED.search(name) else None
 
 
+@lru_cache(maxsize=_NAMES)
 def is_softmax(name: str) -> bool:
     """Whether it computes a softmax by itself: not that of a loss, and not inside fused attention."""
     return bool(SOFTMAX.search(name)) and not (LOG_SOFTMAX.search(name) or FUSED_ATTENTION.search(name))
 
 
+@lru_cache(maxsize=_NAMES)
 def converts_layout(name: str) -> bool:
     """Whether it copies an image between channels first and channels last."""
     return bool(_LAYOUT.search(name))
 
 
+@lru_cache(maxsize=_NAMES)
 def is_channels_first_norm(name: str) -> bool:
     """Whether it normalizes a batch of images in channels first."""
     return bool(_CHANNELS_FIRST_NORM.search(name))
 
 
+@lru_cache(maxsize=_NAMES)
 def is_fp32_elementwise(name: str) -> bool:
     """Whether it is one of torch's kernels that memory bounds, on fp32 as far as its name says."""
     return bool(_ELEMENTWISE.search(name)) and not _NOT_FP32.search(name)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import prod
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.kernel_names import FUSED_ATTENTION, MATRIX_PRODUCT, product_precision
+from bridge_profiling.analysis.attribution.kernel_names import FUSED_ATTENTION, is_product, product_precision
 from bridge_profiling.analysis.attribution.launches import launched_inside
 from bridge_profiling.analysis.intervals import coded, rows_of
 from bridge_profiling.peaks import memory_gbs, peaks
@@ -176,8 +177,8 @@ def _first_products(
     names: list[str | None],
 ) -> pa.Array:
     """For each call, the name of the first matrix product or fused attention launched in it; null if there is none."""
-    is_product = [bool(name and (MATRIX_PRODUCT.search(name) or FUSED_ATTENTION.search(name))) for name in names]
-    rows = np.flatnonzero(np.array([*is_product, False])[code])
+    has_product = [bool(name and (is_product(name) or FUSED_ATTENTION.search(name))) for name in names]
+    rows = np.flatnonzero(np.array([*has_product, False])[code])
     at, at_thread = (to_int64(events[name])[rows] for name in ("launch_start_ns", "launch_thread"))
     found = np.full(len(thread), -1)
     for one in np.unique(thread):
@@ -189,6 +190,7 @@ def _first_products(
     return pa.array(names, pa.string()).take(pa.array(found, mask=found < 0))
 
 
+@lru_cache(maxsize=1 << 13)
 def _precision(kernel: str | None) -> str | None:
     precision = product_precision(kernel) if kernel else None
     if precision != "reduced" or kernel is None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +63,11 @@ class Evidence:
     out_of_memory: pa.Table
     alone: pa.Table | None  # communication of Run.against_bench
     unjudged: tuple[int, ...] = ()  # ranks that lost too much of their device work, and that no other field has
+
+    @cached_property
+    def compute_kernels(self) -> list[dict[str, Any]]:
+        """The rows of `kernels` that are compute."""
+        return [row for row in self.kernels.to_pylist() if row["kind"] == "compute"]
 
     # Rows and columns of grids.
 
@@ -122,10 +128,12 @@ class Evidence:
         grid = np.full((len(self.numbers), len(self.ranks)), np.nan)
         lines = {number: line for line, number in enumerate(self.numbers)}
         places = {rank: place for place, rank in enumerate(self.ranks)}
-        for row in table.select(["rank", "iteration", column]).to_pylist() if table.num_rows else ():
-            line, place = lines.get(row["iteration"]), places.get(row["rank"])
-            if line is not None and place is not None and row[column] is not None:
-                grid[line, place] = np.nan_to_num(grid[line, place]) + row[column]
+        columns = [table[name].to_pylist() for name in ("rank", "iteration", column)] if table.num_rows else [[], [], []]
+        for rank, number, value in zip(*columns, strict=True):
+            line, place = lines.get(number), places.get(rank)
+            if line is not None and place is not None and value is not None:
+                before = grid[line, place]
+                grid[line, place] = value if before != before else before + value  # NaN is unequal to itself
         return grid
 
     def column(self, grid: Grid, rank: int) -> list[float | None]:

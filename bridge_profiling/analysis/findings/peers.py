@@ -87,8 +87,9 @@ def kernels_beyond_peers(evidence: Evidence, peers: list[list[int]], rank: int) 
     mine = next(places for places in peers if evidence.ranks.index(rank) in places)
     others = [evidence.ranks[place] for place in mine if evidence.ranks[place] != rank]
     by_name: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
-    for row in evidence.kernels.to_pylist():
-        if row["kind"] == "compute" and (row["rank"] == rank or row["rank"] in others):
+    compared = {rank, *others}
+    for row in evidence.compute_kernels:
+        if row["rank"] in compared:
             iterations = evidence.captured_iterations.get(row["rank"], 1)
             by_name[row["name"]][row["rank"]] = row["count"] / iterations, row["total_us"] / iterations
     found = []
@@ -155,9 +156,8 @@ def take_turns(evidence: Evidence, excess_us: Grid, least_us: float) -> dict[int
 def contended_ranks(evidence: Evidence, peers: Sequence[Sequence[int]]) -> list[int]:
     """Ranks whose kernels are interrupted for slices of time, as another process on the GPU does."""
     longest: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-    for row in evidence.kernels.to_pylist():
-        if row["kind"] == "compute":
-            longest[row["name"]][row["rank"]] = row
+    for row in evidence.compute_kernels:
+        longest[row["name"]][row["rank"]] = row
     stalled = beyond_peers(evidence.idle_us(Cause.dependency_stalled), [list(places) for places in peers])
     usual = evidence.typical_us(stalled)
     stalling = [rank for rank in unlike_peers(evidence, stalled, [*map(list, peers)]) if evidence.share(usual[rank]) > _STALLED]
