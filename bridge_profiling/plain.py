@@ -14,6 +14,8 @@ import unicodedata
 from collections.abc import Mapping, Set
 from contextlib import suppress
 
+from bridge_profiling.printable import printable
+
 #: Longer names are cut: no viewer shows them, and Kineto copies a range's name into every event.
 _MAX_NAME = 1000
 
@@ -36,7 +38,7 @@ def whole_number(value: object) -> int:
         with suppress(Exception):
             number = int(exact) if (exact := float(value)).is_integer() else None  # type: ignore[arg-type]
     if number is None or not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"{text_of(value, 100)} is not a whole number of at most 64 bits")
+        raise ValueError(f"{shown(value)} is not a whole number of at most 64 bits")
     return int(number)
 
 
@@ -71,6 +73,11 @@ def text_of(value: object, longest: int = _MAX_TEXT) -> str:
         return str(value)[:longest]
     except Exception as error:
         return f"<{type(value).__name__}, whose text raises {type(error).__name__}>"
+
+
+def shown(value: object) -> str:
+    """The beginning of a value's text, on one line and without what a terminal or a log file cannot hold."""
+    return printable(text_of(value, 100))
 
 
 def plain(value: object, depth: int = 0) -> object:

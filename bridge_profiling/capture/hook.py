@@ -39,7 +39,7 @@ from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolv
 from bridge_profiling.errors import ProfilingConfigError, one_line, require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout, select_ranks
-from bridge_profiling.plain import safe_name, text_of, whole_number
+from bridge_profiling.plain import safe_name, shown, whole_number
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +255,7 @@ class ProfilingHook:
             try:
                 return whole_number(given)
             except ValueError as error:
-                reason, last = f"hook.iteration({text_of(given, 100)}): {error}", self._timer.running()
+                reason, last = f"hook.iteration({shown(given)}): {error}", self._timer.running()
                 if self._numbered:
                     self._numbered = False
                     logger.error("rank %d: profiling failed: %s. Training goes on.", self._rank.number, reason)
@@ -378,7 +378,7 @@ def _count(value: object, name: str) -> int:
     try:
         return whole_number(value)
     except ValueError as error:
-        raise ProfilingConfigError(f"ProfilingHook got {name}={text_of(value, 100)}", why=str(error)) from None
+        raise ProfilingConfigError(f"ProfilingHook got {name}={shown(value)}", why=str(error)) from None
 
 
 def _ending(error: BaseException | None) -> str:

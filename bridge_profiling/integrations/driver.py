@@ -25,7 +25,7 @@ from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError, one_line, require
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv, initialized_distributed
 from bridge_profiling.layout import ParallelLayout, select_ranks
-from bridge_profiling.plain import text_of, whole_number, whole_text
+from bridge_profiling.plain import shown, whole_number, whole_text
 
 if TYPE_CHECKING:
     from bridge_profiling.integrations.phases import PhaseMemory, PhaseWatch, RangeOf
@@ -342,7 +342,7 @@ class LoopProfiling(Closing):
             try:
                 self._next = whole_number(start)
             except ValueError as error:
-                raise ProfilingConfigError(f"steps() got start={text_of(start, 100)}", why=str(error)) from None
+                raise ProfilingConfigError(f"steps() got start={shown(start)}", why=str(error)) from None
         require(
             isinstance(micro_batches, int) and micro_batches >= 1,
             f"steps() got micro_batches={micro_batches!r}",

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from bridge_profiling.errors import one_line
 from bridge_profiling.monitor.metrics import TRAINING_METRICS, Readings
-from bridge_profiling.plain import text_of, whole_number, whole_text
+from bridge_profiling.plain import shown, whole_number, whole_text
 
 logger = logging.getLogger(__name__)
 
@@ -390,7 +390,7 @@ class Counters:
         if not warned:
             logger.warning(
                 "counter %r cannot be changed by %s: a counter only grows. Count the opposite under another name.",
-                name, text_of(amount, 100),
+                name, shown(amount),
             )  # fmt: skip
 
     def __getitem__(self, name: str) -> float:

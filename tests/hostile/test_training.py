@@ -174,7 +174,7 @@ ANYTHING = [np.int64(3), np.float32("nan"), torch.tensor(2), torch.ones(2, 2), R
 
 
 @pytest.mark.parametrize("value", ANYTHING, ids=lambda one: type(one).__name__)
-def test_every_public_method_that_a_loop_may_call_takes_anything(run, tmp_path, value):
+def test_every_public_method_that_a_loop_may_call_takes_anything(run, tmp_path, value, caplog):
     """All that inspection finds, so that a method that is added later counts as well."""
     calls = []
     with (
@@ -190,6 +190,7 @@ def test_every_public_method_that_a_loop_may_call_takes_anything(run, tmp_path, 
                 hook.facts[f"{number}"] = value
     assert {"iteration", "range", "wake", "phase", "step", "end_step", "log_metrics", "start_counter", "add"} <= set(calls)
     assert json.dumps(run.manifest("iter-1-3"), allow_nan=False)
+    assert caplog.text.encode()  # a log in a file holds it
 
 
 def _public_methods(objects):
