@@ -1,7 +1,10 @@
 """Rank, world size, node and rendezvous, as each launcher leaves them in the environment."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from bridge_profiling import launch_env
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv, export_for_torch, first_host
 
@@ -39,6 +42,15 @@ def test_each_launcher_names_a_place(environ, place):
     env = LaunchEnv.read(environ)
     assert (env.launcher, env.rank, env.world_size, env.local_rank) == place
     assert env.device_index == (place[3] or 0)
+
+
+@pytest.mark.parametrize(("environ", "place"), [({}, (2, 4)), (TORCHRUN, (3, 8))])
+def test_without_a_launcher_the_place_is_that_in_the_process_group(environ, place, monkeypatch):
+    group = SimpleNamespace(get_rank=lambda: 2, get_world_size=lambda: 4)
+    for joined, expected in ((group, place), (None, place if environ else (0, 1))):
+        monkeypatch.setattr(launch_env, "initialized_distributed", lambda joined=joined: joined)
+        env = LaunchEnv.current(environ)
+        assert (env.rank, env.world_size) == expected
 
 
 @pytest.mark.parametrize(

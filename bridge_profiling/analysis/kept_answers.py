@@ -144,5 +144,5 @@ def _code() -> str:
 def _digest(*parts: str | bytes) -> str:
     whole = hashlib.sha256()
     for part in parts:
-        whole.update(hashlib.sha256(part if isinstance(part, bytes) else part.encode()).digest())
+        whole.update(hashlib.sha256(part if isinstance(part, bytes) else part.encode(errors="surrogatepass")).digest())
     return whole.hexdigest()[:32]

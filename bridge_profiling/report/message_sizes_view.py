@@ -28,9 +28,9 @@ def communication_by_size(rows: Sequence[Row], iterations: int, count: int) -> T
         "operation": lambda row: row["operation"],
         "message": of("message_bytes", words.size),
         "calls": of("calls"),
-        "ms": ms("duration_us"),
-        "waiting, ms": ms("wait_us"),
-        "exposed, ms": ms("exposed_us"),
+        "total": ms("duration_us"),
+        "waiting": ms("wait_us"),
+        "exposed": ms("exposed_us"),
         "hidden": of("hidden", words.percent),
         "algorithm GB/s": of("algorithm_gbs", words.bandwidth),
         "bus GB/s": of("bus_gbs", words.bandwidth),
@@ -38,8 +38,8 @@ def communication_by_size(rows: Sequence[Row], iterations: int, count: int) -> T
         "group": lambda row: row["group"],
     }
     operations = sorted({row["operation"] for row in shown})
-    title = "Communication by size of message, of a rank in an iteration"
-    return table("message-sizes", title, shown, columns, filters=operations, sorted_by=3, note=note)
+    title = "Communication by size of message, ms of a rank in an iteration"
+    return table("message-sizes", title, shown, columns, name_last=True, filters=operations, sorted_by=3, note=note)
 
 
 def _merged(rows: Sequence[Row], group: str, iterations: int) -> dict[str, Any]:

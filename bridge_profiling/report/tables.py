@@ -18,8 +18,8 @@ from bridge_profiling.traces.types import RankInfo
 
 Rows = Sequence[Row]
 
-#: Names longer than this lose their middle: in general, and as an example of a group.
-_NAME, _GROUP_NAME = 600, 120
+#: Names longer than this lose their middle, as an example of a group.
+_GROUP_NAME = 120
 
 NOWHERE: Mapping[str, Target] = {}
 
@@ -149,7 +149,7 @@ def kernels(rows: Rows, count: int) -> TableView:
         "total ms": ms("total_us"),
         "share": lambda row: Cell(words.percent(row["total_us"] / total_us), row["total_us"]),
         **{f"{name} µs": of(f"{name}_us", _MICROSECONDS) for name in ("mean", "min", "max")},
-        "name": lambda row: _short(row["name"]),
+        "name": lambda row: words.short(row["name"]),
     }
     kinds = sorted({row["group"] for row in shown})
     title = "Kernels of all ranks, over the whole capture"
@@ -172,7 +172,7 @@ def kernel_groups(rows: Rows) -> TableView:
         "share": lambda row: Cell(words.percent(row["total_us"] / total_us), row["total_us"]),
         "lowest rank": of("low", words.percent),
         "highest rank": of("high", words.percent),
-        "kernel with the most time": lambda row: _short(row["names"][0], _GROUP_NAME),
+        "kernel with the most time": lambda row: words.short(row["names"][0], _GROUP_NAME),
     }
     ordered = sorted(found.values(), key=lambda sums: -sums["total_us"])
     title = "Kernels and copies of all ranks by what they do, over the whole capture"
@@ -203,18 +203,13 @@ def operators(rows: Rows, count: int, places: Mapping[str, Target] = NOWHERE) ->
         **of_memory,
         **({"module": lambda row: row["module"] or ""} if any(row["module"] for row in found.values()) else {}),
         **({"longest": lambda row: Cell("", target=places.get(row["name"]))} if places else {}),
-        "name": lambda row: _short(row["name"]),
+        "name": lambda row: words.short(row["name"]),
     }
     title = f"Host operators of {words.ranks(sorted({row['rank'] for row in rows}))}, over the whole capture"
     return table("operators", title, shown, columns, name_last=True, filters=[], sorted_by=1, note=note)
 
 
 _SUMMED = ("count", "self_us", "total_us", "device_self_us", "device_total_us", *MEMORY)
-
-
-def _short(name: str | None, most_letters: int = _NAME) -> str:
-    name = name or "?"
-    return name if len(name) <= most_letters else f"{name[: most_letters // 2]} … {name[-most_letters // 2 :]}"
 
 
 def communication(rows: Rows, iterations: int, count: int = MOST_GROUPS) -> TableView:
@@ -274,7 +269,7 @@ def system_calls(rows: Rows, count: int) -> TableView:
         "ms": ms("time_us"),
         **({"of the iteration": of("share", words.percent)} if marked else {}),
         "longest ms": ms("longest_us"),
-        "name": lambda row: _short(row["name"]),
+        "name": lambda row: words.short(row["name"]),
     }
     when = "an iteration" if marked else "the whole capture"
     title = f"System calls of the threads that launch work, in {when}, recorded by nsys"

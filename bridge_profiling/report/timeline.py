@@ -11,6 +11,7 @@ from typing import Any
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Event
 from bridge_profiling.analysis.ranks.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
+from bridge_profiling.report import words
 from bridge_profiling.report.figures import COLORS, KIND_NAMES, axis, figure
 from bridge_profiling.report.views import Figure, Target
 
@@ -91,7 +92,7 @@ class Timeline:
             }
         return {
             "kinds": list(KINDS),
-            "names": list(names),
+            "names": [words.short(name) for name in names],
             "typical": iteration_name(self.typical),
             "pictures": pictures,
             "spans": {iteration_name(number): round(_length_ns(by_rank) / 1e3) for number, by_rank in self.windows.items()},

@@ -191,3 +191,9 @@ def _minus(text: str) -> str:
     if not any(digit in "123456789" for digit in text):
         return text[1:]
     return f"−{text[1:]}" if text[0] == "-" else text
+
+
+def short(name: str | None, most_letters: int = 600) -> str:
+    """A name without its middle if it is long: the same in a table and in the timeline, which lead to each other."""
+    name = name or "?"
+    return name if len(name) <= most_letters else f"{name[: most_letters // 2]} … {name[-most_letters // 2 :]}"

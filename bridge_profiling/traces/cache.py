@@ -221,11 +221,15 @@ def _identity(capture: Capture) -> str:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def _described(tables: RankTables, capture: Capture) -> RankTables:
-    return tables if capture.manifest is None else replace(tables, info=_with_manifest(tables, capture.manifest))
+    info = tables.info if capture.manifest is None else _with_manifest(tables, capture.manifest)
+    if info.world_size is not None and info.rank >= info.world_size:
+        text = f"{info.files[0]} is of rank {info.rank}, in a job of {info.world_size} ranks: one of the two is wrong"
+        info = replace(info, world_size=None, caveats=[*info.caveats, Caveat("rank_outside_world", text, file=info.files[0])])
+    return replace(tables, info=info)
 
 
 def _with_manifest(tables: RankTables, capture: RankCapture) -> RankInfo:

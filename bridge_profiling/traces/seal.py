@@ -48,13 +48,18 @@ class Origin(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, path: Path) -> Origin:
         """A file without its content's checksum. Raises OSError or TraceError if it cannot be read."""
+        absolute = str(path.absolute())
+        try:
+            absolute.encode()
+        except UnicodeEncodeError:
+            raise TraceError(f"{path} has a path that is not UTF-8, which no report can name: rename or link it") from None
         with open_regular(path) as file:
             stat = os.fstat(file.fileno())
             head = file.read(_END_BYTES)
             file.seek(max(stat.st_size - _END_BYTES, 0))
             ends = isal_zlib.crc32(file.read(_END_BYTES), isal_zlib.crc32(head))
         journals = sum(size_bytes(path.with_name(f"{path.name}-{kind}")) for kind in ("wal", "journal"))
-        return cls(str(path.absolute()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, ends, journals)
+        return cls(absolute, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, ends, journals)
 
     def with_content(self) -> Origin:
         """The same with the checksum of the content."""

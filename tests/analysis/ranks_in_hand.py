@@ -1,11 +1,13 @@
 """One rank's tables written by hand, times in nanoseconds."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from bridge_profiling.analysis.session import RankQuestions
+from bridge_profiling.traces import cache
 from bridge_profiling.traces.tables import SCHEMAS, build
 from bridge_profiling.traces.types import RankInfo, RankTables
 
@@ -23,6 +25,14 @@ def table(name: str, rows: Sequence[dict[str, Any]], rank: int = 0) -> pa.Table:
             kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
             columns[column.name] = pa.array([row.get(column.name) for row in filled], kind)
     return build(name, rank, columns)
+
+
+def write_rank(folder: Path, rank: int, rows: dict[str, list[dict[str, Any]]], source: Any = "kineto", **info: Any) -> Path:
+    """Write a rank's capture as the cache keeps it, in a folder that `Run` opens; gives its entry."""
+    known = RankInfo(rank=rank, rank_source="trace", source=source, files=[f"{source}-{rank}.json"], **info)
+    entry = folder / f"{source}{rank:05d}"
+    cache.write(RankTables(known, {name: table(name, each, rank) for name, each in rows.items()}), entry)
+    return entry
 
 
 def rank(*, source: str = "kineto", **tables: list[dict[str, Any]]) -> RankTables:

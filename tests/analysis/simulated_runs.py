@@ -13,9 +13,7 @@ from typing import Any
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.session import connect
-from bridge_profiling.traces import cache
-from bridge_profiling.traces.types import RankInfo, RankTables
-from tests.analysis.ranks_in_hand import table
+from tests.analysis.ranks_in_hand import write_rank
 
 US = 1_000
 MS = 1_000_000
@@ -136,10 +134,7 @@ class SimulatedRun:
             ]
             known_events = [row for row in events if row["truth"] is None or row["truth"] in numbers]
             rows["device_events"] = [row | unmarked | {"collective": numbers.get(row["truth"])} for row in known_events]
-            known = {"rank_source": "trace", "source": "kineto", "files": [f"rank-{rank}.json"], "clock": "unix", **info}
-            entries.append(folder / f"{rank:05d}")
-            tables = {name: table(name, each, rank) for name, each in rows.items()}
-            cache.write(RankTables(RankInfo(rank=rank, **known), tables), entries[-1])
+            entries.append(write_rank(folder, rank, rows, **{"clock": "unix", **info}))
         return entries
 
     def connected(self, folder: Path, **how: Any) -> Any:

@@ -112,8 +112,8 @@ def read_trace(path: Path) -> dict:
 
 
 def iterations_in(events: list[dict]) -> list[int]:
-    names = [event["name"] for event in events if event.get("ph") == "X"]
-    return sorted(int(name.removeprefix("ProfilerStep#")) for name in names if name.startswith("ProfilerStep#"))
+    steps = [event for event in events if event.get("ph") == "X" and event["name"].startswith("ProfilerStep#")]
+    return [int(step["name"].removeprefix("ProfilerStep#")) for step in sorted(steps, key=lambda step: step["ts"])]
 
 
 def at(wanted: int, action: Callable[[], object]) -> Callable[[int], None]:

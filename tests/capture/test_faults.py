@@ -33,7 +33,8 @@ def test_a_profiler_that_fails_leaves_the_losses_alone(run, monkeypatch, caplog,
     monkeypatch.setattr(owner, method, raising(RuntimeError("it broke")))
     run.train(run.config(2, 5), range(8))
     assert run.losses == plain
-    assert (*run.outcome("iter-2-5"), run.manifest("iter-2-5")["reason"]) == ("failed", None, reason)
+    manifest = run.manifest("iter-2-5")
+    assert (*run.outcome("iter-2-5"), manifest["reason"], manifest["final"]) == ("failed", None, reason, True)
     assert "it broke. Training goes on." in caplog.text
     assert ("Traceback" in caplog.text) == (owner is CaptureWindow), "only an error of the hook's own needs one"
     assert not torch.autograd._profiler_enabled()

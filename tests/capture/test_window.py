@@ -23,7 +23,17 @@ from tests.capture.conftest import at, raising
         ((4, 6), range(0), "missed", None, "training ended before its first iteration, before the window 4-6"),
         ((4, 6), range(4), "missed", None, "training ended after iteration 3, before the window 4-6"),
         ((4, 9), range(6), "partial", [4, 5], "training ended after iteration 5, inside the window 4-9"),
-        # Loops that skip iterations
+        # Loops that skip iterations, or go back
+        ((2, 5), [0, 2, 3, 4, 5], "complete", [2, 3, 4], None),
+        ((2, 5), [0, 3, 4, 5], "partial", [3, 4], "the training skipped iterations 1 to 2"),
+        ((2, 5), [1, 3, 4, 5], "partial", [3, 4], "the training skipped iteration 2"),
+        ((2, 5), [0, 1, 2, 3, 2, 3, 4, 5], "partial", [2, 3, 2, 3, 4], "the training went back from iteration 3 to 2"),
+        ((2, 5), [0, 1, 2, 2, 3, 4], "partial", [2, 2, 3, 4], "the training went back from iteration 2 to 2"),
+        ((2, 5), [0, 1, 2, 3, 0, 1], "partial", [2, 3], "iteration 0 came before the window 2-5 was complete"),
+        ((2, 5), [0, 1, 0, 1, 2, 3, 4], "complete", [2, 3, 4], None),
+        ((2, 5), [0, 1, 2, 3, 4, 1, 2, 3, 4], "complete", [2, 3, 4], None),
+        ((2, 5), [0, 1, 7], "missed", None, "the training went from iteration 1 to 7, past the window 2-5"),
+        ((2, 5), [6, 1, 2, 3, 4], "missed", None, "training started at iteration 6, past the window 2-5"),
         ((4, 7), [3, 5, 6, 7], "partial", [5, 6], "the training skipped iteration 4"),
         ((4, 7), [3, 4, 9], "partial", [4], "iteration 9 came before the window 4-7 was complete"),
     ],

@@ -12,6 +12,7 @@ from bridge_profiling.traces import run_files
 from bridge_profiling.traces.discover import find_run
 from tests.cli.conftest import folder, typed
 from tests.cli.ranks import write
+from tests.traces.kineto_files import document, steps
 
 __all__ = ["folder", "typed"]
 
@@ -185,3 +186,21 @@ def test_a_link_that_leads_nowhere_is_why_there_is_no_capture(typed, folder):
     (folder / "only" / "torch").symlink_to("/nowhere/torch")
     done = typed("report", "only", "--no-page")
     assert (done.returncode, "only/torch -> /nowhere/torch" in done.stderr) == (1, True)
+
+
+def test_a_path_that_is_not_utf_8_is_an_error_of_its_rank(typed, folder):
+    write(folder / "run" / "rank-1\udcff.json.gz", 1)
+    for command in ("analyze", "report"):
+        done = typed(command, "run", *(["--no-page"] if command == "report" else []))
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+        assert "error: run/rank-1\\udcff.json.gz has a path that is not UTF-8" in done.stderr
+
+
+def test_a_rank_outside_its_job_is_named(typed, folder):
+    (folder / "run" / "rank-0.json.gz").write_bytes(gzip.compress(json.dumps(document(steps(250, 250))).encode()))
+    path = folder / "run" / "rank-9.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(document(steps(250), distributedInfo={"rank": 9, "world_size": 8})).encode()))
+    done = typed("analyze", "run", "--json")
+    (caveat,) = (each for each in json.loads(done.stdout)["caveats"] if each["code"] == "rank_outside_world")
+    assert caveat["ranks"] == [9]
+    assert caveat["text"].endswith("run/rank-9.json.gz is of rank 9, in a job of 8 ranks: one of the two is wrong")

@@ -50,6 +50,7 @@ def _nested(depth):
         ({"window__start": None}, "manifest.window.start"),
         ({"other_windows": [[[20]]]}, "manifest.other_windows"),
         ({"other_windows": [[20]]}, "other_windows"),
+        ({"other_windows": [[20, 10]]}, "other_windows"),
         ({"captured__iterations": {"0": 1}}, "manifest.captured.iterations"),
         ({"profilers": [[]]}, r"manifest.profilers\[0\]"),
         ({_ARTIFACT: 3}, r"manifest.profilers\[0\].artifacts\[0\].path"),

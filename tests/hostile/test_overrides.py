@@ -96,21 +96,15 @@ def test_a_field_for_either_takes_no_guess(text):
 @pytest.mark.parametrize(
     ("override", "value"),
     [
-        ("s.whole=-7", -7), ("s.whole=+7", 7), ("s.whole=1_000", 1000), ("s.whole='12'", 12), ("s.real=1e-3", 1e-3),
-        ("s.real=1.", 1.0), ("s.real=.5", 0.5), ("s.real=3", 3.0), ("s.flag=no", False), ("s.flag=1", True),
+        ("s.whole=-7", -7), ("s.whole=+7", 7), ("s.whole=1_000", 1000), ("s.whole='12'", 12),
+        ("s.real=1.", 1.0), ("s.real=.5", 0.5), ("s.flag=no", False), ("s.flag=1", True),
         ("s.word=no", "no"), ("s.word=010", "010"), ("s.numbers=[1,-2]", [1, -2]),
         ("s.texts=[007,a,no,1e3,'x y']", ["007", "a", "no", "1e3", "x y"]),
-        ("s.pairs={a: 010, b: no}", {"a": "010", "b": "no"}), ("s.counts={a: 1}", {"a": 1}), ("s.optional=null", None),
-        ("s={whole: 3}", None),
+        ("s.pairs={a: 010, b: no}", {"a": "010", "b": "no"}),
     ],
 )  # fmt: skip
 def test_what_everyone_reads_alike_is_accepted(override, value):
-    if override.startswith("s="):
-        config = Config()
-        apply_overrides(config, [override])
-        assert config.s.whole == 3
-    else:
-        assert given(override) == value
+    assert given(override) == value
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,17 @@ def test_options_say_how_many_ranges_are_captured_and_when_the_report_is_written
     assert (captures_of(arguments), reports_with_range(arguments)) == (captures, at_the_end_of_a_range)
 
 
+@pytest.mark.parametrize(
+    ("output", "reports", "place"),
+    [("/mine/all", Path("/runs"), "/mine/all_w"), (None, Path("/runs"), "/runs/w_%p"), (None, None, "w_%p")],
+)
+def test_ray_gets_options_without_dashes_and_a_report_for_each_worker(output, reports, place):
+    given = [("env-var", "A=1"), ("y", "5"), *([("o", output)] if output else [])]
+    options, warnings = nsys_command.ray_options(given, cuda=True, report="w", reports=reports, version=None)
+    expected = {"env-var": "A=1", "delay": "5", "trace": "cuda,nvtx", "capture-range-end": "stop", "o": place}
+    assert ({name: options[name] for name in expected}, warnings) == (expected, [])
+
+
 @pytest.mark.parametrize("known", ["--include-blobs", ""])
 def test_payloads_are_exported_if_nsys_knows_how(known, monkeypatch):
     monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: known)

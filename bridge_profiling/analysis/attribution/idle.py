@@ -17,7 +17,7 @@ the host made some stream wait after it launched the one and before it launched 
 - starved_beside_communication: communication ran, and ended before the next kernel started. Neither the host nor communication
   alone is responsible. If the host was in a call that waited for the device, the time is blocked_by_communication instead.
 - checkpoint_stall, data_loading: a launching thread was in such a range (`host`), or saved outside of one (`saving`). In a
-  data-loading range, the time in the call of a copy or synchronisation belongs to that call.
+  data-loading range, the time in the call of a copy or synchronisation belongs to that call. Time after a range, as below.
 - profiler: the profiler recorded that it did work of its own.
 - garbage_collection, recompilation: a launching thread was in such a range (`host`), or had been in one, as for host_sync.
 - initialization: it set up the driver or a library on first use (`initialization`).
@@ -396,13 +396,17 @@ def _times_by_cause(
             take(cause, profiler.replay.explained(calls.time) - profiler.explained - host.silent)
     take(Cause.small_kernels, before_small)
     stops = {
+        Cause.checkpoint_stall: host.checkpoint.lasting(HELD_NS),
+        Cause.data_loading: host.data_loading.lasting(HELD_NS),
         Cause.host_sync: host.synchronizing.lasting(HELD_NS),
         Cause.pageable_copy: host.pageable.lasting(HELD_NS),
         Cause.allocator_churn: host.allocating.lasting(HELD_NS),
         Cause.garbage_collection: host.collecting.lasting(HELD_NS),
         Cause.recompilation: host.compiling.lasting(HELD_NS),
     }
-    inside = times[Cause.garbage_collection] | times[Cause.recompilation] | times[Cause.allocator_churn]
+    inside = times[Cause.allocator_churn]
+    for cause in _IN_TURNS:
+        inside = inside | times[cause]
     for cause, time in _delayed_by(stops, gaps.launch_starved, inside).items():
         take(cause, time - host.silent)
     take(Cause.host_pause, host.silent)

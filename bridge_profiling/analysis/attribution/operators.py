@@ -53,7 +53,7 @@ def operators(
     thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     device_ns = _device_ns(events["operator"], device_events) if category != "runtime" else np.zeros(len(start), np.int64)
     table = pa.table(
-        {key: events[key].cast(pa.string()) for key in {*keys, "module"}}
+        {key: events[key].cast(pa.string()) for key in dict.fromkeys([*keys, "module"])}
         | {
             "duration_ns": end - start,
             "self_ns": self_times_ns(parents(thread, start, end), start, end),

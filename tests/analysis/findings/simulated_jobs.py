@@ -8,14 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.findings import Find, Finding, Thresholds
 from bridge_profiling.analysis.workers import Outcome, call
-from bridge_profiling.traces import cache
-from bridge_profiling.traces.types import RankInfo, RankTables
-from tests.analysis.ranks_in_hand import table
+from tests.analysis.ranks_in_hand import write_rank
 
 US = 1_000
 MS = 1_000_000
@@ -44,16 +40,6 @@ def found_by(run: Run, *finds: Find, thresholds: Thresholds | None = None) -> li
         findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
         found += findings
     return found
-
-
-def write_rank(folder: Path, rank: int, rows: dict[str, list[dict[str, Any]]], source: Any = "kineto", **info: Any) -> None:
-    """Write a rank's capture as the cache keeps it, in a folder that `Run` opens."""
-    tables = {name: table(name, each) for name, each in rows.items()}
-    for name, made in tables.items():
-        ranks = pa.repeat(pa.scalar(rank, pa.int32()), made.num_rows)
-        tables[name] = made.set_column(made.column_names.index("rank"), "rank", ranks)
-    known = RankInfo(rank=rank, rank_source="trace", source=source, files=[f"{source}-{rank}.json"], **info)
-    cache.write(RankTables(known, tables), folder / f"{source}{rank:05d}")
 
 
 class SimulatedJob:

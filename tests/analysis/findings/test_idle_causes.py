@@ -78,14 +78,18 @@ def test_communication_excuses_a_late_host_only_if_compute_waits_for_it(
     assert _lost(rank(device_events=events), _by_cause) == pytest.approx(lost)
 
 
-def test_what_a_wait_took_from_the_hosts_lead_is_attributed_to_it_and_no_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", ["host_sync", "data_loading", "checkpoint_stall"])
+def test_what_a_stop_took_from_the_hosts_lead_is_attributed_to_it_and_no_more(stop: str, tmp_path: Path) -> None:
+    ranges = {"data_loading": "data-loading", "checkpoint_stall": "checkpoint"}
+
     def step(job: SimulatedJob, _: int) -> None:
         job.launch(0, 300 * US)
-        job.wait(0)  # holds the host for 300 us, in which it would have launched 20 kernels
+        # It holds the host for 300 us, in which it would have launched 20 kernels.
+        job.be_in(0, ranges[stop], 300 * US) if stop in ranges else job.wait(0)
         job.pause_ns = 10 * US
         job.launch(0, 10 * US, count=100)  # each 5 us late
 
     (tables,) = _tables(SimulatedJob(step, iterations=1), tmp_path)
     lost = _lost(tables, _by_cause)
-    assert lost["host_sync"] == pytest.approx(300, rel=0.05)
+    assert lost[stop] == pytest.approx(300, rel=0.05)
     assert lost["host_launch"] == pytest.approx(100 * 5 + 10 - 300, rel=0.1)

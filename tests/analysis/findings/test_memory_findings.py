@@ -12,7 +12,8 @@ from bridge_profiling.analysis.findings import Confidence, Finding
 from bridge_profiling.analysis.findings.memory import memory_fragmentation, memory_growth, memory_headroom
 from bridge_profiling.traces.kineto import tables as kineto
 from tests.analysis.findings.conftest import RunOf
-from tests.analysis.findings.simulated_jobs import found_by, write_rank
+from tests.analysis.findings.simulated_jobs import found_by
+from tests.analysis.ranks_in_hand import write_rank
 from tests.traces.kineto_files import kernel
 
 MIB = 1 << 20

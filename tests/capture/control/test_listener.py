@@ -143,6 +143,14 @@ def test_windows_posted_while_iterations_pass_are_all_captured(run):
         assert opened._edge == NEVER
 
 
+def test_a_request_that_a_rank_receives_inside_its_window_is_the_reason(run):
+    plan = WindowPlan(run.config(4, 8), Trigger(kind="request", request="late"), 0)
+    config = run.config(1, 2, on_demand=True, use_pytorch_profiler=False)
+    run.train(config, range(10), between=lambda iteration, hook: iteration == 5 and hook._schedule.post(plan))
+    reason = "this rank received the request for the window 4-8 in iteration 6"
+    assert (*run.outcome("iter-4-8"), run.manifest("iter-4-8")["reason"]) == ("partial", [6, 7], reason)
+
+
 @pytest.fixture
 def lose_time(monkeypatch):
     """Makes the running iteration longer than a busy machine would, on the hook's clock alone."""
