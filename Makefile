@@ -24,7 +24,7 @@ help:
 	@echo "make test-gpu     the whole chain on this machine's GPUs, in the Python you name: GPU_PYTHON=python3 (nothing is installed)"
 	@echo "make lint         ruff, mypy, import-linter"
 	@echo "make docs         build the documentation into site/"
-	@echo "make bench        the benchmarks that back the figures in docs/"
+	@echo "make bench        one table of all speeds that need no GPU, next to those of the last release (ten minutes)"
 	@echo "make fuzz         look for input that a reader does not survive, for ten minutes (MINUTES=30 for longer)"
 
 setup: $(VENV)/.installed
@@ -98,8 +98,8 @@ docs: $(VENV)/.installed-dev
 	    $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/hook_overhead.py
-	$(BIN)/python benchmarks/export_stall.py
+	@mkdir -p $(TMPDIR)
+	$(BIN)/python benchmarks/table.py
 
 MINUTES ?= 10
 fuzz: export TORCHDYNAMO_DISABLE := 1

@@ -1,0 +1,248 @@
+"""One table of everything that needs no GPU, as ratios to a floor or a peer measured in the same run: `make bench`.
+
+    python benchmarks/table.py [--rounds 5] [--rows report,hook] [--store]
+
+Commands are measured in CPU seconds of all their processes, interleaved with their floor, and the ratio is the median of the
+pairs'. The table of the last release is next to this file, in table.json; --store replaces it, and the page in docs/reference.
+The captures are tests/planted, the traces of which are repeated in time until a rank has about 15 MB of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import lzma
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parent))
+from isal import igzip
+from paired import paired_ratio
+from scaled_captures import scaled
+
+HERE = Path(__file__).resolve().parent
+STORED, PAGE = HERE / "table.json", HERE.parent / "docs" / "reference" / "speed.md"
+PLANTED = HERE.parent / "tests" / "planted"
+
+#: A rank of tiny kernels: 4 MB of JSON for two iterations.
+_TRACE = PLANTED / "small_kernels_2" / "torch" / "iter-5-7" / "rank-0.pt.trace.json.xz"
+_REPORT = PLANTED / "clean_2_nsys" / "nsys" / "iter-5-7" / "rank-0.sqlite.xz"
+_SNAPSHOT = PLANTED / "memory_leak_2" / "memory" / "iter-5-9" / "rank-0.pickle.xz"
+
+PARSE = """
+import sys, msgspec
+from isal import igzip
+for path in sys.argv[1:]:
+    msgspec.json.decode(igzip.decompress(open(path, "rb").read()))
+"""
+SQLITE = """
+import sqlite3, sys
+database = sqlite3.connect(sys.argv[1])
+for (name,) in database.execute("select name from sqlite_master where type = 'table'").fetchall():
+    database.execute(f'select * from "{name}"').fetchall()
+"""
+UNPICKLE = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
+IMPORTS = "import numpy, pyarrow.compute, pyarrow.parquet"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row: seconds, or another unit, of our side and of the floor, and the ratio with its interval."""
+
+    ours: float
+    floor: float
+    unit: str
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is measured against what."""
+
+    name: str
+    floor: str  # in words
+    measure: Callable[[Path, int], Measured]
+
+
+def pairs(ours: list[str], floor: list[str], rounds: int, *, cached: bool, cache: Path) -> Measured:
+    """CPU seconds of two commands that take turns."""
+    found: dict[str, list[float]] = {"ours": [], "floor": []}
+    # The first round compiles modules and fills the cache.
+    for turn in range(rounds + 1):
+        for side, command in (("ours", ours), ("floor", floor)):
+            if not cached:
+                shutil.rmtree(cache, ignore_errors=True)
+            seconds = _cpu_seconds(command, cache)
+            if turn:
+                found[side].append(seconds)
+    ratio = paired_ratio(found["ours"], found["floor"])
+    return Measured(median(found["ours"]), median(found["floor"]), "CPU s", ratio.median, ratio.low, ratio.high)
+
+
+def _cpu_seconds(command: list[str], cache: Path) -> float:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["BRIDGE_PROFILING_CACHE"] = str(cache)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _command(
+    name: str, run: str, *more: str, floor: str, ranks: int = 0, cached: bool = False
+) -> Callable[[Path, int], Measured]:
+    """Measures a command on a folder or file of `write_captures`; the floor gets its first `ranks` files."""
+
+    def measure(work: Path, rounds: int) -> Measured:
+        place = work / run if run else None
+        page = ["-o", str(work / "page.html")] if name == "report" else []
+        ours = [sys.executable, "-m", "bridge_profiling.cli", name, *([str(place)] if place else []), *page]
+        ours += [each.format(work=work) for each in more]
+        files = [] if place is None or not ranks else [place] if place.is_file() else sorted(place.glob("rank-*"))[:ranks]
+        base = [sys.executable, "-c", floor, *map(str, files)]
+        return pairs(ours, base, rounds, cached=cached, cache=work / "cache")
+
+    return measure
+
+
+def _hook(work: Path, rounds: int) -> Measured:
+    found = _script("hook_overhead.py", "--rounds", str(4 * rounds + 1))
+    times = found["nanoseconds"]
+    return Measured(times["hook, before its window"], times["pair of calls (baseline)"], "ns", found["ratio"])
+
+
+def _export(work: Path, rounds: int) -> Measured:
+    held = _script("export_stall.py", "--rounds", str(min(rounds, 3)), "--operators", "15000")["held_s"]
+    ours, floor = held["the hook"], held["torch's own .json.gz"]
+    return Measured(ours, floor, "s", ours / floor)
+
+
+def _script(name: str, *options: str) -> dict:
+    """The JSON in the last line that a benchmark prints."""
+    command = [sys.executable, HERE / name, *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:  # otherwise its errors are torch's notes about a machine without a GPU
+        sys.exit(f"{name} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+_PARSED, _IMPORTED = "unpacking and parsing the same files (isal, msgspec)", "importing NumPy and PyArrow"
+
+ROWS = {
+    "help": Row("`--help`", "`python -c pass`", _command("--help", "", floor="pass")),
+    "analyze": Row("`analyze --json`, 1 rank of 75 MB", _PARSED, _command("analyze", "large", "--json", floor=PARSE, ranks=1)),
+    "report": Row("`report`, 2 ranks of 15 MB", _PARSED, _command("report", "two", floor=PARSE, ranks=2)),
+    "cached": Row(
+        "`report`, 2 ranks, from the cache", _IMPORTED, _command("report", "two", floor=IMPORTS, cached=True)
+    ),
+    "compare": Row(
+        "`compare` of two such runs, from the cache",
+        _IMPORTED,
+        _command("compare", "two", "{work}/other", floor=IMPORTS, cached=True),
+    ),
+    "ranks": Row("`report`, 16 ranks of 15 MB", _PARSED, _command("report", "sixteen", floor=PARSE, ranks=16)),
+    "nsys": Row("`analyze --json`, an nsys export", "reading every row", _command(
+        "analyze", "rank-0.sqlite", "--json", floor=SQLITE, ranks=1
+    )),
+    "memory": Row("`memory`, a snapshot", "unpickling it", _command("memory", "rank-0.pickle", floor=UNPICKLE, ranks=1)),
+    "hook": Row("an iteration with the hook, outside its window", "Megatron Bridge's pair of calls", _hook),
+    "export": Row("the end of a window, until the loop goes on", "torch's own export as .json.gz", _export),
+}  # fmt: skip
+
+
+def write_captures(work: Path) -> None:
+    """Runs of 1, 2 and 16 ranks, and a file of each other profiler."""
+    trace = json.loads(lzma.decompress(_TRACE.read_bytes()))
+    for event in trace["traceEvents"]:
+        event["ts"] = float(event.get("ts", 0))
+    text = json.dumps(trace).encode()  # with the blanks that Kineto writes
+    rank, large = scaled(text, 3), scaled(text, 15)
+    sizes = {"large": (large, 1), "two": (rank, 2), "other": (rank, 2), "sixteen": (rank, 16)}
+    for name, (content, count) in sizes.items():
+        (work / name).mkdir()
+        for number in range(count):
+            (work / name / f"rank-{number}.json.gz").write_bytes(igzip.compress(scaled(content, 1, number), 2))
+    for packed in (_REPORT, _SNAPSHOT):
+        (work / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
+
+
+def lines(rows: dict[str, Measured], stored: dict) -> Iterator[str]:
+    """The table, as Markdown."""
+    last = " last release |" if stored else ""
+    yield f"| | ours | floor | × floor |{last} the floor |"
+    yield f"|---|---:|---:|---:|{'---:|' * bool(stored)}---|"
+    for id, found in rows.items():
+        interval = "" if found.low is None else f" ({found.low:.2f} to {found.high:.2f})"
+        before = stored.get("rows", {}).get(id)
+        last = "" if not stored else " |" if before is None else f" {before['ratio']:.2f} |"
+        yield (
+            f"| {ROWS[id].name} | {found.ours:,.3g} {found.unit} | {found.floor:,.3g} {found.unit} "
+            f"| {found.ratio:.2f}{interval} |{last} {ROWS[id].floor} |"
+        )
+
+
+def page(rows: dict[str, Measured], machine: str) -> str:
+    """The page of the documentation."""
+    table = "\n".join(lines(rows, {}))
+    return (
+        "# Speed\n\n"
+        "What `make bench` measured for the last release. Each row is a ratio to a floor: the least that the same work could "
+        "take,\nor another tool that does it. Both sides ran in turns, so compare ratios, not times.\n\n"
+        f"{machine}\n\n{table}\n\n"
+        "CPU seconds are those of all processes of a command. An interval contains the ratio in 95 of 100 such measurements.\n"
+        "`python benchmarks/table.py --store` writes this page. The figures that need GPUs are in\n"
+        "[Benchmarks](../benchmarks.md).\n"
+    )
+
+
+def main() -> None:
+    """Measure, print, and compare with the stored table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", default=",".join(ROWS), help="which of " + ", ".join(ROWS))
+    parser.add_argument("--store", action="store_true", help="keep this as the table of the last release")
+    options = parser.parse_args()
+    stored = json.loads(STORED.read_text()) if STORED.exists() else {}
+    measured: dict[str, Measured] = {}
+    with tempfile.TemporaryDirectory() as name:
+        write_captures(Path(name))
+        for id in options.rows.split(","):
+            print(f"measuring {ROWS[id].name} …", file=sys.stderr, flush=True)
+            measured[id] = ROWS[id].measure(Path(name), options.rounds)
+    libraries = ", ".join(f"{each} {version(each)}" for each in ("numpy", "pyarrow", "duckdb", "msgspec"))
+    machine = (
+        f"{datetime.date.today()}, {_processor()}, {os.cpu_count()} CPUs, {platform.system()}, "
+        f"Python {platform.python_version()}, {libraries}, {options.rounds} rounds."
+    )
+    print(machine)
+    if stored:
+        print(f"last release: {stored['machine']}")
+    print("\n".join(lines(measured, stored)))
+    if options.store:
+        rows = {id: asdict(found) for id, found in measured.items()}
+        STORED.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+        PAGE.write_text(page(measured, machine))
+
+
+def _processor() -> str:
+    """The processor's name, as Linux knows it."""
+    known = Path("/proc/cpuinfo")
+    found = [line.partition(":")[2].strip() for line in known.read_text().splitlines() if line.startswith("model name")]
+    return found[0] if found else platform.machine()
+
+
+if __name__ == "__main__":
+    main()
