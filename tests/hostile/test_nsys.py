@@ -11,6 +11,7 @@ from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.bounds import MAX_NAME
 from bridge_profiling.traces.nsys import database
 from bridge_profiling.traces.nsys import tables as nsys
+from bridge_profiling.traces.nsys.report import CALL
 from tests.traces.conftest import caveats
 from tests.traces.nsys_files import KERNEL, nccl_report, small_report
 
@@ -45,6 +46,18 @@ LOST = {
 }
 
 
+#: What is done to its NVTX ranges, its calls and its kernels, and how many rows are then left out, of them work on a device.
+LEFT_OUT = {
+    "ranges without a thread": ("UPDATE NVTX_EVENTS SET globalTid = 'x' WHERE rowid = 1", 1, 0),
+    "ranges of null": ("UPDATE NVTX_EVENTS SET globalTid = NULL WHERE rowid = 1", 1, 0),
+    "ranges without a type": ("UPDATE NVTX_EVENTS SET eventType = 'push' WHERE rowid = 1", 1, 0),
+    "ranges without a start": ("UPDATE NVTX_EVENTS SET start = NULL WHERE rowid = 1", 1, 0),
+    "ranges that end before they start": ("UPDATE NVTX_EVENTS SET end = start - 1 WHERE rowid = 1", 1, 0),
+    "calls without a thread": (f"UPDATE {CALL} SET globalTid = 1.5 WHERE rowid = 1", 1, 0),
+    "kernels without a process": (f"UPDATE {KERNEL} SET globalPid = x'00' WHERE rowid = 1", 1, 1),
+}
+
+
 @pytest.fixture
 def report(tmp_path):
     """Changes a report of two NCCL kernels with SQL, and gives its path."""
@@ -72,6 +85,19 @@ def test_kernels_without_a_name_or_a_time_are_lost(report, sql, lost):
     assert (info.lost.device, info.lost.of_device, info.judged) == (lost, 2, False)
     assert f"{lost} of its 2 device events could not be used, so rank 0 is not judged" in info.error
     assert info.partial
+
+
+@pytest.mark.parametrize(("sql", "lost", "of_device"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_rows_of_no_process_and_ranges_without_a_time_are_counted(report, sql, lost, of_device):
+    found = nsys.read(report(sql))
+    assert (found.info.lost.total, found.info.lost.device) == (lost, of_device)
+    assert f"{lost} rows without a process" in caveats(found)["events_undecodable"]
+
+
+def test_a_virtual_table_is_refused(report):
+    path = report(f"{COPIED}; CREATE VIRTUAL TABLE {KERNEL} USING fts4(start, end)")
+    with pytest.raises(TraceError, match=f"{KERNEL} is a view or a virtual table"):
+        nsys.read(path)
 
 
 def test_a_whole_report_loses_nothing(report):

@@ -65,7 +65,8 @@ class Database:
         self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
         try:
             self.rows("PRAGMA trusted_schema = OFF")  # the file's own definitions call no functions
-            self._views = {name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'view'")}
+            computed = "type = 'view' OR sql LIKE 'CREATE VIRTUAL%'"
+            self._views = {name for (name,) in self.rows(f"SELECT name FROM sqlite_master WHERE {computed}")}
             tables = [name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
             self._tables = {table: [row[1] for row in self.rows(f"PRAGMA table_info({quoted(table)})")] for table in tables}
         except TraceError:
@@ -80,10 +81,10 @@ class Database:
         """Whether there is such a table with these columns.
 
         Raises:
-            TraceError: it is a view, which computes its rows and need not end.
+            TraceError: it is a view or a virtual table, which computes its rows and need not end.
         """
         if table in self._views:
-            raise TraceError(f"{self.name} cannot be read: {table} is a view, and nsys writes tables")
+            raise TraceError(f"{self.name} cannot be read: {table} is a view or a virtual table, and nsys writes plain ones")
         return table in self._tables and set(columns) <= set(self._tables[table])
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -150,6 +151,15 @@ class Database:
         if len(found) != count:
             raise TraceError(f"{self.name} cannot be read: {column} holds something other than integers")
         return found
+
+    def not_integers(self, table: str, column: str, where: str = "1") -> int:
+        """How many rows of a table have something other than an integer in a column that the table has."""
+        if not self.has(table, column):
+            return 0
+        ((count,),) = self.rows(
+            f"SELECT count(*) FROM {quoted(table)} WHERE typeof({quoted(column)}) != 'integer' AND ({where})"
+        )
+        return int(count)
 
     def strings(self, ids: Integers) -> dict[int, str]:
         """Some texts of `StringIds`, which can hold millions.

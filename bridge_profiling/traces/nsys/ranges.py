@@ -77,6 +77,7 @@ class Ranges:
     names: list[str]  # without torch's additions
     operator: list[bool]  # torch called it an operator
     shapes: list[str | None]  # its inputs' dimensions as JSON text; None when not recorded
+    lost: int = 0  # left out: without a thread, a type or a start, or they end before it
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -119,9 +120,11 @@ class Ranges:
 
 def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     """The ranges of one process. Those still open end at `end_ns`; None leaves them out."""
-    database, where = process.database, process.where(NVTX)
+    database, where, lost = process.database, process.where(NVTX), 0
     if database.has(NVTX, "eventType"):
         where = f"({where}) AND eventType IN {_NESTED_TYPES + _FREE_TYPES}"
+        lost += database.not_integers(NVTX, "eventType")
+        lost += database.not_integers(NVTX, "globalTid", f"eventType IN {_NESTED_TYPES + _FREE_TYPES}")
     columns = database.columns(NVTX, ("start", "end", "globalTid", "eventType", "textId"), where)
     texts, codes = _texts(database, where, len(columns["start"]))
     start, end = columns["start"], columns["end"]
@@ -148,6 +151,7 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
         names=[name for name, _, _ in parts],
         operator=[bool(mark) for _, mark, _ in parts],
         shapes=["".join(shapes.split()) or None for _, _, shapes in parts],
+        lost=lost + int(((start == NULL) | (~still_open & (end < start))).sum()),
     )
 
 

@@ -41,6 +41,9 @@ from bridge_profiling.traces.nsys.events import (
 from bridge_profiling.traces.nsys.ranges import Ranges, operations, read_ranges
 from bridge_profiling.traces.nsys.report import (
     CALL,
+    COPY,
+    GRAPH,
+    KERNEL,
     THREAD_BITS,
     THREAD_MASK,
     Process,
@@ -48,6 +51,7 @@ from bridge_profiling.traces.nsys.report import (
     process_ranks,
     processes,
 )
+from bridge_profiling.traces.nsys.report import MEMSET as MEMSETS
 from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
 from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, RankTables
 
@@ -126,8 +130,13 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         tables["cuda_memory"] = build("cuda_memory", info.rank, memory)
     info.caveats += [*wait_caveats, *iteration_caveats, *trace_caveats(info, tables, "NVTX iteration_N")]
     _add_caveats(database, info, work, calls, ranges)
-    lost, of_device = work.negative + work.unnamed + ambiguous, len(work.start_ns) + work.negative
-    add_lost(info, LostRecords(lost + calls.negative, lost, of_device), ambiguous)
+    work_of_none = sum(database.not_integers(table, "globalPid") for table in (KERNEL, COPY, MEMSETS, GRAPH))
+    of_none = database.not_integers(CALL, "globalTid") + ranges.lost
+    if unusable := work_of_none + of_none:
+        text = f"{unusable:,} rows without a process, a type or a usable time are left out"
+        info.add_caveat("events_undecodable", text, of_file=True)
+    lost, of_device = work.negative + work.unnamed + ambiguous + work_of_none, len(work.start_ns) + work.negative + work_of_none
+    add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device), ambiguous)
     info.partial = info.error is not None
     return RankTables(info, tables)
 
