@@ -107,6 +107,27 @@ def test_the_caveats_say_what_the_history_lacks(read):
         assert caveats(tables)[code].startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("damage", "code", "count"),
+    [
+        ({"segments": {}}, "parts_unusable", 1),
+        ({"segments": "x"}, "parts_unusable", 1),
+        ({"segments": [segment(0, 1024), 5, None]}, "parts_unusable", 2),
+        ({"device_traces": {}, "segments": [segment(0, 1024)]}, "parts_unusable", 1),
+        ({"device_traces": [[entry("alloc", 0, 512, 1), "x"], 7]}, "parts_unusable", 2),
+        ({"segments": [segment(0, 1024), segment(4096, -1)]}, "segments_without_place", 1),
+        ({"segments": [segment(0, 1024, (float("nan"), "inactive", 0))]}, "blocks_unusable", 1),
+        ({"segments": [segment(0, 1024, blocks=None)]}, "blocks_unusable", 1),
+    ],
+)
+def test_parts_that_cannot_be_used_are_counted(tmp_path, damage, code, count):
+    path = tmp_path / "snapshot_0.pickle"
+    path.write_bytes(pickle.dumps({"device_traces": [[entry("alloc", 0, 512, 1)]], "segments": []} | damage))
+    told = caveats(memory_snapshot.read(path))
+    assert told[code].startswith(f"{count} ")
+    assert not told.keys() & {"parts_unusable", "segments_without_place", "blocks_unusable"} - {code}
+
+
 def test_a_snapshot_of_torch_2_0_is_read(read):
     """No times, blocks without addresses, call stacks in a block's history."""
     blocks = [

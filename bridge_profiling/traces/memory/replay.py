@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -82,6 +82,8 @@ class Replay:
     overlapping: int = 0  # segments left out because they overlap others
     unlisted: int = 0  # allocations live by the history and in no segment
     unplaced: int = 0  # entries without an address or a size
+    unplaced_segments: int = 0  # segments without an address or a size
+    unusable_blocks: int = 0  # blocks without a size, and lists of blocks that are none
     unknown: Counter[str] = field(default_factory=Counter)  # entries by unknown action
 
 
@@ -146,16 +148,18 @@ def replay(device: int, history: Iterable[Mapping[str, Any]], segments: Iterable
                 held.free(entry)
             case _:
                 found.unknown[action[:50]] += 1
-    at_end = _without_overlaps([_listed(segment) for segment in segments], found)
+    at_end = _without_overlaps([_listed(segment, found) for segment in segments], found)
     blocks.end(at_end)
     held.end(at_end)
     return found
 
 
-def _without_overlaps(segments: Iterable[_Listed | None], found: Replay) -> list[_Listed]:
+def _without_overlaps(listed: Sequence[_Listed | None], found: Replay) -> list[_Listed]:
     """The segments by address. Only damage makes two overlap."""
     kept: list[_Listed] = []
-    for segment in sorted((each for each in segments if each is not None), key=lambda each: each.address):
+    placed = [each for each in listed if each is not None]
+    found.unplaced_segments = len(listed) - len(placed)
+    for segment in sorted(placed, key=lambda each: each.address):
         if kept and segment.address < kept[-1].end:
             found.overlapping += 1
         else:
@@ -309,15 +313,17 @@ class _Held:
             place = max(at - 1, place)
 
 
-def _listed(segment: Mapping[str, Any]) -> _Listed | None:
+def _listed(segment: Mapping[str, Any], found: Replay) -> _Listed | None:
     """None for a segment without a place."""
     address, size = integer(segment.get("address")), integer(segment.get("total_size"))
     if address is None or size is None or address < 0 or size <= 0:
         return None
     blocks, end = [], address
+    found.unusable_blocks += foreign(segment.get("blocks", {}))
     for block in dictionaries(segment.get("blocks")):
         length, start = integer(block.get("size")), integer(block.get("address"))
         if length is None or length < 0:
+            found.unusable_blocks += 1
             continue
         # torch 2.0 lists blocks one after another without addresses, and their call stacks in a history.
         start = end if start is None else start
@@ -350,3 +356,8 @@ def text(value: Any) -> str:
 def dictionaries(value: Any) -> list[Mapping[str, Any]]:
     """The dictionaries in a list; empty when it is not a list."""
     return [each for each in value if type(each) is dict] if type(value) is list else []
+
+
+def foreign(value: Any) -> int:
+    """How much of what should be a list of dictionaries is something else; 1 when it is not a list."""
+    return sum(type(each) is not dict for each in value) if type(value) is list else 1

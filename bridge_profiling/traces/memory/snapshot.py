@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.bounds import MAX_DEVICES, SNAPSHOT, unpack
-from bridge_profiling.traces.memory.replay import ROUNDING_BYTES, Replay, dictionaries, integer, replay, text, time_of
+from bridge_profiling.traces.memory.replay import ROUNDING_BYTES, Replay, dictionaries, foreign, integer, replay, text, time_of
 from bridge_profiling.traces.tables import SCHEMAS, build, coded_column
 from bridge_profiling.traces.types import RankInfo, RankSource, RankTables
 
@@ -140,6 +140,11 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
         raise TraceError(f"{path} cannot be read: {error}") from error
     info = RankInfo(rank=rank, rank_source=rank_source, source="memory", files=[str(path.absolute())])
     _add_caveats(info, replays)
+    histories = snapshot.get("device_traces", [])
+    parts = [snapshot.get("segments", []), *(histories if type(histories) is list else [histories])]
+    if unusable := sum(map(foreign, parts)):
+        text = f"{unusable} parts of the snapshot are not what torch writes there, and are left out"
+        info.add_caveat("parts_unusable", text, of_file=True)
     return RankTables(info, tables)
 
 
@@ -290,6 +295,8 @@ def _add_device_caveats(info: RankInfo, found: Replay) -> None:
         ("frees_missing", found.replaced, "allocations {on} have no free; they end where their address is allocated again"),
         ("segments_overlap", found.overlapping, "segments {on} overlap others and are left out"),
         ("allocations_outside_segments", found.unlisted, "allocations {on} are live in the history and in no segment"),
+        ("segments_without_place", found.unplaced_segments, "segments {on} have no address or size and are left out"),
+        ("blocks_unusable", found.unusable_blocks, "blocks {on}, or lists of them, have no size and are left out"),
         ("entries_without_place", found.unplaced, "history entries {on} have no address or size and are left out"),
     )
     for code, count, text in counts:
