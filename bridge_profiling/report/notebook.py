@@ -13,6 +13,7 @@ from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
 from bridge_profiling.report import figures
 from bridge_profiling.report.flame_graph import Weight
 from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_figure
+from bridge_profiling.report.products_view import roofline
 from bridge_profiling.report.timeline import timeline_figure
 from bridge_profiling.report.views import Figure
 
@@ -85,6 +86,16 @@ def _communication(run: Run) -> Figure:
     )
 
 
+def _roofline(run: Run) -> Figure:
+    found = roofline(run.matrix_products().to_pylist())
+    if found is None:
+        raise ProfilingConfigError(
+            "no matrix product has a known intensity, or the device is unknown",
+            instead="Capture with profiling.record_shapes=true",
+        )
+    return found
+
+
 def _memory(run: Run, rank: int | None = None, device: int = 0) -> Figure:
     held = sorted({row["rank"] for row in run.memory().to_pylist()})
     if not held or (rank is not None and rank not in held):
@@ -132,6 +143,7 @@ FIGURES = {
     "iterations": _iterations,
     "waits": _waits,
     "communication": _communication,
+    "roofline": _roofline,
     "memory": _memory,
     "timeline": _timeline,
     "flame_graph": _flame_graph,

@@ -81,6 +81,8 @@ def test_every_answer_shows_as_a_plotly_figure(real):
     ):
         with pytest.raises(ProfilingConfigError, match=message):
             run.figure(name, **options)
+    with pytest.raises(ProfilingConfigError, match="record_shapes=true"):
+        FIGURES["roofline"](SimpleNamespace(matrix_products=lambda: run.matrix_products().slice(0, 0)))
 
 
 def test_a_waterfall_shows_small_changes():
