@@ -3,6 +3,15 @@
 
 const HOVER_POINTS = 40; // along a picture's width, so that long bars can be hovered over anywhere
 
+// The bars of a rank in an iteration, in ms, from columns whose starts are differences.
+function* barsOf(own) {
+  let start = 0;
+  for (let row = 0; row < own.start.length; row++) {
+    start += own.start[row];
+    yield { row, first: start / 1000, length: own.duration[row] / 1000, code: own.name[row] };
+  }
+}
+
 function pictureOf(iteration, ranks) {
   const timeline = pageData.timeline;
   const picture = timeline.pictures[iteration] || {};
@@ -12,13 +21,9 @@ function pictureOf(iteration, ranks) {
   for (const rank of ranks) {
     const own = picture[rank];
     if (!own) continue;
-    let start = 0;
-    for (let row = 0; row < own.start.length; row++) {
-      start += own.start[row];
-      const first = start / 1000;
-      const length = own.duration[row] / 1000;
+    for (const { row, first, length, code } of barsOf(own)) {
       const more = own.count[row] > 1 ? ` and ${(own.count[row] - 1).toLocaleString("en")} more` : "";
-      const name = timeline.names[own.name[row]];
+      const name = timeline.names[code];
       const text = `${escaped(name.slice(0, 120))}${more}<br>${length.toFixed(3)} ms on rank ${rank}`;
       const steps = 1 + Math.min(Math.floor(length / (span / HOVER_POINTS)), HOVER_POINTS);
       const trace = traces[own.kind[row]];
@@ -88,16 +93,11 @@ function longestBar(name, iteration, ranks) {
   const code = timeline.names.indexOf(name);
   const iterations = [iteration, ...Object.keys(timeline.pictures).filter((each) => each !== iteration)];
   for (const each of code < 0 ? [] : iterations) {
-    const found = Object.entries(timeline.pictures[each] || {}).flatMap(([rank, own]) => {
-      let start = 0;
-      return own.start.map((step, row) => {
-        start += step;
-        return { rank, iteration: each, start: start / 1000, duration: own.duration[row] / 1000, code: own.name[row] };
-      });
-    });
-    const mine = found.filter((bar) => bar.code === code);
+    const mine = Object.entries(timeline.pictures[each] || {}).flatMap(([rank, own]) =>
+      [...barsOf(own)].filter((bar) => bar.code === code).map((bar) => ({ ...bar, rank, iteration: each })),
+    );
     const shown = mine.filter((bar) => ranks.includes(bar.rank));
-    const longest = (bars) => bars.reduce((one, other) => (other.duration > one.duration ? other : one));
+    const longest = (bars) => bars.reduce((one, other) => (other.length > one.length ? other : one));
     if (mine.length) return longest(shown.length ? shown : mine);
   }
   return null;
@@ -122,11 +122,9 @@ function namesInView(iteration, ranks, [first, last]) {
   const picture = pageData.timeline.pictures[iteration] || {};
   const times = new Map();
   for (const own of ranks.map((rank) => picture[rank]).filter(Boolean)) {
-    let start = 0;
-    for (let row = 0; row < own.start.length; row++) {
-      start += own.start[row];
-      const seen = Math.min((start + own.duration[row]) / 1000, last) - Math.max(start / 1000, first);
-      if (seen > 0) times.set(own.name[row], (times.get(own.name[row]) || 0) + seen);
+    for (const bar of barsOf(own)) {
+      const seen = Math.min(bar.first + bar.length, last) - Math.max(bar.first, first);
+      if (seen > 0) times.set(bar.code, (times.get(bar.code) || 0) + seen);
     }
   }
   return [...times].sort(([, one], [, other]) => other - one).map(([name]) => pageData.timeline.names[name]);
@@ -191,7 +189,7 @@ function connectTimeline() {
     button.setAttribute("aria-label", `Show the longest ${name.slice(0, 80)} in the timeline`);
     button.addEventListener("click", () => {
       const bar = longestBar(name, iteration.value, chosen());
-      if (bar) go({ ...bar, first: bar.start, last: bar.start + bar.duration, name });
+      if (bar) go({ ...bar, last: bar.first + bar.length, name });
     });
     cell.append(" ", button);
   }
