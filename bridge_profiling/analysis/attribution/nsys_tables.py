@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
+from bridge_profiling.analysis.attribution.parts import counted_iterations
 from bridge_profiling.analysis.intervals import Intervals, coded, outermost, union
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
@@ -106,7 +106,6 @@ def cuda_memory(events: pa.Table, iterations: pa.Table) -> pa.Table:
 
 def _counted(iterations: pa.Table) -> tuple[Intervals, int]:
     """The iterations that count, and their number: without those at the profiler's start and stop if enough others exist."""
-    steady = ~iterations["boundary"].to_numpy().astype(bool)
-    counted = steady if steady.sum() >= ENOUGH_ITERATIONS else np.ones(iterations.num_rows, bool)
+    counted = counted_iterations(iterations)
     start, end = (to_int64(iterations[name])[counted] for name in ("start_ns", "end_ns"))
     return union(start, end), int(counted.sum())

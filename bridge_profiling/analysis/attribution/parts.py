@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.questions import Answer
@@ -86,6 +87,12 @@ def steady_iterations(boundary: Mapping[int, bool], *, at_least: int = ENOUGH_IT
     """The iterations of several ranks that count: without boundary ones, or all of them if that leaves too few."""
     inside = sorted(number for number, edge in boundary.items() if not edge)
     return inside if len(inside) >= at_least else sorted(boundary)
+
+
+def counted_iterations(iterations: pa.Table) -> NDArray[np.bool_]:
+    """Which iterations of one rank count in means: not boundary ones, or all if that leaves too few."""
+    inside = ~iterations["boundary"].to_numpy().astype(bool)
+    return inside if inside.sum() >= ENOUGH_ITERATIONS else np.ones(len(inside), bool)
 
 
 def typical_iteration(iterations: pa.Table) -> Answer:

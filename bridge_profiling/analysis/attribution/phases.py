@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.launches import Threads, sums_inside
-from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
+from bridge_profiling.analysis.attribution.parts import counted_iterations
 from bridge_profiling.analysis.intervals import Nanoseconds, coded, rows_of
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
@@ -124,8 +124,7 @@ class _Steps:
         number, start, end = (to_int64(iterations[name]) for name in ("iteration", "start_ns", "end_ns"))
         took = end - start
         took[:-1] = np.where(np.diff(number) == 1, np.diff(start), took[:-1])
-        inside = ~iterations["boundary"].to_numpy()
-        counted = inside if inside.sum() >= ENOUGH_ITERATIONS else np.ones(len(start), bool)
+        counted = counted_iterations(iterations)
         return cls(start, counted, float(took[counted].mean()) / 1e3, True)
 
     def holding(self, time_ns: Nanoseconds) -> NDArray[np.int64]:

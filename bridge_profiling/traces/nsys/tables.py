@@ -135,7 +135,8 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     if unusable := work_of_none + of_none:
         text = f"{unusable:,} rows without a process, a type or a usable time are left out"
         info.add_caveat("events_undecodable", text, of_file=True)
-    lost, of_device = work.negative + work.unnamed + ambiguous + work_of_none, len(work.start_ns) + work.negative + work_of_none
+    lost = work.negative + work.unnamed + ambiguous + work_of_none
+    of_device = len(work.start_ns) + work.negative + work_of_none
     add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device), ambiguous)
     info.partial = info.error is not None
     return RankTables(info, tables)
