@@ -1,5 +1,7 @@
 """Ranges by name: what counts as inside, and for which iteration."""
 
+import pytest
+
 from tests.analysis.ranks_in_hand import answer, rank, values, work
 
 STEPS = [
@@ -39,7 +41,8 @@ def test_work_of_descendants_and_of_autograds_thread_counts_and_that_of_other_th
     assert found == {"backward": ("phase", 60, 40, 20, 2), "autograd": ("autograd", 20, 0, 20, 1)}
 
 
-def test_the_backward_pass_of_a_range_is_that_of_the_last_operator_with_the_nodes_number():
+@pytest.mark.parametrize("at_node", [5, None], ids=["kineto", "nsys"])
+def test_the_backward_pass_of_a_range_is_that_of_the_last_operator_with_the_nodes_number(at_node):
     node = "autograd::engine::evaluate_function: MmBackward0"
     events = [
         _range("embedding", 10, 20),
@@ -47,9 +50,9 @@ def test_the_backward_pass_of_a_range_is_that_of_the_last_operator_with_the_node
         _range("aten::ones", 12, 14, "operator", sequence=5),
         _range("layer", 30, 60),
         _range("aten::mm", 40, 50, "operator", sequence=5),
-        _range(node, 100, 130, "operator", thread=AUTOGRAD, sequence=5),
+        _range(node, 100, 130, "operator", thread=AUTOGRAD, sequence=at_node),
         _range("MmBackward0", 101, 129, "operator", thread=AUTOGRAD, sequence=5),
-        _range(node, 140, 150, "operator", thread=AUTOGRAD, sequence=99),
+        _range(node, 140, 150, "operator", thread=AUTOGRAD, sequence=at_node and 99),
     ]
     launched = [_launched(41, 3000), _launched(110, 8000, AUTOGRAD), _launched(145, 500, AUTOGRAD)]
     found = _found(events, launched, "device_us", "backward_host_us", "backward_device_us", steps=STEPS[:1])

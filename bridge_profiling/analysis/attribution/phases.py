@@ -7,7 +7,7 @@ Work that autograd's thread launches counts for a range of the loop's thread tha
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -45,8 +45,8 @@ _COMPILED = re.compile(r"## Call (CompiledFxGraph) \S+ ##")
 #: Ranges around whole iterations and windows.
 _WHOLE = re.compile(r"ProfilerStep|iteration[_ #-]?\d+$|bridge_profiling_window$", re.IGNORECASE)
 
-#: The operator that autograd records around each node; its sequence number is that of the forward operator that made the node.
-_NODE = re.compile(r"autograd::engine::evaluate_function")
+#: The operator that autograd records around each node, with the name of the function that the node runs.
+_NODE = re.compile(r"autograd::engine::evaluate_function(?:: (.+))?")
 
 #: Operators that have that number because they run the node.
 _OF_NODE = re.compile(r"autograd::|.*Backward\d*$")
@@ -84,7 +84,7 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table)
     annotations, names = _Ranges.of(host_events, "annotation")
     operators, operator_names = _Ranges.of(host_events, "operator")
     whole = annotations.named(names, _WHOLE)
-    nodes = operators[operators.named(operator_names, _NODE)]
+    nodes = _nodes(operators, operator_names)
     loop = _loop_thread(annotations, annotations[whole] if iterations.num_rows else annotations)
     # Autograd has a thread for each device. Without operators, it is every other thread that launches compute.
     threads = np.setdiff1d(nodes.thread if len(operators) else launches.thread[launches.compute], [loop, NULL])
@@ -222,6 +222,28 @@ def _loop_thread(annotations: _Ranges, marks: _Ranges) -> int:
     threads = marks.thread if len(marks) else annotations.thread
     known, count = np.unique(threads, return_counts=True)
     return int(known[count.argmax()]) if len(known) else NULL
+
+
+def _nodes(operators: _Ranges, names: list[str]) -> _Ranges:
+    """Autograd's nodes. The sequence number of each is that of the forward operator that made it.
+
+    Kineto's traces have it at the node, NVTX ranges at the function that the node runs.
+    """
+    matches = [_NODE.match(name) for name in names]
+    of_name = np.array([*(match is not None for match in matches), False], bool)
+    nodes = operators[of_name[operators.code]]
+    if not len(nodes) or (nodes.sequence != NULL).any():
+        return nodes
+    functions = {match[1] for match in matches if match and match[1]}
+    run = operators[np.array([*(name in functions for name in names), False], bool)[operators.code]]
+    sequence = nodes.sequence.copy()
+    for thread in np.unique(nodes.thread):
+        mine, inside = np.flatnonzero(nodes.thread == thread), run[run.thread == thread]
+        first = np.searchsorted(inside.start_ns, nodes.start_ns[mine])
+        mine, first = mine[first < len(inside)], first[first < len(inside)]
+        within = inside.end_ns[first] <= nodes.end_ns[mine]
+        sequence[mine[within]] = inside.sequence[first[within]]
+    return replace(nodes, sequence=sequence)
 
 
 def _backward_of(ranges: _Ranges, forward: _Ranges, nodes: _Ranges, device_ns: NDArray[np.int64]) -> NDArray[np.int64]:
