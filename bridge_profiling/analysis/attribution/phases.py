@@ -44,7 +44,7 @@ _LIBRARY = re.compile(
 _COMPILED = re.compile(r"## Call (CompiledFxGraph) \S+ ##")
 
 #: Ranges around whole iterations and windows.
-_WHOLE = re.compile(r"ProfilerStep|iteration[_ #-]?\d+$|bridge_profiling_window$", re.IGNORECASE)
+WHOLE = re.compile(r"ProfilerStep|iteration[_ #-]?\d+$|bridge_profiling_window$", re.IGNORECASE)
 
 #: The operator that autograd records around each node, with the name of the function that the node runs.
 _NODE = re.compile(r"autograd::engine::evaluate_function(?:: (.+))?")
@@ -87,7 +87,7 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
     steps, launches = _Steps.of(iterations, host_events), _Launches.of(device_events, counted)
     annotations, names = _Ranges.of(host_events, "annotation")
     operators, operator_names = _Ranges.of(host_events, "operator")
-    whole = annotations.named(names, _WHOLE)
+    whole = annotations.named(names, WHOLE)
     nodes = _nodes(operators, operator_names)
     loop = _loop_thread(annotations, annotations[whole] if iterations.num_rows else annotations)
     # Autograd has a thread for each device. Without operators, it is every other thread that launches compute.
