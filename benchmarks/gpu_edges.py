@@ -19,7 +19,7 @@ _STOP = (0.0, 0.7)
 
 
 def edges(bench: Bench) -> None:
-    """Blocks of the hook and of torch's profiler in turns: the two iterations at a window's begin, and what its end adds to one."""
+    """Blocks of the hook and of torch's profiler in turns: the two iterations at a window's begin, and what its end adds."""
     place = Place(bench.place.lane, bench.place.scratch, bench.place.environment | TEARDOWN)
     sides = ("hook", "exported")
     found: dict[str, dict[str, list[float]]] = {edge: {side: [] for side in sides} for edge in ("begin", "stop")}

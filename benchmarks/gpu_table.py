@@ -82,7 +82,10 @@ def table_of(record: dict[str, Any]) -> Table:
     about = record["facts"].get("inside-torch", {}).get("about", {})
     nsys = record["facts"].get("inside-nsys", {}).get("nsys", {}).get("version", "none")
     step = f"{about.get('training', '?')} of {about.get('step_ms', 0):.1f} ms an iteration"
-    return Table(machine(about.get("device", "?"), f"torch {about.get('torch', '?')}", f"nsys {nsys}", step), lines)
+    where = (record["machine"]["cores"], record["machine"]["python"])
+    return Table(
+        machine(about.get("device", "?"), f"torch {about.get('torch', '?')}", f"nsys {nsys}", step, where=where), lines
+    )
 
 
 def _sides(milliseconds: dict[str, float]) -> tuple[float, float]:

@@ -107,10 +107,10 @@ def page(table: Table, gpu: Table) -> str:
     return text
 
 
-def machine(device: str, *libraries: str) -> str:
-    """What a table was measured on, in words."""
-    where = f"{device}, {os.cpu_count()} CPUs, {platform.system()}, Python {platform.python_version()}"
-    return f"{datetime.date.today()}, {', '.join([where, *libraries])}."
+def machine(device: str, *libraries: str, where: tuple[int | None, str] | None = None) -> str:
+    """What a table was measured on, in words; `where`: the number of its CPUs and its Python, if not this machine's."""
+    cpus, python = where or (os.cpu_count(), platform.python_version())
+    return f"{datetime.date.today()}, {', '.join([device, f'{cpus} CPUs', platform.system(), f'Python {python}', *libraries])}."
 
 
 def processor() -> str:

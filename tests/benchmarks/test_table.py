@@ -21,6 +21,7 @@ def test_a_gpu_row_that_was_not_measured_says_why():
         }
     ]
     record = {"rows": rows, "left_out": {"inside-nsys": "no nsys on PATH"}, "failed": {"inside-torch": "died\n…"}, "facts": {}}
+    record["machine"] = {"cores": 16, "python": "3.12.3"}
     shown = [*gpu_table.table_of(record).markdown()][2:]
     parts = {name: line.split(" | ")[1] for name, line in zip(gpu_table.ROWS, shown, strict=True)}
     assert {parts["nsys"], parts["inside"]} == {"not measured: no nsys on PATH", "not measured: died"}
