@@ -71,8 +71,8 @@ def test_the_exit_code_says_whether_the_gate_was_passed(typed, line, code, said)
 
 
 def test_a_damaged_capture_is_named_and_ends_with_1(typed, runs):
-    trace = next(WrittenRun(ranks=2, seed=5).write(runs / "damaged").rglob("rank-1*.json"))
-    trace.write_bytes(trace.read_bytes()[:2000])
+    trace = next(WrittenRun(ranks=2, seed=5).write(runs / "damaged").rglob("rank-1*.gz"))
+    trace.write_bytes(trace.read_bytes()[:200])
     done = typed("compare", "base", "damaged", "--fail-over", "5%", "--strict")
     assert done.returncode == 1
     assert "--fail-over 5% cannot be judged: a capture could not be read" in done.stderr
