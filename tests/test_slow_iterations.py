@@ -8,10 +8,6 @@ def test_the_threshold_is_a_multiple_of_the_median():
     assert slow_threshold(durations, factor=1.5, at_least=20) == SlowThreshold(above=3.0, median=2.0, count=20)
 
 
-def test_too_few_iterations_have_no_threshold():
-    assert slow_threshold([1.0] * 9, factor=2.0, at_least=10) is None
-
-
 def durations(count, first=0, nanoseconds=10_000_000):
     return tuple((iteration, nanoseconds) for iteration in range(first, first + count))
 

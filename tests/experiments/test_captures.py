@@ -158,13 +158,9 @@ def test_an_experiment_that_make_profile_keeps_in_the_checkout_is_found_there(ho
     monkeypatch.chdir(tmp_path)
     found, _ = experiment_of(Path("near"), {"HOME": "/nowhere"})
     assert found.resolve() == experiment_of(Path("near"), {"NEMORUN_HOME": str(home)})[0]
-
-
-def test_a_directory_of_captures_wins_over_an_experiment_of_its_name(home: Path, tmp_path: Path, monkeypatch) -> None:
+    # A directory of captures wins over an experiment of its name.
     (tmp_path / "near").mkdir()
-    monkeypatch.chdir(tmp_path)
     assert experiment_of(Path("near"), {"NEMORUN_HOME": str(home)}) is None
-    assert experiment_of(Path("nowhere"), {"NEMORUN_HOME": str(home)}) is None
 
 
 def test_a_tunnel_that_leads_nowhere_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
