@@ -55,25 +55,30 @@ def _products(job: SimulatedJob, _: int, name: str = _FP32, bf16: int = 0) -> No
     job.launch(job.all, 100 * US, "aten::add", count=20, name=_ADD)
 
 
-@pytest.mark.parametrize(("name", "saving_us"), [(_FP32, 20_000 * (1 - 66.9 / 989.4) + 1_000), (_TF32, 20_000 * 0.5 + 1_000)])
-def test_products_in_fp32_save_what_bf16_takes_less(find: Findings, name: str, saving_us: float) -> None:
-    found = find(SimulatedJob(partial(_products, name=name), 2), devices=_H100)["full_precision_matmul"]
+_IN_BF16 = 1 - 66.9 / 989.4
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "devices", "saving_us"),
+    [
+        (_FP32, 0, _H100, 20_000 * _IN_BF16 + 1_000),
+        (_TF32, 0, _H100, 20_000 * 0.5 + 1_000),
+        # Element-wise kernels count by the share of products in FP32.
+        (_FP32, 20, _H100, 20_000 * _IN_BF16 + 500),
+        # With the A100's peaks, and less confidence.
+        (_FP32, 0, {}, 20_000 * 15 / 16 + 1_000),
+    ],
+)
+def test_products_in_fp32_save_what_bf16_takes_less(
+    find: Findings, name: str, bf16: int, devices: dict[int, str], saving_us: float
+) -> None:
+    found = find(SimulatedJob(partial(_products, name=name, bf16=bf16), 2), devices=devices)["full_precision_matmul"]
     assert found.recoverable_us_per_iteration == approx(saving_us, rel=1e-3)
-    assert found.ranks == [0, 1]
-    assert found.confidence is Confidence.high
-    assert found.evidence["share_of_compute"] == {"0": approx(20 / 22, abs=1e-4), "1": approx(20 / 22, abs=1e-4)}
-    assert found.events[0].name == name
-
-
-def test_element_wise_kernels_count_by_the_share_of_products_in_fp32(find: Findings) -> None:
-    found = find(SimulatedJob(partial(_products, bf16=20)), devices=_H100)["full_precision_matmul"]
-    assert found.recoverable_us_per_iteration == approx(20_000 * (1 - 66.9 / 989.4) + 500, rel=1e-3)
-
-
-def test_products_of_an_unknown_device_are_found_with_less_confidence(find: Findings) -> None:
-    found = find(SimulatedJob(_products))["full_precision_matmul"]
-    assert found.confidence is Confidence.medium
-    assert "A100" in found.confidence_reason
+    assert (found.ranks, found.events[0].name) == ([0, 1], name)
+    assert found.confidence is (Confidence.high if devices else Confidence.medium)
+    assert ("A100" in (found.confidence_reason or "")) == (not devices)
+    share = approx(20 / (22 + bf16), abs=1e-4)
+    assert found.evidence["share_of_compute"] == {"0": share, "1": share}
 
 
 def _attention(job: SimulatedJob, _: int, softmax: str = _SOFTMAX, product: str = "aten::bmm") -> None:
