@@ -4,7 +4,6 @@ import gzip
 import json
 from collections import Counter
 from decimal import Decimal
-from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -12,18 +11,13 @@ import pytest
 FOLDERS = ("tp2_dp2", "tp2_dp2_overlap", "pp2_dp2", "plant_data", "plant_straggler")
 
 
-@cache
-def _events(path):
-    """A file's events by the standard library's parser, which takes seconds."""
-    return json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)["traceEvents"]
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_device_times_are_exactly_those_of_a_sweep_over_all_events(real, captures, folder):
     """A second reading of the files that shares no code: counting what is open at each start and end, in order."""
     edges, counts = [], Counter()
-    for event in _events(captures / "kineto" / folder / "rank-3.json.gz"):
+    raw = gzip.decompress((captures / "kineto" / folder / "rank-3.json.gz").read_bytes())
+    for event in json.loads(raw, parse_float=Decimal)["traceEvents"]:
         kind = event.get("cat", "").removeprefix("gpu_")
         if kind in ("kernel", "memcpy", "memset"):
             kind = "communication" if event["name"].startswith("nccl") else "compute" if kind == "kernel" else kind
