@@ -136,6 +136,14 @@ def test_a_bracket_that_makes_later_events_arguments_costs_its_event(write_trace
     assert (tables.info.lost.total, tables.device_events.num_rows) == (1, STEPS)
 
 
+def test_a_hole_of_zeros_counts_by_its_size(write_trace):
+    text = bytearray(json.dumps(rank(3)).encode())
+    text[len(text) // 3 : len(text) * 2 // 3] = bytes(len(text) * 2 // 3 - len(text) // 3)
+    lost = kineto.read(write_trace(bytes(text))).info.lost
+    assert 4 <= lost.device <= 6
+    assert lost.total > 12
+
+
 def test_the_text_of_a_large_trace_with_one_bad_character_is_read_once(write_trace, monkeypatch):
     """One quote made 28 MB take 44 s: the text after it was searched again with each piece."""
     text = json.dumps(document([kernel(f"k{number % 9}", number, 1) for number in range(40_000)])).encode()

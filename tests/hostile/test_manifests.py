@@ -49,6 +49,7 @@ def _nested(depth):
         ({"framework": {"a": [10**30]}}, "manifest.framework"),
         ({"work__model_flops": math.nan}, "manifest.work.model_flops"),
         ({"durations_ns": {"iteration": [1], "duration_ns": []}}, "durations_ns"),
+        ({"durations_ns__mfu": [1.0]}, "durations_ns"),
         ({"durations_ns__duration_ns": [-1] * 9}, "durations_ns"),
         ({"garbage_collection__collections": [1]}, "garbage_collection"),
         ({"schema_version": 2}, "newer release: its schema version is 2"),
