@@ -12,7 +12,7 @@ export TMPDIR         := $(CURDIR)/.cache/tmp
 export NEMORUN_HOME   ?= $(CURDIR)/.runs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup setup-dev profile test test-integration test-system test-versions test-gpu lint docs bench fuzz clean
+.PHONY: help setup setup-dev profile test test-integration test-system test-versions test-gpu lint docs bench bench-gpu fuzz clean
 
 help:
 	@echo "make profile      train gpt_tiny on 2 CPU ranks under the torch profiler, and show what was captured"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint         ruff, mypy, import-linter"
 	@echo "make docs         build the documentation into site/"
 	@echo "make bench        one table of all speeds that need no GPU, next to those of the last release (ten minutes)"
+	@echo "make bench-gpu    the same of what profiling costs a training on a GPU (three minutes; SECONDS=600 for narrower intervals)"
 	@echo "make fuzz         look for input that a reader does not survive, for ten minutes (MINUTES=30 for longer)"
 
 setup: $(VENV)/.installed
@@ -100,6 +101,11 @@ docs: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python benchmarks/table.py
+
+SECONDS ?= 140
+bench-gpu: $(VENV)/.installed
+	@mkdir -p $(TMPDIR)
+	$(BIN)/python benchmarks/gpu_table.py --seconds $(SECONDS)
 
 MINUTES ?= 10
 fuzz: export TORCHDYNAMO_DISABLE := 1

@@ -65,6 +65,15 @@ class BareTorch(Bare):
 
     def stop(self) -> None:
         self._profile.stop_trace()
+        self._release()
+
+    def stop_and_export(self, path: Path) -> None:
+        """Called instead of `stop`; torch compresses a file whose name ends with .gz."""
+        self._profile.stop_trace()
+        self._profile.export_chrome_trace(str(path))
+        self._release()
+
+    def _release(self) -> None:
         del self._profile
         if self._chakra is not None:
             self._chakra.unregister_callback()

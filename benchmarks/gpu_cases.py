@@ -133,7 +133,8 @@ def inside(bench: Bench, profiling: dict[str, Any], window: int) -> None:
     """Inside the window: the hook, the same profiler bare, and neither; all in one process."""
     place = Place(bench.place.lane, bench.place.scratch, bench.place.environment | TEARDOWN)
     with plain_worker(place, bench.sizes) as worker:
-        _stay_on_one_core(bench, worker)
+        bench.results.facts["about"] = worker.ask("about")
+        stay_on_one_core(bench, worker)
         with _share_of_time(bench, _SHARE_OF_PAIRS):
             _pairs_in_windows(bench, worker.ask, profiling)
         medians = take_turns(bench, _sides(worker.ask, worker, profiling, window), window)
@@ -146,7 +147,7 @@ def inside_nsys(bench: Bench, profiling: dict[str, Any], window: int) -> None:
         plain_worker(bench.place, bench.sizes) as outside,
         ManyWindows(bench.place, bench.sizes, profiling, reports=False) as nsys,
     ):
-        _stay_on_one_core(bench, outside, nsys.worker)
+        stay_on_one_core(bench, outside, nsys.worker)
         with _share_of_time(bench, _SHARE_OF_PAIRS_UNDER_NSYS):
             _pairs_in_windows(bench, nsys.window, profiling)
         with _share_of_time(bench, _SHARE_OF_TURNS):
@@ -156,7 +157,7 @@ def inside_nsys(bench: Bench, profiling: dict[str, Any], window: int) -> None:
     _compare(bench, medians, window, unprofiled="attached, not collecting")
 
 
-def _stay_on_one_core(bench: Bench, *workers: Worker) -> None:
+def stay_on_one_core(bench: Bench, *workers: Worker) -> None:
     """Make these trainings, which take turns, share a core."""
     for worker in workers:
         worker.ask("stay_on", core=max(bench.place.lane.cores))
@@ -274,7 +275,7 @@ def _after(bench: Bench, worker: Worker, control: Worker, profiling: dict[str, A
     bench.most_rounds *= _TURNS_A_ROUND
     unprofiled = partial(worker.ask, "plain", settle=0, count=_TURN)
     # Answered when both run: their start takes longer than many turns, and does not count.
-    _stay_on_one_core(bench, control, worker)
+    stay_on_one_core(bench, control, worker)
     before = _against_control(bench, draw, unprofiled, control)
     worker.ask("open", profiling=profiling, window_in=SETTLE, window=_WINDOW)
     captured = worker.ask("run", count=SETTLE + _WINDOW)["durations"]

@@ -4,8 +4,8 @@
     python benchmarks/gpu_overhead.py --cases idle inside-torch --seconds 120  some of them, by name or by a beginning of names
     python benchmarks/gpu_overhead.py --list
 
-A real megatron-core training step on one GPU, small and bound by the host (gpu_training.py), so that profiling's cost to the
-host is fully visible. The sides of a ratio take turns inside one process, in a new random order each time; ratios are medians
+A training step on one GPU, small and bound by the host (gpu_training.py), so that profiling's cost to the host is fully
+visible. The sides of a ratio take turns inside one process, in a new random order each time; ratios are medians
 of paired ratios with a bootstrapped 95% interval (paired.py). One case runs on one GPU with its own share of the cores. A case
 that fails is reported and the others continue; results are printed and written as they arrive. Without a GPU, `gpt_tiny` on the
 CPU shows that the script works; its figures are meaningless.
@@ -21,8 +21,9 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks.gpu_cases import OVERHEAD_CASES
+from benchmarks.gpu_edges import EDGE_CASES
 from benchmarks.gpu_schedule import main
 from benchmarks.trace_cost import COST_CASES
 
 if __name__ == "__main__":
-    main((*OVERHEAD_CASES, *COST_CASES), __doc__)
+    main((*OVERHEAD_CASES, *EDGE_CASES, *COST_CASES), __doc__)

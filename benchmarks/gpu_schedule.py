@@ -139,7 +139,7 @@ class Schedule:
             return
         began = monotonic()
         seconds = min(case.seconds * self._factor, left - case.fixed)
-        sizes = Sizes(self._arguments.layers, self._arguments.micro_batches)
+        sizes = Sizes(self._arguments.layers, self._arguments.micro_batches, megatron=not self._arguments.torch_layers)
         with tempfile.TemporaryDirectory(dir=self._scratch, ignore_cleanup_errors=True) as folder:
             bench = Bench(case.name, Place(lane, Path(folder)), sizes, seconds, self._arguments.rounds, self.say)
             try:
@@ -165,6 +165,7 @@ def main(cases: Sequence[Case], description: str | None) -> None:
     parser.add_argument("--gpus", type=int, help="GPUs to use at most; all that are visible")
     parser.add_argument("--layers", type=int, default=Sizes.layers)
     parser.add_argument("--micro-batches", type=int, default=Sizes.micro_batches)
+    parser.add_argument("--torch-layers", action="store_true", help="train torch's own layers, even where megatron-core is")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write everything")
     parser.add_argument("--scratch", type=Path, help="directory on a fast disk for captures; the usual temporary one")
     parser.add_argument("--list", action="store_true", help="say what there is, and end")

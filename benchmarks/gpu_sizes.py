@@ -12,12 +12,14 @@ class Sizes:
     Attributes:
         layers: transformer layers.
         micro_batches: of one sequence each.
-        recompute: whether the backward runs each layer's forward again.
+        recompute: whether the backward runs each layer's forward again; the recipe's only.
+        megatron: whether to train the project's recipe, where megatron-core is installed.
     """
 
     layers: int = 3
     micro_batches: int = 2
     recompute: bool = False
+    megatron: bool = True
 
     def __str__(self) -> str:
         return f"{self.layers}x{self.micro_batches}" + ("-recompute" if self.recompute else "")

@@ -1,18 +1,18 @@
-"""The training whose iterations the GPU benchmarks time: the project's own recipe, model, optimizer and step, made small.
+"""The training whose iterations the GPU benchmarks time, bound by the host: the worst case for profiling's cost to the host.
 
-An iteration takes about 20 ms and is bound by the host: the worst case for profiling's cost to the host. Each ends with a
-synchronization of the device, so that its duration is complete. On a machine without a GPU it is `gpt_tiny`.
+Each iteration ends with a synchronization of the device, so that its duration is complete. Where megatron-core is installed, it
+is the project's own recipe (gpu_megatron.py); elsewhere a transformer of torch's layers, its parts in ranges like the recipe's.
 """
 
 from __future__ import annotations
 
-import copy
 import gc
+import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
@@ -22,41 +22,12 @@ import torch
 
 from benchmarks.gpu_sizes import Sizes
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.launch_env import LaunchEnv
-from recipes.catalog import get_recipe
-from recipes.config import ConfigContainer
-from recipes.finalize import finalize
-from recipes.megatron import train
-from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu
-from recipes.megatron.data import Batch
-from recipes.megatron.layers import choose_transformer_impl
-from recipes.megatron.setup import distributed, rank_device
-from recipes.megatron.train import Loop
-
-#: More than any benchmark runs, because the data must not end.
-_ITERATIONS = 40_000
 
 #: Iterations before anything is measured: compilation, autotuning, allocator and clocks.
 _WARM_UP = 30
 
 #: How torch names the threads that compute the gradients, before the device's number.
 _AUTOGRAD_THREAD = "pt_autograd"
-
-
-def sized_config(sizes: Sizes, *, cuda: bool) -> ConfigContainer:
-    """`gpt_125m` on a GPU and `gpt_tiny` on a CPU, cut to these sizes; not finalized."""
-    config = get_recipe("gpt_125m" if cuda else "gpt_tiny")()
-    config.model.num_layers = sizes.layers
-    if cuda:
-        config.model.seq_length = 512
-    if sizes.recompute:
-        config.model.recompute_granularity = "full"
-        config.model.recompute_method = "uniform"
-        config.model.recompute_num_layers = 1
-    config.train.train_iters = _ITERATIONS
-    config.train.micro_batch_size = 1
-    config.train.global_batch_size = sizes.micro_batches
-    return config
 
 
 def _threads() -> set[int]:
@@ -79,58 +50,23 @@ def _bind(thread: int, cores: set[int]) -> None:
         os.sched_setaffinity(thread, cores)
 
 
-class PlainLoop(Loop):
-    """The training loop's step without any profiling code; a test checks that it is otherwise the same."""
-
-    def _step(self, iterators: Sequence[Iterator[Batch] | None]) -> torch.Tensor | None:
-        for chunk in self.model:
-            chunk.zero_grad_buffer()
-        self.optimizer.zero_grad()
-        reports = self._run_schedule(iterators, forward_only=False)
-        updated, _, _ = self.optimizer.step()
-        if updated:
-            self.scheduler.step(1)
-        return train._mean_loss(reports)
-
-    def _forward_step(self, batches: Iterator[Batch] | None, chunk: torch.nn.Module) -> tuple[torch.Tensor, Callable]:
-        batch: Batch = {}
-        if batches is not None:
-            batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in next(batches).items()}
-            batch = train.context_parallel_share(batch)
-        output = chunk(batch.get("tokens"), batch.get("position_ids"), batch.get("attention_mask"), labels=batch.get("labels"))
-        return output, partial(train._loss, batch.get("loss_mask"))
-
-
 class Training:
     """A training that runs iterations on demand, with a hook around them or without any profiling code.
 
     Garbage is collected only between measurements, on every side alike.
 
     Args:
-        sizes: of the model and the batch.
+        cuda: whether it computes on a GPU.
 
     Attributes:
         next_iteration: number of the next iteration within a hook; those without one have no numbers.
+        parameters: of its model.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
-        self._stack = ExitStack()
-        process = LaunchEnv.read()
-        device = rank_device(process)
-        self.cuda = device.type == "cuda"
-        config = sized_config(sizes, cuda=self.cuda)
-        if not self.cuda:
-            adapt_to_cpu(config)
-        choose_transformer_impl(config, device)
-        finalize(config, process.world_size)
-        self._stack.enter_context(megatron_on_cpu())
-        self._stack.enter_context(distributed(config, process))
-        nobody: Any = None
-        self._loop = Loop(config, process, ProfilingHook(None, rank=0), nobody, nobody, None)
-        self._plain = copy.copy(self._loop)
-        self._plain.__class__ = PlainLoop
-        self._iterators = self._loop._iterators(lambda: self._loop.data.train_batches(0))
-        self.parameters = sum(one.numel() for chunk in self._loop.model for one in chunk.parameters())
+    parameters: int
+
+    def __init__(self, *, cuda: bool) -> None:
+        self.cuda = cuda
         self.next_iteration = 0
         self._elsewhere: set[int] = set()
         self._known: set[int] = set()
@@ -139,9 +75,16 @@ class Training:
         gc.collect()
         gc.freeze()
 
+    def step(self) -> None:
+        """One step, without profiling code."""
+        raise NotImplementedError
+
+    def ranged_step(self, hook: ProfilingHook) -> None:
+        """The same step, each of its parts in a range of the hook."""
+        raise NotImplementedError
+
     def close(self) -> None:
-        """Destroy the process groups."""
-        self._stack.close()
+        """Release what the training holds."""
 
     def plain(self, count: int) -> list[int]:
         """Run iterations without profiling code; the nanoseconds of each."""
@@ -149,7 +92,6 @@ class Training:
 
     def hooked(self, hook: ProfilingHook, count: int) -> list[int]:
         """Run iterations as the training loop does, within this open hook; the nanoseconds of each, the hook's included."""
-        self._loop.hook = hook
         return [self._timed(partial(self._hooked_iteration, hook)) for _ in range(count)]
 
     def pairs(self, hook: ProfilingHook, hook_first: Sequence[bool]) -> tuple[list[int], list[int]]:
@@ -162,7 +104,6 @@ class Training:
         Returns:
             Nanoseconds of the plain iterations, and of the others.
         """
-        self._loop.hook = hook
         return self._in_pairs(self._plain_iteration, partial(self._hooked_iteration, hook), hook_first)
 
     def pairs_disturbed(self, work: Callable[[], object], disturbed_first: Sequence[bool]) -> tuple[list[int], list[int]]:
@@ -234,14 +175,19 @@ class Training:
         return perf_counter_ns() - began
 
     def _plain_iteration(self) -> None:
-        self._plain._step(self._iterators)
-        torch.cuda.synchronize()
+        self.step()
+        self.synchronize()
 
     def _hooked_iteration(self, hook: ProfilingHook) -> None:
         with hook.iteration(self.next_iteration):
-            self._loop._step(self._iterators)
-            torch.cuda.synchronize()
+            self.ranged_step(hook)
+            self.synchronize()
         self.next_iteration += 1
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        if self.cuda:
+            torch.cuda.synchronize()
 
     def rest(self) -> None:
         """Let a pending teardown of CUPTI finish, as the hook does when it closes: it waits for calls to CUDA."""
@@ -249,3 +195,50 @@ class Training:
             for _ in range(20):
                 torch.cuda.synchronize()
                 time.sleep(0.01)
+
+
+class TorchTraining(Training):
+    """A transformer of torch's own layers, trained on noise: some hundred small kernels an iteration.
+
+    Args:
+        sizes: of the model and the batch.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        cuda = torch.cuda.is_available()
+        self._device = torch.device("cuda" if cuda else "cpu")
+        width, self._micro_batches = (512, sizes.micro_batches) if cuda else (64, sizes.micro_batches)
+        layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        self._model = torch.nn.TransformerEncoder(layer, sizes.layers, enable_nested_tensor=False).to(self._device)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+        self._batch = torch.randn(2, 128 if cuda else 32, width, pin_memory=cuda)
+        self.parameters = sum(one.numel() for one in self._model.parameters())
+        super().__init__(cuda=cuda)
+
+    def step(self) -> None:
+        self._gradients()
+        self._optimizer.step()
+
+    def ranged_step(self, hook: ProfilingHook) -> None:
+        with hook.range("forward-backward"):
+            self._gradients(lambda: hook.range("data-loading"))
+        with hook.range("optimizer"):
+            self._optimizer.step()
+
+    def _gradients(self, loading: Callable[[], Any] = nullcontext) -> None:
+        self._optimizer.zero_grad()
+        for _ in range(self._micro_batches):
+            with loading():
+                batch = self._batch.to(self._device, non_blocking=True)
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self.cuda):
+                loss = self._model(batch).float().square().mean()
+            loss.backward()
+
+
+def training_of(sizes: Sizes) -> Training:
+    """The project's own recipe, or torch's layers where megatron-core is missing or not wanted."""
+    if not sizes.megatron or importlib.util.find_spec("megatron") is None:
+        return TorchTraining(sizes)
+    from benchmarks.gpu_megatron import MegatronTraining
+
+    return MegatronTraining(sizes)

@@ -7,6 +7,7 @@ Started by the GPU benchmarks (gpu_processes.py), under nsys or not. One JSON ob
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import gzip
 import json
@@ -19,9 +20,10 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import Any
 
 if __name__ == "__main__":
@@ -30,9 +32,9 @@ if __name__ == "__main__":
 
 import torch
 
-from benchmarks.gpu_bare import bare
+from benchmarks.gpu_bare import BareTorch, bare
 from benchmarks.gpu_sizes import Sizes
-from benchmarks.gpu_training import Training
+from benchmarks.gpu_training import Training, training_of
 from benchmarks.monitor_overhead import MeteredMonitor
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
@@ -63,7 +65,8 @@ class Worker:
             "device": torch.cuda.get_device_name() if self._training.cuda else "cpu",
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
-            "megatron-core": metadata.version("megatron-core"),
+            "training": type(self._training).__name__,
+            "megatron-core": _version("megatron-core"),
             "python": sys.version.split()[0],
             "parameters": self._training.parameters,
             "step_ms": statistics.median(self._training.plain(20)) / 1e6,
@@ -82,10 +85,10 @@ class Worker:
         durations = self._training.plain(settle - 1)
         profiler.arm()
         durations += self._training.plain(1)
-        torch.cuda.synchronize()
+        self._training.synchronize()
         profiler.start()
         durations += self._training.plain(count)
-        torch.cuda.synchronize()
+        self._training.synchronize()
         profiler.stop()
         if profiling.get("use_pytorch_profiler"):
             self._training.rest()
@@ -101,6 +104,29 @@ class Worker:
         finally:
             written = self.close()
         return {"durations": durations, "background_s": background, **written}
+
+    def exported(self, profiling: dict[str, Any], settle: int, count: int) -> dict[str, object]:
+        """A block like the hook's, recorded by torch's profiler and written by its own export to .json.gz.
+
+        As in the hook's block, an iteration includes what happens at its end or begin: the last that is not in the window the
+        arming, the window's first the start, and its last the stop and the export.
+        """
+        profiler = BareTorch(ProfilingConfig(**profiling))
+        plain = self._training.plain
+
+        def timed(act: Callable[[], object]) -> int:
+            began = perf_counter_ns()
+            act()
+            return perf_counter_ns() - began
+
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            durations = plain(settle - 1)
+            durations.append(timed(lambda: (profiler.arm(), plain(1))))
+            durations.append(timed(lambda: (self._training.synchronize(), profiler.start(), plain(1))))
+            durations += plain(count - 2)
+            durations.append(timed(lambda: (plain(1), profiler.stop_and_export(Path(folder, "trace.json.gz")))))
+        self._training.rest()
+        return {"durations": durations}
 
     def idle_pairs(self, swapped: list[bool]) -> dict[str, object]:
         """Pairs of an iteration without profiling code and one within a hook whose window is far away."""
@@ -186,6 +212,12 @@ class Worker:
             shutil.rmtree(self._root)
 
 
+def _version(package: str) -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
+
+
 def _artifacts(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return [artifact for profiler in manifest["profilers"] for artifact in profiler["artifacts"]]
 
@@ -245,7 +277,7 @@ def main() -> None:
         cuda = torch.cuda.is_available()
         start_under_nsys(config, rank=0, layout=ParallelLayout(), local_rank=0, cuda=cuda)
     with report_exit_code():
-        training = Training(Sizes(**arguments.sizes))
+        training = training_of(Sizes(**arguments.sizes))
         serve(Worker(training, arguments.scratch), arguments.socket)
         training.rest()
         training.close()

@@ -1,6 +1,6 @@
 """`bridge-profiling report` on many ranks: seconds, processor seconds, and the page's size.
 
-    python benchmarks/report_page.py CAPTURES [--ranks 4,64] [--work DIR] [--copies 1]
+    python benchmarks/report_page.py CAPTURES [--ranks 4,64] [--work DIR] [--copies 1] [--keep DIR]
 
 CAPTURES is a folder of real Kineto captures of one run, as kineto/pp2_dp2, whose ranks are 13 MB of JSON each. They are written
 again under the requested number of ranks, a block at a time with groups of its own, so that ranks still match. Each
@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="4,64")
     parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--work", type=Path)
+    parser.add_argument("--keep", type=Path, help="a folder for the pages")
     options = parser.parse_args()
     print(f"{'ranks':>6} {'JSON':>9} {'compressed':>11} {'seconds':>8} {'of CPUs':>8} {'peak of a process':>18} {'page':>7}")
     for count in (int(each) for each in options.ranks.split(",")):
@@ -72,7 +73,7 @@ def main() -> None:
             folder = Path(temporary)
             written = write_ranks(options.captures, folder, count, options.copies)
             packed = sum(path.stat().st_size for path in folder.iterdir())
-            page = folder / "report.html"
+            page = folder / "report.html" if options.keep is None else options.keep / f"{count}.html"
             before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
             command = [sys.executable, "-m", "bridge_profiling.cli", "report", str(folder), "-o", str(page)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

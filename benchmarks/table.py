@@ -10,18 +10,16 @@ The captures are tests/planted, the traces of which are repeated in time until a
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import lzma
 import os
-import platform
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -30,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from isal import igzip
 from paired import paired_ratio
 from scaled_captures import scaled
+from speed_page import STORED, Line, Measured, Table, machine, processor
 
 HERE = Path(__file__).resolve().parent
-STORED, PAGE = HERE / "table.json", HERE.parent / "docs" / "reference" / "speed.md"
 PLANTED = HERE.parent / "tests" / "planted"
 
 #: A rank of tiny kernels: 4 MB of JSON for two iterations.
@@ -54,18 +52,6 @@ for (name,) in database.execute("select name from sqlite_master where type = 'ta
 """
 UNPICKLE = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
 IMPORTS = "import numpy, pyarrow.compute, pyarrow.parquet"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A row: seconds, or another unit, of our side and of the floor, and the ratio with its interval."""
-
-    ours: float
-    floor: float
-    unit: str
-    ratio: float
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -179,35 +165,6 @@ def write_captures(work: Path) -> None:
         (work / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
 
 
-def lines(rows: dict[str, Measured], stored: dict) -> Iterator[str]:
-    """The table, as Markdown."""
-    last = " last release |" if stored else ""
-    yield f"| | ours | floor | × floor |{last} the floor |"
-    yield f"|---|---:|---:|---:|{'---:|' * bool(stored)}---|"
-    for id, found in rows.items():
-        interval = "" if found.low is None else f" ({found.low:.2f} to {found.high:.2f})"
-        before = stored.get("rows", {}).get(id)
-        last = "" if not stored else " |" if before is None else f" {before['ratio']:.2f} |"
-        yield (
-            f"| {ROWS[id].name} | {found.ours:,.3g} {found.unit} | {found.floor:,.3g} {found.unit} "
-            f"| {found.ratio:.2f}{interval} |{last} {ROWS[id].floor} |"
-        )
-
-
-def page(rows: dict[str, Measured], machine: str) -> str:
-    """The page of the documentation."""
-    table = "\n".join(lines(rows, {}))
-    return (
-        "# Speed\n\n"
-        "What `make bench` measured for the last release. Each row is a ratio to a floor: the least that the same work could "
-        "take,\nor another tool that does it. Both sides ran in turns, so compare ratios, not times.\n\n"
-        f"{machine}\n\n{table}\n\n"
-        "CPU seconds are those of all processes of a command. An interval contains the ratio in 95 of 100 such measurements.\n"
-        "`python benchmarks/table.py --store` writes this page. The figures that need GPUs are in\n"
-        "[Benchmarks](../benchmarks.md).\n"
-    )
-
-
 def main() -> None:
     """Measure, print, and compare with the stored table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -215,33 +172,17 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS), help="which of " + ", ".join(ROWS))
     parser.add_argument("--store", action="store_true", help="keep this as the table of the last release")
     options = parser.parse_args()
-    stored = json.loads(STORED.read_text()) if STORED.exists() else {}
-    measured: dict[str, Measured] = {}
+    libraries = [f"{each} {version(each)}" for each in ("numpy", "pyarrow", "duckdb", "msgspec")]
+    table = Table(machine(processor(), *libraries, f"{options.rounds} rounds"))
     with tempfile.TemporaryDirectory() as name:
         write_captures(Path(name))
         for id in options.rows.split(","):
-            print(f"measuring {ROWS[id].name} …", file=sys.stderr, flush=True)
-            measured[id] = ROWS[id].measure(Path(name), options.rounds)
-    libraries = ", ".join(f"{each} {version(each)}" for each in ("numpy", "pyarrow", "duckdb", "msgspec"))
-    machine = (
-        f"{datetime.date.today()}, {_processor()}, {os.cpu_count()} CPUs, {platform.system()}, "
-        f"Python {platform.python_version()}, {libraries}, {options.rounds} rounds."
-    )
-    print(machine)
-    if stored:
-        print(f"last release: {stored['machine']}")
-    print("\n".join(lines(measured, stored)))
+            row = ROWS[id]
+            print(f"measuring {row.name} …", file=sys.stderr, flush=True)
+            table.lines[id] = Line(row.name, row.floor, row.measure(Path(name), options.rounds))
+    table.show(Table.read(STORED))
     if options.store:
-        rows = {id: asdict(found) for id, found in measured.items()}
-        STORED.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-        PAGE.write_text(page(measured, machine))
-
-
-def _processor() -> str:
-    """The processor's name, as Linux knows it."""
-    known = Path("/proc/cpuinfo")
-    found = [line.partition(":")[2].strip() for line in known.read_text().splitlines() if line.startswith("model name")]
-    return found[0] if found else platform.machine()
+        table.store(STORED)
 
 
 if __name__ == "__main__":

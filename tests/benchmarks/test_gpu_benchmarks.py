@@ -25,7 +25,7 @@ def without_ranges(method):
 @pytest.mark.needs("megatron")
 @pytest.mark.parametrize("name", ["_step", "_forward_step"])
 def test_the_plain_step_is_the_loops_own_without_its_ranges(name):
-    from benchmarks.gpu_training import PlainLoop
+    from benchmarks.gpu_megatron import PlainLoop
     from recipes.megatron.train import Loop
 
     ours, loops = getattr(PlainLoop, name), getattr(Loop, name)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.page_in_browser import lengthened
 from tests.analysis.compared_runs import WrittenRun
 from tests.system.jobs import cli
 from tests.traces.conftest import captures
@@ -116,7 +117,7 @@ def context(chromium: Browser) -> Iterator[BrowserContext]:
 def show(context: BrowserContext) -> Callable[..., Page]:
     """Opens a page, and waits until it has drawn everything. Its errors and requests are in `page.errors`, `page.requests`."""
 
-    def show(path: Path, width: int = _LAPTOP["width"]) -> Page:
+    def show(path: Path, width: int = _LAPTOP["width"], draw: bool = True) -> Page:
         page = context.new_page()
         page.set_viewport_size({**_LAPTOP, "width": width})
         page.errors, page.requests = [], []  # type: ignore[attr-defined]
@@ -131,6 +132,8 @@ def show(context: BrowserContext) -> Callable[..., Page]:
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready]", state="attached", timeout=120_000)
         assert page.get_attribute("html", "data-ready") == "yes"
+        if draw:
+            page.evaluate("drawAll()")
         return page
 
     return show
@@ -240,6 +243,27 @@ def test_kernels_are_sorted_and_filtered_by_the_mouse(page: Page) -> None:
     page.locator('[data-filter="kernels"]').fill("")
     page.select_option('select[data-kind="kernels"]', "matrix product")
     assert set(_rows(page, "kernels", 0)) == {"matrix product"}
+
+
+def test_what_is_not_looked_at_is_not_drawn_and_a_long_table_is_sorted_and_filtered_as_a_whole(
+    real_page: Path, show: Callable[..., Page], tmp_path: Path
+) -> None:
+    long = tmp_path / "long.html"
+    long.write_text(lengthened(real_page.read_text(encoding="utf-8"), 1000), encoding="utf-8")
+    page = show(long, draw=False)
+    assert page.locator("#figure-timeline svg").count() == 0
+    page.locator("#figure-timeline").scroll_into_view_if_needed()
+    page.wait_for_selector("#figure-timeline svg.main-svg", state="attached")
+    rows = page.locator("#table-operators tbody tr")
+    assert rows.count() == 150
+    page.locator("#table-operators th button", has_text="count").click()
+    highest = _numbers(_rows(page, "operators", 0))
+    assert highest == sorted(highest, reverse=True)
+    assert highest.count(highest[0]) >= 1000 // 190, "each row is there some times"
+    page.locator("#table-operators").evaluate("table => table.parentElement.scrollTo(0, 1e6)")
+    rows.nth(200).wait_for(state="attached")
+    page.locator('[data-filter="operators"]').fill("aten::mm")
+    assert page.locator("#count-operators").inner_text() == f"{rows.count()} rows"
 
 
 def test_the_keyboard_alone_reaches_and_sorts(page: Page) -> None:

@@ -10,7 +10,9 @@ let onPaper = false;
 
 async function unpacked(id) {
   const text = document.getElementById(id).textContent;
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let place = 0; place < letters.length; place++) bytes[place] = letters.charCodeAt(place);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).text();
 }
@@ -90,6 +92,8 @@ function marked(data) {
 
 function draw(element, figure) {
   drawn.set(element, figure);
+  pending.delete(element);
+  element.style.minHeight = "";
   const width = onPaper ? PAPER_WIDTH : element.clientWidth || undefined;
   const config = { displaylogo: false, responsive: false, displayModeBar: false, doubleClick: "reset" };
   if (!element.querySelector(".plot-container")) element.replaceChildren();
@@ -97,21 +101,51 @@ function draw(element, figure) {
   return Plotly.react(element, data, themed(figure.layout, data, width), config);
 }
 
+// A figure is drawn when it comes near the screen, one at a time, so that the page stays alive.
+
+const pending = new Map(); // element -> what draws its figure
+const near = new Set();
+let drawing = null;
+
+const nearScreen = new IntersectionObserver(
+  (entries) => {
+    for (const entry of entries) near[entry.isIntersecting ? "add" : "delete"](entry.target);
+    drawing ||= drawNear().finally(() => (drawing = null));
+  },
+  { rootMargin: "50% 0px" },
+);
+
+// Draws a figure later, in a place that is as high as the figure.
+function drawWhenNear(element, height, act) {
+  pending.set(element, act);
+  element.style.minHeight = `${height}px`;
+  nearScreen.observe(element);
+}
+
+async function drawNear() {
+  for (let element; (element = [...near].find((each) => pending.has(each))); ) {
+    await pending.get(element)();
+    await new Promise((resume) => setTimeout(resume));
+  }
+}
+
+function drawAll() {
+  return Promise.all([...pending.values()].map((act) => act()));
+}
+
 function redrawAll() {
   for (const [element, figure] of drawn) draw(element, figure);
 }
 
-function drawVariant(element) {
+function variantOf(element) {
   const variants = pageData.figures[element.dataset.figure];
-  if (!variants) return Promise.resolve();
-  const name = element.dataset.variant in variants ? element.dataset.variant : Object.keys(variants)[0];
-  return draw(element, variants[name]);
+  return variants && (variants[element.dataset.variant] || Object.values(variants)[0]);
 }
 
 function chooseVariant(figure, variant) {
   const element = document.getElementById(`figure-${figure}`);
   element.dataset.variant = variant;
-  drawVariant(element);
+  draw(element, variantOf(element));
 }
 
 function connectChoices() {

@@ -26,6 +26,7 @@ function connectTheme() {
     onPaper = on;
     setTheme(on ? "light" : chosen || (system.matches ? "dark" : "light"));
     redrawAll();
+    if (on) drawAll();
   };
   matchMedia("print").addEventListener("change", (event) => printing(event.matches));
   addEventListener("beforeprint", () => printing(true));
@@ -75,10 +76,13 @@ async function start() {
   connectChoices();
   connectWidth();
   for (const element of document.querySelectorAll(".figure[data-figure]")) {
-    await drawVariant(element);
-    await new Promise((resume) => setTimeout(resume)); // the page stays alive meanwhile
+    const figure = variantOf(element);
+    if (figure) drawWhenNear(element, figure.layout.height, () => draw(element, variantOf(element)));
   }
-  await connectTimeline();
+  connectTimeline();
+  // What is near the screen is drawn once the browser has said what that is.
+  await new Promise((resume) => requestAnimationFrame(() => setTimeout(resume)));
+  await drawing;
   document.documentElement.dataset.ready = "yes";
 }
 

@@ -1,6 +1,7 @@
 "use strict";
 // The timeline of one iteration: bars of the segments that the page carries. Python's timeline.py draws the same.
 
+const HALF = 0.28; // of a bar's height, in lanes
 const HOVER_POINTS = 40; // along a picture's width, so that long bars can be hovered over anywhere
 
 // The bars of a rank in an iteration, in ms, from columns whose starts are differences.
@@ -12,12 +13,26 @@ function* barsOf(own) {
   }
 }
 
+// All bars of a kind are one polygon, which Plotly draws as one path: lines would be a path each, and zooming take 160 ms.
+// It goes around the upper half of a bar and around the lower, then along the middle of the lane to the next bar, and from lane
+// to lane far outside the picture, always there and back, so that nothing between the bars is filled.
 function pictureOf(iteration, ranks) {
   const timeline = pageData.timeline;
   const picture = timeline.pictures[iteration] || {};
   const span = timeline.spans[iteration] / 1000;
+  const outside = -100 * span;
   const traces = timeline.kinds.map((kind) => ({ kind, x: [], y: [], text: [], names: [] }));
   const labels = [];
+  const add = (trace, x, y, text = "", name = "") => {
+    trace.x.push(x);
+    trace.y.push(y);
+    trace.text.push(text);
+    trace.names.push(name);
+  };
+  const moveTo = (trace, lane) => {
+    add(trace, outside, trace.y.at(-1));
+    add(trace, outside, lane);
+  };
   for (const rank of ranks) {
     const own = picture[rank];
     if (!own) continue;
@@ -28,19 +43,19 @@ function pictureOf(iteration, ranks) {
       const steps = 1 + Math.min(Math.floor(length / (span / HOVER_POINTS)), HOVER_POINTS);
       const trace = traces[own.kind[row]];
       const lane = labels.length + own.lane[row];
-      for (let step = 0; step <= steps; step++) {
-        trace.x.push(first + (length * step) / steps);
-        trace.y.push(lane);
-        trace.text.push(text);
-        trace.names.push(name);
+      if (trace.y.length && trace.y.at(-1) !== lane) moveTo(trace, lane);
+      // The points along the middle are hovered over.
+      for (let step = 0; step <= steps; step++) add(trace, first + (length * step) / steps, lane, text, name);
+      for (const side of [lane - HALF, lane + HALF]) {
+        const [from, to] = side < lane ? [first + length, first] : [first, first + length];
+        add(trace, from, side, text, name);
+        add(trace, to, side, text, name);
       }
-      trace.x.push(null);
-      trace.y.push(null);
-      trace.text.push("");
-      trace.names.push("");
+      add(trace, first + length, lane, text, name);
     }
     for (const lane of own.lanes) labels.push(ranks.length > 1 ? `rank ${rank} · ${lane}` : lane);
   }
+  for (const trace of traces) if (trace.y.length) moveTo(trace, trace.y[0]);
   return { traces, labels, span };
 }
 
@@ -49,25 +64,30 @@ function escaped(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
+function heightOf(lanes) {
+  return 120 + Math.max(lanes, 2) * (lanes > 40 ? 15 : 24);
+}
+
 function timelineFigure(iteration, ranks, range) {
   const { traces, labels, span } = pictureOf(iteration, ranks);
-  const lane = labels.length > 40 ? 15 : 24;
   return {
     data: traces
       .filter((trace) => trace.x.length)
       .map((trace) => ({
         type: "scatter",
-        mode: "lines",
+        mode: "none",
+        fill: "toself",
+        fillcolor: pageData.colors[trace.kind],
+        hoveron: "points",
         name: pageData.kindNames[trace.kind],
         x: trace.x,
         y: trace.y,
         text: trace.text,
         customdata: trace.names,
-        line: { width: lane > 20 ? 14 : 8, color: pageData.colors[trace.kind] },
         hovertemplate: "%{text}<br>at %{x:.3f} ms<extra></extra>",
       })),
     layout: {
-      height: 120 + Math.max(labels.length, 2) * lane,
+      height: heightOf(labels.length),
       margin: { l: 150, r: 20, t: 40, b: 45 },
       legend: { orientation: "h", x: 0, y: 1, xanchor: "left", yanchor: "bottom" },
       hovermode: "closest",
@@ -107,10 +127,12 @@ function longestBar(name, iteration, ranks) {
 function rowsOfNames() {
   const known = new Set(pageData.timeline.names);
   const rows = new Map();
-  for (const row of document.querySelectorAll("#table-kernels tbody tr, #phases tbody tr, #table-operators tbody tr")) {
-    const cell = row.querySelector("td.name") || row.querySelector("th[scope=row]");
-    const name = cell?.textContent.trim();
-    if (known.has(name) && !rows.has(name)) rows.set(name, { row, cell });
+  for (const table of document.querySelectorAll("#table-kernels, #phases table, #table-operators")) {
+    for (const row of rowsOf(table)) {
+      const cell = row.querySelector("td.name") || row.querySelector("th[scope=row]");
+      const name = cell?.textContent.trim();
+      if (known.has(name) && !rows.has(name)) rows.set(name, { table, row, cell });
+    }
   }
   return rows;
 }
@@ -141,12 +163,18 @@ function connectTimeline() {
     const names = namesInView(iteration.value, chosen(), range()).slice(0, MOST_NAMES);
     inView.replaceChildren(new Option("choose a name", ""), ...names.map((name) => new Option(cut(name, 80), name)));
   };
+  let connected = false;
   const show = async (range) => {
     await draw(element, timelineFigure(iteration.value, chosen(), range));
     list();
+    if (connected) return;
+    connected = true;
+    element.on("plotly_relayout", list);
+    element.on("plotly_click", (event) => choose(event.points[0].customdata));
   };
-  const range = () => element.layout.xaxis.range;
-  const move = (scale, shift) => {
+  const range = () => element.layout?.xaxis.range;
+  const move = async (scale, shift) => {
+    if (pending.has(element)) await show();
     const [first, last] = range();
     const middle = (first + last) / 2 + shift * (last - first);
     const half = ((last - first) / 2) * scale;
@@ -166,7 +194,7 @@ function connectTimeline() {
     chosenBar.hidden = false;
     chosenBar.querySelector("code").textContent = name;
     back.hidden = !rows.has(name);
-    back.onclick = () => showRow(rows.get(name).row);
+    back.onclick = () => showRow(rows.get(name).table, rows.get(name).row);
   };
   inView.addEventListener("change", () => inView.value && choose(inView.value));
   const go = ({ iteration: number, rank: of, first, last, name }) => {
@@ -193,8 +221,6 @@ function connectTimeline() {
     });
     cell.append(" ", button);
   }
-  return show().then(() => {
-    element.on("plotly_relayout", list);
-    element.on("plotly_click", (event) => choose(event.points[0].customdata));
-  });
+  const lanes = chosen().map((of) => pageData.timeline.pictures[iteration.value]?.[of]?.lanes.length || 0);
+  drawWhenNear(element, heightOf(lanes.reduce((one, other) => one + other, 0)), () => show());
 }
