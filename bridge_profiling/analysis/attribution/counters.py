@@ -16,7 +16,7 @@ from bridge_profiling.peaks import memory_gbs
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 from bridge_profiling.traces.types import RankInfo
 
-#: What is measured, as a share of the peak, and the counters in percent that add up to it; nsys' names differ between devices.
+#: Each share of a peak, and the counters in percent that add up to it; nsys' names differ between devices.
 MEASURES: dict[str, re.Pattern[str]] = {
     "sm_active": re.compile(r"SMs? Active \[.*%"),
     "tensor_active": re.compile(r"Tensor (?:Pipe )?Active \[.*%"),

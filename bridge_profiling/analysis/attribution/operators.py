@@ -42,8 +42,9 @@ def operators(
 
     `module` is the innermost `nn.Module` that called the operator, as Python stacks name it (`Linear_3`); without `modules`,
     the one with the most own time. `cpu_memory_total_bytes` and `device_memory_total_bytes` add up what was allocated inside
-    on the same thread, less what was freed; `…_self_bytes` leave out operators and annotations further in. They are null
-    unless the capture records allocations (`profile_memory`).
+    on the same thread, less what was freed; for annotations as for torch's, on all threads, since autograd's does the work
+    of a range around `backward`. `…_self_bytes` leave out operators and annotations further in. They are null unless the
+    capture records allocations (`profile_memory`).
     """
     keys = ["name", *(["shapes"] if shapes else []), *(["stack"] if stacks else []), *(["module"] if modules else [])]
     rows = rows_of(host_events["category"], category)
@@ -134,14 +135,22 @@ def _memory_bytes(host_events: pa.Table, wanted: NDArray[np.bool_], memory_event
     thread, start, end = (host_events[name].to_numpy()[rows] for name in ("thread", "start_ns", "end_ns"))
     on_cpu = rows_of(memory_events["device_type"], "cpu")
     amount = to_int64(memory_events["bytes"], null=0)
-    total = sums_inside(
-        thread,
-        start,
-        end + 1,  # torch counts what happens at an operator's last nanosecond
-        at_thread=to_int64(memory_events["thread"]),
-        at_ns=to_int64(memory_events["time_ns"]),
-        amounts=np.column_stack((amount * on_cpu, amount * ~on_cpu)),
-    )
+    # One thread for all: an annotation counts every thread's allocations.
+    annotation = rows_of(host_events["category"], "annotation")[rows]
+    at_thread, at_ns = (to_int64(memory_events[name]) for name in ("thread", "time_ns"))
+    total = np.zeros((len(rows), 2), np.int64)
+    for chosen, of_range, of_event in (
+        (~annotation, thread, at_thread),
+        (annotation, np.zeros_like(thread), np.zeros_like(at_thread)),
+    ):
+        total[chosen] = sums_inside(
+            of_range[chosen],
+            start[chosen],
+            end[chosen] + 1,  # torch counts what happens at a range's last nanosecond
+            at_thread=of_event,
+            at_ns=at_ns,
+            amounts=np.column_stack((amount * on_cpu, amount * ~on_cpu)),
+        )
     parent = parents(thread, start, end)
     own = total.copy()
     np.subtract.at(own, parent[parent >= 0], total[parent >= 0])
