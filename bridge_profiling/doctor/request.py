@@ -87,7 +87,9 @@ class Request:
     @property
     def wants_gpu_metrics(self) -> bool:
         """Whether the settings, the launcher or its nsys options ask for GPU metrics."""
-        options = any(option.startswith("--gpu-metrics-device") for option in self.nsys_options)
+        options = any(
+            option.startswith("--gpu-metrics-device") for option in [*self.nsys_options, *self.profiling.nsys_extra_args]
+        )
         return self.profiling.nsys_gpu_metrics or self.nsys_prefix_gpu_metrics or options
 
     def temporary_directory(self, environ: Mapping[str, str]) -> Path:

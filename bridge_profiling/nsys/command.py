@@ -218,11 +218,7 @@ class NsysVersion:
 
         The rank uses the GPU at that place in CUDA_VISIBLE_DEVICES.
         """
-        answer = run_nsys(self.executable, "profile", f"{self.name_of(GPU_METRICS) or GPU_METRICS}=help", "true")
-        devices = re.findall(r"^\s*(\d+):", answer, re.MULTILINE)
-        if not devices:
-            reason = " ".join(line.strip() for line in answer.splitlines()[1:] if line.strip()) or "it lists no GPU"
-            raise CaptureError(f"nsys samples no GPU metrics here: {reason}")
+        devices = self.sampled_devices()
         visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
         device = visible[local_rank] if local_rank < len(visible) else str(local_rank)
         # A UUID does not give nsys' number; a job that sees one GPU by its UUID mostly sees no other in its container.
@@ -230,6 +226,15 @@ class NsysVersion:
         if device not in devices:
             raise CaptureError(f"nsys samples metrics of the GPUs {', '.join(devices)}, not of {device}")
         return device
+
+    def sampled_devices(self) -> list[str]:
+        """The numbers of the GPUs whose metrics this nsys samples here; raises CaptureError with its own reason without any."""
+        answer = run_nsys(self.executable, "profile", f"{self.name_of(GPU_METRICS) or GPU_METRICS}=help", "true")
+        devices = re.findall(r"^\s*(\d+):", answer, re.MULTILINE)
+        if not devices:
+            reason = " ".join(line.strip() for line in answer.splitlines()[1:] if line.strip()) or "it lists no GPU"
+            raise CaptureError(f"nsys samples no GPU metrics here: {reason}")
+        return devices
 
 
 def find_nsys(name: str = "nsys") -> NsysVersion:
@@ -281,7 +286,17 @@ def profile_command(request: NsysRequest, version: NsysVersion, *, report: Path)
             defaults.insert(0, f"{GPU_METRICS}={version.gpu_metrics_device(request.local_rank)}")
         except CaptureError as error:
             warnings.append(str(error))
-    options, unknown = version.adapt(merge_options(defaults, request.extra_args))
+    extra_args = list(request.extra_args)
+    if asked_metrics := [tokens for name, tokens in split_options(extra_args) if name in RENAMED_OPTIONS[0]]:
+        try:
+            version.sampled_devices()
+        except CaptureError as error:
+            # nsys refuses to start the training with them.
+            extra_args = [
+                token for name, tokens in split_options(extra_args) if name not in RENAMED_OPTIONS[0] for token in tokens
+            ]
+            warnings.append(f"{error}: left out {' '.join(asked_metrics[-1])}")
+    options, unknown = version.adapt(merge_options(defaults, extra_args))
     # A default that a version does not know is not worth a warning.
     asked = {name for name, _ in split_options(request.extra_args)} | {GPU_METRICS}
     warnings += [text for name, text in unknown.items() if name in asked]

@@ -288,7 +288,7 @@ def cuda_memory(rows: Rows, count: int) -> TableView:
         "frees": of("frees"),
         "in the iterations": lambda row: Cell(f"{row['in_iterations']:,} in {row['iterations']:,}", row["in_iterations"]),
     }
-    title = "Memory that CUDA allocated since the recording began, recorded by nsys"
+    title = "Memory that CUDA allocated, recorded by nsys"
     return table("cuda-memory", title, shown, columns, note=note)
 
 

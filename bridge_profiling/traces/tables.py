@@ -208,7 +208,7 @@ CUDA_MEMORY = pa.schema(
         RANK,
         ("time_ns", pa.int64()),
         ("device", pa.int32()),
-        ("memory", NAME),  # device | pinned | managed | pageable | array | unknown
+        ("memory", NAME),  # device | pinned | managed | pageable | array | device static | managed static | unknown
         ("bytes", pa.int64()),  # negative for a free
     ]
 )

@@ -41,6 +41,7 @@ DEVICES = "Possible --gpu-metrics-device values are:\n\t0: NVIDIA H100 80GB\n\t3
 REFUSED = (
     "Possible --gpu-metrics-device values are:\n\tInsufficient privilege, see https://developer.nvidia.com/ERR_NVGPUCTRPERM\n"
 )
+UNSUPPORTED = "Possible --gpu-metrics-device values are:\n\tSome GPUs are not supported:\n\tCan't load NVPW library.\n"
 
 
 def command(version=NEW, cuda=True, **settings):
@@ -94,7 +95,7 @@ def test_options_are_renamed_or_left_out_and_each_is_named(version, options, ada
 @pytest.mark.parametrize(
     ("answer", "visible", "local_rank", "device"),
     [(DEVICES, "", 0, "0"), (DEVICES, "0,3", 1, "3"), (DEVICES, "GPU-aa,GPU-bb", 0, "0"), (DEVICES, "", 1, "not of 1"),
-     (REFUSED, "", 0, "ERR_NVGPUCTRPERM")],
+     (REFUSED, "", 0, "ERR_NVGPUCTRPERM"), (UNSUPPORTED, "", 0, "Can't load NVPW library")],
 )  # fmt: skip
 def test_a_rank_samples_its_own_gpu_or_gives_nsys_reason(monkeypatch, answer, visible, local_rank, device):
     monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: answer)
@@ -104,6 +105,13 @@ def test_a_rank_samples_its_own_gpu_or_gives_nsys_reason(monkeypatch, answer, vi
     else:
         with pytest.raises(CaptureError, match=device):
             OLD.gpu_metrics_device(local_rank)
+
+
+@pytest.mark.parametrize(("answer", "kept"), [(DEVICES, True), (UNSUPPORTED, False)])
+def test_metrics_that_nsys_cannot_sample_are_left_out_of_the_users_options(monkeypatch, answer, kept):
+    monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: answer)
+    options, warnings = command(OLD, nsys_extra_args=["--gpu-metrics-device", "all"])
+    assert (options[-2:] == ["--gpu-metrics-device", "all"], "Can't load NVPW" in " ".join(warnings)) == (kept, not kept)
 
 
 def test_the_default_is_the_cheap_one():

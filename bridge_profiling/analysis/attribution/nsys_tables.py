@@ -75,9 +75,10 @@ def cuda_memory(events: pa.Table, iterations: pa.Table) -> pa.Table:
     """Allocations by CUDA (`--cuda-memory-usage=true`) by device and kind of memory, the highest peak first.
 
     Returns:
-        `memory`: device, pinned, managed, pageable, array or unknown. `allocations`, `frees`: number over the whole capture;
-        `in_iterations`: allocations and frees in the `iterations` that count. `peak_bytes` and `end_bytes`: allocated less
-        freed since the recording began, so memory that was allocated before is not in them. Empty unless recorded.
+        `memory`: device, pinned, managed, pageable, array or unknown; device static or managed static for variables in the
+        modules of kernels. `allocations`, `frees`: number in the report; nsys also reports those of before a window, with the
+        window's start as their time. `in_iterations`: allocations and frees in the `iterations` that count. `peak_bytes` and
+        `end_bytes`: allocated less freed, as far as reported. Empty unless recorded.
     """
     marked, count = _counted(iterations)
     time, device, amount = (to_int64(events[name]) for name in ("time_ns", "device", "bytes"))

@@ -382,13 +382,15 @@ class CudaMemory(TypedDict):
     """Memory of one kind that CUDA allocated on a device of a rank."""
 
     device: Annotated[int | None, doc("Number of the device in the process; null if unknown")]
-    memory: Annotated[str, doc("`device`, `pinned`, `managed`, `pageable`, `array` or `unknown`")]
-    allocations: Annotated[Count, doc("Number of allocations over the whole capture")]
-    frees: Annotated[Count, doc("Number of frees over the whole capture")]
+    memory: Annotated[
+        str, doc("`device`, `pinned`, `managed`, `pageable`, `array`, `device static`, `managed static`, `unknown`")
+    ]
+    allocations: Annotated[Count, doc("Allocations that nsys reports, of before the window too")]
+    frees: Annotated[Count, doc("Frees that nsys reports, of before the window too")]
     in_iterations: Annotated[Count, doc("Allocations and frees in the iterations that count")]
     iterations: Annotated[Count, doc("Iterations that count; 0 if none is marked")]
     allocated_bytes: Annotated[Bytes, doc("Bytes of the allocations")]
-    peak_bytes: Annotated[Bytes, doc("Most bytes allocated less freed since the recording began")]
+    peak_bytes: Annotated[Bytes, doc("Most bytes allocated less freed, as far as nsys reports")]
     end_bytes: Annotated[Bytes, doc("Bytes allocated less freed at its end; negative if older memory was freed")]
 
 

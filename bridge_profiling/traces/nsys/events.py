@@ -22,6 +22,8 @@ from bridge_profiling.traces.types import Caveat
 
 #: nsys' numbers of memory kinds where a report lists none; they differ from CUPTI's.
 _MEMORIES = {0: "pageable", 1: "pinned", 2: "device", 3: "array", 4: "managed", 5: "device", 6: "managed"}
+#: Those of variables in modules, which a kernel's code brings along; an allocation is none.
+_STATIC = {5: "device static", 6: "managed static"}
 _MEMORY_NAME = re.compile(r"CUDA_MEMOPR_MEMORY_KIND_(PAGEABLE|PINNED|DEVICE|ARRAY|MANAGED)")
 
 #: CUPTI's numbers of copies, which nsys keeps. From and to arrays: other.
@@ -283,7 +285,7 @@ def memory_columns(process: Process, base_ns: int) -> dict[str, pa.Array] | None
         return None
     rows = rows[np.argsort(columns["start"][rows], kind="stable")]
     columns = {name: values[rows] for name, values in columns.items()}
-    memories = _memories(process.database)
+    memories = _memories(process.database) | _STATIC
     kinds, place = np.unique(columns["memKind"], return_inverse=True)
     return {
         "time_ns": pa.array(columns["start"] + base_ns),

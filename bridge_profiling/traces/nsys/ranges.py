@@ -34,6 +34,9 @@ _OPERATOR_WITH_SHAPES = re.compile(
 )
 _MARK = "\x1e"
 
+#: Ranges that torch opens around operators, and emit_nvtx numbers as if they were some. Kineto calls them annotations.
+_ANNOTATION = re.compile(r"Optimizer\.\w+#|enumerate\(DataLoader\)#|DistributedDataParallel\.|FSDP::")
+
 #: Autograd's sequence number in such a name, for SQLite; 18 digits fit an integer.
 _AT = "nullif(instr(\"text\", ', seq = '), 0)"
 _SEQUENCE = f'CAST(substr("text", {_AT} + 8, 18) AS INTEGER)'
@@ -146,7 +149,7 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     rows = np.flatnonzero((start != NULL) & (end != NULL) & (end >= start))
     rows = rows[np.lexsort((-end[rows], start[rows]))]
     parts = [text.partition(_MARK) for text in known]
-    operator = [bool(mark) for _, mark, _ in parts]
+    operator = [bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts]
     sequence = np.full(len(rows), NULL)
     if any(operator):
         numbers = database.integers(NVTX, _SEQUENCE, where)[rows]

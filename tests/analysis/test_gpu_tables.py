@@ -1,0 +1,69 @@
+"""Our tables of a real training on an H100 (tools/gpu_tables.py), next to torch's own and to plain SQL."""
+
+import json
+import lzma
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from bridge_profiling.analysis.attribution.operators import MEMORY
+from bridge_profiling.run import Run
+
+FOLDER = Path(__file__).parent / "gpu_tables"
+
+#: torch adds this to cudaStreamIsCapturing, for device work that its trace does not hold.
+UNTRACED_US = {"host-to-device": 20.289, "iteration_6": 20.289}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Of torch.profiler and of nsys; and the report's database."""
+    folder = tmp_path_factory.mktemp("gpu_tables")
+    for kind in ("pt.trace.json", "sqlite"):
+        (folder / kind).mkdir()
+        (folder / kind / f"rank-0.{kind}").write_bytes(lzma.decompress((FOLDER / f"rank-0.{kind}.xz").read_bytes()))
+    with Run(folder / "pt.trace.json") as kineto, Run(folder / "sqlite") as nsys:
+        yield kineto, nsys, sqlite3.connect(folder / "sqlite" / "rank-0.sqlite")
+
+
+def test_device_time_and_memory_of_operators_and_ranges_are_those_of_torch(runs):
+    theirs = json.loads((FOLDER / "key_averages.json").read_text())
+    rows = [row for category in ("operator", "annotation") for row in runs[0].operators(category=category).to_pylist()]
+    assert {row["name"] for row in rows} == set(theirs)
+    for row in rows:
+        count, own_us, total_us, *memory = theirs[row["name"]]
+        total_us -= UNTRACED_US.get(row["name"], 0)
+        ours = [row[name] for name in ("count", "device_self_us", "device_total_us", *MEMORY)]
+        assert ours == [count, pytest.approx(own_us, abs=0.02), pytest.approx(total_us, abs=0.02), *memory], row["name"]
+
+
+def test_both_profilers_count_the_same_calls_and_kernels(runs):
+    calls, phases = (
+        [{row["name"]: row for row in table(run).to_pylist() if not row["name"].startswith("cub::")} for run in runs[:2]]
+        for table in (Run.operators, Run.phases)
+    )
+    by_kineto, by_nsys = ({name: row["count"] for name, row in of.items()} for of in calls)
+    assert by_kineto == by_nsys
+    assert phases[0].keys() == phases[1].keys()
+    assert phases[0]["forward"]["backward_device_us"] > 8000
+    for name, row in phases[0].items():
+        theirs = phases[1][name]
+        assert theirs["kernel_count"] == row["kernel_count"]
+        for column in ("device_us", "backward_device_us"):
+            assert theirs[column] == (row[column] and pytest.approx(row[column], rel=0.01, abs=1)), (name, column)
+
+
+def test_system_calls_and_cudas_memory_are_those_of_plain_sql(runs):
+    _, run, raw = runs
+    query = "select sum(end - start) / 3e3 from OSRT_API join StringIds on id = nameId where value = ?"
+    ours = {row["name"]: row["time_us"] for row in run.system_calls().to_pylist()}
+    for name in ("ioctl", "clock_nanosleep", "pthread_cond_signal"):
+        assert ours[name] == pytest.approx(raw.execute(query, (name,)).fetchone()[0]), name
+    assert "poll" not in ours  # of a thread that launches nothing
+    kinds = """select memKind, sum(memoryOperationType = 0), sum(memoryOperationType = 1),
+        sum(bytes * (1 - 2 * memoryOperationType)), sum(start > 0) from CUDA_GPU_MEMORY_USAGE_EVENTS group by 1"""
+    columns = ("allocations", "frees", "end_bytes", "in_iterations")
+    ours = {row["memory"]: tuple(row[name] for name in columns) for row in run.cuda_memory().to_pylist()}
+    named = {1: "pinned", 2: "device", 5: "device static"}
+    assert ours == {named[kind]: tuple(rest) for kind, *rest in raw.execute(kinds)}
