@@ -14,6 +14,7 @@ from bridge_profiling.doctor.request import Request, apply_arguments, apply_file
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
 
 TORCH, NSYS, METRICS = (f"profiling.{name}=true" for name in ("use_pytorch_profiler", "use_nsys_profiler", "nsys_gpu_metrics"))
+METRICS_ARG = "profiling.nsys_extra_args=[--gpu-metrics-devices=0]"
 RANKS = "profiling.profile_ranks="
 PP = f"{RANKS}pp model.tensor_model_parallel_size=2 model.pipeline_model_parallel_size=4"
 
@@ -89,6 +90,7 @@ CASES = [
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(0, "user"), "ok", ""),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "root"), "ok", ""),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "user"), "fails", "AdminUsers=0"),
+    (check_gpu_metrics_permission, f"{NSYS} {METRICS_ARG}", {}, permission(1, "user"), "fails", "AdminUsers=0"),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "namespace"), "fails", ""),
     (check_gpu_metrics_permission, "", {"name": ""}, permission(1, "user"), "warning", ""),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, {}, "unknown", "was not recorded"),
