@@ -30,10 +30,6 @@ def test_coordinates_are_megatron_cores(sizes, order):
                 assert layout.coordinates(rank)[name] == (place, len(group)), (name, rank)
 
 
-def test_a_process_alone_is_the_whole_job():
-    assert ParallelLayout() == ParallelLayout(world_size=1, tp=1, cp=1, ep=1, pp=1)
-
-
 @pytest.mark.parametrize("sizes", LAYOUTS)
 def test_pp_means_one_rank_per_stage_at_the_origin_of_the_others(sizes):
     layout = ParallelLayout(**sizes)

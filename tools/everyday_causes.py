@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from bridge_profiling.analysis import Run  # noqa: E402
 from bridge_profiling.report.json import document  # noqa: E402
-from tests.everyday.captures import CAPTURES, GROUPS, Capture, Milliseconds, unpack  # noqa: E402
+from tests.everyday.captures import GROUPS, VISIBLE, Capture, Milliseconds, unpack  # noqa: E402
 from tests.planted.cases import CASES, Case  # noqa: E402
 
 PAGE = ROOT / "docs" / "concepts" / "everyday-causes.md"
@@ -34,6 +34,9 @@ STEADY = 0.10
 #: Devices that are busy for a smaller share of the unprofiled iteration wait for hosts: findings about all ranks are not false.
 BUSY = 0.80
 
+
+#: Halves of a round, by whether they were set aside.
+HALVES = ("for development", "set aside")
 
 #: A finding with less than this share of its saving in the baseline is one that the cause brought.
 MUCH_SMALLER = 0.5
@@ -169,10 +172,10 @@ def _named(finding: dict[str, Any]) -> Named:
 
 
 def answers(scratch: Path, open_run: Callable[[Path], Run]) -> list[Answer]:
-    """The answers about all captures, in the order of `cases.json`."""
+    """The answers about all captures that may be looked at, in the order of `cases.json`."""
     for group in GROUPS:
         unpack(group, scratch)
-    return _with_baselines([answer(capture, scratch / capture.name, open_run) for capture in CAPTURES.values()])
+    return _with_baselines([answer(capture, scratch / capture.name, open_run) for capture in VISIBLE.values()])
 
 
 def _with_baselines(found: Iterable[Answer]) -> list[Answer]:
@@ -211,6 +214,7 @@ def _megatron_capture(case: Case, timed: dict[str, Milliseconds]) -> Capture:
         # A checkpoint comes once in the window and never outside, and memory costs no time.
         comparable=case.finding not in ("checkpoint_stall", "memory_growth", "memory_fragmentation"),
         set_aside=False,
+        round=1,
         busy_share=None if case.finding else 1.0,
         window_share=1.0,
         pause_alone=False,
@@ -281,10 +285,11 @@ def summary(found: Sequence[Answer]) -> str:
     lines = []
     for name, chosen in (
         ("All", found),
-        ("For development", [one for one in found if not one.capture.set_aside]),
-        ("Set aside", [one for one in found if one.capture.set_aside]),
+        *((f"Round {number}, {half}", _of(found, number, half)) for number in (1, 2) for half in HALVES),
     ):
         causes = [one for one in chosen if one.capture.findings]
+        if not causes:
+            continue
         right, beyond = sum(one.right for one in causes), sum(one.right_beyond_baseline for one in causes)
         bounded = [one.bounded for one in causes if one.bounded is not None]
         errors = [abs(one.saving_error) for one in causes if one.saving_error is not None and one.right]
@@ -313,6 +318,10 @@ def summary(found: Sequence[Answer]) -> str:
         else "- Unprofiled iteration: this version does not estimate it."
     )
     return "\n".join(lines)
+
+
+def _of(found: Iterable[Answer], number: int, half: str) -> list[Answer]:
+    return [one for one in found if one.capture.round == number and HALVES[one.capture.set_aside] == half]
 
 
 def page(found: Sequence[Answer], of_megatron: Sequence[Answer]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.traces.kineto_files import call, complete, document, kernel
+from tests.traces.kineto_files import call, complete, kernel, write_capture
 
 
 @dataclass
@@ -44,13 +44,11 @@ class WrittenRun:
 
     def write(self, root: Path) -> Path:
         """Write it under a directory, which is returned."""
+        window = range(10, 10 + self.iterations)
         for rank in range(self.ranks):
-            path = root / "torch" / f"iter-10-{10 + self.iterations}" / f"rank-{rank}.pt.trace.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            distributed = {"rank": rank, "world_size": self.ranks}
-            path.write_text(json.dumps(document(self._events(rank), distributedInfo=distributed)))
-            if self.unprofiled_ms:
-                self._write_manifest(root, rank, path)
+            trace = write_capture(root, self._events(rank), window, rank, self.ranks, **self._manifest(rank))
+            if not self.unprofiled_ms:
+                (root / "manifest" / trace.parent.name / f"rank-{rank}.json").unlink()
         return root
 
     def _events(self, rank: int) -> list[dict[str, Any]]:
@@ -73,20 +71,12 @@ class WrittenRun:
                 events.append(complete("user_annotation", f"ProfilerStep#{10 + place}", begin, now - begin - 1))
         return events
 
-    def _write_manifest(self, root: Path, rank: int, trace: Path) -> None:
+    def _manifest(self, rank: int) -> dict[str, Any]:
         end = 10 + self.iterations
-        captured = list(range(10, end))
-        artifact = {"path": str(trace.relative_to(root)), "bytes": trace.stat().st_size}
-        profiler = {"name": "torch", "status": "complete", "reason": None, "artifacts": [artifact], "notes": []}
         # The first of the run counts to nothing; these come after the window and what it costs.
         outside = [0, *range(end + 1, end + 1 + len(self.unprofiled_ms))]
         durations = [round(each * 1e6 * (rank + 1)) for each in (999.0, *self.unprofiled_ms)]
-        manifest = {"status": "complete", "reason": None, "rank": rank, "world_size": self.ranks, "host": "node1"}
-        manifest |= {"config": {"record_shapes": True}, "versions": {"torch": "2.13.0"}, "profilers": [profiler]}
+        manifest: dict[str, Any] = {"host": "node1", "config": {"record_shapes": True}, "versions": {"torch": "2.13.0"}}
         manifest["coordinates"] = dict.fromkeys(("tp", "pp", "cp", "ep"), (0, 1)) | {"dp": (rank, self.ranks)}
-        manifest["window"] = {"start": 10, "end": end}
-        manifest["captured"] = {"first": captured[0], "last": captured[-1], "iterations": captured}
         manifest["durations_ns"] = {"iteration": outside, "duration_ns": durations}
-        path = root / "manifest" / trace.parent.name / f"rank-{rank}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(manifest | dict(self.manifest)))
+        return manifest | dict(self.manifest)

@@ -51,6 +51,11 @@ def values(found: pa.Table, *names: str) -> list[tuple[Any, ...]]:
     return list(zip(*(found[name].to_pylist() for name in names), strict=True))
 
 
+def span(name: str, start_ns: int, end_ns: int, category: str = "annotation", **known: Any) -> dict[str, Any]:
+    """A range or a call of the host."""
+    return {"category": category, "name": name, "start_ns": start_ns, "end_ns": end_ns, **known}
+
+
 def work(kind: str, start_ns: int, end_ns: int, launched_ns: int | None = None, **known: Any) -> dict[str, Any]:
     """A device event; its launching call takes one nanosecond and returns when it is launched."""
     launch = (

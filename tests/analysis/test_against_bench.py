@@ -1,4 +1,7 @@
-"""A capture compared with benchmarks: which result fits, what is between measured sizes, what is not compared and why."""
+"""A capture compared with benchmarks: which result fits, what is between measured sizes, what is not compared and why.
+
+Each answer is followed to the sentence about it.
+"""
 
 import json
 import shutil
@@ -9,6 +12,7 @@ from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.compare.bench import interpolated
 from bridge_profiling.bench import results as bench_results
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.report.bench_view import section
 from tests.planted.cases import CASES
 from tests.report.published import problems
 
@@ -79,6 +83,9 @@ def test_each_group_is_compared_with_as_many_ranks_at_its_own_sizes(compared):
     # The bus bandwidth of a gather is half of what two ranks gather.
     gathers = [row for row in rows_of(run, "DATA_PARALLEL_GROUP_WITH_CP") if row["operation"] == "all_gather"]
     assert [row["alone_bus_bandwidth_gbs"] for row in gathers] == [pytest.approx(gbs_of(75_544_576) / 2)] * 2
+    said = section(run.against_bench).paragraphs
+    fell_short = "all_reduce in group tensor model parallel on ranks 0-1 reached 27% of the benchmark's bandwidth (26 of "
+    assert [sentence.startswith(fell_short) for sentence in said].count(True) == 1
     assert problems("analyze", json.loads(run.to_json())) == []
 
 
@@ -96,9 +103,13 @@ def test_each_group_is_compared_with_as_many_ranks_at_its_own_sizes(compared):
     ],
 )
 def test_what_ran_elsewhere_is_not_compared_and_says_why(compared, results, reason):
-    for row in rows_of(compared(*results)):
+    run = compared(*results)
+    for row in rows_of(run):
         assert (row["reached_share"], row["compared_count"]) == (None, 0)
         assert row["reason"].startswith(reason)
+    # Each reason once, though several rows have it.
+    said = section(run.against_bench).paragraphs[1:]
+    assert [sentence.startswith("Not compared: ") for sentence in said] == [True] * len(set(said))
 
 
 def test_sizes_outside_are_left_out_of_both_sides(compared):
@@ -123,7 +134,7 @@ def test_a_file_next_to_the_captures_is_taken_and_one_of_something_else_is_repor
     path = folder / "bench.json"
     try:
         bench_results.write(path, [collectives()])
-        assert run_of(folder).against_bench.found
+        assert "bench.json, found next to the captures" in section(run_of(folder).against_bench).paragraphs[0]
         path.write_text('{"results": "of another tool"}')
         run = run_of(folder)
         assert run.against_bench is None
@@ -139,9 +150,11 @@ def test_a_file_next_to_the_captures_is_taken_and_one_of_something_else_is_repor
     [(100.0, "The benchmark of this link is faster (26% of it reached)"), (26.0, "so the link itself is slow")],
 )
 def test_the_finding_about_a_slow_link_says_whether_it_is_slow_alone(compared, gbs, conclusion):
-    found = next(each for each in compared(collectives(gbs=gbs)).findings() if each.id == "exposed_communication")
+    run = compared(collectives(gbs=gbs))
+    found = next(each for each in run.findings() if each.id == "exposed_communication")
     assert conclusion in found.action
     assert found.evidence["groups"][0]["reached_share_of_alone"] == pytest.approx(25.9 / gbs, abs=0.02)
+    assert ("is as fast as in the benchmark" in section(run.against_bench).paragraphs[1]) == (gbs == 26.0)
 
 
 def test_copies_steps_and_loaders_are_compared_too(compared):
@@ -164,4 +177,6 @@ def test_copies_steps_and_loaders_are_compared_too(compared):
     assert bench.step["reason"] == "cpu was measured, but NVIDIA H200 captured"
     assert bench.data_loader["batch_us"] == pytest.approx(20_000)
     assert bench.data_loader["iteration_us"] > 20_000
+    said = " ".join(section(bench).paragraphs)
+    assert "Data loader train:data returns a batch every 20 ms at best; an iteration here takes" in said
     assert problems("analyze", json.loads(run.to_json())) == []

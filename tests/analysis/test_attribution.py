@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bridge_profiling.analysis.attribution.device import Windows, device_work
 from bridge_profiling.analysis.attribution.idle import PROMPT_NS, Cause, gaps
-from bridge_profiling.analysis.attribution.parts import BY_CAUSE, PART_OF_CAUSE, attribution, steady, typical_iteration
+from bridge_profiling.analysis.attribution.parts import attribution, steady, typical_iteration
 from bridge_profiling.analysis.intervals import parents, union
 from bridge_profiling.analysis.session import RankQuestions
 from tests.analysis.ranks_in_hand import answer, rank, values, work
@@ -135,11 +135,6 @@ def test_launch_statistics_tell_graphs_from_kernels_launched_one_by_one():
     ]
     names = ("kernel_count", "mean_kernel_us", "median_kernel_us", "launch_count", "launch_call_us", "graph_kernel_count")
     assert values(answer(rank(device_events=events), "launch_statistics"), *names) == [(5, 4.0, 3.0, 2, 4.0, 2)]
-
-
-def test_without_iterations_there_is_no_typical_one():
-    table = _found([], work("compute", 0, 10))
-    assert table.num_rows == typical_iteration(table).table.num_rows == 0
 
 
 def _gaps(start_ns, end_ns, *events, **tables):
@@ -305,8 +300,3 @@ def test_waiting_is_taken_from_communication_and_never_more_than_it(waiting_us, 
     lost = dict.fromkeys(range(3), 40.0)
     found = _attributed(100, 100, 100, lost_us=lost, cause=Cause.blocked_by_communication, waiting_us=waiting_us)
     assert (found["communication_us"], found["waiting_us"], found["waiting_known"]) == expected
-
-
-def test_every_cause_has_a_part():
-    assert set(PART_OF_CAUSE) == set(Cause)
-    assert set(PART_OF_CAUSE.values()) <= set(BY_CAUSE)

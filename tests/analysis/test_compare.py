@@ -273,11 +273,6 @@ def test_medians_are_of_the_ranks_that_all_runs_with_iterations_captured(series)
     assert (found.runs[0].step_us, found.runs[0].parts) == (found.runs[1].step_us, found.runs[1].parts)
 
 
-def test_two_runs_are_no_series(series):
-    with pytest.raises(ProfilingConfigError, match="a series of 2 runs"):
-        series(*scaled(1, 1))
-
-
 def test_the_interval_of_a_median_covers_it_as_often_as_it_says():
     chance = np.random.default_rng(1)
     found = [median_of(chance.normal(10, 1, 30)) for _ in range(400)]

@@ -6,23 +6,18 @@ import torch
 from bridge_profiling.analysis.attribution.device import breakdown, copies, device_work
 from bridge_profiling.analysis.attribution.operators import MEMORY, operators, units
 from bridge_profiling.run import Run
-from tests.analysis.ranks_in_hand import answer, rank, table, values, work
+from tests.analysis.ranks_in_hand import answer, rank, span, table, values, work
 
-US = 1000
 BUSY = [work("compute", 0, 15_000), work("compute", 10_000, 20_000, device=1)]
 COLUMNS = ("unit", "step", "count", "host_us", "communication_count", "device_us")
 
 
-def _range(name, start_ns, end_ns, category="operator", **known):
-    return {"category": category, "name": name, "start_ns": start_ns, "end_ns": end_ns, **known}
-
-
 def test_own_time_is_without_operators_inside():
     events = [
-        _range("aten::linear", 0, 10_000, operator=1),
-        _range("aten::mm", 2000, 8000, operator=2),
-        _range("aten::mm", 0, 1000, operator=3, thread=2),
-        _range("cudaLaunchKernel", 3000, 4000, "runtime", operator=2),
+        span("aten::linear", 0, 10_000, "operator", operator=1),
+        span("aten::mm", 2000, 8000, "operator", operator=2),
+        span("aten::mm", 0, 1000, "operator", operator=3, thread=2),
+        span("cudaLaunchKernel", 3000, 4000, "runtime", operator=2),
     ]
     launch = {"launch_thread": 1, "launch_start_ns": 3000}
     launched = [
@@ -38,11 +33,11 @@ def test_own_time_is_without_operators_inside():
 def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_when_asked():
     shapes, stack = "[[2,3],[3,4]]", "forward model.py:7\nmain train.py:3"
     events = [
-        _range("aten::mm", 0, 1000, shapes=shapes, stack=stack),
-        _range("aten::mm", 2000, 3000, shapes="[[9,9],[9,9]]", stack=stack),
-        _range("aten::mm", 4000, 5000),
-        _range("dataloader", 6000, 11_000, "annotation"),
-        _range("cudaLaunchKernel", 4200, 4500, "runtime"),
+        span("aten::mm", 0, 1000, "operator", shapes=shapes, stack=stack),
+        span("aten::mm", 2000, 3000, "operator", shapes="[[9,9],[9,9]]", stack=stack),
+        span("aten::mm", 4000, 5000, "operator"),
+        span("dataloader", 6000, 11_000, "annotation"),
+        span("cudaLaunchKernel", 4200, 4500, "runtime"),
     ]
     host, device, memory = (
         table(name, rows) for name, rows in (("host_events", events), ("device_events", []), ("memory_events", []))
@@ -108,39 +103,30 @@ def test_work_on_several_devices_is_counted_as_that_of_one():
     assert (values(both.table, "busy_us"), one.caveats, both.caveats[0].code) == ([(20,)], (), "several_devices")
 
 
-def host(thread, name, start_us, end_us, category="annotation"):
-    return {"category": category, "thread": thread, "name": name, "start_ns": start_us * US, "end_ns": end_us * US}
-
-
-def device(thread, launched_us, start_us, end_us, kind="communication"):
-    launch = {} if thread is None else {"launch_thread": thread, "launch_start_ns": launched_us * US}
-    return {"kind": kind, "start_ns": start_us * US, "end_ns": end_us * US, **launch}
-
-
 def found(ranges, events):
     return values(units(table("host_events", ranges), table("device_events", events)), *COLUMNS)
 
 
 def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
     ranges = [
-        host(1, "FSDP::all_gather (layers.0)", 0, 10),
-        host(1, "FSDP::all_gather (layers.1)", 20, 30),
-        host(1, "FSDP::all_gather_copy_out (layers.1)", 40, 50),
+        span("FSDP::all_gather (layers.0)", 0, 10_000, thread=1),
+        span("FSDP::all_gather (layers.1)", 20_000, 30_000, thread=1),
+        span("FSDP::all_gather_copy_out (layers.1)", 40_000, 50_000, thread=1),
         # The backward pass of a device has a thread of its own.
-        host(2, "FSDP::all_gather (layers.1) [pg=4]", 100, 110),
-        host(2, "FSDP::post_backward_reduce (layers.1)", 120, 135),
-        host(1, "FSDP::all_gather (layers.0)", 0, 10, "operator"),
+        span("FSDP::all_gather (layers.1) [pg=4]", 100_000, 110_000, thread=2),
+        span("FSDP::post_backward_reduce (layers.1)", 120_000, 135_000, thread=2),
+        span("FSDP::all_gather (layers.0)", 0, 10_000, "operator", thread=1),
     ]
     events = [
-        device(1, 5, 100, 140),
-        device(1, 25, 140, 150),
-        device(1, 26, 150, 900, "compute"),
-        device(1, 45, 160, 900),
-        device(2, 105, 200, 300),
-        device(2, 125, 300, 307),
+        work("communication", 100_000, 140_000, launch_thread=1, launch_start_ns=5000),
+        work("communication", 140_000, 150_000, launch_thread=1, launch_start_ns=25_000),
+        work("compute", 150_000, 900_000, launch_thread=1, launch_start_ns=26_000),
+        work("communication", 160_000, 900_000, launch_thread=1, launch_start_ns=45_000),
+        work("communication", 200_000, 300_000, launch_thread=2, launch_start_ns=105_000),
+        work("communication", 300_000, 307_000, launch_thread=2, launch_start_ns=125_000),
         # Launched before any of the thread's ranges, and one whose launch was not recorded.
-        device(2, 50, 0, 900),
-        device(None, 0, 0, 900),
+        work("communication", 0, 900_000, launch_thread=2, launch_start_ns=50_000),
+        work("communication", 0, 900_000),
     ]
     assert found(ranges, events) == [
         ("layers.1", "all_gather", 2, 20, 2, 110),
@@ -150,5 +136,5 @@ def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
 
 
 def test_without_a_device_the_hosts_time_is_known_and_the_devices_is_not_zero():
-    ranges = [host(1, "ZeRO::reduce", 0, 3), host(1, "FSDP::all_gather", 5, 6)]
+    ranges = [span("ZeRO::reduce", 0, 3000, thread=1), span("FSDP::all_gather", 5000, 6000, thread=1)]
     assert found(ranges, []) == [("", "reduce", 1, 3, 0, None), ("", "all_gather", 1, 1, 0, None)]

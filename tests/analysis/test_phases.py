@@ -1,6 +1,6 @@
 """Ranges by name: what counts as inside, and for which iteration."""
 
-from tests.analysis.ranks_in_hand import answer, rank, values, work
+from tests.analysis.ranks_in_hand import answer, rank, span, values, work
 
 STEPS = [
     {"iteration": number, "start_ns": number * 1000, "end_ns": number * 1000 + 900, "boundary": False} for number in range(3)
@@ -8,16 +8,12 @@ STEPS = [
 LOOP, AUTOGRAD = 1, 2
 
 
-def _range(name, start_ns, end_ns, category="annotation", **known):
-    return {"category": category, "name": name, "start_ns": start_ns, "end_ns": end_ns, **known}
-
-
 def _launched(at_ns, took_ns, thread=LOOP, kind="compute"):
     return work(kind, at_ns, at_ns + took_ns, launch_start_ns=at_ns, launch_end_ns=at_ns + 1, launch_thread=thread)
 
 
 def _found(events, launched, *columns, steps=STEPS):
-    marks = [_range(f"ProfilerStep#{step['iteration']}", step["start_ns"], step["end_ns"]) for step in steps]
+    marks = [span(f"ProfilerStep#{step['iteration']}", step["start_ns"], step["end_ns"]) for step in steps]
     host = sorted([*marks, *events], key=lambda row: row["start_ns"])
     table = answer(rank(host_events=host, device_events=launched, iterations=steps), "phases")
     return {row[0]: row[1:] for row in values(table, "name", *columns)}
@@ -25,9 +21,9 @@ def _found(events, launched, *columns, steps=STEPS):
 
 def test_work_of_descendants_and_of_autograds_thread_counts_and_that_of_other_threads_does_not():
     events = [
-        _range("backward", 100, 300),
-        _range("aten::mm", 110, 150, "operator"),
-        _range("autograd::engine::evaluate_function: MmBackward0", 160, 200, "operator", thread=AUTOGRAD),
+        span("backward", 100, 300),
+        span("aten::mm", 110, 150, "operator"),
+        span("autograd::engine::evaluate_function: MmBackward0", 160, 200, "operator", thread=AUTOGRAD),
     ]
     launched = [
         _launched(120, 40_000),
@@ -42,29 +38,29 @@ def test_work_of_descendants_and_of_autograds_thread_counts_and_that_of_other_th
 def test_the_backward_pass_of_a_range_is_that_of_the_last_operator_with_the_nodes_number():
     node = "autograd::engine::evaluate_function: MmBackward0"
     events = [
-        _range("embedding", 10, 20),
+        span("embedding", 10, 20),
         # Made no node: it only shows the number that the next node gets.
-        _range("aten::ones", 12, 14, "operator", sequence=5),
-        _range("layer", 30, 60),
-        _range("aten::mm", 40, 50, "operator", sequence=5),
-        _range(node, 100, 130, "operator", thread=AUTOGRAD, sequence=5),
-        _range("MmBackward0", 101, 129, "operator", thread=AUTOGRAD, sequence=5),
-        _range(node, 140, 150, "operator", thread=AUTOGRAD, sequence=99),
+        span("aten::ones", 12, 14, "operator", sequence=5),
+        span("layer", 30, 60),
+        span("aten::mm", 40, 50, "operator", sequence=5),
+        span(node, 100, 130, "operator", thread=AUTOGRAD, sequence=5),
+        span("MmBackward0", 101, 129, "operator", thread=AUTOGRAD, sequence=5),
+        span(node, 140, 150, "operator", thread=AUTOGRAD, sequence=99),
     ]
     launched = [_launched(41, 3000), _launched(110, 8000, AUTOGRAD), _launched(145, 500, AUTOGRAD)]
     found = _found(events, launched, "device_us", "backward_host_us", "backward_device_us", steps=STEPS[:1])
     assert found == {"embedding": (0, 0, 0), "layer": (3, 0.03, 8), "autograd": (8.5, None, None)}
-    unknown = _found([_range("layer", 30, 60)], [], "backward_device_us", steps=STEPS[:1])
+    unknown = _found([span("layer", 30, 60)], [], "backward_device_us", steps=STEPS[:1])
     assert unknown == {"layer": (None,)}
 
 
 def test_times_are_means_of_the_iterations_that_count_with_their_lowest_and_highest():
     ranges = [
-        *(_range("load", 1000 * step + 100, 1000 * step + end) for step, end in enumerate((200, 300, 600))),
-        _range("save", 1950, 1990),  # between two iterations
-        _range("load", 2150, 2200),  # inside another
-        _range("before", -50, -20),
-        *(_range("nccl:all_reduce", 1000 * step + 700, 1000 * step + 720) for step in (0, 1, 2)),
+        *(span("load", 1000 * step + 100, 1000 * step + end) for step, end in enumerate((200, 300, 600))),
+        span("save", 1950, 1990),  # between two iterations
+        span("load", 2150, 2200),  # inside another
+        span("before", -50, -20),
+        *(span("nccl:all_reduce", 1000 * step + 700, 1000 * step + 720) for step in (0, 1, 2)),
     ]
     columns = ("kind", "calls", "present", "host_us", "host_low_us", "host_high_us")
     expected = {

@@ -4,16 +4,14 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from bridge_profiling.analysis import kept_answers, session
 from bridge_profiling.analysis.attribution import kernel_groups
-from bridge_profiling.analysis.workers import Outcome, RayEngine
+from bridge_profiling.analysis.workers import RayEngine
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.layout import name_ranks
 from bridge_profiling.traces import kineto
 from tests.analysis.ranks_in_hand import values
 from tests.traces.kineto_files import kernel, steps
@@ -127,12 +125,6 @@ def test_without_ray_installed_the_error_says_what_to_type(monkeypatch):
         RayEngine()
 
 
-def test_an_engine_of_ones_own_can_do_the_work(write_ranks, run_of):
-    write_ranks(2)
-    own = SimpleNamespace(map=lambda function, tasks: [Outcome(place, function(task)) for place, task in enumerate(tasks)])
-    assert run_of(engine=own).breakdown()["rank"].to_pylist() == [0, 1]
-
-
 def test_of_two_files_of_one_rank_the_whole_one_counts(write_trace, run_of, tmp_path):
     """Parquet of a rank and of a damaged copy of its file, in one folder."""
     for folder, events in (("damaged", [*steps(100), kernel("bad", 5, -1)]), ("good", steps(100, 200))):
@@ -144,10 +136,6 @@ def test_of_two_files_of_one_rank_the_whole_one_counts(write_trace, run_of, tmp_
     assert run.kernels()["count"].to_pylist() == [2]
     assert [damaged in error for error in run.errors] == [True]
     assert any(damaged in sentence and "left out" in sentence for sentence in run.limitations)
-
-
-def test_ranks_in_words():
-    assert [name_ranks(each) for each in ([3], [2, 0, 1], [0, 2, 3, 3, 9])] == ["rank 3", "ranks 0-2", "ranks 0, 2-3, 9"]
 
 
 def test_kineto_and_nsys_captures_of_a_rank_are_of_one_rank(real, tmp_path, run_of):

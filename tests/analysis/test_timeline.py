@@ -5,7 +5,7 @@ import pytest
 
 from bridge_profiling.analysis.ranks.timeline import HOST_LANE, KINDS, Window, segments, windows_of
 from bridge_profiling.traces import cache
-from tests.analysis.ranks_in_hand import rank
+from tests.analysis.ranks_in_hand import rank, span
 
 US = 1_000
 
@@ -58,9 +58,7 @@ def test_segments_are_bounded_by_the_picture_whatever_ran(tmp_path):
 
 def test_lanes_are_streams_and_the_hosts_outermost_annotations_but_for_the_iteration_itself(tmp_path):
     ranges = (("ProfilerStep#3", 0, 1_000), ("forward", 10, 500), ("attention", 20, 100), ("optimizer", 600, 900))
-    annotations = [
-        {"category": "annotation", "name": name, "start_ns": start * US, "end_ns": end * US} for name, start, end in ranges
-    ]
+    annotations = [span(name, start * US, end * US) for name, start, end in ranges]
     events = (_event("compute", 0, 20), _event("communication", 50, 99, stream=20))
     found = _drawn(tmp_path, *events, resolution_ns=US, host_events=annotations)
     assert found.lanes == [HOST_LANE, "stream 7", "stream 20"]

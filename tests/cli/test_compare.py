@@ -54,12 +54,9 @@ def test_the_answer_is_the_first_sentence_and_the_page_says_the_same(typed, runs
         ("base unmarked --fail-over 5% --strict", 4, "Mark iterations in both runs"),
         ("base more_work --fail-over 5% --strict", 4, "not comparable (shapes of matrix products). Capture a new baseline"),
         # The last of several runs is judged, against the first or the previous one.
-        ("base slower base --fail-over 5% --strict", 0, ""),
         ("base base slower --fail-over 5%", 3, "slower by more than 5%"),
         ("base slower slower --fail-over 5% --against previous", 0, ""),
-        ("base slower short --fail-over 5% --strict", 4, "cannot be judged"),
         ("base slower --strict", 2, "--strict without --fail-over"),
-        ("base slower base --against previous", 2, "--against previous without --fail-over"),
         ("base slower --against first --fail-over 5%", 2, "--against with two runs"),
         ("base slower base --also-base base --also-other base", 2, "--also-base and --also-other with 3 runs"),
     ],
@@ -71,8 +68,8 @@ def test_the_exit_code_says_whether_the_gate_was_passed(typed, line, code, said)
 
 
 def test_a_damaged_capture_is_named_and_ends_with_1(typed, runs):
-    trace = next(WrittenRun(ranks=2, seed=5).write(runs / "damaged").rglob("rank-1*.json"))
-    trace.write_bytes(trace.read_bytes()[:2000])
+    trace = next(WrittenRun(ranks=2, seed=5).write(runs / "damaged").rglob("rank-1*.gz"))
+    trace.write_bytes(trace.read_bytes()[:200])
     done = typed("compare", "base", "damaged", "--fail-over", "5%", "--strict")
     assert done.returncode == 1
     assert "--fail-over 5% cannot be judged: a capture could not be read" in done.stderr

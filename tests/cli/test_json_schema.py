@@ -23,8 +23,6 @@ def runs(folder):
         write(folder / run / "rank-1.json.gz", 1, cut=60)
         write(folder / run / "rank-2.json.gz", 2, cut=0)
     write(folder / "cpu" / "rank-0.json.gz", 0, device=False)
-    write(folder / "mixed" / "rank-0.json.gz", 0)
-    write(folder / "mixed" / "rank-1.json.gz", 1, device=False)
     WrittenRun(marked=False).write(folder / "unmarked")
     WrittenRun(ranks=2, unprofiled_ms=[5.0, 5.01, 4.99, 5.02, 5.0]).write(folder / "base")
     WrittenRun(ranks=2, unprofiled_ms=[6.0, 6.01, 5.99, 6.02, 6.0], kernels={"gemm": [400.0]}).write(folder / "slower")
@@ -37,7 +35,6 @@ def runs(folder):
         ("analyze run", "finding"),
         ("analyze bad", "too_little"),
         ("analyze cpu", "nothing_found"),
-        ("analyze mixed", "finding"),
         ("analyze run/rank-0.json.gz --parquet tables", "finding"),
         ("report slower --threshold device_busy=0.99", "finding"),
         ("compare base slower", None),

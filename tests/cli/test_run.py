@@ -102,7 +102,6 @@ def test_each_window_has_a_page_and_one_that_cannot_be_made_leaves_the_scripts_e
         (("--profiler", "nsys"), "nsys is not on this machine's PATH"),
         (("--memory",), "a memory history .* cannot be recorded here; torch sees no CUDA device"),
         (("--profiler", "memory", "--light"), "--light does not go with --profiler memory"),
-        (("--light",), "a capture of the device alone .* cannot be recorded here"),
         (("--output-dir", "file/below"), "file/below cannot be written; .*file: Not a directory"),
     ],
 )
@@ -169,20 +168,14 @@ def test_machines_meet_at_the_given_endpoint_or_where_slurm_says(started, monkey
         {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
     ],
 )
-def test_a_rank_of_another_launcher_becomes_the_script(monkeypatch, environment):
+def test_a_rank_of_another_launcher_becomes_the_script(started, monkeypatch, environment):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
-    class BecameError(Exception):
-        pass
-
-    def become(program, arguments):
-        raise BecameError(*arguments[1:])
-
-    monkeypatch.setattr(os, "execv", become)
-    with pytest.raises(BecameError) as became:
-        typed(SCRIPT)
-    assert list(became.value.args) == ["-m", "bridge_profiling.easy.start", SCRIPT]
+    became: list[str] = []
+    monkeypatch.setattr(os, "execv", lambda program, arguments: became.extend(arguments[1:]))
+    typed(SCRIPT)
+    assert became == ["-m", "bridge_profiling.easy.start", SCRIPT]
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(ProfilingConfigError, match="is a rank already"):
         typed("--nproc", "2", SCRIPT)
@@ -194,21 +187,16 @@ def test_a_rank_of_another_launcher_becomes_the_script(monkeypatch, environment)
         (("nowhere.py",), "nowhere.py does not exist"),
         (("--steps", "5:5", SCRIPT), "--steps 5:5: the window is empty; .* Type --steps 5:6"),
         (("--ranks", "0,2", "--nproc", "2", SCRIPT), "--ranks names 2, but the job has 2 ranks"),
-        (("--config", "empty.yaml", SCRIPT), "empty.yaml has no section profiling"),
         (("--set", "profile_evry=3", SCRIPT), "--set profile_evry does not exist.*Type --set profile_every=3"),
-        (("--nodes", "2", "--rdzv-endpoint", "host", SCRIPT), "--nodes 2 needs --node-rank"),
         (("--nodes", "2", "--node-rank", "0", SCRIPT), "--nodes 2 needs --rdzv-endpoint"),
         (("--nodes", "2", "--node-rank", "0", "--rdzv-endpoint", "host:2950o", SCRIPT), "host:2950o is not HOST or HOST:PORT"),
         (("train.sh",), "train.sh is a shell script"),
-        (("empty",), "empty is a directory without a __main__.py"),
         (("--nodes", "2", "--node-rank", "2", "--rdzv-endpoint", "host:1", SCRIPT), "--node-rank 2 is outside 2 machines"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_before_anything_starts(started, arguments, said):
     started.started = []
     Path("train.sh").touch()
-    Path("empty").mkdir()
-    Path("empty.yaml").write_text("{}")
     with pytest.raises(ProfilingConfigError, match=said):
         typed(*arguments)
     assert started.started == []

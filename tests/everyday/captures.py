@@ -11,6 +11,9 @@ from tools.injected_captures.everyday import columns
 
 FOLDER = Path(__file__).parent
 
+#: Rounds of captures whose half that was set aside has been looked at.
+OPENED = (1,)
+
 _TABLE: dict[str, Any] = json.loads((FOLDER / "cases.json").read_text(encoding="utf-8"))
 
 
@@ -44,6 +47,7 @@ class Capture:
         baseline_unprofiled: its iteration, measured in turns with the other.
         comparable: the cause costs the difference of both iterations.
         set_aside: not looked at while findings were developed.
+        round: of captures, 1 or 2.
         busy_share: of a healthy run, share of the unprofiled iteration in which its devices compute or copy; else None.
         window_share: how often the cause strikes in the window, over how often it does in the measured iterations.
         pause_alone: the capture has neither stacks nor ranges of the cause, and shows that the host pauses and not why.
@@ -60,6 +64,7 @@ class Capture:
     baseline_unprofiled: Milliseconds | None
     comparable: bool
     set_aside: bool
+    round: int
     busy_share: float | None
     window_share: float
     pause_alone: bool
@@ -94,6 +99,7 @@ def _capture(row: dict[str, Any]) -> Capture:
         baseline_unprofiled=Milliseconds(**row["baseline_unprofiled_ms"]) if "baseline" in row else None,
         comparable=row.get("comparable", True),
         set_aside=row.get("set_aside", False),
+        round=row.get("round", 1),
         busy_share=row.get("busy_share"),
         window_share=strikes["every"] * strikes["in_window"] / strikes["of"] if strikes else 1.0,
         pause_alone=row.get("pause_alone", False),
@@ -102,6 +108,11 @@ def _capture(row: dict[str, Any]) -> Capture:
 
 #: Every capture by its name.
 CAPTURES: dict[str, Capture] = {row["name"]: _capture(row) for row in _TABLE["captures"]}
+
+#: Those that may be looked at.
+VISIBLE: dict[str, Capture] = {
+    name: capture for name, capture in CAPTURES.items() if not capture.set_aside or capture.round in OPENED
+}
 
 #: Files that hold them.
 GROUPS: tuple[str, ...] = tuple(dict.fromkeys(capture.group for capture in CAPTURES.values()))

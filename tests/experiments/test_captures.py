@@ -23,8 +23,6 @@ run = pytest.importorskip("nemo_run")
 # Tunnels and NeMo-Run's experiments start shells.
 pytestmark = pytest.mark.integration
 
-from bridge_profiling.plugins import PyTorchProfilerPlugin  # noqa: E402
-
 TRACE, REPORT, EXPORT = "torch/{}/rank-0.pt.trace.json.gz", "nsys/{}/rank-0.nsys-rep", "nsys/{}/rank-0.sqlite"
 
 
@@ -45,29 +43,6 @@ class FarSide:
 
     def cleanup(self) -> None:
         self.closed = True
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A NEMORUN_HOME with experiments that NeMo-Run wrote, and that were never submitted."""
-    folder = tmp_path_factory.mktemp("submit")
-    ssh = run.SSHTunnel(host="login", user="me", job_dir=str(folder / "far"), port=2222)
-    bare = run.SlurmExecutor(account="team", packager=run.Packager(), tunnel=ssh)
-    contained = run.SlurmExecutor(account="team", packager=run.Packager(), tunnel=ssh, container_image="image.sqsh")
-    script = run.Script("train.py", entrypoint="python", args=[])
-    chosen = run.Script("train.py", entrypoint="python", args=["profiling.output_dir=/scratch/mine"])
-    far = {"bare": (script, bare), "contained": (script, contained), "chosen": (chosen, bare.clone())}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nemo_run.config._NEMORUN_HOME", str(folder / "home"))
-        patch.setattr("sys.stdin", io.StringIO())
-        for title, jobs in (("far", far), ("near", {"near": (script, run.LocalExecutor())})):
-            with run.Experiment(title) as experiment:
-                for name, (task, executor) in jobs.items():
-                    plugin = PyTorchProfilerPlugin(profile_step_start=2, profile_step_end=4)
-                    experiment.add(task, executor=executor, name=name, plugins=[plugin])
-                experiment.add(run.Script(inline="echo"), executor=run.LocalExecutor(), name="unprofiled")
-                experiment.dryrun(log=False, delete_exp_dir=False)
-    return folder / "home"
 
 
 @pytest.fixture
@@ -183,13 +158,9 @@ def test_an_experiment_that_make_profile_keeps_in_the_checkout_is_found_there(ho
     monkeypatch.chdir(tmp_path)
     found, _ = experiment_of(Path("near"), {"HOME": "/nowhere"})
     assert found.resolve() == experiment_of(Path("near"), {"NEMORUN_HOME": str(home)})[0]
-
-
-def test_a_directory_of_captures_wins_over_an_experiment_of_its_name(home: Path, tmp_path: Path, monkeypatch) -> None:
+    # A directory of captures wins over an experiment of its name.
     (tmp_path / "near").mkdir()
-    monkeypatch.chdir(tmp_path)
     assert experiment_of(Path("near"), {"NEMORUN_HOME": str(home)}) is None
-    assert experiment_of(Path("nowhere"), {"NEMORUN_HOME": str(home)}) is None
 
 
 def test_a_tunnel_that_leads_nowhere_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

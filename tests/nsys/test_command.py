@@ -245,9 +245,3 @@ def test_ray_gets_options_without_dashes_and_a_report_for_each_worker(output, re
     options, warnings = nsys_command.ray_options(given, cuda=True, report="w", reports=reports, version=None)
     expected = {"env-var": "A=1", "delay": "5", "trace": "cuda,nvtx", "capture-range-end": "stop", "o": place}
     assert ({name: options[name] for name in expected}, warnings) == (expected, [])
-
-
-@pytest.mark.parametrize("known", ["--include-blobs", ""])
-def test_payloads_are_exported_if_nsys_knows_how(known, monkeypatch):
-    monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: known)
-    assert ("--include-blobs=true" in nsys_command.export_command("nsys", Path("a"), Path("b"))) == bool(known)

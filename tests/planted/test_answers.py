@@ -7,7 +7,6 @@ from statistics import median
 
 import pytest
 
-from bridge_profiling.analysis.attribution.device import device_work
 from bridge_profiling.analysis.attribution.parts import BY_CAUSE
 from bridge_profiling.report import memory_view
 from bridge_profiling.report.json import dumps
@@ -93,8 +92,6 @@ def test_both_profilers_saw_the_same_kernels_copies_and_messages_on_every_rank(n
     assert sorted(kineto) == sorted(nsys) == CASES[name].captured
     for rank in kineto:
         assert list(differences(kineto[rank], nsys[rank])) == [], f"rank {rank}"
-        computed = [device_work(tables[rank].device_events).compute.total_ns for tables in (kineto, nsys)]
-        assert computed[0] == pytest.approx(computed[1], rel=COMPUTE_TOLERANCE), f"rank {rank}"
 
 
 @pytest.mark.parametrize("name", ["witness_tp2_dp2", "witness_pp2_dp2", "straggler_compute_2", "host_sync_2"])

@@ -44,14 +44,8 @@ def test_the_wait_matrix_keeps_the_ranks_that_matter_and_says_how_much_that_is()
 
 
 def _group(number=0, **known):
-    group = {
-        "group": "TENSOR_MODEL_PARALLEL_GROUP",
-        "group_name": str(number),
-        "group_size": 2,
-        "captured_ranks": 2,
-        "dimension": "tp",
-    }
-    group["group_ranks"] = f"[{2 * number},{2 * number + 1}]"
+    group = {"group": "TENSOR_MODEL_PARALLEL_GROUP", "group_name": str(number), "dimension": "tp"}
+    group |= {"group_size": 2, "captured_ranks": 2, "group_ranks": f"[{2 * number},{2 * number + 1}]"}
     costs = {"operation": "all_reduce", "count": 8, "bytes": 800, "transfer_us": 40.0, "wait_us": 20.0}
     return group | costs | dict.fromkeys(("algorithm_bandwidth_gbs", "bus_bandwidth_gbs"), 100.0 + number) | known
 

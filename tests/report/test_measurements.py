@@ -6,8 +6,7 @@ from pathlib import Path
 from bridge_profiling.report.measurements import flops_profile, phase_memory, wall_clock
 from bridge_profiling.run import Run
 from tests.report.summaries import manifest
-from tests.traces.conftest import WriteTrace
-from tests.traces.kineto_files import complete
+from tests.traces.kineto_files import complete, write_capture
 
 _MB = 2**20
 _MEMORY = {"phase": ["forward", "backward", "forward"], "before_bytes": [_MB, 5 * _MB, 3 * _MB]}
@@ -34,14 +33,8 @@ def test_memory_by_phase_and_deepspeeds_timers() -> None:
     ]
 
 
-def test_they_are_on_the_page(tmp_path: Path, write_trace: WriteTrace) -> None:
-    name = "torch/iter-4-6/rank-0.pt.trace.json.gz"
-    path = tmp_path / "manifest" / "iter-4-6" / "rank-0.json"
-    for each in (tmp_path / name, path):
-        each.parent.mkdir(parents=True)
-    write_trace([complete("user_annotation", "ProfilerStep#4", 4000, 900)], name=name, distributedInfo={"rank": 0})
-    record = {"name": "torch", "status": "complete", "artifacts": [{"path": name, "bytes": 1}]}
-    path.write_text(json.dumps({"status": "complete", "rank": 0, "profilers": [record], "framework": _FRAMEWORK}))
+def test_they_are_on_the_page(tmp_path: Path) -> None:
+    write_capture(tmp_path, [complete("user_annotation", "ProfilerStep#4", 4000, 900)], range(4, 6), framework=_FRAMEWORK)
     with Run(tmp_path) as run:
         found = json.loads(run.to_json())["measured"]
         assert [len(found[each]) for each in ("phase_memory", "wall_clock", "flops_profile")] == [2, 1, 1]

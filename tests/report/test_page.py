@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report.findings_view import Pictures
 from bridge_profiling.report.run_view import NAMED_RANKS, ranks_to_show
 from bridge_profiling.report.timeline import Timeline
@@ -117,13 +116,6 @@ def test_few_ranks_all_have_rows_and_of_many_the_slow_and_one_of_each_stage() ->
     found = ranks_to_show(summary([], findings, infos=infos, stragglers=stragglers))
     assert {333, 700, 701, 0, 256, 512, 768} <= set(found)
     assert len(found) == NAMED_RANKS
-
-
-def test_a_page_that_cannot_be_written_says_what_to_type(made: Made, tmp_path: Path) -> None:
-    (tmp_path / "report.html").mkdir()
-    with pytest.raises(ProfilingConfigError, match="Name another file with -o"):
-        made().report(tmp_path / "report.html")
-    assert not list(tmp_path.glob(".report.html*"))
 
 
 def test_a_damaged_compiled_template_is_compiled_again(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

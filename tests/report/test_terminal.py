@@ -1,19 +1,15 @@
 """The first screen after a profile: what each rank captured, and which operators took the host's time."""
 
-import json
-
 import pytest
 from rich.console import Console
 
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.report.terminal import print_captures
-from tests.traces.kineto_files import complete
-
-TRACE = "torch/iter-4-5/rank-0.pt.trace.json.gz"
+from tests.traces.kineto_files import complete, write_capture
 
 
 @pytest.fixture
-def screen(tmp_path, write_trace):
+def screen(tmp_path):
     """The screen for an output directory of one rank, with operators that nest, and durations of iterations in its manifest."""
     events = [
         complete("cpu_op", "aten::linear", 0, 9000),
@@ -21,22 +17,12 @@ def screen(tmp_path, write_trace):
         complete("cpu_op", "aten::addmm", 20000, 2000, tid=2),
         complete("user_annotation", "ProfilerStep#4", 0, 90000),
     ]
-    path = tmp_path / "manifest/iter-4-5/rank-0.json"
-    for folder in (path.parent, (tmp_path / TRACE).parent):
-        folder.mkdir(parents=True)
-    write_trace(events, TRACE)
 
-    def printed(**durations):
-        manifest = {
-            "rank": 0,
-            "status": "complete",
-            "reason": None,
-            "window": {"start": 4, "end": 5},
-            "captured": {"iterations": [4]},
-            "profilers": [{"name": "torch", "artifacts": [{"path": TRACE, "bytes": 1}]}],
-            "durations_ns": {"iteration": [0, 4], "duration_ns": [1, 90_000_000]} | durations,
-        }
-        path.write_text(json.dumps(manifest))
+    def printed(damage=False, **durations):
+        recorded = {"iteration": [0, 4], "duration_ns": [1, 90_000_000]} | durations
+        trace = write_capture(tmp_path, events, range(4, 5), durations_ns=recorded)
+        if damage:
+            trace.write_bytes(b"")
         console = Console(record=True, width=300)
         print_captures(find_captures(tmp_path), console)
         return console.export_text()
@@ -56,6 +42,5 @@ def test_mfu_is_shown_where_it_is_known_and_nothing_where_it_is_not(screen, mfu,
     assert ["MFU" in text, "20.0%" in text, "41.0%" in text] == [shown] * 3
 
 
-def test_a_damaged_trace_is_named_with_its_rank(screen, tmp_path):
-    (tmp_path / TRACE).write_bytes(b"")
-    assert "is empty: it holds no trace" in screen()
+def test_a_damaged_trace_is_named_with_its_rank(screen):
+    assert "is empty: it holds no trace" in screen(damage=True)

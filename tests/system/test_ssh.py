@@ -80,8 +80,8 @@ def test_an_experiments_captures_come_through_its_tunnel(server: tuple[int, Path
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
     assert [row["iteration"] for row in found["ranks"][0]["iterations"]] == [10, 11, 12]
     here = experiment / "train" / "profiles"
-    traces = sorted(here.rglob("*.pt.trace.json"))
-    assert [path.name for path in traces] == ["rank-0.pt.trace.json", "rank-1.pt.trace.json"]
+    traces = sorted(here.rglob("*.pt.trace.json.gz"))
+    assert [path.name for path in traces] == ["rank-0.pt.trace.json.gz", "rank-1.pt.trace.json.gz"]
     assert not list(here.rglob("*.pt"))
     written = [path.stat().st_ino for path in traces]
     assert analyze() == found

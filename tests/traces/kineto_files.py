@@ -43,6 +43,25 @@ def document(events: list[dict[str, Any]], **keys: Any) -> dict[str, Any]:
     return {"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 8}, "traceEvents": events, **keys}
 
 
+def write_capture(
+    root: Path, events: list[dict[str, Any]], window: range, rank: int = 0, world_size: int = 1, /, **manifest: Any
+) -> Path:
+    """A rank's trace of a window and its manifest, as a job leaves them; gives the trace's path."""
+    folder = f"iter-{window.start}-{window.stop}"
+    trace, path = root / "torch" / folder / f"rank-{rank}.pt.trace.json.gz", root / "manifest" / folder / f"rank-{rank}.json"
+    for each in (trace, path):
+        each.parent.mkdir(parents=True, exist_ok=True)
+    written = document(events, distributedInfo={"rank": rank, "world_size": world_size})
+    trace.write_bytes(gzip.compress(json.dumps(written).encode()))
+    artifact = {"path": str(trace.relative_to(root)), "bytes": trace.stat().st_size}
+    known: dict[str, Any] = {"status": "complete", "reason": None, "rank": rank, "world_size": world_size}
+    known["profilers"] = [{"name": "torch", "status": "complete", "reason": None, "artifacts": [artifact]}]
+    known["window"] = {"start": window.start, "end": window.stop}
+    known["captured"] = {"first": window.start, "last": window.stop - 1, "iterations": [*window]}
+    path.write_text(json.dumps(known | manifest))
+    return trace
+
+
 def write_ranks_called(name: str, folder: Path) -> None:
     """Two ranks of three iterations whose data loading, operators and kernels all bear a name."""
     for rank in (0, 1):

@@ -27,11 +27,6 @@ def test_a_changed_file_is_read_again_and_its_old_tables_go(capture, write_trace
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_a_place_that_cannot_be_written_costs_only_time(capture, tmp_path):
-    (tmp_path / "blocked").write_text("a file, where a folder should be")
-    assert load(capture, directory=tmp_path / "blocked").device_events.num_rows == 1
-
-
 def test_the_cache_is_next_to_the_capture_where_possible_and_no_capture_itself(capture, monkeypatch):
     monkeypatch.delenv(cache.DIRECTORY_VARIABLE, raising=False)
     load(capture)

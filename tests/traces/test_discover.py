@@ -67,16 +67,9 @@ def test_captures_of_any_origin_are_found_and_nothing_else(tmp_path):
     _trace(tmp_path / "plain" / "trace_rank3.json.gz")
     _trace(tmp_path / "rank_4" / "trace.json.gz")
     _trace(tmp_path / ".hidden" / "rank-5.json.gz", 5)
-    binary = (
-        "nsys/rank-0.nsys-rep",
-        "nsys/rank-0.sqlite",
-        "nsys/rank-1.nsys-rep",
-        "memory/snapshot_0.pickle",
-        "memory/rank_1.pkl",
-    )
-    chakra = {"rank-0.chakra.json": json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": []})}
-    others = chakra | {"config.json": "{}", "notes.txt": "rank-1"}
-    for name, content in (dict.fromkeys(binary, "x") | others).items():
+    binary = "nsys/rank-0.nsys-rep nsys/rank-0.sqlite nsys/rank-1.nsys-rep memory/snapshot_0.pickle memory/rank_1.pkl"
+    others = {"rank-0.chakra.json": '{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "config.json": "{}", "notes.txt": "rank-1"}
+    for name, content in (dict.fromkeys(binary.split(), "x") | others).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     assert _found(tmp_path) == [

@@ -38,10 +38,8 @@ def test_context_sync_is_no_device_work(read_trace, stream):
     [
         ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl", "reduce_scatter"),
         ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "nccl", "send_recv"),
-        ("void dpsk::ep::internode::dispatch<false, 8, true>(int4*, float*)", "deepep", "dispatch"),
         ("void hybrid_ep::dispatch_kernel<4, 8>(hybrid_ep::dispatch_kernel_param_t)", "hybridep", "dispatch"),
         ("void userbuffers_fp16_sum_inplace_gpu_rr_ag<4>(int, int)", "userbuffers", "all_gather"),
-        ("void transformer_engine::kuserbuffers_pushsend(int*, int*)", "userbuffers", "send"),
         ("mscclKernel_Sum_float_Simple(ncclDevComm*)", "rccl", None),
         ("void cross_device_reduce_2stage<__nv_bfloat16, 8>(RankData*)", "other", "all_reduce"),
     ],

@@ -156,9 +156,7 @@ def test_what_costs_the_device_nothing_is_no_finding(find: Findings, step: Any, 
     ("name", "category", "causes"),
     [
         ("dataloader", "annotation", {"data_loading"}),
-        ("batch-generator", "annotation", {"data_loading"}),
         ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "annotation", {"data_loading"}),
-        ("Nachschub", "annotation", set()),
         ("CheckpointFunction", "operator", set()),
     ],
 )

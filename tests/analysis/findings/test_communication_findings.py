@@ -110,10 +110,6 @@ def test_a_rank_captured_alone_gives_an_estimate_at_most(communication: Findings
     assert finding.evidence["exposed_transfer_us"]["0"] == approx(12_000, rel=0.05)
 
 
-def test_without_groups_and_sizes_nothing_is_found(find: Findings) -> None:
-    assert find(SimulatedJob(_slow_link, 2).without_groups(), exposed_communication, low_overlap) == {}
-
-
 def test_gradients_reduced_after_the_last_pass_could_be_hidden(communication: Findings) -> None:
     finding = communication(_gradients_at_the_end)["low_overlap"]
     assert finding.ranks == [0, 1]

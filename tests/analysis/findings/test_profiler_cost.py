@@ -67,16 +67,6 @@ def test_recording_costs_nothing_while_the_host_is_ahead(run_job: RunJob) -> Non
     assert run.ask("profiler_cost")["host_cost_us"].to_pylist() == [100 * _COST_US] * 4
 
 
-def test_after_a_synchronization_the_host_is_no_further_ahead_than_its_device(run_job: RunJob) -> None:
-    def step(job: SimulatedJob, _: int) -> None:
-        for _ in range(10):
-            job.launch(0, 100 * US, count=10)  # recorded for 200 µs, all but one launch beside a kernel
-            job.wait(0)
-
-    # What is gained is the recording of the first launch after each wait.
-    assert run_job(_job(step)).evidence().profiler.estimated_us == approx(10 * _COST_US, rel=0.12)
-
-
 def test_what_the_host_gains_while_the_device_is_busy_shortens_every_later_gap(run_job: RunJob) -> None:
     def step(job: SimulatedJob, _: int) -> None:
         job.launch(0, 10 * US, count=100)

@@ -1,6 +1,6 @@
 """Makes the everyday captures on a machine with 2 GPUs, in about six minutes.
 
-    python tools/injected_captures/everyday/make.py --output DIR [--group NAME …] [--seconds 400] [--cpu]
+    python tools/injected_captures/everyday/make.py --output DIR [--round 2] [--group NAME …] [--seconds 400] [--cpu]
 
 All processes start at once and wait with torch loaded, because loading takes longer than a case. Groups of one GPU run side by
 side, then the others one after the other. Each group is packed when it ends, so that a later failure cannot lose it.
@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 from tools.injected_captures.everyday.plants import CONTENDERS_VARIABLE
 from tools.injected_captures.everyday.setting import Group
-from tools.injected_captures.everyday.table import GROUPS
+from tools.injected_captures.everyday.table import GROUPS, ROUNDS
 from tools.injected_captures.machine import describe
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -138,6 +138,7 @@ def main() -> int:
     parser.add_argument("--output", required=True, type=Path)
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/everyday"))
     parser.add_argument("--group", action="append", choices=GROUPS)
+    parser.add_argument("--round", type=int, choices=ROUNDS, help="groups of this round only")
     parser.add_argument("--seconds", type=float, default=390.0, help="what runs then is stopped, and packed")
     parser.add_argument("--cpu", action="store_true", help="small sizes on a CPU: tries the plumbing, captures no device")
     options = parser.parse_args()
@@ -148,15 +149,16 @@ def main() -> int:
     described = describe()
     (options.output / "machine.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     # What names the machine in captures: packing replaces it elsewhere.
-    names = {"host": socket.gethostname(), "paths": [str(options.scratch), str(ROOT), *sys.path, sys.prefix]}
-    (options.scratch / "names.json").write_text(json.dumps(names), encoding="utf-8")
+    telling = {"host": socket.gethostname(), "paths": [str(options.scratch), str(ROOT), *sys.path, sys.prefix]}
+    (options.scratch / "names.json").write_text(json.dumps(telling), encoding="utf-8")
     gpus = [] if options.cpu else [0, 1]
     archives = Archives(options.output, options.scratch)
     contenders = [
         subprocess.Popen([sys.executable, str(HERE / "contender.py"), f"--gpu={gpu}", f"--folder={options.scratch}"])
         for gpu in (0, 1)
     ]
-    chosen = [GROUPS[name] for name in options.group or GROUPS]
+    names = options.group or [group.name for group in (ROUNDS[options.round] if options.round else GROUPS.values())]
+    chosen = [GROUPS[name] for name in names]
     lanes: list[list[Running]] = [[], []]
     pairs = []
     for place, group in enumerate(chosen):

@@ -1,6 +1,6 @@
 """Packs what `make.py` left as the repository keeps it: a file for each group, with a table of what was measured.
 
-    python tools/injected_captures/everyday/pack.py WHOLE tests/everyday
+    python tools/injected_captures/everyday/pack.py WHOLE tests/everyday --round 2
 
 Traces lose arguments that no reader reads, names of tracks and flow arrows. They keep every host event, because the profiler's
 cost is estimated from their number.
@@ -24,14 +24,19 @@ if __name__ == "__main__":
 from tools.injected_captures import lean, pack
 from tools.injected_captures.everyday import columns
 from tools.injected_captures.everyday.setting import BEFORE, Case, Group
-from tools.injected_captures.everyday.table import FOR_DEVELOPMENT, GROUPS
+from tools.injected_captures.everyday.table import FOR_DEVELOPMENT, GROUPS, ROUNDS
 
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 _PACKING = {".gz": gzip.decompress, ".xz": lzma.decompress}
 
 #: Which of the iterations that a plant strikes now and then these are, modulo their distance.
-PHASES = {"GarbageCollection": 1, "Checkpoint": 2, "PartialBatches": 4}
+PHASES = {
+    "GarbageCollection": 1, "Checkpoint": 2, "PartialBatches": 4, "SavedOptimizer": 2, "Evaluation": 2, "ChangingNumber": 4,
+}  # fmt: skip
+
+#: What a capture shows only by stacks or by ranges of our hook.
+_GARBAGE = ("GarbageCollection", "Objects")
 
 #: Groups whose baseline is kept as both recorders captured it; the others keep that of their own recorder.
 _BOTH_RECORDERS = ("convolution_1", "gpt_ddp", "experts_2", "sharded")
@@ -92,21 +97,22 @@ def _manifest(path: Path, neutral: pack.Neutral) -> dict[str, Any]:
     return manifest
 
 
-def describe(whole: Path, busy: dict[str, float]) -> list[dict[str, Any]]:
+def describe(whole: Path, number: int, busy: dict[str, float]) -> list[dict[str, Any]]:
     """The table of captures: what was injected, where, what must be found, and the measured iterations.
 
     Args:
         whole: where the archives of `make.py` are unpacked.
+        number: of the round.
         busy: for each capture, how long devices are busy in an iteration.
     """
     rows = []
-    for group in GROUPS.values():
+    for group in ROUNDS[number]:
         measured = json.loads((whole / group.name / "measured-rank-0.json").read_text(encoding="utf-8"))
         own = [case.name for case in group.cases if case.over is None]
         blocks = [ms for case in own for ms in measured[case]["blocks_ms"]["baseline"]]
         for name in _kept(group):
             case = next((case for case in group.cases if case.name == name), None)
-            row = _row(group, name, case, measured, blocks)
+            row = _row(group, name, case, measured, blocks) | ({"round": number} if number > 1 else {})
             if not row["findings"]:
                 row["busy_share"] = round(busy[name] / row["unprofiled_ms"]["median"], 2)
             rows.append(row)
@@ -137,6 +143,8 @@ def _row(group: Group, name: str, case: Case | None, measured: dict[str, Any], b
             "baseline_unprofiled_ms": _summary(found["baseline"]),
             "comparable": case.comparable,
         }
+        if case.plant in _GARBAGE and row["recorder"] == "torch.profiler" and not row["record"].get("with_stack"):
+            row["pause_alone"] = True
         if (every := case.numbers.get("every", 1)) > 1:
             first = BEFORE[group.recorder]
             struck = sum(iteration % every == PHASES[case.plant] for iteration in range(first, first + group.iterations))
@@ -153,19 +161,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("whole", type=Path, help="where the archives of make.py are unpacked")
     parser.add_argument("target", type=Path)
+    parser.add_argument("--round", type=int, default=1, choices=ROUNDS)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     options.target.mkdir(parents=True, exist_ok=True)
-    jobs = [(name, options.whole, options.target) for name in GROUPS]
+    jobs = [(group.name, options.whole, options.target) for group in ROUNDS[options.round]]
     busy: dict[str, float] = {}
     with ProcessPoolExecutor(options.workers) as workers:
         for name, size, of_group in workers.map(pack_group, jobs):
             busy |= of_group
             print(name, size, flush=True)
-    machine = json.loads((options.whole / "machine.json").read_text(encoding="utf-8"))
-    rows = ",\n".join(json.dumps(row) for row in describe(options.whole, busy))
-    table = f'{{"machine": {json.dumps(machine)},\n"captures": [\n{rows}\n]}}\n'
-    (options.target / "cases.json").write_text(table, encoding="utf-8")
+    path = options.target / "cases.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"machines": {}, "captures": []}
+    machines = known["machines"] | {str(options.round): json.loads((options.whole / "machine.json").read_text("utf-8"))}
+    others = [row for row in known["captures"] if row.get("round", 1) != options.round]
+    rows = ",\n".join(json.dumps(row) for row in [*others, *describe(options.whole, options.round, busy)])
+    path.write_text(f'{{"machines": {json.dumps(machines)},\n"captures": [\n{rows}\n]}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

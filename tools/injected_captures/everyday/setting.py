@@ -11,22 +11,24 @@ class Setting:
     """A training. The defaults are what a careful engineer writes; a case changes some of them.
 
     Args:
-        model: `transformer`, `convolution`, or `experts` (a transformer whose feed-forward layers are experts).
+        model: `transformer`, `convolution`, or `experts` (a transformer whose feed-forward layers are experts); in the second
+            round one of `more_models.py`.
         strategy: `single` (one GPU), `ddp` or `fully_shard`.
         layers: blocks of the model.
         width: hidden size, or channels.
         batch: sequences or images of a rank in a micro-batch.
         length: tokens of a sequence, or pixels of an image's side.
         micro_batches: micro-batches of an iteration.
-        precision: `bf16` by autocast (by a policy with fully_shard), `tf32`, or `fp32`.
-        attention: `fused`, or `manual` for products, mask and softmax written out.
-        optimizer: AdamW `fused`, `foreach`, or `loop` for kernels per parameter.
+        precision: `bf16` by autocast (by a policy with fully_shard), `fp16` with a scaler, `tf32`, or `fp32`.
+        attention: `fused`, `manual` for products, mask and softmax written out, or fused in `float32`.
+        optimizer: AdamW `fused`, `foreach`, or `loop` for kernels per parameter; `written` by hand.
         clipping: gradients' norm is clipped without waiting (`foreach`), with `.item()` per parameter, or not.
         channels_last: convolutions get NHWC tensors.
         switch_formats: a layer in NCHW follows each block of convolutions.
         recompute: blocks repeat their forward pass in the backward pass.
         compiled: blocks are compiled, each for the shapes it gets.
         bucket_mb: size of DDP's buckets.
+        find_unused: DDP looks for parameters without a gradient.
         sync_micro_batches: DDP reduces gradients after every micro-batch, not only the last.
         shard_each: fully_shard gathers each `block`, or each `module` that has parameters of its own.
         pinned: batches lie in page-locked memory.
@@ -35,24 +37,34 @@ class Setting:
         second_half: share of tokens that the second half of the experts gets.
         data_ms: milliseconds that a batch takes to load, on the ranks in `data_ranks`.
         data_ranks: ranks with slow batches.
+        decode: batches are computed for that time; else it passes.
+        workers: processes that load data; none for the training's own.
+        slow_worker: only the first of them needs that time.
+        ballast: what else lies on the device leaves little memory free.
+        permuted: layers turn images to NHWC and back by copying.
+        cells: an LSTM is a loop in Python.
+        read_inside: layers ask in an `if` whether a value on the device is infinite.
     """
 
-    model: Literal["transformer", "convolution", "experts"]
+    model: Literal[
+        "transformer", "convolution", "experts", "gpt", "encoder", "vision", "unet", "recommender", "hashed"
+    ]  # fmt: skip
     strategy: Literal["single", "ddp", "fully_shard"]
     layers: int
     width: int
     batch: int
     length: int
     micro_batches: int = 1
-    precision: Literal["bf16", "tf32", "fp32"] = "bf16"
-    attention: Literal["fused", "manual"] = "fused"
-    optimizer: Literal["fused", "foreach", "loop"] = "fused"
+    precision: Literal["bf16", "fp16", "tf32", "fp32"] = "bf16"
+    attention: Literal["fused", "manual", "float32"] = "fused"
+    optimizer: Literal["fused", "foreach", "loop", "written"] = "fused"
     clipping: Literal["foreach", "item"] | None = None
     channels_last: bool = True
     switch_formats: bool = False
     recompute: bool = False
     compiled: bool = False
     bucket_mb: float = 25
+    find_unused: bool = False
     sync_micro_batches: bool = False
     shard_each: Literal["block", "module"] = "block"
     pinned: bool = True
@@ -61,6 +73,13 @@ class Setting:
     second_half: float = 0.5
     data_ms: float = 0
     data_ranks: tuple[int, ...] = ()
+    decode: bool = False
+    workers: int = 0
+    slow_worker: bool = False
+    ballast: bool = False
+    permuted: bool = False
+    cells: bool = False
+    read_inside: bool = False
 
     @property
     def ranks(self) -> int:

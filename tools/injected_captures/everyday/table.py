@@ -10,9 +10,10 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from tools.injected_captures.everyday.second_table import SECOND_ROUND
 from tools.injected_captures.everyday.setting import Case, Group, Setting
 
-_SEED = 23
+_SEED, _SECOND_SEED = 23, 24
 
 _SYNC = ("host_sync",)
 _PRECISION = ("full_precision_matmul",)
@@ -300,8 +301,11 @@ _MORE = (
     ),
 )  # fmt: skip
 
+#: Groups that were captured together.
+ROUNDS: dict[int, tuple[Group, ...]] = {1: (*_ONE_GPU, *_TWO_GPUS, *_MORE), 2: SECOND_ROUND}
+
 #: Every group by its name, in the order they run in; those of one GPU run side by side.
-GROUPS: dict[str, Group] = {group.name: group for group in (*_ONE_GPU, *_TWO_GPUS, *_MORE)}
+GROUPS: dict[str, Group] = {group.name: group for number in ROUNDS for group in ROUNDS[number]}
 
 
 def cases() -> Iterator[tuple[Group, Case]]:
@@ -317,12 +321,16 @@ def _for_development(groups: Iterable[Group], seed: int) -> list[str]:
 
 
 #: Names of the cases that findings are developed with; the other cases with causes are set aside. Baselines are for both.
-FOR_DEVELOPMENT = frozenset(_for_development((*_ONE_GPU, *_TWO_GPUS), _SEED) + _for_development(_MORE, _SEED))
+FOR_DEVELOPMENT = frozenset(
+    _for_development((*_ONE_GPU, *_TWO_GPUS), _SEED)
+    + _for_development(_MORE, _SEED)
+    + _for_development(SECOND_ROUND, _SECOND_SEED)
+)
 
 
 def small(group: Group) -> Group:
     """The group in sizes for a CPU: it tries the plumbing, its numbers mean nothing."""
-    tiny = {"products": 1, "size": 64, "objects": 1000, "ms": 1, "mebibytes": 1, "pieces": 4}
+    tiny = {"products": 1, "size": 64, "objects": 1000, "ms": 1, "mebibytes": 1, "pieces": 4, "kept": 1000, "each": 100}
     cases = tuple(
         replace(
             case,
@@ -331,4 +339,4 @@ def small(group: Group) -> Group:
         )
         for case in group.cases
     )
-    return replace(group, cases=cases, setting=replace(group.setting, width=128, batch=4, length=32, layers=2))
+    return replace(group, cases=cases, setting=replace(group.setting, width=64, batch=4, length=32, layers=2))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from tools.injected_captures.everyday import models
+from tools.injected_captures.everyday import models, more_models
 from tools.injected_captures.everyday.plants import Plant
 from tools.injected_captures.everyday.setting import Setting
 
@@ -22,6 +22,8 @@ DISTINCT_BATCHES = 4
 
 Batch = tuple[Tensor, ...]
 
+_IMAGES = ("convolution", "unet", "vision")
+
 
 class Samples(IterableDataset):
     """Ready batches, each after the time that it takes to load."""
@@ -29,22 +31,57 @@ class Samples(IterableDataset):
     def __init__(self, setting: Setting, plant: Plant, rank: int) -> None:
         generator = torch.Generator().manual_seed(rank)
         self.seconds = setting.data_ms / 1e3 if rank in setting.data_ranks else 0.0
+        self.decode, self.slow_worker = setting.decode, setting.slow_worker
         self.plant, self.count = plant, 0
         self.batches = [_batch(setting, generator) for _ in range(DISTINCT_BATCHES)]
 
     def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        slow = self.seconds > 0 and (worker is None or worker.id == 0 or not self.slow_worker)
         while True:
-            if self.seconds:
-                time.sleep(self.seconds)
+            if slow:
+                self._load()
             count, self.count = self.count, self.count + 1
             yield self.plant.batch(self.batches[count % DISTINCT_BATCHES], count)
 
+    def _load(self) -> None:
+        if not self.decode:
+            time.sleep(self.seconds)
+            return
+        image, until = torch.rand(3, 192, 192), time.perf_counter() + self.seconds
+        while time.perf_counter() < until:
+            image = image.flip(-1).mul(0.9).add(0.1).clamp(0.0, 1.0)
+
 
 def _batch(setting: Setting, generator: torch.Generator) -> Batch:
+    if setting.model in more_models.MODELS:
+        return more_models.batch(setting, generator)
     if setting.model == "convolution":
         images = torch.randn(setting.batch, 3, setting.length, setting.length, generator=generator)
         return images, torch.randint(0, models.CLASSES, (setting.batch,), generator=generator)
     return (torch.randint(0, models.VOCABULARY, (setting.batch, setting.length + 1), generator=generator),)
+
+
+class WrittenAdam(torch.optim.Optimizer):
+    """AdamW as a paper writes it, parameter by parameter."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient, state = parameter.grad, self.state[parameter]
+                if not state:
+                    state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                state["mean"] = 0.9 * state["mean"] + 0.1 * gradient
+                state["square"] = 0.999 * state["square"] + 0.001 * gradient**2
+                mean = state["mean"] / (1 - 0.9**self.steps)
+                square = state["square"] / (1 - 0.999**self.steps)
+                parameter -= group["lr"] * (mean / (square.sqrt() + 1e-8) + 0.01 * parameter)
 
 
 class Training:
@@ -62,18 +99,25 @@ class Training:
         torch.manual_seed(0)
         with device:
             model = models.build(setting)
-        if setting.model == "convolution" and setting.channels_last:
+        if setting.model in _IMAGES and setting.channels_last:
             model = model.to(memory_format=torch.channels_last)
         if setting.compiled:
             for block in model.blocks:
                 block.compile(dynamic=False)
         self.model = self._wrapped(model)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=1e-4,
-            fused=setting.optimizer == "fused", foreach=setting.optimizer == "foreach",
-        )  # fmt: skip
+        if setting.optimizer == "written":
+            self.optimizer = WrittenAdam(self.model.parameters(), lr=1e-4)
+        else:
+            self.optimizer = torch.optim.AdamW(
+                self.model.parameters(), lr=1e-4,
+                fused=setting.optimizer == "fused", foreach=setting.optimizer == "foreach",
+            )  # fmt: skip
+        self.scaler = torch.amp.GradScaler(device.type, enabled=setting.precision == "fp16" and device.type == "cuda")
         self.samples = Samples(setting, plant, rank)
-        self.loader = DataLoader(self.samples, batch_size=None, pin_memory=setting.pinned and device.type == "cuda")
+        self.loader = DataLoader(
+            self.samples, batch_size=None, pin_memory=setting.pinned and device.type == "cuda",
+            num_workers=setting.workers, persistent_workers=setting.workers > 0,
+        )  # fmt: skip
         self.losses: list[float] = []
         plant.prepare(self)
 
@@ -82,7 +126,10 @@ class Training:
         if setting.strategy == "ddp":
             local = [name for name, _ in model.named_parameters() if ".local." in name]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, local)
-            return DistributedDataParallel(model, bucket_cap_mb=setting.bucket_mb, gradient_as_bucket_view=True)
+            return DistributedDataParallel(
+                model, bucket_cap_mb=setting.bucket_mb, gradient_as_bucket_view=True,
+                find_unused_parameters=setting.find_unused,
+            )  # fmt: skip
         if setting.strategy == "fully_shard":
             dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
             policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
@@ -107,31 +154,44 @@ class Training:
         last = number == setting.micro_batches - 1
         self.plant.before_micro_batch(iteration, number)
         arguments = [tensor.to(self.device, non_blocking=True) for tensor in batch]
-        if setting.model == "convolution" and setting.channels_last:
+        if setting.model in _IMAGES and setting.channels_last:
             arguments[0] = arguments[0].contiguous(memory_format=torch.channels_last)
         with self._without_reduction() if not (last or setting.sync_micro_batches) else nullcontext():
-            with self._autocast():
+            with self.autocast():
                 loss = self.model(*arguments) / setting.micro_batches
-            loss.backward()
+            self.scaler.scale(loss).backward()
         if setting.log == "micro_batch" or (setting.log == "iteration" and last):
             self.losses.append(loss.item())
         self.plant.after_micro_batch(loss, iteration, number)
         if last:
             self._clip()
             self.plant.before_step(iteration)
-            self.optimizer.step()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
             self.optimizer.zero_grad()
             self.plant.after_step(iteration)
 
-    def _autocast(self) -> AbstractContextManager:
-        if self.setting.precision != "bf16" or self.setting.strategy == "fully_shard":
+    def autocast(self) -> AbstractContextManager:
+        """What the forward pass runs in."""
+        if self.setting.precision not in ("bf16", "fp16") or self.setting.strategy == "fully_shard":
             return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        return torch.autocast(self.device.type, torch.float16 if self.scaler.is_enabled() else torch.bfloat16)
 
-    def _without_reduction(self) -> AbstractContextManager:
-        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
+    @contextmanager
+    def _without_reduction(self) -> Iterator[None]:
+        if isinstance(self.model, DistributedDataParallel):
+            with self.model.no_sync():
+                yield
+        elif self.setting.strategy == "fully_shard":
+            self.model.set_requires_gradient_sync(False)
+            yield
+            self.model.set_requires_gradient_sync(True)
+        else:
+            yield
 
     def _clip(self) -> None:
+        if self.setting.clipping:
+            self.scaler.unscale_(self.optimizer)
         if self.setting.clipping == "foreach":
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         elif self.setting.clipping == "item":

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from bridge_profiling.integrations.ddp_fsdp import Profiling
+from tools.injected_captures.everyday.more_plants import MORE_PLANTS
 from tools.injected_captures.everyday.plants import PLANTS, Plant
 from tools.injected_captures.everyday.setting import BEFORE, Case, Group, Recorder
 from tools.injected_captures.everyday.table import GROUPS, small
@@ -44,6 +45,9 @@ AFTER = 2
 
 #: Seconds that one case may take, to be measured or to be captured.
 CASE_SECONDS = 90
+
+#: Bytes that a ballast leaves free. What trainings need has been allocated before.
+LEFT_FREE = 4 << 30
 
 _CUPTI_CALLS = 20
 
@@ -68,6 +72,8 @@ class Worker:
         self._guarded("baseline", lambda: self._build(None))
         for case in self.group.cases:
             self._guarded(case.name, lambda case=case: self._build(case))
+        if self.group.setting.ballast and self.device.type == "cuda":
+            self.ballast = torch.empty(torch.cuda.mem_get_info()[0] - LEFT_FREE, dtype=torch.uint8, device=self.device)
         for case in self.group.cases:
             if case.name in self.trainings:
                 self._guarded(case.name, lambda case=case: self._measure(case))
@@ -99,7 +105,7 @@ class Worker:
     def _build(self, case: Case | None) -> None:
         setting = self.group.setting if case is None else replace(self.group.setting, **case.change)
         ranks = () if case is None else case.ranks
-        kind = Plant if case is None or case.plant is None else PLANTS[case.plant]
+        kind = Plant if case is None or case.plant is None else (PLANTS | MORE_PLANTS)[case.plant]
         plant = kind(ranks=ranks, rank=self.rank, **({} if case is None else case.numbers))
         training = Training(setting, plant, self.rank, self.device)
         training.choose_precision()
@@ -111,13 +117,14 @@ class Worker:
         """Let the baseline and the case take turns, a block each."""
         blocks: dict[str, list[float]] = {"baseline": [], "injected": []}
         each: dict[str, list[list[float]]] = {"baseline": [], "injected": []}
-        for _ in range(TURNS if self.device.type == "cuda" else 1):
+        turns, block = (TURNS, BLOCK) if self.device.type == "cuda" else (1, 1)
+        for _ in range(turns):
             for kind, training in (("baseline", self.trainings[case.over]), ("injected", self.trainings[case.name])):
                 with _under_way(training):
                     started = time.perf_counter()
-                    each[kind].append([round(ms, 3) for ms in training.run(BLOCK)])
+                    each[kind].append([round(ms, 3) for ms in training.run(block)])
                     training.wait()
-                    blocks[kind].append((time.perf_counter() - started) * 1e3 / BLOCK)
+                    blocks[kind].append((time.perf_counter() - started) * 1e3 / block)
         self.measured[case.name] = {"blocks_ms": blocks, "host_iterations_ms": each}
         path = self.output / f"measured-rank-{self.rank}.json"
         path.write_text(json.dumps(self.measured, indent=1) + "\n", encoding="utf-8")
@@ -146,6 +153,7 @@ class Worker:
             "profile_ranks": "all",
             "on_demand": False,
             "record_shapes": record.get("record_shapes", False),
+            "pytorch_profiler_collect_callstack": record.get("with_stack", False),
             "pytorch_profiler_profile_memory": record.get("profile_memory", False),
         }
         micro_batches = training.setting.micro_batches
